@@ -84,7 +84,7 @@ async fn run_camera(viewer: &str) -> Result<()> {
     for number in 0..FRAMES {
         // Two frames may be unread: the viewer must have read the one before the previous frame.
         while ep
-            .atomic_load::<u64>(peer, remote.at(CREDIT_OFFSET as u64))
+            .fetch_atomic(peer, remote.at(CREDIT_OFFSET as u64), AtomicOp::Read, 0u64)
             .await?
             + 2
             <= number

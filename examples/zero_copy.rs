@@ -44,7 +44,8 @@ async fn run_renderer() -> Result<()> {
     let lent = run_frames(&ep, peer, async |number| {
         let mut frame = ep.loan(FRAME).await?;
         draw(&mut frame, number);
-        Ok(ep.lend(peer, frame).await?)
+        ep.send(peer, frame).await?;
+        Ok(())
     });
     let lent = lent.await?;
     let mut buf = vec![0u8; FRAME];
@@ -104,7 +105,7 @@ async fn run_screen(name: &str) -> Result<()> {
                     .all(|pixel| *pixel == (number % FRAMES) as u8)
         );
         drop(frame);
-        ep.inject(renderer, b"seen")?;
+        ep.send(renderer, b"seen").inject()?;
     }
     Ok(())
 }

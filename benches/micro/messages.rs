@@ -80,7 +80,7 @@ impl EndpointPair {
         let request = |_| self.sender.send(self.peer, bytes);
         match (mode, batch) {
             (Injected, 0) => (0..MESSAGES)
-                .filter(|_| self.sender.inject(self.peer, bytes).is_ok())
+                .filter(|_| self.sender.send(self.peer, bytes).inject().is_ok())
                 .count(),
             (Posted, 0) => (0..MESSAGES)
                 .filter(|at| request(*at).post().is_ok())

@@ -48,9 +48,9 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use fabric_async::ops::{RecvOp, SendOp};
 use fabric_async::{
-    Address, ConnectedEndpoint, Endpoint, EpType, FiAddr, Info, Operation, PassiveEndpoint,
-    RecvRequest, SendRequest,
+    Address, ConnectedEndpoint, Endpoint, EpType, FiAddr, Info, Operation, PassiveEndpoint, Request,
 };
 
 use control::Control;
@@ -192,7 +192,7 @@ impl FabricEndpoint {
         }
     }
 
-    fn send(&self, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+    fn send(&self, buf: Vec<u8>) -> Request<'_, SendOp, Vec<u8>> {
         match self {
             Self::Connectionless(ep, peer) => ep.send(*peer, buf),
             Self::Connected(ep) => ep.send(buf),
@@ -200,7 +200,7 @@ impl FabricEndpoint {
     }
 
     /// Receives from the peer only, where the endpoint can have other peers.
-    fn recv_into(&self, buf: Vec<u8>) -> RecvRequest<'_, Vec<u8>> {
+    fn recv_into(&self, buf: Vec<u8>) -> Request<'_, RecvOp, Vec<u8>> {
         match self {
             // udp has no directed receives.
             Self::Connectionless(ep, peer) if ep.info().ep.ep_type == EpType::Rdm => {

@@ -3,10 +3,13 @@
 
 use std::fmt::Debug;
 
+use bytes::BytesMut;
+
+use crate::ops::*;
 use crate::*;
 
 type Buf = Vec<u8>;
-type Atomic<A> = AtomicRequest<'static, u64, A>;
+type Atomic<A> = Request<'static, RemoteAtomicOp<u64, A>, u64>;
 
 /// Requires that types can be used from any thread, moved while they are polled, and printed.
 macro_rules! assert_shareable {
@@ -30,11 +33,13 @@ assert_shareable! {
 
 // Requests, operations and their results.
 assert_shareable! {
-    SendRequest<'static, Buf>, RecvRequest<'static, Buf>, LendRequest<'static>,
-    WriteRequest<'static, Buf>, ReadRequest<'static, Buf>, Atomic<NoFetch>, Atomic<Fetching>,
-    AtomicOperation<u64, Fetching>, NoFetch, Fetching, MultiRecvRequest<'static>, MultiRecv,
-    PostedMultiRecv, Message, MessageSlice, Probe<'static>, Claim<'static>, Claimed,
-    ClaimedRecvRequest<Buf>, Reserve<'static>, Permit, Operation<Buf>, LendOperation,
+    Request<'static, SendOp, Buf>, Request<'static, RecvOp, Buf>, Request<'static, WriteOp, Buf>,
+    Request<'static, ReadOp, Buf>, Request<'static, MultiRecvOp, BytesMut>,
+    Request<'static, ProbeOp, ()>, Request<'static, ClaimOp, ()>, Atomic<NoFetch>, Atomic<Fetching>,
+    RequestFuture<'static, SendOp, Buf>, AtomicFuture<'static, u64, Fetching>,
+    AtomicOperation<u64, Fetching>, NoFetch, Fetching, MultiRecv, PostedMultiRecv, Message,
+    MessageSlice, Probing<'static>, Claiming<'static>, Claimed, Reserving<'static>, Permit,
+    Operation<Buf>, WriteTo, ReadFrom,
     CancelOutcome<Buf>, BatchError<Buf>, CloseError<Buf>, Done<Buf>, Failed<Buf>, Completion,
     Transfer, OpKind, Event, EventKind, DownReason, Error, Resource, RefusalReason,
 }

@@ -25,18 +25,24 @@
 //! # Requests and how they are posted
 //!
 //! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a request. The request is
-//! posted, in program order, in one of three ways:
+//! posted in one of three ways:
 //!
 //! | call | the completion goes to | without credit |
 //! |---|---|---|
-//! | `.await` | the future: [`Done`] or [`Failed`], with the buffer | waits, in order |
-//! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::WouldBlock`] |
-//! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::WouldBlock`] |
+//! | `.await` | the future: [`Done`] or [`Failed`], with the buffer | waits, in posting order |
+//! | [`.start()?`](Request::start) | the returned [`Operation`], awaited later | [`Error::WouldBlock`] |
+//! | [`.post()?`](Request::post) | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
 //!
-//! A request is not a future yet: `.await`, `select!` and `timeout` turn it into one. Where a
-//! future is required, as by `FuturesUnordered` or `tokio::spawn`, `.start()?` returns an
-//! [`Operation`], which borrows nothing; `.into_future()` returns a future that may wait for
-//! credit.
+//! Futures are inert until polled: `.await` posts with the first poll, `.start()` and `.post()`
+//! post at once. So operations are posted in the order of first polls: one `.await` after the
+//! other, `join!` in the order written, `select!` in random order. A branch of `select!` that `if`
+//! disables posts nothing. [`send(..).inject()`](Request::inject) copies borrowed bytes, without a
+//! completion.
+//!
+//! A request is not a future yet: `.await`, `select!` and `timeout` turn it into one, as does
+//! `.into_future()` where a future is required, as by `FuturesUnordered`. That
+//! [future](RequestFuture) borrows the endpoint; an [`Operation`] from `.start()?` borrows nothing,
+//! so `tokio::spawn` takes it.
 //!
 //! Dropping a future never loses a received message and never frees memory that is in use: see
 //! [`guide::cancellation`].
@@ -110,6 +116,7 @@ mod loan;
 mod mr;
 mod multicast;
 mod op;
+pub mod ops;
 mod passive;
 mod registered;
 mod resolve;
@@ -132,10 +139,9 @@ pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    AtomicMode, AtomicOperation, AtomicRequest, BatchError, Batchable, CancelOutcome, Claim,
-    Claimed, ClaimedRecvRequest, Fetching, LendOperation, LendRequest, Message, MessageSlice,
-    MultiRecv, MultiRecvRequest, NoFetch, Operation, Permit, PostedMultiRecv, Probe, ReadRequest,
-    RecvRequest, Reserve, SendRequest, WriteRequest,
+    AtomicFuture, AtomicOperation, BatchError, CancelOutcome, Claimed, Claiming, Message,
+    MessageSlice, MultiRecv, Operation, Permit, PostedMultiRecv, Probing, ReadFrom, Request,
+    RequestFuture, Reserving, WriteTo,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};

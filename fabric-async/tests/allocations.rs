@@ -55,7 +55,7 @@ async fn count_round_trip_allocations(a: &Endpoint, b: &Endpoint, count: usize) 
         into = b.recv_into(into).await?.into_buf();
         back = b.send(to_a, back).tag(7).await?.into_buf();
         into = a.recv_into(into).tag(7).await?.into_buf();
-        a.inject(to_b, b"borrowed")?;
+        a.send(to_b, b"borrowed").inject()?;
         drop(b.recv().await?);
     }
     Ok(ALLOCATIONS.with(Cell::get) - before)

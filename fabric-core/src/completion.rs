@@ -230,8 +230,9 @@ impl Outcome {
 
 /// A successful operation, with its buffer.
 ///
-/// Dereferences to the valid bytes: the bytes sent, or the message received. A vector of buffers
-/// has no contiguous bytes and does not dereference.
+/// Dereferences to the valid bytes: the bytes sent, or the message received; none for a sent
+/// [`Loan`](crate::buf::Loan), which the peer has. A vector of buffers has no contiguous bytes and
+/// does not dereference.
 #[derive(Debug)]
 pub struct Done<B> {
     /// The buffer, returned by the operation.
@@ -289,7 +290,8 @@ impl<B: FlatBuf> Deref for Done<B> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.buf.bytes()[..self.transfer.len]
+        let bytes = self.buf.bytes();
+        &bytes[..self.transfer.len.min(bytes.len())]
     }
 }
 

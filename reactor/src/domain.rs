@@ -208,10 +208,23 @@ impl DomainHandle {
     /// Drives the domain until the operation has ended.
     #[inline]
     pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<CompletedOp<'_>> {
+        self.poll_op_locked(self.engine.lock(), key, cx)
+    }
+
+    /// Drives the domain until the operation has ended, for a caller that has locked it.
+    #[inline]
+    pub(crate) fn poll_op_locked<'a>(
+        &'a self,
+        locked: EngineGuard<'a>,
+        key: OpKey,
+        cx: &mut Context<'_>,
+    ) -> Poll<CompletedOp<'a>> {
         let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
-        let driven = self.engine.drive(cx.waker(), is_done, |domain, waker| {
-            domain.register_op_waker(key, waker)
-        });
+        let driven = self
+            .engine
+            .drive_locked(locked, cx.waker(), is_done, |domain, waker| {
+                domain.register_op_waker(key, waker)
+            });
         driven.map(|locked| CompletedOp {
             engine: locked,
             key,

@@ -25,7 +25,7 @@ use crate::flush::Flush;
 use crate::id_map::IdMap;
 use crate::in_flight::InFlightBuffer;
 use crate::loans::LoanWaiters;
-use crate::multi_recv::MultiRecvOp;
+use crate::multi_recv::MultiRecvEntry;
 use crate::ops::{OpPhase, OpResult, OpState, OpTable};
 use crate::queues::{CounterState, CqState, EqState};
 use crate::tx_credits::TxCredits;
@@ -199,7 +199,7 @@ pub(crate) struct DomainState {
     /// peer, or a message for a multi-receive.
     pub(crate) blocked_on_cq: bool,
     /// Multi-receives.
-    pub(crate) multi_recvs: Slab<MultiRecvOp>,
+    pub(crate) multi_recvs: Slab<MultiRecvEntry>,
     /// The remote segments of operations that have several (`fi_rma_iov`).
     pub(crate) rma_iovs: Slab<Box<[RmaIov]>>,
     /// Operations whose buffers the kernel reads in place.

@@ -182,12 +182,23 @@ impl Engine {
     pub(crate) fn drive(
         &self,
         waker: &Waker,
-        mut is_ready: impl FnMut(&mut DomainState) -> bool,
+        is_ready: impl FnMut(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'_>> {
+        self.drive_locked(self.lock(), waker, is_ready, register)
+    }
+
+    /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn drive_locked<'a>(
+        &'a self,
+        mut locked: EngineGuard<'a>,
+        waker: &Waker,
+        mut is_ready: impl FnMut(&mut DomainState) -> bool,
+        register: impl FnOnce(&mut DomainState, &Waker),
+    ) -> Poll<EngineGuard<'a>> {
         let mut attempts = 0;
         loop {
-            let mut locked = self.lock();
             if is_ready(&mut locked.domain) {
                 return Poll::Ready(locked);
             }
@@ -226,6 +237,7 @@ impl Engine {
             // during a pause instruction is noticed that much later.
             drop(locked);
             attempts += 1;
+            locked = self.lock();
         }
     }
 

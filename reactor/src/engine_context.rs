@@ -291,10 +291,9 @@ impl EngineContext for DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let loaned = op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
                 self.ops.free(key);
-                let buf = if loaned && outcome.error.is_none() {
-                    self.discard_loan(buf)
+                let buf = if outcome.error.is_none() {
+                    self.completion_buffer(kind, buf)
                 } else {
                     buf
                 };
@@ -319,7 +318,7 @@ impl EngineContext for DomainState {
         let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
             return self.complete(key, outcome);
         };
-        let is_loan = op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
+        let is_loan = matches!(op.buf, AnyBuf::Loan(_));
         let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_loan)
         else {
             return self.complete(key, outcome);

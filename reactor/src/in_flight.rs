@@ -123,8 +123,11 @@ impl DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let is_loan = ok && op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
-                let buf = if is_loan { self.discard_loan(buf) } else { buf };
+                let buf = if ok {
+                    self.completion_buffer(kind, buf)
+                } else {
+                    buf
+                };
                 let unreported = ok && matches!(target, CompletionTarget::CqOnError(_));
                 let Some((queue, cq_state)) =
                     queue.and_then(|id| Some((id, self.cqs.get_mut(id.0)?)))

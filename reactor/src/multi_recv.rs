@@ -48,8 +48,8 @@ pub enum MultiRecvItem {
 
 /// A multi-receive.
 #[derive(Debug)]
-pub(crate) struct MultiRecvOp {
-    /// The posted operation.
+pub(crate) struct MultiRecvEntry {
+    /// The operation that is posted for it.
     op: OpKey,
     ep: EpId,
     sink: MultiRecvSink,
@@ -113,7 +113,7 @@ impl EngineGuard<'_> {
             .domain
             .ops
             .insert_recv(ep, CompletionTarget::MultiRecv(id), AnyBuf::None);
-        entry.insert(MultiRecvOp {
+        entry.insert(MultiRecvEntry {
             op: key,
             ep,
             sink,
@@ -175,8 +175,8 @@ impl EngineGuard<'_> {
     /// Detaches the multi-receives that report to this queue.
     pub(crate) fn detach_multi_recvs_of_cq(&mut self, cq: CqId) {
         let domain = &self.domain;
-        let uses_queue = |multi: &MultiRecvOp| matches!(multi.sink, MultiRecvSink::Cq { .. });
-        let reports_to = |multi: &MultiRecvOp| {
+        let uses_queue = |multi: &MultiRecvEntry| matches!(multi.sink, MultiRecvSink::Cq { .. });
+        let reports_to = |multi: &MultiRecvEntry| {
             uses_queue(multi) && domain.cq_of(multi.ep, OpKind::Recv) == Some(cq)
         };
         let keys: Vec<_> = domain
@@ -259,7 +259,7 @@ impl DomainState {
         ep: EpId,
         context: u64,
     ) -> impl Iterator<Item = OpKey> {
-        let matches = move |multi: &&MultiRecvOp| match multi.sink {
+        let matches = move |multi: &&MultiRecvEntry| match multi.sink {
             MultiRecvSink::Cq { context: other, .. } => multi.ep == ep && other == context,
             MultiRecvSink::Stream { .. } => false,
         };
@@ -510,7 +510,7 @@ impl DomainState {
     }
 }
 
-impl MultiRecvOp {
+impl MultiRecvEntry {
     /// Returns whether messages that were held back can resume, after a part was removed.
     fn resumes(&mut self) -> bool {
         let MultiRecvSink::Stream { limit, full } = &mut self.sink else {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Payload};
+use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, OpKey, TransportDomain, TrySend, TxOp};
@@ -14,7 +14,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
 use crate::completions::reserve_cq_entry;
-use crate::domain::DomainHandle;
+use crate::domain::{CompletedOp, DomainHandle};
 use crate::domain_state::{Bindings, DomainState, check_addr};
 use crate::engine::{EngineGuard, EngineState};
 use crate::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
@@ -139,7 +139,7 @@ impl EngineGuard<'_> {
         match target {
             CompletionTarget::Future => PostResult::Done(transfer, buf),
             CompletionTarget::Cq(context) => {
-                let buf = domain.completion_buffer(tx_op, buf.into_any());
+                let buf = domain.completion_buffer(tx_op.kind, buf.into_any());
                 let queue = domain.cq_of(ep, tx_op.kind);
                 domain.report_to_cq(queue, tx_op.kind, context, Outcome::ok(transfer), buf);
                 PostResult::Reported
@@ -407,22 +407,21 @@ impl DomainState {
         }
     }
 
-    /// Returns the buffer for the completion of an operation: none for a loan, which belongs to the
-    /// peer now.
+    /// Returns the buffer for the completion of a successful operation: an empty loan for a loan
+    /// that was sent, since its memory belongs to the peer now.
     #[inline(always)] // on the small-message path
-    pub(crate) fn completion_buffer(&mut self, tx_op: &TxOp, buf: AnyBuf) -> AnyBuf {
-        if tx_op.loan.is_none() {
-            buf
-        } else {
+    pub(crate) fn completion_buffer(&mut self, kind: OpKind, buf: AnyBuf) -> AnyBuf {
+        if kind == OpKind::Send && matches!(buf, AnyBuf::Loan(_)) {
             self.discard_loan(buf)
+        } else {
+            buf
         }
     }
 
-    /// Drops a loan that belongs to the peer now.
     #[cold]
-    pub(crate) fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
+    fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
         self.deferred.drop_buffer(loan);
-        AnyBuf::None
+        AnyBuf::Loan(Loan::empty())
     }
 
     /// Takes a credit again that was just released.
@@ -494,6 +493,26 @@ impl DomainHandle {
         let posted = locked.recv(ep, spec, buf, target, credit);
         locked.finish();
         posted
+    }
+
+    /// Posts a receive for a future that is being polled, and drives the domain until it has ended,
+    /// as [`poll_op`](Self::poll_op) does. The domain is locked once for both.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::recv`].
+    #[inline]
+    pub fn recv_and_poll<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: RecvSpec,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> Result<(OpKey, Poll<CompletedOp<'_>>), Failed<B>> {
+        let mut locked = self.engine().lock();
+        let posted = locked.recv(ep, spec, buf, CompletionTarget::Future, CreditMode::Wait);
+        locked.finish();
+        let key = posted?;
+        Ok((key, self.poll_op_locked(locked, key, cx)))
     }
 
     /// Requests a transmit credit, for a permit.

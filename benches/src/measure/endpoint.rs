@@ -1,9 +1,10 @@
 //! An endpoint with its completion queues, and how messages move over it: the same on both sides.
 #![allow(unsafe_code)] // one call: receiving loans
 
+use fabric_async::ops::{BatchOp, RecvOp, SendOp};
 use fabric_async::{
-    Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed,
-    FiAddr, RecvRequest, SendRequest, Shared, SocketOptions,
+    Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, Request,
+    SocketOptions,
 };
 use futures_util::StreamExt;
 
@@ -26,33 +27,6 @@ pub(super) struct BenchEndpoint {
     completions: Vec<Completion>,
     /// Buffers that earlier rounds have left.
     free_buffers: Vec<Vec<u8>>,
-}
-
-/// What send and receive requests have in common when they are posted.
-#[allow(clippy::result_large_err)] // as of every request
-pub(super) trait PostRequest<'a>: Batchable<'a, Shared> {
-    fn post(self) -> Result<(), Failed<Vec<u8>>>;
-    fn into_buf(self) -> Vec<u8>;
-}
-
-impl<'a> PostRequest<'a> for SendRequest<'a, Vec<u8>> {
-    fn post(self) -> Result<(), Failed<Vec<u8>>> {
-        self.post()
-    }
-
-    fn into_buf(self) -> Vec<u8> {
-        self.into_buf()
-    }
-}
-
-impl<'a> PostRequest<'a> for RecvRequest<'a, Vec<u8>> {
-    fn post(self) -> Result<(), Failed<Vec<u8>>> {
-        self.post()
-    }
-
-    fn into_buf(self) -> Vec<u8> {
-        self.into_buf()
-    }
 }
 
 /// Opens a domain as planned, with this many endpoints.
@@ -128,7 +102,7 @@ impl BenchEndpoint {
         self.free_buffers.extend(buffers);
     }
 
-    pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+    pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> Request<'_, SendOp, Vec<u8>> {
         let request = self.ep.send(peer, buf);
         if self.op == BenchOp::Tagged {
             request.tag(TAG)
@@ -137,7 +111,7 @@ impl BenchEndpoint {
         }
     }
 
-    pub(super) fn recv(&self, peer: FiAddr, buf: Vec<u8>) -> RecvRequest<'_, Vec<u8>> {
+    pub(super) fn recv(&self, peer: FiAddr, buf: Vec<u8>) -> Request<'_, RecvOp, Vec<u8>> {
         let request = self.ep.recv_into(buf).from(peer);
         if self.op == BenchOp::Tagged {
             request.tag(TAG)
@@ -149,7 +123,7 @@ impl BenchEndpoint {
     /// Injects a message, waiting for room if there is none.
     pub(super) async fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
         loop {
-            match self.ep.inject(peer, bytes) {
+            match self.ep.send(peer, bytes).inject() {
                 Err(FabricError::WouldBlock(_)) => drop(self.ep.reserve(peer).await?),
                 other => return Ok(other?),
             }
@@ -176,9 +150,9 @@ impl BenchEndpoint {
 
     /// Posts requests that complete on a queue, one by one or in a batch as planned. Returns how
     /// many there was room for, and the buffers of the others.
-    pub(super) fn post_all<'a, R: PostRequest<'a>>(
+    pub(super) fn post_all<'a, O: BatchOp<Vec<u8>>>(
         &'a self,
-        requests: impl Iterator<Item = R>,
+        requests: impl Iterator<Item = Request<'a, O, Vec<u8>>>,
     ) -> Result<(usize, Vec<Vec<u8>>)> {
         let mut posted = 0;
         if self.api == Api::Batch {
@@ -186,7 +160,11 @@ impl BenchEndpoint {
                 Ok(posted) => Ok((posted, Vec::new())),
                 Err(stopped) if matches!(stopped.error, FabricError::WouldBlock(_)) => Ok((
                     stopped.posted,
-                    stopped.unposted.into_iter().map(R::into_buf).collect(),
+                    stopped
+                        .unposted
+                        .into_iter()
+                        .map(Request::into_buf)
+                        .collect(),
                 )),
                 Err(stopped) => Err(stopped.error.into()),
             };
@@ -210,7 +188,7 @@ impl BenchEndpoint {
             (BenchOp::Loan, _) => {
                 let loan = self.ep.loan(buf.len()).await?;
                 self.ep
-                    .lend(peer, loan)
+                    .send(peer, loan)
                     .await
                     .map_err(|failed| failed.error)?;
                 Ok(buf)

@@ -90,7 +90,7 @@ impl SoakSender {
             0 => {
                 let mut loan = ep.loan(len).await?;
                 ledger::write_message(number, &mut loan);
-                ep.lend(peer, loan).await.map_err(|failed| failed.error)?;
+                ep.send(peer, loan).await.map_err(|failed| failed.error)?;
             }
             1 => {
                 let slot = self.remote.at(8 * (number % WRITE_SLOTS));
@@ -117,7 +117,7 @@ impl SoakSender {
             4 => {
                 let mut bytes = [0; 64];
                 ledger::write_message(number, &mut bytes);
-                while let Err(error) = ep.inject(peer, &bytes) {
+                while let Err(error) = ep.send(peer, &bytes).inject() {
                     match error {
                         FabricError::WouldBlock(_) => drop(ep.reserve(peer).await?),
                         error => return Err(error.into()),

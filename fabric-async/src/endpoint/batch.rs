@@ -1,12 +1,13 @@
 //! Batches of messages and requests.
 
+use fabric_core::buf::IoBuf;
 use fabric_core::completion::OpKind;
 use fabric_core::transport::TxOp;
 use fabric_core::{FiAddr, Result};
 use fabric_reactor::MAX_BATCH_POSTS;
 
 use super::Endpoint;
-use crate::op::{self, BatchError, Batchable};
+use crate::op::{self, BatchError, BatchOp, Request};
 use crate::thread_model::ThreadModel;
 
 /// # Batches
@@ -20,7 +21,7 @@ use crate::thread_model::ThreadModel;
 /// A batch is posted in order, in chunks of 32 requests or 64 KiB. Other users of the domain run
 /// between chunks. So does the iterator, which never runs under a lock.
 impl<M: ThreadModel> Endpoint<M> {
-    /// Sends copies of borrowed bytes, each as a message, as [`inject`](Self::inject) does
+    /// Sends copies of borrowed bytes, each as a message, as [`inject`](Request::inject) does
     /// (`fi_inject` with `FI_MORE`). Returns the number of accepted messages, and an error if it
     /// stopped before the end: the message at that index was refused.
     ///
@@ -36,8 +37,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// As [`inject`](Self::inject). [`Error::PeerGone`](crate::Error::PeerGone) with all messages
-    /// accepted when the peer closed meanwhile.
+    /// As [`inject`](Request::inject). [`Error::PeerGone`](crate::Error::PeerGone) with all
+    /// messages accepted when the peer closed meanwhile.
     #[doc(alias = "FI_MORE")]
     pub fn inject_all<'b>(
         &self,
@@ -78,8 +79,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Posts requests together: sends or writes, to any peers, or receives. Their completions go to
-    /// the endpoint's queue of that direction, as with
-    /// [`SendRequest::post`](crate::SendRequest::post). Returns how many there were.
+    /// the endpoint's queue of that direction, as with [`Request::post`]. Returns how many there
+    /// were.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -93,16 +94,15 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// With the requests that were not posted: as [`SendRequest::post`](crate::SendRequest::post)
-    /// or [`RecvRequest::post`](crate::RecvRequest::post), and
-    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint or with a
-    /// permit. Of those before it nothing is taken back.
-    /// [`Error::PeerGone`](crate::Error::PeerGone) when a peer closed meanwhile.
+    /// With the requests that were not posted: as [`Request::post`], and
+    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint. Of those before
+    /// it nothing is taken back. [`Error::PeerGone`](crate::Error::PeerGone) when a peer closed
+    /// meanwhile.
     #[doc(alias = "FI_MORE")]
-    pub fn post_all<'a, R: Batchable<'a, M>>(
+    pub fn post_all<'a, O: BatchOp<B>, B: IoBuf>(
         &'a self,
-        requests: impl IntoIterator<Item = R>,
-    ) -> Result<usize, BatchError<R>> {
+        requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
+    ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
         op::post_all(self, requests)
     }
 }

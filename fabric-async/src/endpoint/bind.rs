@@ -51,7 +51,7 @@ impl Endpoint {
     /// For a host name, as in `tcp://localhost:0`, the endpoint gets the first address of the host
     /// that can be bound here; see [`resolve`](crate::resolve()).
     ///
-    /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of
+    /// A peer that writes to memory here [with data](crate::Request::data) fills an entry of
     /// the completion queue: consume the queue, or take it and drop it. Without such writes, the
     /// queue has only completions of operations that were posted to it.
     ///

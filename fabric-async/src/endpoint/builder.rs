@@ -91,7 +91,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Binds a completion queue for sends, receives or both (`fi_ep_bind`).
     ///
     /// With [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION), a successful operation posted
-    /// to the queue is reported only if its request [asks](crate::SendRequest::completion) for it,
+    /// to the queue is reported only if its request [asks](crate::Request::completion) for it,
     /// or if all operations do by default ([`OpFlags::COMPLETION`] in the hints). A failed
     /// operation is always reported. The buffer of an unreported operation is dropped when it ends;
     /// counters count it.
@@ -143,7 +143,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// The address vector must be that of the context; connected endpoints have none.
     ///
     /// A completion queue that is [bound](Self::bind_cq) for receives gets entries for [writes with
-    /// data](crate::WriteRequest::data), and none for messages. Counters count the messages that
+    /// data](crate::Request::data), and none for messages. Counters count the messages that
     /// arrive at this endpoint.
     ///
     /// # Errors

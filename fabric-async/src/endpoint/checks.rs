@@ -10,22 +10,39 @@ use fabric_core::{Error, Result};
 use super::EndpointInner;
 
 impl EndpointInner {
-    /// Checks a send, a one-sided operation or an atomic operation.
+    /// Checks an operation on a peer.
     #[inline]
     pub(crate) fn check_tx_op(&self, spec: &TxOp) -> Result<()> {
+        self.check_tx(
+            spec.kind,
+            spec.fence,
+            spec.data.is_some(),
+            spec.tag.is_some(),
+        )
+    }
+
+    /// Checks an operation on a peer by its properties.
+    #[inline]
+    pub(crate) fn check_tx(
+        &self,
+        kind: OpKind,
+        fence: bool,
+        has_data: bool,
+        is_tagged: bool,
+    ) -> Result<()> {
         self.node.check_open()?;
-        if spec.fence && !self.caps.contains(Caps::FENCE) {
+        if fence && !self.caps.contains(Caps::FENCE) {
             return Err(Error::NotSupported(
                 "fenced operations (the endpoint has no FI_FENCE)",
             ));
         }
-        if spec.data.is_some() && self.info.domain.cq_data_size == 0 {
+        if has_data && self.info.domain.cq_data_size == 0 {
             return Err(Error::NotSupported(
                 "remote completion data (FI_REMOTE_CQ_DATA: cq_data_size is 0)",
             ));
         }
-        match spec.kind {
-            OpKind::Send => self.check_caps(self.tx_caps, spec.tag.is_some(), Caps::SEND),
+        match kind {
+            OpKind::Send => self.check_caps(self.tx_caps, is_tagged, Caps::SEND),
             kind => self.check_one_sided(kind),
         }
     }

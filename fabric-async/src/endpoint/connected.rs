@@ -6,7 +6,6 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
 use fabric_core::buf::{IoBuf, IoBufMut, Loan, LoanedBuf, PooledBuf};
-use fabric_core::completion::Failed;
 use fabric_core::info::Info;
 use fabric_core::stats::EndpointStats;
 use fabric_core::{Address, FiAddr, Result};
@@ -16,10 +15,10 @@ use crate::close::CloseError;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
 use crate::eq::EventQueue;
-use crate::mr::{RemoteAddr, RemoteRegion, RemoteSlice};
+use crate::mr::{RemoteAddr, RemoteRegion};
 use crate::op::{
-    AtomicRequest, BatchError, Batchable, Fetching, LendRequest, MultiRecvRequest, NoFetch,
-    Operation, Probe, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
+    BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp, RecvOp,
+    RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo,
 };
 use crate::thread_model::{Shared, ThreadModel};
 use crate::window::RemoteWindow;
@@ -214,57 +213,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     #[doc(alias = "fi_sendmsg")]
     #[doc(alias = "fi_tsendmsg")]
     #[inline]
-    pub fn send<B: IoBuf>(&self, buf: B) -> SendRequest<'_, B, M> {
+    pub fn send<B>(&self, buf: B) -> Request<'_, SendOp, B, M> {
         self.ep.send(self.peer, buf)
-    }
-
-    /// Sends now or fails with [`Error::WouldBlock`](crate::Error::WouldBlock) and the buffer when
-    /// there is no credit (`FI_EAGAIN`), as [`Endpoint::try_send`].
-    ///
-    /// # Errors
-    /// As [`SendRequest::start`].
-    pub fn try_send<B: IoBuf>(&self, buf: B) -> Result<Operation<B>, Failed<B>> {
-        self.ep.try_send(self.peer, buf)
-    }
-
-    /// Sends a copy of borrowed bytes (`fi_inject`), as [`Endpoint::inject`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject`].
-    #[doc(alias = "fi_inject")]
-    pub fn inject(&self, bytes: &[u8]) -> Result<()> {
-        self.ep.inject(self.peer, bytes)
-    }
-
-    /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`), as
-    /// [`Endpoint::inject_tagged`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject_tagged`]; [`Error::NotSupported`](crate::Error::NotSupported) when the
-    /// peer is not [known to support tags](crate::guide::connected_endpoints#tags).
-    #[doc(alias = "fi_tinject")]
-    pub fn inject_tagged(&self, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.ep.inject_tagged(self.peer, tag, bytes)
-    }
-
-    /// Sends a copy of borrowed bytes with completion data for the receiver (`fi_injectdata`), as
-    /// [`Endpoint::inject_data`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject`].
-    #[doc(alias = "fi_injectdata")]
-    pub fn inject_data(&self, bytes: &[u8], data: u64) -> Result<()> {
-        self.ep.inject_data(self.peer, bytes, data)
-    }
-
-    /// Sends a copy of borrowed bytes as a tagged message with completion data for the receiver
-    /// (`fi_tinjectdata`), as [`Endpoint::inject_tagged_data`].
-    ///
-    /// # Errors
-    /// As [`inject_tagged`](Self::inject_tagged).
-    #[doc(alias = "fi_tinjectdata")]
-    pub fn inject_tagged_data(&self, tag: u64, bytes: &[u8], data: u64) -> Result<()> {
-        self.ep.inject_tagged_data(self.peer, tag, bytes, data)
     }
 
     /// Returns a request to receive a message of any length into memory of the domain's pool
@@ -276,7 +226,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// # Cancel safety
     /// Safe: a message whose receive is dropped goes to the next receive.
     #[doc(alias = "fi_recv")]
-    pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
+    pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
         self.ep.recv()
     }
 
@@ -287,7 +237,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     #[doc(alias = "fi_recv")]
     #[doc(alias = "fi_recvmsg")]
     #[doc(alias = "fi_trecvmsg")]
-    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
+    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> Request<'_, RecvOp, B, M> {
         self.ep.recv_into(buf)
     }
 
@@ -297,7 +247,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// # Cancel safety
     /// Safe: see [`MultiRecv`](crate::MultiRecv).
     #[doc(alias = "FI_MULTI_RECV")]
-    pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
+    pub fn recv_multi(&self, buf: BytesMut) -> Request<'_, MultiRecvOp, BytesMut, M> {
         self.ep.recv_multi(buf)
     }
 
@@ -305,11 +255,11 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// `FI_CLAIM`), as [`Endpoint::probe`].
     #[doc(alias = "FI_PEEK")]
     #[doc(alias = "FI_CLAIM")]
-    pub fn probe(&self) -> Probe<'_, M> {
+    pub fn probe(&self) -> Request<'_, ProbeOp, (), M> {
         self.ep.probe()
     }
 
-    /// Allocates memory for writing a message in place and [lending](Self::lend) it, as
+    /// Allocates memory for writing a message in place and [sending](Self::send) it without a copy, as
     /// [`Endpoint::loan`].
     ///
     /// # Errors
@@ -329,19 +279,11 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.try_loan(len)
     }
 
-    /// Returns a request to send a message by lending its memory, as [`Endpoint::lend`].
-    ///
-    /// # Cancel safety
-    /// As [`send`](Self::send).
-    pub fn lend(&self, loan: Loan) -> LendRequest<'_, M> {
-        self.ep.lend(self.peer, loan)
-    }
-
     /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].
     ///
     /// # Cancel safety
     /// Safe, as [`recv`](Self::recv).
-    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+    pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
         self.ep.recv_loan()
     }
 
@@ -353,7 +295,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     ///
     /// # Cancel safety
     /// Dropping the future gives up its place in the queue.
-    pub fn reserve(&self) -> Reserve<'_, M> {
+    pub fn reserve(&self) -> Reserving<'_, M> {
         self.ep.reserve(self.peer)
     }
 }
@@ -363,89 +305,38 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
 /// They access memory of the peer's domain, as those of an
 /// [`Endpoint`](Endpoint#one-sided-operations).
 impl<M: ThreadModel> ConnectedEndpoint<M> {
-    /// Returns a request to write these bytes to the peer's memory (`fi_write`), as
+    /// Returns a request to write these bytes to one or several ranges of the peer's memory (`fi_write`), as
     /// [`Endpoint::write`].
     ///
     /// # Cancel safety
     /// As [`Endpoint::write`].
     #[doc(alias = "fi_write")]
-    pub fn write<B: IoBuf>(&self, to: RemoteAddr, buf: B) -> WriteRequest<'_, B, M> {
+    pub fn write<B>(&self, to: impl Into<WriteTo>, buf: B) -> Request<'_, WriteOp, B, M> {
         self.ep.write(self.peer, to, buf)
     }
 
-    /// Returns a request to write these bytes to several ranges of the peer's memory
-    /// (`fi_writemsg`), as [`Endpoint::write_rma_iov`].
-    ///
-    /// # Cancel safety
-    /// As [`Endpoint::write`].
-    #[doc(alias = "fi_writemsg")]
-    #[doc(alias = "fi_rma_iov")]
-    pub fn write_rma_iov<B: IoBuf>(&self, to: &[RemoteSlice], buf: B) -> WriteRequest<'_, B, M> {
-        self.ep.write_rma_iov(self.peer, to, buf)
-    }
-
-    /// Writes a copy of borrowed bytes to the peer's memory (`fi_inject_write`), as
-    /// [`Endpoint::inject_write`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject_write`].
-    #[doc(alias = "fi_inject_write")]
-    pub fn inject_write(&self, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
-        self.ep.inject_write(self.peer, to, bytes)
-    }
-
-    /// Writes a copy of borrowed bytes with [data](WriteRequest::data) (`fi_inject_writedata`), as
-    /// [`Endpoint::inject_write_data`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject_write`].
-    #[doc(alias = "fi_inject_writedata")]
-    pub fn inject_write_data(&self, to: RemoteAddr, bytes: &[u8], data: u64) -> Result<()> {
-        self.ep.inject_write_data(self.peer, to, bytes, data)
-    }
-
-    /// Returns a request to read a range of the peer's memory into memory of the domain's pool
+    /// Returns a request to read one or several ranges of the peer's memory into memory of the domain's pool
     /// (`fi_read`), as [`Endpoint::read`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     #[doc(alias = "fi_read")]
-    pub fn read(&self, from: RemoteSlice) -> ReadRequest<'_, PooledBuf, M> {
+    pub fn read(&self, from: impl Into<ReadFrom>) -> Request<'_, ReadOp, PooledBuf, M> {
         self.ep.read(self.peer, from)
     }
 
-    /// Returns a request to read a range of the peer's memory into this buffer (`fi_read`), as
+    /// Returns a request to read one or several ranges of the peer's memory into this buffer (`fi_read`), as
     /// [`Endpoint::read_into`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
     #[doc(alias = "fi_read")]
-    pub fn read_into<B: IoBufMut>(&self, from: RemoteSlice, buf: B) -> ReadRequest<'_, B, M> {
-        self.ep.read_into(self.peer, from, buf)
-    }
-
-    /// Returns a request to read several ranges of the peer's memory (`fi_readmsg`), as
-    /// [`Endpoint::read_rma_iov`].
-    ///
-    /// # Cancel safety
-    /// Dropping the future changes nothing.
-    #[doc(alias = "fi_readmsg")]
-    pub fn read_rma_iov(&self, from: &[RemoteSlice]) -> ReadRequest<'_, PooledBuf, M> {
-        self.ep.read_rma_iov(self.peer, from)
-    }
-
-    /// Returns a request to read several ranges of the peer's memory into this buffer
-    /// (`fi_readmsg`), as [`Endpoint::read_rma_iov_into`].
-    ///
-    /// # Cancel safety
-    /// Dropping the future changes nothing; the buffer is dropped.
-    #[doc(alias = "fi_readmsg")]
-    pub fn read_rma_iov_into<B: IoBufMut>(
+    pub fn read_into<B: IoBufMut>(
         &self,
-        from: &[RemoteSlice],
+        from: impl Into<ReadFrom>,
         buf: B,
-    ) -> ReadRequest<'_, B, M> {
-        self.ep.read_rma_iov_into(self.peer, from, buf)
+    ) -> Request<'_, ReadOp, B, M> {
+        self.ep.read_into(self.peer, from, buf)
     }
 
     /// Maps a region of the peer (`ucp_rkey_ptr`), as [`Endpoint::window`].
@@ -468,7 +359,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
-    ) -> AtomicRequest<'_, R, NoFetch, M> {
+    ) -> Request<'_, RemoteAtomicOp<R, NoFetch>, R, M> {
         self.ep.atomic(self.peer, at, op, operands)
     }
 
@@ -480,7 +371,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
-    ) -> AtomicRequest<'_, R, Fetching, M> {
+    ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
         self.ep.fetch_atomic(self.peer, at, op, operands)
     }
 
@@ -493,23 +384,9 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         op: AtomicOp,
         operands: R,
         comparands: R,
-    ) -> AtomicRequest<'_, R, Fetching, M> {
+    ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
         self.ep
             .compare_atomic(self.peer, at, op, operands, comparands)
-    }
-
-    /// Returns a request to read a value in the peer's memory atomically (`FI_ATOMIC_READ`).
-    pub fn atomic_load<T: AtomicType>(&self, at: RemoteAddr) -> AtomicRequest<'_, T, Fetching, M> {
-        self.ep.atomic_load(self.peer, at)
-    }
-
-    /// Returns a request to write a value in the peer's memory atomically (`FI_ATOMIC_WRITE`).
-    pub fn atomic_store<T: AtomicType>(
-        &self,
-        at: RemoteAddr,
-        value: T,
-    ) -> AtomicRequest<'_, T, NoFetch, M> {
-        self.ep.atomic_store(self.peer, at, value)
     }
 
     /// Returns a request to add to a value in the peer's memory (`FI_SUM`); it resolves to the
@@ -518,7 +395,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         &self,
         at: RemoteAddr,
         add: T,
-    ) -> AtomicRequest<'_, T, Fetching, M> {
+    ) -> Request<'_, RemoteAtomicOp<T, Fetching>, T, M> {
         self.ep.fetch_add(self.peer, at, add)
     }
 
@@ -529,7 +406,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         at: RemoteAddr,
         expected: T,
         new: T,
-    ) -> AtomicRequest<'_, T, Fetching, M> {
+    ) -> Request<'_, RemoteAtomicOp<T, Fetching>, T, M> {
         self.ep.compare_swap(self.peer, at, expected, new)
     }
 }
@@ -557,10 +434,10 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// # Errors
     /// As [`Endpoint::post_all`].
     #[doc(alias = "FI_MORE")]
-    pub fn post_all<'a, R: Batchable<'a, M>>(
+    pub fn post_all<'a, O: BatchOp<B>, B: IoBuf>(
         &'a self,
-        requests: impl IntoIterator<Item = R>,
-    ) -> Result<usize, BatchError<R>> {
+        requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
+    ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
         self.ep.post_all(requests)
     }
 }

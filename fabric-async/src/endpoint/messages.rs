@@ -1,15 +1,12 @@
-//! Messages: send, inject, receive, probe, lend.
+//! Messages: send, receive, probe, reserve.
 
 use bytes::BytesMut;
-use fabric_core::buf::{IoBuf, IoBufMut, Loan, LoanedBuf, Payload, PooledBuf};
-use fabric_core::completion::{Failed, OpKind};
-use fabric_core::transport::{FastPath, FastPathResult, TxOp};
+use fabric_core::buf::{IoBufMut, Loan, LoanedBuf, PooledBuf};
+use fabric_core::transport::{FastPath, FastPathResult};
 use fabric_core::{FiAddr, Result};
 
 use super::{Endpoint, EndpointInner};
-use crate::op::{
-    LendRequest, MultiRecvRequest, Operation, Probe, RecvRequest, Reserve, SendRequest,
-};
+use crate::op::{MultiRecvOp, ProbeOp, RecvOp, Request, Reserving, SendOp};
 use crate::thread_model::ThreadModel;
 
 /// # Messages
@@ -21,7 +18,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// process. Over `shm` the peer's ring has it, or the peer has copied it; over `tcp` and `udp`
     /// the kernel's socket buffer has all its bytes. That does not prove that a receive has taken
     /// it, or over `tcp` and `udp` that the peer has it: see
-    /// [`delivery_complete`](SendRequest::delivery_complete). A message below 64 KiB completes
+    /// [`delivery_complete`](Request::delivery_complete). A message below 64 KiB completes
     /// without help of the peer as long as its ring has room; a [longer
     /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
     /// within its budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
@@ -30,130 +27,20 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The first message to a peer also waits for the connection, and so for the peer to make
     /// progress and accept it. After [`add_peer`](Self::add_peer) the connection exists.
     ///
-    /// # Cancel safety
-    /// Dropping the future before it got a credit sends nothing; afterwards the message is
-    /// delivered.
+    /// The buffer is owned by the operation until it completes. Bytes that are only borrowed can be
+    /// [injected](Request::inject). A [`Loan`] is sent without a copy: see [`loan`](Self::loan).
     ///
-    /// The request is posted when it is *awaited*, before the first poll: in `select!`, also for a
-    /// branch that `if` disables. To decide first, [reserve](Self::reserve) a credit and send with
-    /// the permit.
+    /// # Cancel safety
+    /// Dropping the future before its first poll, or before it got a credit, sends nothing;
+    /// afterwards the message is delivered, unless
+    /// [`cancel_on_drop`](Request::cancel_on_drop) withdraws it.
     #[doc(alias = "fi_send")]
     #[doc(alias = "fi_sendmsg")]
     #[doc(alias = "fi_tsendmsg")]
-    #[inline]
-    pub fn send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> SendRequest<'_, B, M> {
-        SendRequest::new(self, peer, buf)
-    }
-
-    /// Sends now or fails with [`Error::WouldBlock`](crate::Error::WouldBlock) and the buffer when
-    /// there is no credit (`FI_EAGAIN`). Equal to `send(peer, buf).start()`.
-    ///
-    /// `Ok` means that the message was accepted. It may still be queued in this process, for the
-    /// connection or for room in the peer's ring. A queued message is lost when the process ends or
-    /// the endpoint is closed: await the operation to know.
-    ///
-    /// # Errors
-    /// As [`SendRequest::start`].
-    pub fn try_send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> Result<Operation<B>, Failed<B>> {
-        self.send(peer, buf).start()
-    }
-
-    /// Sends a copy of borrowed bytes (`fi_inject`): there is no completion, and a later failure is
-    /// an [event](crate::EventKind::OperationFailed). The send with the least overhead.
-    ///
-    /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
-    /// room there, into a queue of this process, which is sent from there. Over `tcp` several short
-    /// messages in a row are queued too: the next poll that is not ready, or the driver, hands them
-    /// to the kernel in one call. Queued bytes are lost when the process ends or the endpoint is
-    /// closed. To avoid that, use [`send`](Self::send) and await it, or await
-    /// [`flush`](Self::flush) or a later send to the same peer, which completes after earlier ones.
-    ///
-    /// # Errors
-    /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) without credit;
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress),
-    /// [`Error::Closed`](crate::Error::Closed).
     #[doc(alias = "fi_inject")]
-    pub fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
-        self.inject_op(TxOp::new(OpKind::Send, peer), bytes)
-    }
-
-    /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without
-    /// `FI_TAGGED`, and when a connected peer is not [known to support
-    /// tags](crate::guide::connected_endpoints#tags).
-    #[doc(alias = "fi_tinject")]
-    pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.inject_op(
-            TxOp {
-                tag: Some(tag),
-                ..TxOp::new(OpKind::Send, peer)
-            },
-            bytes,
-        )
-    }
-
-    /// Sends a copy of borrowed bytes with completion data for the receiver (`fi_injectdata`,
-    /// `FI_REMOTE_CQ_DATA`), as [`Endpoint::inject`].
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// # use fabric_async::Endpoint;
-    /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.add_peer(ep.name()).await?;
-    /// ep.inject_data(me, b"a chapter", 7)?;
-    /// let got = ep.recv().await?;
-    /// assert_eq!((&got[..], got.data()), (&b"a chapter"[..], Some(7)));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject`].
-    #[doc(alias = "fi_injectdata")]
-    pub fn inject_data(&self, peer: FiAddr, bytes: &[u8], data: u64) -> Result<()> {
-        self.inject_op(
-            TxOp {
-                data: Some(data),
-                ..TxOp::new(OpKind::Send, peer)
-            },
-            bytes,
-        )
-    }
-
-    /// Sends a copy of borrowed bytes as a tagged message with completion data for the receiver
-    /// (`fi_tinjectdata`), as [`Endpoint::inject_tagged`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject`].
-    #[doc(alias = "fi_tinjectdata")]
-    pub fn inject_tagged_data(
-        &self,
-        peer: FiAddr,
-        tag: u64,
-        bytes: &[u8],
-        data: u64,
-    ) -> Result<()> {
-        let spec = TxOp {
-            tag: Some(tag),
-            data: Some(data),
-            ..TxOp::new(OpKind::Send, peer)
-        };
-        self.inject_op(spec, bytes)
-    }
-
-    pub(super) fn inject_op(&self, spec: TxOp, bytes: &[u8]) -> Result<()> {
-        self.inner.check_tx_op(&spec)?;
-        let payload = Payload::Contiguous(bytes);
-        if bytes.len() <= self.inner.info.tx.inject_size
-            && self
-                .inner
-                .try_fast_path(|fast_path| fast_path.try_send(&spec, payload))
-        {
-            return Ok(());
-        }
-        self.inner.domain.core.inject(self.inner.id, spec, bytes)
+    #[inline]
+    pub fn send<B>(&self, peer: FiAddr, buf: B) -> Request<'_, SendOp, B, M> {
+        Request::new(self, SendOp::new(peer), buf)
     }
 
     /// Receives a message of any length into memory of the domain's pool (`fi_recv`).
@@ -164,8 +51,12 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Safe: a message whose receive is dropped goes to the next receive.
     #[doc(alias = "fi_recv")]
-    pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
-        RecvRequest::new(self, PooledBuf::empty(self.inner.domain.core.pool()))
+    pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
+        Request::new(
+            self,
+            RecvOp::new(),
+            PooledBuf::empty(self.inner.domain.core.pool()),
+        )
     }
 
     /// Receives into this buffer (`fi_recv`). The room of a `Vec` or `BytesMut` is its capacity.
@@ -176,20 +67,20 @@ impl<M: ThreadModel> Endpoint<M> {
     /// another message.
     ///
     /// # Cancel safety
-    /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] returns it
-    /// instead.
+    /// Safe, as [`Endpoint::recv`]; the buffer is dropped.
+    /// [`Operation::cancel`](crate::Operation::cancel) returns it instead.
     #[doc(alias = "fi_recv")]
     #[doc(alias = "fi_recvmsg")]
     #[doc(alias = "fi_trecvmsg")]
-    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
-        RecvRequest::new(self, buf)
+    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> Request<'_, RecvOp, B, M> {
+        Request::new(self, RecvOp::new(), buf)
     }
 
     /// Receives several messages into the spare capacity of this buffer (`FI_MULTI_RECV`): as a
     /// stream of messages that share its memory, or as completions. Bytes that the buffer holds
     /// already are dropped: `split` them off first.
     ///
-    /// The receive takes messages until fewer bytes than [`min_free`](MultiRecvRequest::min_free)
+    /// The receive takes messages until fewer bytes than [`min_free`](Request::min_free)
     /// are left, or until a message does not fit, which then goes to the next receive. A message
     /// longer than the whole buffer is [`Error::Truncated`](crate::Error::Truncated). The receive
     /// counts as one posted receive.
@@ -202,8 +93,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// let ep = Endpoint::bind("shm://").await?;
     /// let me = ep.add_peer(ep.name()).await?;
     /// let mut messages = ep.recv_multi(BytesMut::with_capacity(4096)).min_free(4090).start()?;
-    /// ep.inject(me, b"hello")?;
-    /// ep.inject(me, b"fabric")?;
+    /// ep.send(me, b"hello").inject()?;
+    /// ep.send(me, b"fabric").inject()?;
     /// let (mut got, mut sum) = (Vec::new(), 0);
     /// while let Some(message) = messages.next().await {
     ///     let message = message?;
@@ -218,13 +109,26 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Safe: see [`MultiRecv`](crate::MultiRecv).
     #[doc(alias = "FI_MULTI_RECV")]
-    pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
-        MultiRecvRequest::new(self, buf)
+    pub fn recv_multi(&self, buf: BytesMut) -> Request<'_, MultiRecvOp, BytesMut, M> {
+        Request::new(self, MultiRecvOp::new(), buf)
     }
 
     /// Returns a request for the length, tag and sender of a message before it is received
-    /// (`FI_PEEK`). The message stays in place, or is [claimed](Probe::claim) for one receive
+    /// (`FI_PEEK`). The message stays in place, or is [claimed](Request::claim) for one receive
     /// (`FI_CLAIM`).
+    ///
+    /// Matches untagged messages from any source by default, as a receive does. Of several waiting
+    /// messages it finds the one that arrived first. A message that is matched to a posted receive
+    /// is not found.
+    ///
+    /// Awaited, it waits until at least the beginning of a message has arrived. It resolves to a
+    /// [`Transfer`](crate::Transfer) with the length of the whole message. Another task may receive
+    /// the message meanwhile; to keep it, claim it. [`try_probe`](Request::try_probe) does not
+    /// wait.
+    ///
+    /// A probe finds buffered messages, and may buffer one more message beyond the budget for
+    /// unexpected messages. Messages behind one that is held back at its sender are not found; see
+    /// [`memory`](crate::guide::memory).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -232,7 +136,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # let ep = Endpoint::bind("shm://").await?;
     /// # let me = ep.add_peer(ep.name()).await?;
     /// assert_eq!(ep.probe().tag(7).try_probe()?, None);
-    /// ep.inject_tagged(me, 7, b"hello, fabric")?;
+    /// ep.send(me, b"hello, fabric").tag(7).inject()?;
     /// assert_eq!(ep.probe().tag_mask(0, !0).await?.len, 13);
     /// let claimed = ep.probe().tag_mask(0, !0).claim().await?;
     /// assert_eq!((claimed.len(), claimed.tag()), (13, Some(7)));
@@ -240,15 +144,52 @@ impl<M: ThreadModel> Endpoint<M> {
     /// assert_eq!(claimed.recv_into(buf).await?.into_buf(), b"hello, fabric");
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    /// Of the request: [`Error::StaleAddress`](crate::Error::StaleAddress),
+    /// [`Error::NotSupported`](crate::Error::NotSupported),
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::PeerGone`](crate::Error::PeerGone) for a
+    /// [directed](Request::from) probe whose peer is gone without a matching message, as for a
+    /// receive; [`Error::Canceled`](crate::Error::Canceled) when the endpoint is closed during the
+    /// wait.
+    ///
+    /// # Cancel safety
+    /// Safe: a probe takes no message.
     #[doc(alias = "FI_PEEK")]
     #[doc(alias = "FI_CLAIM")]
-    pub fn probe(&self) -> Probe<'_, M> {
-        Probe::new(self)
+    pub fn probe(&self) -> Request<'_, ProbeOp, (), M> {
+        Request::new(self, ProbeOp::new(), ())
     }
 
     /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
-    /// in place and [lending](Self::lend) it to a peer, which reads it there. The cost does not
-    /// depend on the length.
+    /// in place and [sending](Self::send) it without a copy: the peer reads it where it is. The
+    /// cost does not depend on the length.
+    ///
+    /// The peer receives it like any other message: into a buffer, which costs one copy, or with
+    /// [`recv_loan`](Self::recv_loan), which costs none. When the send has succeeded, the memory
+    /// belongs to the peer, and the returned [`Loan`] is empty; a failure returns the loan whole.
+    /// The memory returns to this endpoint's domain when the peer has dropped it. If the peer dies
+    /// or disconnects before, the memory is freed.
+    ///
+    /// A loan is copied instead when the peer holds 256 loans, when it belongs to another domain,
+    /// and by providers without shared memory.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let me = ep.add_peer(ep.name()).await?;
+    /// let mut frame = ep.loan(8 << 20).await?;
+    /// frame[..5].copy_from_slice(b"hello");
+    /// let sent = ep.send(me, frame).tag(7).await?;
+    /// assert_eq!((sent.len(), sent.buf.len()), (8 << 20, 0));      // the peer has the memory
+    /// let frame = ep.recv_loan().tag(7).await?.into_buf();
+    /// let mut start = [0; 5];
+    /// frame.read_at(0, &mut start);
+    /// assert_eq!((&start, frame.len()), (b"hello", 8 << 20));
+    /// assert!(frame.is_in_place());
+    /// # Ok(()) }
+    /// ```
     ///
     /// When the domain has lent as much as its [limit](crate::DomainBuilder::loan_limit) allows,
     /// this waits until peers return loans, or until a peer that holds some is gone. Those that
@@ -277,54 +218,25 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.domain.core.try_loan(len)
     }
 
-    /// Returns a request to send a message by lending its memory instead of copying it, to be
-    /// awaited, started or posted as a [send](Self::send).
-    ///
-    /// The peer receives it like any other message: into a buffer, which costs one copy, or with
-    /// [`recv_loan`](Self::recv_loan), which costs none. The memory returns to this endpoint's
-    /// domain when the peer has dropped it. If the peer dies or disconnects before, the memory is
-    /// freed.
-    ///
-    /// A loan is copied instead when the peer holds 256 loans, when it belongs to another domain,
-    /// and by providers without shared memory.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// # use fabric_async::Endpoint;
-    /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.add_peer(ep.name()).await?;
-    /// let mut frame = ep.loan(8 << 20).await?;
-    /// frame[..5].copy_from_slice(b"hello");
-    /// ep.lend(me, frame).tag(7).await?;
-    /// let frame = ep.recv_loan().tag(7).await?.into_buf();
-    /// let mut start = [0; 5];
-    /// frame.read_at(0, &mut start);
-    /// assert_eq!((&start, frame.len()), (b"hello", 8 << 20));
-    /// assert!(frame.is_in_place());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`send`](Self::send).
-    pub fn lend(&self, peer: FiAddr, loan: Loan) -> LendRequest<'_, M> {
-        LendRequest::new(self, peer, loan)
-    }
-
-    /// Receives a message in place: in the sender's memory if it was [lent](Self::lend), else in
-    /// memory of the domain's pool. The memory returns to the sender when the [`LoanedBuf`] is
-    /// dropped.
+    /// Receives a message in place: in the sender's memory if it was sent from a
+    /// [loan](Self::loan), else in memory of the domain's pool. The memory returns to the sender
+    /// when the [`LoanedBuf`] is dropped.
     ///
     /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by
     /// [`LoanedBuf::as_slice`], which is unsafe because the sender could still write to them.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
-    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        RecvRequest::new(self, LoanedBuf::empty(self.inner.domain.core.pool()))
+    pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
+        Request::new(
+            self,
+            RecvOp::new(),
+            LoanedBuf::empty(self.inner.domain.core.pool()),
+        )
     }
 
-    /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit)
-    /// holds.
+    /// Returns a future that waits for a transmit credit to this peer, in order with waiting sends.
+    /// It resolves to a [`Permit`](crate::Permit), which holds the credit.
     ///
     /// # Errors
     /// [`Error::StaleAddress`](crate::Error::StaleAddress);
@@ -332,9 +244,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// the endpoint is closed during the wait.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up its place in the queue.
-    pub fn reserve(&self, peer: FiAddr) -> Reserve<'_, M> {
-        Reserve::new(self, peer)
+    /// Dropping the future gives up its place in the queue, which it takes with the first poll.
+    pub fn reserve(&self, peer: FiAddr) -> Reserving<'_, M> {
+        Reserving::new(self, peer)
     }
 }
 

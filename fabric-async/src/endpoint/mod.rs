@@ -105,7 +105,7 @@ pub(super) struct Dependencies {
 }
 
 /// An endpoint, open or closed. Operations refer to it.
-pub(crate) struct EndpointInner {
+pub struct EndpointInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: EpId,
     pub(crate) domain: Arc<DomainCore>,
@@ -214,7 +214,9 @@ impl<M: ThreadModel> Endpoint<M> {
             CreditMode::Wait,
         ) {
             Ok(PostResult::Pending(key)) => {
-                Operation::posted(self.inner.clone(), key).await.map(drop)
+                Operation::<Vec<u8>>::posted(self.inner.clone(), key, false)
+                    .await
+                    .map(drop)
             }
             Ok(_) => Ok(()),
             Err(failed) => Err(failed),
@@ -272,7 +274,7 @@ impl<M: ThreadModel> Endpoint<M> {
         Domain::from_inner(self.open.domain.clone())
     }
 
-    /// Cancels the oldest operation that was [posted](crate::SendRequest::post) to a queue of this
+    /// Cancels the oldest operation that was [posted](crate::Request::post) to a queue of this
     /// endpoint with this context and has not begun (`fi_cancel`). Returns false if there is none.
     ///
     /// The canceled operation is reported to its queue, with
@@ -316,13 +318,14 @@ impl<M: ThreadModel> Endpoint<M> {
     /// not sent yet if the process ends while bytes of that peer are unread in the socket. Receive
     /// what the peer sent before, or wait for the peer's reply.
     ///
-    /// Use this for operations that are not awaited: those that were [injected](Self::inject),
-    /// [posted](crate::SendRequest::post), or [started](crate::SendRequest::start) and dropped. An
-    /// awaited send has left the process when its future resolves.
+    /// Use this for operations that are not awaited: those that were
+    /// [injected](crate::Request::inject), [posted](crate::Request::post), or
+    /// [started](crate::Request::start) and dropped. An awaited send has left the process when its
+    /// future resolves.
     ///
     /// The result says nothing about the success of operations: their completions and events do.
     /// Flush does not wait for an acknowledgement of the peer, as
-    /// [`delivery_complete`](crate::SendRequest::delivery_complete) does. But where the peer reads
+    /// [`delivery_complete`](crate::Request::delivery_complete) does. But where the peer reads
     /// a long message from this process, the flush waits until the peer has it: over `shm` where
     /// messages are [copied once](crate::guide::memory#single-copy), over `tcp` for RXM messages
     /// above 16 KiB and for [zero-copy sends](crate::SocketOptions::zero_copy_threshold). Reads and
@@ -392,6 +395,14 @@ impl Drop for OpenEndpoint {
         let _ = self.inner.node.close();
         self.inner.domain.core.close_endpoint(self.inner.id);
         self.inner.node.leave_parent();
+    }
+}
+
+impl fmt::Debug for EndpointInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointInner")
+            .field("id", &self.node.id())
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,15 +1,15 @@
 //! One-sided operations: writes, reads, atomics, windows.
 
 use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
-use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
+use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::Endpoint;
-use crate::mr::{RemoteAddr, RemoteRegion, RemoteSlice};
-use crate::op::{AtomicRequest, Fetching, NoFetch, ReadRequest, WriteRequest};
+use crate::mr::{RemoteAddr, RemoteRegion};
+use crate::op::{Fetching, NoFetch, ReadFrom, ReadOp, RemoteAtomicOp, Request, WriteOp, WriteTo};
 use crate::thread_model::ThreadModel;
 use crate::window::RemoteWindow;
 
@@ -26,30 +26,21 @@ use crate::window::RemoteWindow;
 /// written before the message was sent; a one-sided operation does not wait until earlier messages
 /// have been received. See [`guide::one_sided`](crate::guide::one_sided).
 impl<M: ThreadModel> Endpoint<M> {
-    /// Returns a request to write these bytes to a peer's memory (`fi_write`).
+    /// Returns a request to write these bytes to a peer's memory (`fi_write`): to a position
+    /// ([`RemoteAddr`](crate::RemoteAddr)), or to a list of ranges as one operation (`fi_writemsg`
+    /// with several `fi_rma_iov`).
     ///
     /// When it has completed, the bytes are in the peer's memory. The peer is not notified, unless
-    /// the request carries [data](WriteRequest::data) or the peer counts remote accesses
+    /// the request carries [data](Request::data) or the peer counts remote accesses
     /// (`FI_RMA_EVENT`). Each aligned group of eight bytes is written as one word; a concurrent
     /// reader can see other parts of a write separately.
     ///
-    /// # Cancel safety
-    /// Dropping the future before it got a credit writes nothing; afterwards the bytes are written.
-    #[doc(alias = "fi_write")]
-    pub fn write<B: IoBuf>(&self, peer: FiAddr, to: RemoteAddr, buf: B) -> WriteRequest<'_, B, M> {
-        WriteRequest::new(self, peer, to, buf)
-    }
-
-    /// Returns a request to write these bytes to several ranges of a peer's memory as one operation
-    /// (`fi_writemsg` with several `fi_rma_iov`).
-    ///
-    /// The first range gets the first bytes, and so on. The ranges may lie in several regions, and
-    /// have as many bytes together as the buffer. There are at most
-    /// [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them.
-    ///
-    /// All ranges are checked before the first byte is written: an operation with an invalid range
-    /// changes nothing. There is one completion. A peer that counts remote accesses counts each
-    /// range; [data](WriteRequest::data) arrives once, after all bytes.
+    /// Of several ranges, the first gets the first bytes, and so on. The ranges may lie in several
+    /// regions, and have as many bytes together as the buffer. There are at most
+    /// [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them. All are checked before the first byte
+    /// is written: an operation with an invalid range changes nothing. There is one completion. A
+    /// peer that counts remote accesses counts each range; [data](Request::data) arrives once,
+    /// after all bytes.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -57,10 +48,11 @@ impl<M: ThreadModel> Endpoint<M> {
     /// let ep = Endpoint::bind("shm://").await?;
     /// let table = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     /// let (me, remote) = (ep.add_peer(ep.name()).await?, table.remote());
+    /// ep.write(me, remote.at(8), vec![7; 4]).await?;
     /// let places = [remote.slice(40..44), remote.slice(0..2)];
-    /// ep.write_rma_iov(me, &places, vec![1, 2, 3, 4, 5, 6]).await?;
-    /// assert_eq!(ep.read_rma_iov(me, &places).await?[..], [1, 2, 3, 4, 5, 6]);
-    /// assert_eq!(ep.read(me, remote.slice(0..3)).await?[..], [5, 6, 0]);
+    /// ep.write(me, places, vec![1, 2, 3, 4, 5, 6]).await?;
+    /// assert_eq!(ep.read(me, places).await?[..], [1, 2, 3, 4, 5, 6]);
+    /// assert_eq!(ep.read(me, remote.slice(0..10)).await?[..], [5, 6, 0, 0, 0, 0, 0, 0, 7, 7]);
     /// # Ok(()) }
     /// ```
     ///
@@ -69,120 +61,60 @@ impl<M: ThreadModel> Endpoint<M> {
     /// differ; [`Error::TooMany`] for too many ranges.
     ///
     /// # Cancel safety
-    /// As [`write`](Self::write).
+    /// Dropping the future before its first poll, or before it got a credit, writes nothing;
+    /// afterwards the bytes are written, unless
+    /// [`cancel_on_drop`](Request::cancel_on_drop) withdraws the write.
+    #[doc(alias = "fi_write")]
     #[doc(alias = "fi_writemsg")]
     #[doc(alias = "fi_rma_iov")]
-    pub fn write_rma_iov<B: IoBuf>(
-        &self,
-        peer: FiAddr,
-        to: &[RemoteSlice],
-        buf: B,
-    ) -> WriteRequest<'_, B, M> {
-        WriteRequest::to_iov(self, peer, to, buf)
-    }
-
-    /// Returns a request to read several ranges of a peer's memory as one operation (`fi_readmsg`
-    /// with several `fi_rma_iov`), one after the other into memory of the domain's pool. All ranges
-    /// are checked first, as with [`write_rma_iov`](Self::write_rma_iov).
-    ///
-    /// # Errors
-    /// Of the request: as of [`write_rma_iov`](Self::write_rma_iov).
-    ///
-    /// # Cancel safety
-    /// Dropping the future changes nothing.
-    #[doc(alias = "fi_readmsg")]
-    pub fn read_rma_iov(
-        &self,
-        peer: FiAddr,
-        from: &[RemoteSlice],
-    ) -> ReadRequest<'_, PooledBuf, M> {
-        self.read_rma_iov_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
-    }
-
-    /// Returns a request to read several ranges of a peer's memory into this buffer, as
-    /// [`read_rma_iov`](Self::read_rma_iov).
-    ///
-    /// The request fails with [`Error::BufferTooSmall`] when the buffer is too small. A
-    /// [`Scatter`](crate::Scatter) may be split at other positions than the ranges.
-    ///
-    /// # Cancel safety
-    /// Dropping the future changes nothing; the buffer is dropped.
-    #[doc(alias = "fi_readmsg")]
-    pub fn read_rma_iov_into<B: IoBufMut>(
-        &self,
-        peer: FiAddr,
-        from: &[RemoteSlice],
-        buf: B,
-    ) -> ReadRequest<'_, B, M> {
-        ReadRequest::from_iov(self, peer, from, buf)
-    }
-
-    /// Writes a copy of borrowed bytes to a peer's memory (`fi_inject_write`): there is no
-    /// completion, and a later failure is an [event](crate::EventKind::OperationFailed).
-    ///
-    /// # Errors
-    /// [`Error::TooLong`] above [`Info::tx`](crate::Info::tx)`.inject_size`, and as
-    /// [`WriteRequest::start`].
     #[doc(alias = "fi_inject_write")]
-    pub fn inject_write(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
-        let remote = RmaIov {
-            key: to.key,
-            offset: to.offset,
-            len: bytes.len(),
-            atomic: None,
-        };
-        self.inject_op(TxOp::one_sided(OpKind::Write, peer, remote), bytes)
-    }
-
-    /// Writes a copy of borrowed bytes with [data](WriteRequest::data) (`fi_inject_writedata`), as
-    /// [`inject_write`](Self::inject_write).
-    ///
-    /// # Errors
-    /// As [`inject_write`](Self::inject_write).
-    #[doc(alias = "fi_inject_writedata")]
-    pub fn inject_write_data(
+    #[inline]
+    pub fn write<B>(
         &self,
         peer: FiAddr,
-        to: RemoteAddr,
-        bytes: &[u8],
-        data: u64,
-    ) -> Result<()> {
-        let remote = RmaIov {
-            key: to.key,
-            offset: to.offset,
-            len: bytes.len(),
-            atomic: None,
-        };
-        let spec = TxOp {
-            data: Some(data),
-            ..TxOp::one_sided(OpKind::Write, peer, remote)
-        };
-        self.inject_op(spec, bytes)
+        to: impl Into<WriteTo>,
+        buf: B,
+    ) -> Request<'_, WriteOp, B, M> {
+        Request::new(self, WriteOp::new(peer, to.into()), buf)
     }
 
-    /// Returns a request to read a range of a peer's memory into memory of the domain's pool
-    /// (`fi_read`).
+    /// Returns a request to read a range of a peer's memory (`fi_read`), or a list of ranges as one
+    /// operation (`fi_readmsg` with several `fi_rma_iov`), into memory of the domain's pool.
+    ///
+    /// Several ranges are read one after the other; all are checked first, as with
+    /// [`write`](Self::write).
+    ///
+    /// # Errors
+    /// Of the request: as of [`write`](Self::write).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     #[doc(alias = "fi_read")]
-    pub fn read(&self, peer: FiAddr, from: RemoteSlice) -> ReadRequest<'_, PooledBuf, M> {
+    #[doc(alias = "fi_readmsg")]
+    pub fn read(
+        &self,
+        peer: FiAddr,
+        from: impl Into<ReadFrom>,
+    ) -> Request<'_, ReadOp, PooledBuf, M> {
         self.read_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Returns a request to read a range of a peer's memory into this buffer (`fi_read`). It fails
-    /// with [`Error::BufferTooSmall`] when the buffer is too small.
+    /// Returns a request to read a range, or a list of ranges, of a peer's memory into this buffer,
+    /// as [`read`](Self::read). It fails with [`Error::BufferTooSmall`] when the buffer is too small.
+    ///
+    /// A [`Scatter`](crate::Scatter) may be split at other positions than the ranges.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
     #[doc(alias = "fi_read")]
+    #[doc(alias = "fi_readmsg")]
     pub fn read_into<B: IoBufMut>(
         &self,
         peer: FiAddr,
-        from: RemoteSlice,
+        from: impl Into<ReadFrom>,
         buf: B,
-    ) -> ReadRequest<'_, B, M> {
-        ReadRequest::new(self, peer, from, buf)
+    ) -> Request<'_, ReadOp, B, M> {
+        Request::new(self, ReadOp::new(peer, from.into()), buf)
     }
 
     /// Maps a region of a peer (`ucp_rkey_ptr`), for many small accesses by plain calls instead of
@@ -258,8 +190,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ep.atomic(me, remote.at(0), AtomicOp::Sum, 5u64).await?;
     /// assert_eq!(ep.fetch_add(me, remote.at(0), 2u64).await?, 5);
     /// assert_eq!(ep.compare_swap(me, remote.at(0), 7u64, 1).await?, 7);
-    /// ep.atomic_store(me, remote.at(16), -3i16).await?;
-    /// assert_eq!(ep.atomic_load::<i16>(me, remote.at(16)).await?, -3);
+    /// ep.atomic(me, remote.at(16), AtomicOp::Write, -3i16).await?;
+    /// assert_eq!(ep.fetch_atomic(me, remote.at(16), AtomicOp::Read, 0i16).await?, -3);
     /// ep.atomic(me, remote.at(8), AtomicOp::Max, [0.5f32, 2.0]).await?;
     /// assert_eq!((region.load::<u64>(0)?, region.load::<f32>(12)?), (1, 2.0));
     /// # Ok(()) }
@@ -271,8 +203,8 @@ impl<M: ThreadModel> Endpoint<M> {
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
-    ) -> AtomicRequest<'_, R, NoFetch, M> {
-        AtomicRequest::new(self, peer, at, op, operands, None)
+    ) -> Request<'_, RemoteAtomicOp<R, NoFetch>, R, M> {
+        Request::new(self, RemoteAtomicOp::new(peer, at, op, None), operands)
     }
 
     /// Returns a request for an atomic operation that returns the previous values
@@ -284,8 +216,8 @@ impl<M: ThreadModel> Endpoint<M> {
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
-    ) -> AtomicRequest<'_, R, Fetching, M> {
-        AtomicRequest::new(self, peer, at, op, operands, None)
+    ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
+        Request::new(self, RemoteAtomicOp::new(peer, at, op, None), operands)
     }
 
     /// Returns a request for an atomic operation with comparands (`fi_compare_atomic`), as
@@ -299,27 +231,12 @@ impl<M: ThreadModel> Endpoint<M> {
         op: AtomicOp,
         operands: R,
         comparands: R,
-    ) -> AtomicRequest<'_, R, Fetching, M> {
-        AtomicRequest::new(self, peer, at, op, operands, Some(comparands))
-    }
-
-    /// Returns a request to read a value in a peer's memory atomically (`FI_ATOMIC_READ`).
-    pub fn atomic_load<T: AtomicType>(
-        &self,
-        peer: FiAddr,
-        at: RemoteAddr,
-    ) -> AtomicRequest<'_, T, Fetching, M> {
-        self.fetch_atomic(peer, at, AtomicOp::Read, T::from_bits(0))
-    }
-
-    /// Returns a request to write a value in a peer's memory atomically (`FI_ATOMIC_WRITE`).
-    pub fn atomic_store<T: AtomicType>(
-        &self,
-        peer: FiAddr,
-        at: RemoteAddr,
-        value: T,
-    ) -> AtomicRequest<'_, T, NoFetch, M> {
-        self.atomic(peer, at, AtomicOp::Write, value)
+    ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
+        Request::new(
+            self,
+            RemoteAtomicOp::new(peer, at, op, Some(comparands)),
+            operands,
+        )
     }
 
     /// Returns a request to add to a value in a peer's memory (`FI_SUM`); it resolves to the
@@ -329,7 +246,7 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         at: RemoteAddr,
         add: T,
-    ) -> AtomicRequest<'_, T, Fetching, M> {
+    ) -> Request<'_, RemoteAtomicOp<T, Fetching>, T, M> {
         self.fetch_atomic(peer, at, AtomicOp::Sum, add)
     }
 
@@ -341,7 +258,7 @@ impl<M: ThreadModel> Endpoint<M> {
         at: RemoteAddr,
         expected: T,
         new: T,
-    ) -> AtomicRequest<'_, T, Fetching, M> {
+    ) -> Request<'_, RemoteAtomicOp<T, Fetching>, T, M> {
         self.compare_atomic(peer, at, AtomicOp::Cswap, new, expected)
     }
 }

@@ -20,7 +20,7 @@ use crate::close::CloseError;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
-use crate::op::{BatchError, MultiRecvRequest, Probe, RecvRequest};
+use crate::op::{BatchError, MultiRecvOp, ProbeOp, RecvOp, Request};
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A receive context that several endpoints share (`fi_srx_context`). A message for any of the
@@ -58,7 +58,7 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// let client = Endpoint::bind("shm://").await?;
 /// let third = client.add_peer(endpoints[2].name()).await?;
-/// client.inject(third, b"hello")?;
+/// client.send(third, "hello").await?;
 /// let message = shared.recv().await?;
 /// assert_eq!(&message[..], b"hello");
 /// assert_eq!(shared.received_by(&message.transfer), Some(endpoints[2].id()));
@@ -76,32 +76,32 @@ pub struct SharedRxContext<M: ThreadModel = Shared> {
 impl<M: ThreadModel> SharedRxContext<M> {
     /// Returns a request to receive a message of any length, as [`Endpoint::recv`].
     #[doc(alias = "fi_recv")]
-    pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
+    pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
         self.ep.recv()
     }
 
     /// Returns a request to receive into this buffer, as [`Endpoint::recv_into`].
     #[doc(alias = "fi_recv")]
-    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
+    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> Request<'_, RecvOp, B, M> {
         self.ep.recv_into(buf)
     }
 
     /// Returns a request to receive several messages into this buffer, as [`Endpoint::recv_multi`];
     /// they may arrive at different endpoints.
     #[doc(alias = "FI_MULTI_RECV")]
-    pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
+    pub fn recv_multi(&self, buf: BytesMut) -> Request<'_, MultiRecvOp, BytesMut, M> {
         self.ep.recv_multi(buf)
     }
 
     /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].
-    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+    pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
         self.ep.recv_loan()
     }
 
     /// Returns a probe for messages, as [`Endpoint::probe`].
     #[doc(alias = "FI_PEEK")]
     #[doc(alias = "FI_CLAIM")]
-    pub fn probe(&self) -> Probe<'_, M> {
+    pub fn probe(&self) -> Request<'_, ProbeOp, (), M> {
         self.ep.probe()
     }
 
@@ -112,8 +112,8 @@ impl<M: ThreadModel> SharedRxContext<M> {
     #[doc(alias = "FI_MORE")]
     pub fn post_all<'a, B: IoBufMut>(
         &'a self,
-        requests: impl IntoIterator<Item = RecvRequest<'a, B, M>>,
-    ) -> Result<usize, BatchError<RecvRequest<'a, B, M>>> {
+        requests: impl IntoIterator<Item = Request<'a, RecvOp, B, M>>,
+    ) -> Result<usize, BatchError<Request<'a, RecvOp, B, M>>> {
         self.ep.post_all(requests)
     }
 

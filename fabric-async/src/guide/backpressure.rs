@@ -9,7 +9,7 @@
 //!
 //! | call | without a credit |
 //! |---|---|
-//! | [`try_send`](Endpoint::try_send), `.start()`, `.post()`, [`inject`](Endpoint::inject) | refused with [`Error::WouldBlock`], and the buffer is in [`Failed`] |
+//! | `.start()`, `.post()`, [`inject`](Request::inject) | refused with [`Error::WouldBlock`], and the buffer is in [`Failed`] |
 //! | `.await` | waits behind earlier ones to the same peer |
 //! | [`reserve`](Endpoint::reserve) | waits in the same queue, then holds the credit as a [`Permit`] |
 //!
@@ -24,7 +24,7 @@
 //!
 //! let mut pending = Vec::new();
 //! let refused = loop {                            // b does not receive
-//!     match a.try_send(to_b, vec![0; 8192]) {
+//!     match a.send(to_b, vec![0; 8192]).start() {
 //!         Ok(operation) => pending.push(operation),
 //!         Err(failed) => break failed,
 //!     }

@@ -35,7 +35,7 @@
 //! # Selective completion
 //!
 //! Bind a queue with [`CqBind::SELECTIVE_COMPLETION`] to have success reported only where the
-//! request says [`completion`](SendRequest::completion); failure is always reported.
+//! request says [`completion`](Request::completion); failure is always reported.
 //! [`OpFlags::COMPLETION`] in the hints makes it the default of all requests.
 //!
 //! ```
@@ -63,7 +63,7 @@
 //! Completions of short sends to one peer come in posting order, so the 100th says that those
 //! before it have completed. That does not hold where sends wait for the receiver ([completion
 //! levels](super::ordering#what-sent-means), [single copy](super::memory#single-copy)); a
-//! [fenced](SendRequest::fence) request says it of all before it.
+//! [fenced](Request::fence) request says it of all before it.
 //!
 //! A request that is not reported may still fail, so it reserves a queue entry and gives it back
 //! when it succeeds. The buffer of an unreported operation is dropped at its end; an unreported
@@ -92,7 +92,7 @@
 //! # let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::bind("tcp://").await?);
 //! # let peer = client.add_peer(server.name()).await?;
 //! for line in ["one", "two", "three"] {
-//!     client.inject(peer, line.as_bytes())?;
+//!     client.send(peer, line.as_bytes()).inject()?;
 //! }
 //! client.flush().await?;                                  // now the process may exit
 //! # assert_eq!(&server.recv().await?[..], b"one");

@@ -9,17 +9,18 @@
 //!
 //! | dropped while pending | effect |
 //! |---|---|
-//! | a request ([`SendRequest`], [`RecvRequest`], [`Reserve`], ...) that was never awaited | nothing was posted |
+//! | a [`Request`], or a future that was never polled | nothing was posted |
 //! | a receive that no message has matched | withdrawn, and its buffer dropped; no message was taken |
 //! | a receive that a message has matched, completely or in part | the message is [requeued](#requeued-messages): the next receive that accepts it gets it |
 //! | a send that waits for a credit | withdrawn; nothing is sent |
 //! | a send that was posted | goes on; a later failure becomes an [event](EventKind::OperationFailed) |
+//! | a send, read, write or atomic operation with [`cancel_on_drop`](Request::cancel_on_drop) | withdrawn if it has not begun, and its buffer dropped; goes on otherwise |
 //! | a read, a write or a loan that was sent | withdrawn if it waits for a credit; goes on otherwise |
 //! | an atomic operation | takes effect once posted: a lock that is taken in a losing branch of `select!` stays taken |
 //! | a [`MultiRecv`] stream | messages in it that were not taken, or are arriving, are requeued; the rest of the buffer is dropped |
-//! | a [`Probe`] or a [claim](Probe::claim) that waits | no message was taken |
+//! | a [probe](Endpoint::probe) or a [claim](Request::claim) that waits | no message was taken |
 //! | a [`Claimed`] message | requeued at its old place |
-//! | a [`Reserve`] that waits | leaves the queue for credits |
+//! | a [reservation](Endpoint::reserve) that waits | leaves the queue for credits |
 //! | a [`Permit`] | the credit goes back |
 //! | [`Endpoint::add_peer`] | the address handle stays in the address vector, and the connection is made |
 //! | [`EventQueue::read`], [`CompletionQueue::read_batch`], [`Counter::wait`], [`Endpoint::flush`] | nothing is lost |
@@ -59,14 +60,15 @@
 //!
 //! # Posts inside `select!`
 //!
-//! `select!` awaits all its branches on entry, and awaiting a request posts it.
+//! `select!` polls its branches in random order, unless it is `biased`, until one is ready. The
+//! first poll of a branch posts its request.
 //!
-//! * A send in a branch that loses is still delivered, unless it waited for a credit. Repeating it
-//!   sends the message twice.
-//! * A request in a branch with a false precondition (`, if false`) is posted although it is never
-//!   polled. Put it into an `async` block, which posts when it is first polled.
+//! * A send in a branch that was polled and loses is still delivered, unless it waited for a
+//!   credit. Repeating it sends the message twice.
+//! * A branch with a false precondition (`, if false`), or behind one that is ready at once, is not
+//!   polled, and posts nothing.
 //!
-//! Reserve a credit inside the `select!`, and send outside it:
+//! To know which, reserve a credit inside the `select!`, and send outside it:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -115,9 +117,13 @@
 //! # Ok(()) }
 //! ```
 //!
+//! [`Request::cancel_on_drop`] does the same when the future is dropped, without waiting and
+//! without returning the buffer. It bounds the memory of sends that `timeout` gives up: without it
+//! a send that holds a credit keeps its buffer until the peer takes the message, or is gone.
+//!
 //! A receive has begun when a message has matched it; a send, when its first byte is in the peer's
 //! ring. A send that is queued behind a full ring can be cancelled, but is delivered when it is
-//! only dropped. Dropping the future of `cancel` drops the operation.
+//! only dropped without `cancel_on_drop`. Dropping the future of `cancel` drops the operation.
 //!
 //! What was posted to a queue has no future. [`Endpoint::cancel`] cancels it by its context, and
 //! reports it to the queue with [`Error::Canceled`] and its buffer.
@@ -133,8 +139,8 @@
 //! * **Receive any tag and dispatch.** One receive with `tag_mask(0, !0)` takes every tagged
 //!   message and hands it to the task that waits for it, or drops it. It must be the only tagged
 //!   receive, because the earliest posted one gets the message.
-//! * **Discard after a timeout.** [Claim](Probe::claim) the message with that tag and discard it. A
-//!   claim takes only a message that no receive has taken, and posts nothing.
+//! * **Discard after a timeout.** [Claim](Request::claim) the message with that tag and discard it.
+//!   A claim takes only a message that no receive has taken, and posts nothing.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

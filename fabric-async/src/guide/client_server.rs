@@ -75,7 +75,7 @@
 //! | from any source: `recv`, `recv_into`, `recv_loan`, awaited, started or posted | goes on waiting, at its place in posting order |
 //! | from any source, of a [shared receive context](SharedRxContext), with connected endpoints too | goes on waiting |
 //! | from any source, of several messages ([`recv_multi`](Endpoint::recv_multi)) | goes on; the message is not reported, its place in the buffer counts as used |
-//! | directed ([`from`](RecvRequest::from)) | fails with [`PeerGone`](Error::PeerGone) |
+//! | directed ([`from`](Request::from)) | fails with [`PeerGone`](Error::PeerGone) |
 //! | of a claimed message ([`Claimed`]) | fails with [`PeerGone`](Error::PeerGone), with the part that arrived |
 //! | any, of a [connected endpoint](super::connected_endpoints) with receives of its own | fails with [`PeerGone`](Error::PeerGone) |
 //!

@@ -91,7 +91,7 @@
 //! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
 //! let mut loan = client.loan(5).await?;
 //! loan.copy_from_slice(b"frame");
-//! client.lend(loan).await?;
+//! client.send(loan).await?;
 //! assert_eq!(&server.recv().await?[..], b"frame");
 //! # Ok(()) }
 //! ```

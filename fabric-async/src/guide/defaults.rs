@@ -37,7 +37,7 @@
 //! | transmit credits | 1024 per endpoint, 256 with `sim` | sends that wait for a full ring, not those in the ring |
 //! | of these for one peer | a quarter, at least 1 | three slow peers leave some for the rest |
 //! | posted receives | 1024 per endpoint | rarely reached; awaited receives are not refused |
-//! | [`min_free`](MultiRecvRequest::min_free) | 64 bytes | a cache line |
+//! | [`min_free`](Request::min_free) | 64 bytes | a cache line |
 //! | inject size | 4096 bytes | a page: larger buffers are better moved |
 //! | longest message | 2^40 bytes, 2^30 with `sim` | a longer length is taken for an attack |
 //! | order | `FI_ORDER_SAS`, `SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW` | follows from one ring per direction |

@@ -35,7 +35,7 @@
 //! The failure of an inject that had to queue, or of a dropped send, is an
 //! [`EventKind::OperationFailed`] on the event queue of the endpoint or its domain. Without an
 //! event queue it is not reported. Short sends usually complete by the post: use
-//! [`delivery_complete`](SendRequest::delivery_complete) to have a send fail when the peer dies
+//! [`delivery_complete`](Request::delivery_complete) to have a send fail when the peer dies
 //! before it has the message.
 //!
 //! # `io::Error`
@@ -71,7 +71,7 @@
 //! | [`Operation`] of any kind | [`Error::Canceled`], with the buffer; a completed one keeps its result |
 //! | an operation that was posted to a queue | an entry with [`Error::Canceled`] and the buffer |
 //! | [`MultiRecv`] | the messages that had arrived, then [`Error::Canceled`] |
-//! | a [`Probe`], claim or [`Reserve`] that waits | [`Error::Canceled`] |
+//! | a [`RequestFuture`] that was polled, [`Probing`], [`Claiming`], [`Reserving`] | [`Error::Canceled`], with the buffer |
 //! | [`Permit`], [`Claimed`], [`MulticastGroup`], [`RemoteWindow`] | use is refused with [`Error::Closed`] |
 //! | a received message, a [`Loan`], a [`LoanedBuf`] | stays valid |
 //!

@@ -50,29 +50,29 @@
 //!
 //! | C | here |
 //! |---|---|
-//! | `fi_send`, `fi_tsend` | [`Endpoint::send`], with [`tag`](SendRequest::tag) |
-//! | `fi_senddata`, `fi_tsenddata` | with [`data`](SendRequest::data) |
-//! | `fi_inject`, `fi_tinject` | [`Endpoint::inject`], [`Endpoint::inject_tagged`] |
-//! | `fi_injectdata`, `fi_tinjectdata` | [`Endpoint::inject_data`], [`Endpoint::inject_tagged_data`] |
-//! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](RecvRequest::tag) or [`tag_mask`](RecvRequest::tag_mask) |
-//! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](RecvRequest::from) |
-//! | `fi_write`, `fi_writedata`, `fi_inject_write` | [`Endpoint::write`], with [`data`](WriteRequest::data), [`Endpoint::inject_write`] |
+//! | `fi_send`, `fi_tsend` | [`Endpoint::send`], with [`tag`](Request::tag) |
+//! | `fi_senddata`, `fi_tsenddata` | with [`data`](Request::data) |
+//! | `fi_inject`, `fi_tinject`, `fi_injectdata`, `fi_tinjectdata` | [`Request::inject`]: `ep.send(peer, &bytes).tag(7).data(1).inject()` |
+//! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](Request::tag) or [`tag_mask`](Request::tag_mask) |
+//! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](Request::from) |
+//! | `fi_write`, `fi_writedata` | [`Endpoint::write`], with [`data`](Request::data) |
+//! | `fi_inject_write`, `fi_inject_writedata` | [`Request::inject`] of a write |
 //! | `fi_read` | [`Endpoint::read`], [`Endpoint::read_into`] |
-//! | `fi_writemsg`, `fi_readmsg` with several `fi_rma_iov` | [`Endpoint::write_rma_iov`], [`Endpoint::read_rma_iov`], [`Endpoint::read_rma_iov_into`] |
+//! | `fi_writemsg`, `fi_readmsg` with several `fi_rma_iov` | [`Endpoint::write`], [`Endpoint::read`] with a list of ranges |
 //! | `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` | [`Endpoint::atomic`], [`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`] |
 //! | `fi_inject_atomic` | an atomic operation that is started and dropped |
 //! | `fi_atomicvalid`, ... | [`AtomicOp::is_valid`] |
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev`; `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Gather`]; with a [`Scatter`] |
 //! | `fi_sendmsg`, `fi_recvmsg`, ... with flags | the same, with a method of the request for each flag |
 //! | `FI_MORE` | [`Endpoint::inject_all`], [`Endpoint::post_all`] |
-//! | `FI_MULTI_RECV`, `FI_OPT_MIN_MULTI_RECV` | [`Endpoint::recv_multi`], [`min_free`](MultiRecvRequest::min_free); the completion with `FI_MULTI_RECV` is an entry of its own, [`OpKind::MultiRecvRelease`] |
-//! | `FI_PEEK`, `FI_PEEK \| FI_CLAIM` | [`Endpoint::probe`], [`Probe::claim`] |
+//! | `FI_MULTI_RECV`, `FI_OPT_MIN_MULTI_RECV` | [`Endpoint::recv_multi`], [`min_free`](Request::min_free); the completion with `FI_MULTI_RECV` is an entry of its own, [`OpKind::MultiRecvRelease`] |
+//! | `FI_PEEK`, `FI_PEEK \| FI_CLAIM` | [`Endpoint::probe`], [`Request::claim`] |
 //! | `FI_CLAIM`, `FI_DISCARD` | [`Claimed::recv_into`], [`Claimed::discard`] |
-//! | `FI_FENCE` | [`fence`](SendRequest::fence) of every request but receives |
+//! | `FI_FENCE` | [`fence`](Request::fence) of every request but receives |
 //! | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE`, `FI_DELIVERY_COMPLETE` | [completion levels](super::ordering#completion-levels) |
 //! | `fi_join`, `fi_mc_addr`, `FI_MULTICAST` | [`Endpoint::join_multicast`], [`MulticastGroup::fi_addr`]; the address says that it is a group |
-//! | `-FI_EAGAIN` | [`Error::WouldBlock`] of [`Endpoint::try_send`], `.start()`, `.post()` |
-//! | `fi_cancel` | [`Operation::cancel`], or drop; [`Endpoint::cancel`] and [`SharedRxContext::cancel`] for what was `.post()`ed, by its context |
+//! | `-FI_EAGAIN` | [`Error::WouldBlock`] of `.start()`, `.post()`, `.inject()` |
+//! | `fi_cancel` | [`Operation::cancel`], [`RequestFuture::cancel`], [`cancel_on_drop`](Request::cancel_on_drop), or drop; [`Endpoint::cancel`] and [`SharedRxContext::cancel`] for what was `.post()`ed, by its context |
 //!
 //! # Completions, events, addresses
 //!
@@ -91,7 +91,7 @@
 //! | `fi_control` with `FI_GETWAIT` | `wait_fd` of [`CompletionQueue`], [`EventQueue`], [`Counter`], [`Domain`]: a [`WaitFd`] |
 //! | `fi_trywait` | `prepare_wait` of the same, which returns a [`TryWait`]; see [`event_loops`](super::event_loops) |
 //! | `fi_poll_open`, `fi_poll`, `fi_wait_open`, `fi_wait` | `select!`, `SelectAll`, epoll: see [several objects at once](super::event_loops#several-objects-at-once) |
-//! | `FI_SELECTIVE_COMPLETION`, `FI_COMPLETION` | [`CqBind::SELECTIVE_COMPLETION`], [`completion`](SendRequest::completion); only what is `.post()`ed reports to the queue |
+//! | `FI_SELECTIVE_COMPLETION`, `FI_COMPLETION` | [`CqBind::SELECTIVE_COMPLETION`], [`completion`](Request::completion); only what is `.post()`ed reports to the queue |
 //!
 //! # Differences
 //!

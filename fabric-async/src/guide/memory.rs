@@ -118,11 +118,12 @@
 //!
 //! # Loans
 //!
-//! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and sent with
-//! [`Endpoint::lend`], at a cost that does not depend on its length. [`Endpoint::recv_loan`] leaves
-//! it in place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the
-//! memory returns to the lender and is kept for the next loan of its size (a power of two from 4
-//! KiB). A loan counts 128 bytes towards the budget of unexpected messages.
+//! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and
+//! [sent](Endpoint::send) at a cost that does not depend on its length; the peer has the memory
+//! then, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves it in place
+//! for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the memory
+//! returns to the lender and is kept for the next loan of its size (a power of two from 4 KiB). A
+//! loan counts 128 bytes towards the budget of unexpected messages.
 //!
 //! The lender could still write to the memory, so a [`LoanedBuf`] is not borrowed by safe code. Its
 //! bytes are copied out, in parts or through the stack, or written to a descriptor by the kernel.
@@ -136,7 +137,7 @@
 //! let me = ep.add_peer(ep.name()).await?;
 //! let mut frame = ep.loan(10_000).await?;
 //! frame.fill(3);
-//! ep.lend(me, frame).await?;
+//! ep.send(me, frame).await?;
 //! let frame = ep.recv_loan().await?.into_buf();
 //!
 //! let mut header = [0; 4];
@@ -167,7 +168,7 @@
 //!     (source.add_peer(filter.name()).await?, filter.add_peer(sink.name()).await?);
 //! let mut frame = source.loan(8 << 20).await?;
 //! frame[0] = 7;
-//! source.lend(to_filter, frame).await?;
+//! source.send(to_filter, frame).await?;
 //! let frame = filter.recv_loan().await?.into_buf();
 //! filter.send(to_sink, frame).await?;                      // returns the loan, dropped here
 //! let frame = sink.recv_loan().await?;

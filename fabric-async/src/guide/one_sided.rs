@@ -68,7 +68,7 @@
 //!
 //! # Several remote ranges
 //!
-//! [`Endpoint::write_rma_iov`] and [`Endpoint::read_rma_iov`] access several ranges of one peer in
+//! [`Endpoint::write`] and [`Endpoint::read`] take a list of ranges of one peer, and access them in
 //! one operation (`fi_writemsg`, `fi_readmsg` with several `fi_rma_iov`), in one region or several.
 //! The local side is one buffer, a [`Gather`] or a [`Scatter`]. The limit is negotiated
 //! ([`Hints::rma_iov_limit`]).
@@ -103,7 +103,7 @@
 //! | operation | completion queue | counter |
 //! |---|---|---|
 //! | write, atomic | nothing | `REMOTE_WRITE` |
-//! | write with [data](WriteRequest::data) | an entry of kind [`OpKind::RemoteWrite`] in the receive queue, with length, data and source | `REMOTE_WRITE` |
+//! | write with [data](Request::data) | an entry of kind [`OpKind::RemoteWrite`] in the receive queue, with length, data and source | `REMOTE_WRITE` |
 //! | read, fetching atomic | nothing | `REMOTE_READ` |
 //!
 //! The entry is not reserved. When the queue is full, the notification waits in the ring, with

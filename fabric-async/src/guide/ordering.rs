@@ -5,8 +5,9 @@
 //!
 //! # Order between two endpoints
 //!
-//! An operation takes its place when it is [posted](super::overview#when-an-operation-is-posted),
-//! not when it is polled.
+//! An operation takes its place when it is [posted](super::overview#when-an-operation-is-posted):
+//! by the first poll of its future, or by `.start()`, `.post()` or [`inject`](Request::inject). So
+//! `join!` posts in the order in which its futures are written, and `select!` in random order.
 //!
 //! Messages from one endpoint to another arrive in posting order (`FI_ORDER_SAS`), all of them
 //! together: short and long, tagged and untagged, awaited, started, posted and injected. A
@@ -18,7 +19,7 @@
 //!
 //! | provider | not ordered | `info.tx.msg_order` has no | to order them |
 //! |---|---|---|---|
-//! | `shm`, `sim` | a read or write after a message: the memory is accessed at once, while the message waits for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](SendRequest::delivery_complete), and [fence](#fences) the read or write |
+//! | `shm`, `sim` | a read or write after a message: the memory is accessed at once, while the message waits for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](Request::delivery_complete), and [fence](#fences) the read or write |
 //! | `tcp` | a write or message after a read: the peer reads its memory when it sends the response | [`WAR`](MsgOrder::WAR), [`SAR`](MsgOrder::SAR) | [fence](#fences) the write or message |
 //!
 //! # Matching
@@ -26,8 +27,8 @@
 //! A receive accepts a message by three criteria:
 //!
 //! * **Kind.** Tagged receives accept tagged messages, untagged receives untagged ones.
-//! * **Tag.** `(sent ^ wanted) & !ignore == 0`; see [`RecvRequest::tag_mask`].
-//! * **Source.** A directed receive ([`from`](RecvRequest::from)) accepts messages of that peer
+//! * **Tag.** `(sent ^ wanted) & !ignore == 0`; see [`Request::tag_mask`].
+//! * **Source.** A directed receive ([`from`](Request::from)) accepts messages of that peer
 //!   only.
 //!
 //! An arriving message goes to the *earliest posted* receive that accepts it. A receive takes the
@@ -82,7 +83,7 @@
 //! # Fences
 //!
 //! Operations to one peer also *begin* in posting order with today's providers, which another
-//! provider need not keep. [`fence`](SendRequest::fence) (`FI_FENCE`, [`Caps::FENCE`]) holds an
+//! provider need not keep. [`fence`](Request::fence) (`FI_FENCE`, [`Caps::FENCE`]) holds an
 //! operation until everything posted earlier to its peer has *ended*:
 //!
 //! ```
@@ -115,10 +116,9 @@
 //!   [`PeerDown`](EventKind::PeerDown) tells.
 //! * If *this* process ends afterwards, the message is delivered.
 //!
-//! [`try_send`](Endpoint::try_send), `.start()`, `.post()` and [`inject`](Endpoint::inject) return
-//! when a message is *accepted*. It may still wait in this process for a connection or for room.
-//! Await the operation, take its completion from the queue, or [flush](super::batching#flush)
-//! before the process ends.
+//! `.start()`, `.post()` and [`inject`](Request::inject) return when a message is *accepted*. It
+//! may still wait in this process for a connection or for room. Await the operation, take its
+//! completion from the queue, or [flush](super::batching#flush) before the process ends.
 //!
 //! # Completion levels
 //!
@@ -127,9 +127,9 @@
 //!
 //! | level | a send completes when | request method | providers |
 //! |---|---|---|---|
-//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](SendRequest::transmit_complete) | `shm`, `sim`; `udp` when the kernel has it |
-//! | match | a receive has taken it, perhaps not yet all its bytes | [`match_complete`](SendRequest::match_complete) | `shm`, `sim` |
-//! | delivery | its bytes are in the receive's buffer, and the receive has ended | [`delivery_complete`](SendRequest::delivery_complete) | `shm`, `sim`; [`tcp`](super::tcp#what-sent-means) with a weaker meaning |
+//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](Request::transmit_complete) | `shm`, `sim`; `udp` when the kernel has it |
+//! | match | a receive has taken it, perhaps not yet all its bytes | [`match_complete`](Request::match_complete) | `shm`, `sim` |
+//! | delivery | its bytes are in the receive's buffer, and the receive has ended | [`delivery_complete`](Request::delivery_complete) | `shm`, `sim`; [`tcp`](super::tcp#what-sent-means) with a weaker meaning |
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -143,7 +143,7 @@
 //! ```
 //!
 //! The default of an endpoint is set by [`Hints::tx_op_flags`] with [`OpFlags::DELIVERY_COMPLETE`]
-//! or `MATCH_COMPLETE`; with both it is delivery. [`inject`](Endpoint::inject) has no level.
+//! or `MATCH_COMPLETE`; with both it is delivery. [`inject`](Request::inject) has no level.
 //!
 //! * An unexpected message holds back its send on both levels, although the peer may have buffered
 //!   it; libfabric may complete the send there. Two such programs that both send before they
@@ -153,7 +153,7 @@
 //!
 //! * A receive that is dropped unseen passes its message on; its sender is notified once.
 //! * The send keeps its buffer, its credit and its queue entry until the peer's notification. Other
-//!   messages pass it; a [fence](SendRequest::fence) does not. It cannot be withdrawn once it has
+//!   messages pass it; a [fence](Request::fence) does not. It cannot be withdrawn once it has
 //!   begun.
 //! * If the peer closes or dies before the notification, the send fails, though the message may
 //!   have been received.

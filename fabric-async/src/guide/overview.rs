@@ -16,12 +16,16 @@
 //!
 //! | call | posted | completion goes to | if no transmit credit or queue entry is free |
 //! |---|---|---|---|
-//! | `request.await` | when it is awaited; `select!` and `timeout` post it on entry | the future | waits, in order |
-//! | `request.into_future()` | by this call | the future | waits, in order |
+//! | `request.await`, `select!`, `join!`, `timeout`, `request.into_future()` | by the first poll of the future | the future | waits, in posting order |
 //! | `request.start()?` | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
-//! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::WouldBlock`] |
-//! | [`Endpoint::try_send`] | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
-//! | [`Endpoint::inject`] | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
+//! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
+//! | `request.inject()?` ([`Request::inject`]) | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
+//!
+//! Posting order is the order of these calls and first polls. `join!` polls its futures in the
+//! order in which they are written, `select!` in random order unless it is `biased`. A future that
+//! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
+//! is dropped first. Neither has a poll for which the task had no [cooperative
+//! budget](tokio::task::coop) left; the task is polled again at once.
 //!
 //! An operation that is awaited, started or posted reports its end to exactly one place: the future
 //! or the queue. Bound counters are incremented as well. An inject reports only a failure.
@@ -55,10 +59,10 @@
 //!
 //! | dropped request or future | effect |
 //! |---|---|
-//! | a request that was not posted | none |
+//! | a request, or a future that was not polled | none; nothing was posted |
 //! | a receive without a message | withdrawn; its buffer is dropped |
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
-//! | a send, a write or a read that holds a credit, or needed none | goes on; a failure becomes an event |
+//! | a send, a write or a read that holds a credit, or needed none | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
 //! | a send, a write or a read that waits for a credit | withdrawn; nothing is sent |
 //! | an atomic operation that was posted | goes on, also if it waits for a credit |
 //! | a future that waits for a queue entry, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
@@ -70,7 +74,7 @@
 //! * operations and streams;
 //! * a *permit* ([`Permit`]): a transmit credit that was [reserved](Endpoint::reserve) for a later
 //!   send;
-//! * a [`Probe`], which finds a message that arrived before its receive was posted, and a *claimed
+//! * a [probe](Endpoint::probe), which finds a message that arrived before its receive was posted, and a *claimed
 //!   message* ([`Claimed`]): one that a probe has found and reserved for a receive that follows;
 //! * a *window* ([`RemoteWindow`]): memory of a peer that is mapped into this process.
 //!
@@ -99,7 +103,7 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | unexpected messages (no receive is posted) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
-//! | sends that wait while the ring or the socket buffer is full | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
+//! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | posted receives | `info.rx.size`, 1024 | refused |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
@@ -117,7 +121,7 @@
 //! |---|---|
 //! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
 //! | pending sends, writes, reads and atomic operations to it | [`Error::PeerGone`], with the buffer |
-//! | receives that accept only its messages ([`from`](RecvRequest::from)) | [`Error::PeerGone`], after the messages that arrived completely |
+//! | receives that accept only its messages ([`from`](Request::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
 //! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`] |
 //! | [windows](RemoteWindow) of its memory | [`Error::PeerGone`] |

@@ -21,7 +21,7 @@
 //! # Polls make progress
 //!
 //! In both models, polling an [`Operation`], a [`CompletionQueue`], an [`EventQueue`], a
-//! [`Counter::wait`] or a [`Reserve`] that is not ready makes a *pass* over the domain: every
+//! [`Counter::wait`] or a [`Reserving`] that is not ready makes a *pass* over the domain: every
 //! endpoint moves a bounded number of bytes in both directions. A task that waits for a transmit
 //! credit therefore also receives, and two peers that flood each other do not deadlock. No waker
 //! runs and no buffer is dropped under the domain's lock.

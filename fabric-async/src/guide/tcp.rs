@@ -117,10 +117,10 @@
 //! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`,
 //! `join!`) are batched: the next poll that is not ready, or the driver, hands them to the kernel
 //! in one system call, and they complete. Messages that are awaited one by one take a call each. An
-//! [injected](Endpoint::inject) message reports nothing: [flush](super::batching#flush) before the
+//! [injected](Request::inject) message reports nothing: [flush](super::batching#flush) before the
 //! process ends.
 //!
-//! [`delivery_complete`](SendRequest::delivery_complete) waits for the peer's acknowledgement: the
+//! [`delivery_complete`](Request::delivery_complete) waits for the peer's acknowledgement: the
 //! message is at the peer's endpoint, though perhaps not in a receive, as in libfabric.
 //! `FI_MATCH_COMPLETE` is not offered.
 //!

@@ -1,20 +1,25 @@
-//! Requests for atomic operations on a peer's memory.
+//! Atomic operations on a peer's memory.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::atomic::{
     AtomicCall, AtomicOp, AtomicSpec, AtomicType, AtomicValues, append_value, bits_at,
 };
-use fabric_core::completion::{Failed, OpKind};
-use fabric_core::transport::{RmaIov, TrySend, TxOp};
-use fabric_core::{FiAddr, Result};
+use fabric_core::completion::{CompletionLevel, Failed, OpKind};
+use fabric_core::transport::{OpKey, RmaIov, TrySend, TxOp};
+use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult, check_atomic};
+use tokio::task::coop;
 
-use super::{CompletionOptions, Operation, POLLED_AFTER_COMPLETION};
-use crate::endpoint::Endpoint;
+use super::operation::drop_posted;
+use super::traits::{DeliveryOp, Op, QueuedOp, SelectiveOp, TransmitOp, TxOptions, sealed};
+use super::{Operation, POLLED_AFTER_COMPLETION, Request};
+use crate::endpoint::EndpointInner;
 use crate::mr::RemoteAddr;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -22,9 +27,9 @@ use crate::thread_model::{Shared, ThreadModel};
 const INLINE_BYTES: usize = 64;
 
 /// Whether an atomic operation returns the previous values.
-pub trait AtomicMode<R>: Unpin + sealed::Sealed {
+pub trait AtomicMode<R>: sealed::Sealed + Send + Unpin + 'static {
     /// The output of the operation's future.
-    type Output: Unpin;
+    type Output: Send + Unpin;
     /// Whether the operation returns values.
     #[doc(hidden)]
     const FETCHES: bool;
@@ -33,20 +38,18 @@ pub trait AtomicMode<R>: Unpin + sealed::Sealed {
     fn decode(operands: &R, bytes: &[u8]) -> Self::Output;
 }
 
-/// The operation returns nothing ([`Endpoint::atomic`]).
+/// The operation returns nothing ([`Endpoint::atomic`](crate::Endpoint::atomic)).
 #[derive(Clone, Copy, Debug)]
 pub enum NoFetch {}
 
-/// The operation returns the previous values ([`Endpoint::fetch_atomic`],
-/// [`Endpoint::compare_atomic`]).
+/// The operation returns the previous values
+/// ([`Endpoint::fetch_atomic`](crate::Endpoint::fetch_atomic),
+/// [`Endpoint::compare_atomic`](crate::Endpoint::compare_atomic)).
 #[derive(Clone, Copy, Debug)]
 pub enum Fetching {}
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::NoFetch {}
-    impl Sealed for super::Fetching {}
-}
+impl sealed::Sealed for NoFetch {}
+impl sealed::Sealed for Fetching {}
 
 impl<R: AtomicValues> AtomicMode<R> for NoFetch {
     type Output = ();
@@ -65,161 +68,207 @@ impl<R: AtomicValues> AtomicMode<R> for Fetching {
     }
 }
 
-/// A request for an atomic operation on a peer's memory: posted by `.await`, [`start`](Self::start)
-/// or [`post`](Self::post).
+/// An atomic operation on a peer's memory ([`Endpoint::atomic`](crate::Endpoint::atomic) and
+/// others). `R` is a value, an array or a vector of values; `A` is [`NoFetch`] or [`Fetching`].
 ///
-/// `R` is a value, an array or a vector of values. Over shared memory the initiator's CPU executes
-/// the operation directly on the memory; over `tcp`, and for registered buffers, [the
-/// owner](crate::guide::one_sided) executes it. The owner's own
-/// [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) works on the same memory, so all of them
-/// are atomic with respect to each other.
-#[must_use = "nothing happens before the request is awaited, started or posted"]
+/// Over shared memory the initiator's CPU executes the operation directly on the memory; over
+/// `tcp`, and for registered buffers, [the owner](crate::guide::one_sided) executes it. The owner's
+/// own [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) works on the same memory, so all of
+/// them are atomic with respect to each other.
+#[derive(Debug)]
 #[doc(alias = "fi_atomic")]
 #[doc(alias = "fi_atomicmsg")]
-pub struct AtomicRequest<'a, R, A, M: ThreadModel = Shared> {
-    ep: &'a Endpoint<M>,
-    spec: TxOp,
-    values: R,
+pub struct RemoteAtomicOp<R, A> {
+    peer: FiAddr,
+    at: RemoteAddr,
+    op: AtomicOp,
+    options: TxOptions,
     comparands: Option<R>,
-    report: CompletionOptions,
     mode: PhantomData<A>,
 }
 
-impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
-    pub(crate) fn new(
-        ep: &'a Endpoint<M>,
-        peer: FiAddr,
-        at: RemoteAddr,
-        op: AtomicOp,
-        values: R,
-        comparands: Option<R>,
-    ) -> Self {
-        let datatype = R::Element::DATATYPE;
-        let (kind, call) = match (A::FETCHES, &comparands) {
-            (false, _) => (OpKind::Atomic, AtomicCall::Base),
-            (true, None) => (OpKind::FetchAtomic, AtomicCall::Fetch),
-            (true, Some(_)) => (OpKind::FetchAtomic, AtomicCall::Compare),
-        };
-        let atomic = Some(AtomicSpec { op, datatype, call });
-        let len = values.elements().len() * datatype.size();
-        let remote = RmaIov {
-            key: at.key,
-            offset: at.offset,
-            len,
-            atomic,
-        };
-        let spec = TxOp::one_sided(kind, peer, remote);
+impl<R, A> RemoteAtomicOp<R, A> {
+    pub(crate) fn new(peer: FiAddr, at: RemoteAddr, op: AtomicOp, comparands: Option<R>) -> Self {
         Self {
-            ep,
-            spec,
-            values,
+            peer,
+            at,
+            op,
+            options: TxOptions::default(),
             comparands,
-            report: CompletionOptions::default(),
             mode: PhantomData,
         }
     }
+}
 
-    completion_methods!();
-    fence_method!();
-    delivery_complete_method!();
+impl<R: AtomicValues, A: AtomicMode<R>> sealed::Sealed for RemoteAtomicOp<R, A> {}
+impl<R: AtomicValues, A: AtomicMode<R>> Op for RemoteAtomicOp<R, A> {
+    type Ep<'a> = &'a Arc<EndpointInner>;
+}
+impl<R: AtomicValues, A: AtomicMode<R>> TransmitOp for RemoteAtomicOp<R, A> {
+    fn options(&mut self) -> &mut TxOptions {
+        &mut self.options
+    }
+}
+impl<R: AtomicValues, A: AtomicMode<R>> DeliveryOp for RemoteAtomicOp<R, A> {}
+impl<R: AtomicValues, A: AtomicMode<R>> QueuedOp for RemoteAtomicOp<R, A> {}
+impl<R: AtomicValues, A: AtomicMode<R>> SelectiveOp for RemoteAtomicOp<R, A> {}
 
+/// # Posting atomic operations
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Request<'_, RemoteAtomicOp<R, A>, R, M> {
     /// Posts the request now. The returned operation may be awaited later, or dropped.
     ///
     /// # Errors
-    /// [`Error::NotSupported`](crate::Error::NotSupported) when the data type does not have the
-    /// operation; [`Error::Invalid`](crate::Error::Invalid) when the offset is not a multiple of
-    /// the value's size, or the numbers of operands and comparands differ; and as
-    /// [`WriteRequest::start`](crate::WriteRequest::start).
+    /// [`Error::NotSupported`] when the data type does not have the operation; [`Error::Invalid`]
+    /// when the offset is not a multiple of the value's size, or the numbers of operands and
+    /// comparands differ; and as of a write.
     pub fn start(self) -> Result<AtomicOperation<R, A>> {
-        self.submit(CreditMode::NoWait)
+        let posted = AtomicPost::new(&self.op, &self.buf, self.ep)?.submit(CreditMode::NoWait)?;
+        Ok(AtomicOperation(match posted {
+            Submitted::Done(output) => AtomicOperationState::Done(Some(output)),
+            Submitted::Pending(key) => AtomicOperationState::Posted(
+                Operation::posted(self.ep.clone(), key, self.op.options.cancel_on_drop),
+                self.buf,
+            ),
+        }))
     }
 
     /// Posts the request now. The completion goes to the endpoint's transmit queue; its
     /// [`Completion::values`](crate::Completion::values) are the previous values.
     ///
     /// # Errors
-    /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
+    /// As [`start`](Self::start), and as of a write that is posted.
     pub fn post(self) -> Result<()> {
-        self.check()?;
-        let (ep, route) = (self.ep, self.report.target(self.ep.inner.selective_tx));
-        let operands = self.encode_operands();
-        ep.inner
-            .domain
-            .core
-            .atomic(ep.inner.id, self.spec, operands, route, CreditMode::NoWait)
+        let target = self.report.target(self.ep.selective_tx);
+        AtomicPost::new(&self.op, &self.buf, self.ep)?
+            .post(target, CreditMode::NoWait)
             .map(drop)
     }
+}
 
-    fn submit(self, credit: CreditMode) -> Result<AtomicOperation<R, A>> {
-        self.check()?;
-        let (ep, len) = (self.ep, self.spec.remote.map_or(0, |remote| remote.len));
-        let core = &ep.inner.domain.core;
+/// Nothing is posted before the first poll, as of every request.
+impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> IntoFuture
+    for Request<'a, RemoteAtomicOp<R, A>, R, M>
+{
+    type Output = Result<A::Output>;
+    type IntoFuture = AtomicFuture<'a, R, A, M>;
+
+    fn into_future(self) -> AtomicFuture<'a, R, A, M> {
+        AtomicFuture {
+            ep: self.ep,
+            op: self.op,
+            operands: self.buf,
+            state: AtomicFutureState::Unposted,
+            model: PhantomData,
+        }
+    }
+}
+
+/// An atomic operation that is being posted.
+struct AtomicPost<'r, R, A> {
+    ep: &'r EndpointInner,
+    spec: TxOp,
+    op: &'r RemoteAtomicOp<R, A>,
+    operands: &'r R,
+    /// Length of the operands in bytes.
+    len: usize,
+}
+
+/// The outcome of posting an atomic operation for a future.
+enum Submitted<T> {
+    Done(T),
+    Pending(OpKey),
+}
+
+impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
+    /// Checks the operation.
+    fn new(op: &'r RemoteAtomicOp<R, A>, operands: &'r R, ep: &'r EndpointInner) -> Result<Self> {
+        let datatype = R::Element::DATATYPE;
+        let (kind, call) = match (A::FETCHES, &op.comparands) {
+            (false, _) => (OpKind::Atomic, AtomicCall::Base),
+            (true, None) => (OpKind::FetchAtomic, AtomicCall::Fetch),
+            (true, Some(_)) => (OpKind::FetchAtomic, AtomicCall::Compare),
+        };
+        let count = operands.elements().len();
+        let comparands = op
+            .comparands
+            .as_ref()
+            .map_or(count, |values| values.elements().len());
+        if comparands != count {
+            let why = format!("it has {count} operands and {comparands} comparands");
+            return Err(Error::Invalid {
+                what: "atomic operation",
+                why,
+            });
+        }
+        let len = count * datatype.size();
+        let atomic = AtomicSpec {
+            op: op.op,
+            datatype,
+            call,
+        };
+        check_atomic(atomic, len)?;
+        let remote = RmaIov {
+            key: op.at.key,
+            offset: op.at.offset,
+            len,
+            atomic: Some(atomic),
+        };
+        let spec = TxOp {
+            fence: op.options.fence,
+            level: op.options.level.unwrap_or(CompletionLevel::Transmitted),
+            ..TxOp::one_sided(kind, op.peer, remote)
+        };
+        ep.check_tx_op(&spec)?;
+        Ok(Self {
+            ep,
+            spec,
+            op,
+            operands,
+            len,
+        })
+    }
+
+    /// Posts the operation for a future; a short one is tried at once.
+    fn submit(&self, credit: CreditMode) -> Result<Submitted<A::Output>> {
+        let (ep, len) = (self.ep, self.len);
         if len <= INLINE_BYTES {
             let (mut operands, mut result) = ([0; 2 * INLINE_BYTES], [0; INLINE_BYTES]);
-            let operands = &mut operands[..if self.comparands.is_some() {
+            let operands = &mut operands[..if self.op.comparands.is_some() {
                 2 * len
             } else {
                 len
             }];
             self.write_operands(operands);
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
-            let done = ep
-                .inner
-                .try_fast_path(|fast_path| fast_path.try_atomic(&self.spec, operands, result));
-            if done || core.try_atomic(ep.inner.id, &self.spec, operands, result)? == TrySend::Done
-            {
-                return Ok(AtomicOperation(AtomicOperationState::Done(Some(
-                    A::decode(&self.values, result),
-                ))));
+            let done =
+                ep.try_fast_path(|fast_path| fast_path.try_atomic(&self.spec, operands, result));
+            let core = &ep.domain.core;
+            if done || core.try_atomic(ep.id, &self.spec, operands, result)? == TrySend::Done {
+                return Ok(Submitted::Done(A::decode(self.operands, result)));
             }
         }
-        let operands = self.encode_operands();
-        let posted = core.atomic(
-            ep.inner.id,
-            self.spec,
-            operands,
-            CompletionTarget::Future,
-            credit,
-        )?;
-        Ok(AtomicOperation(match posted {
-            PostResult::Done(_, result) => {
-                AtomicOperationState::Done(Some(A::decode(&self.values, &result)))
+        Ok(match self.post(CompletionTarget::Future, credit)? {
+            PostResult::Done(_, result) => Submitted::Done(A::decode(self.operands, &result)),
+            PostResult::Pending(key) => Submitted::Pending(key),
+            PostResult::Reported => {
+                unreachable!("a post for a future is never reported to a queue")
             }
-            posted => {
-                AtomicOperationState::Posted(Operation::from_post_result(ep, posted), self.values)
-            }
-        }))
+        })
     }
 
-    fn check(&self) -> Result<()> {
-        let count = self.values.elements().len();
-        let comparands = self
-            .comparands
-            .as_ref()
-            .map_or(count, |comparands| comparands.elements().len());
-        if comparands != count {
-            let why = format!("it has {count} operands and {comparands} comparands");
-            return Err(crate::Error::Invalid {
-                what: "atomic operation",
-                why,
-            });
-        }
-        if let Some((atomic, len)) = self
-            .spec
-            .remote
-            .and_then(|remote| Some((remote.atomic?, remote.len)))
-        {
-            check_atomic(atomic, len)?;
-        }
-        self.ep.inner.check_tx_op(&self.spec)
+    fn post(&self, target: CompletionTarget, credit: CreditMode) -> Result<PostResult<Vec<u8>>> {
+        let operands = self.encode_operands();
+        let core = &self.ep.domain.core;
+        core.atomic(self.ep.id, self.spec, operands, target, credit)
     }
 
     fn operands_and_comparands(&self) -> impl Iterator<Item = R::Element> {
         let comparands = self
+            .op
             .comparands
             .as_ref()
             .map_or(&[][..], |comparands| comparands.elements());
-        self.values.elements().iter().chain(comparands).copied()
+        self.operands.elements().iter().chain(comparands).copied()
     }
 
     fn write_operands(&self, bytes: &mut [u8]) {
@@ -240,20 +289,92 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
     }
 }
 
-impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> IntoFuture for AtomicRequest<'_, R, A, M> {
-    type Output = Result<A::Output>;
-    type IntoFuture = AtomicOperation<R, A>;
+/// The future of a request for an atomic operation. The first poll posts the request.
+///
+/// # Cancel safety
+/// Dropping it before the first poll does nothing. Afterwards the operation takes effect once,
+/// unless [`cancel_on_drop`](Request::cancel_on_drop) is set and it has not begun.
+///
+/// # Panics
+/// When polled after it has resolved.
+#[must_use = "a future does nothing unless polled"]
+pub struct AtomicFuture<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel = Shared> {
+    ep: &'a Arc<EndpointInner>,
+    op: RemoteAtomicOp<R, A>,
+    operands: R,
+    state: AtomicFutureState,
+    model: PhantomData<M>,
+}
 
-    fn into_future(self) -> AtomicOperation<R, A> {
-        self.submit(CreditMode::Wait)
-            .unwrap_or_else(|error| AtomicOperation(AtomicOperationState::PostFailed(Some(error))))
+#[derive(Clone, Copy, Debug)]
+enum AtomicFutureState {
+    Unposted,
+    Posted(OpKey),
+    Resolved,
+}
+
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Future for AtomicFuture<'_, R, A, M> {
+    type Output = Result<A::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let this = &mut *self;
+        let key = match this.state {
+            AtomicFutureState::Posted(key) => key,
+            AtomicFutureState::Resolved => panic!("{POLLED_AFTER_COMPLETION}"),
+            AtomicFutureState::Unposted => {
+                this.state = AtomicFutureState::Resolved;
+                let submitted = AtomicPost::new(&this.op, &this.operands, this.ep)
+                    .and_then(|post| post.submit(CreditMode::Wait));
+                match submitted {
+                    Ok(Submitted::Pending(key)) => {
+                        this.state = AtomicFutureState::Posted(key);
+                        key
+                    }
+                    Ok(Submitted::Done(output)) => {
+                        budget.made_progress();
+                        return Poll::Ready(Ok(output));
+                    }
+                    Err(error) => {
+                        budget.made_progress();
+                        return Poll::Ready(Err(error));
+                    }
+                }
+            }
+        };
+        let finished = ready!(this.ep.domain.core.poll_op(key, cx));
+        this.state = AtomicFutureState::Resolved;
+        budget.made_progress();
+        Poll::Ready(match finished.take::<Vec<u8>>() {
+            Ok(done) => Ok(A::decode(&this.operands, &done.buf)),
+            Err(Failed { error, .. }) => Err(error),
+        })
+    }
+}
+
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Drop for AtomicFuture<'_, R, A, M> {
+    fn drop(&mut self) {
+        if let AtomicFutureState::Posted(key) = self.state {
+            drop_posted(self.ep, key, self.op.options.cancel_on_drop);
+        }
+    }
+}
+
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> fmt::Debug for AtomicFuture<'_, R, A, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            AtomicFutureState::Unposted => "AtomicFuture(not posted)",
+            AtomicFutureState::Posted(_) => "AtomicFuture(posted)",
+            AtomicFutureState::Resolved => "AtomicFuture(resolved)",
+        })
     }
 }
 
 /// A posted atomic operation, to be awaited.
 ///
 /// # Cancel safety
-/// Dropping it does not cancel the operation, which takes effect once.
+/// Dropping it does not cancel the operation, which takes effect once, unless
+/// [`cancel_on_drop`](Request::cancel_on_drop) was set and it has not begun.
 ///
 /// # Panics
 /// When polled after it has resolved.
@@ -262,7 +383,6 @@ pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>>(AtomicOperationSta
 
 enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>> {
     Done(Option<A::Output>),
-    PostFailed(Option<crate::Error>),
     Posted(Operation<Vec<u8>>, R),
 }
 
@@ -272,12 +392,9 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
             AtomicOperationState::Done(answer) => {
-                let budget = ready!(tokio::task::coop::poll_proceed(cx));
+                let budget = ready!(coop::poll_proceed(cx));
                 budget.made_progress();
                 Ok(answer.take().expect(POLLED_AFTER_COMPLETION))
-            }
-            AtomicOperationState::PostFailed(error) => {
-                Err(error.take().expect(POLLED_AFTER_COMPLETION))
             }
             AtomicOperationState::Posted(operation, operands) => {
                 match ready!(Pin::new(operation).poll(cx)) {
@@ -289,13 +406,11 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
     }
 }
 
-impl<R: AtomicValues, A: AtomicMode<R>> std::fmt::Debug for AtomicOperation<R, A> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<R: AtomicValues, A: AtomicMode<R>> fmt::Debug for AtomicOperation<R, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             AtomicOperationState::Posted(..) => "AtomicOperation(posted)",
-            _ => "AtomicOperation(ended)",
+            AtomicOperationState::Done(_) => "AtomicOperation(ended)",
         })
     }
 }
-
-impl_request_debug!("AtomicRequest", [R, A, M: ThreadModel], AtomicRequest<'_, R, A, M>);

@@ -5,48 +5,40 @@ use std::sync::Arc;
 
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::Failed;
-use fabric_core::transport::TxOp;
 use fabric_core::{Error, Result};
 use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS};
 
-use super::CompletionOptions;
-use crate::endpoint::Endpoint;
+use super::traits::{BufferOp, Op};
+use super::{CompletionOptions, Request};
+use crate::endpoint::{Endpoint, EndpointInner};
 use crate::thread_model::ThreadModel;
 
-/// A request that can be posted in a batch with others of its type:
-/// [`SendRequest`](crate::SendRequest), [`WriteRequest`](crate::WriteRequest) or
-/// [`RecvRequest`](crate::RecvRequest).
-pub trait Batchable<'a, M: ThreadModel>: sealed::BatchPost<'a, M> {}
-
-pub(crate) mod sealed {
-    use super::{ChunkResult, Endpoint, Result, ThreadModel};
-
-    pub trait BatchPost<'a, M: ThreadModel>: Sized {
-        /// The part of the request that is posted.
-        type Prepared;
-        /// Checks that this endpoint can post the request.
-        fn check_for(&self, ep: &Endpoint<M>) -> Result<()>;
-        /// Returns the number of bytes that the post copies, as far as the request tells.
-        fn copied_len(&self) -> usize;
-        /// Turns the request into an element of a chunk.
-        fn prepare(self) -> Self::Prepared;
-        /// Returns the request of an element that was not posted, else `None`.
-        fn restore(ep: &'a Endpoint<M>, ready: Self::Prepared) -> Option<Self>;
-        /// Posts a chunk.
-        fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Self::Prepared]) -> ChunkResult;
-    }
+/// An operation that can be posted in a batch with others of its type
+/// ([`Endpoint::post_all`]): a send, a write or a receive.
+pub trait BatchOp<B: IoBuf>: BufferOp<B> + for<'a> Op<Ep<'a> = &'a Arc<EndpointInner>> {
+    /// Checks that this endpoint can post the request.
+    #[doc(hidden)]
+    fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()>;
+    /// Returns the number of bytes that the post copies, as far as the request tells.
+    #[doc(hidden)]
+    fn copied_len(&self, buf: &B) -> usize;
+    /// Posts a chunk.
+    #[doc(hidden)]
+    fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult
+    where
+        Self: Sized;
 }
 
 /// Number of requests of a chunk that were posted, and the error that stopped it or of a peer that
 /// disconnected. Elements that were not posted have their buffers.
-pub(crate) type ChunkResult = (usize, Result<()>);
+pub(super) type ChunkResult = (usize, Result<()>);
 
-/// A request of a chunk. It is posted by reference, because it is large.
-pub struct PreparedRequest<S, B> {
-    pub(super) spec: S,
+/// A request of a chunk.
+pub struct QueuedRequest<O, B> {
+    op: O,
     /// `None` after it was posted.
-    pub(super) buf: Option<B>,
-    pub(super) report: CompletionOptions,
+    buf: Option<B>,
+    report: CompletionOptions,
 }
 
 /// The error of a batch that stopped before its end ([`Endpoint::post_all`]).
@@ -99,13 +91,14 @@ impl<R> From<BatchError<R>> for std::io::Error {
     }
 }
 
-pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
+pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     ep: &'a Endpoint<M>,
-    requests: impl IntoIterator<Item = R>,
-) -> Result<usize, BatchError<R>> {
+    requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
+) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
     let mut requests = requests.into_iter();
     let mut posted = 0;
-    let mut chunk = Vec::with_capacity(MAX_BATCH_POSTS);
+    // A short batch allocates no more than it needs.
+    let mut chunk = Vec::with_capacity(requests.size_hint().0.clamp(1, MAX_BATCH_POSTS));
     loop {
         // The iterator is code of the application, and runs without the domain's lock.
         let (mut refused, mut bytes) = (None, 0);
@@ -113,12 +106,21 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
             let Some(request) = requests.next() else {
                 break;
             };
-            if let Err(error) = request.check_for(ep) {
+            let checked = check_same_endpoint(&ep.inner, request.ep)
+                .and_then(|()| request.op.check(&ep.inner, &request.buf));
+            if let Err(error) = checked {
                 refused = Some((request, error));
                 break;
             }
-            bytes += request.copied_len();
-            chunk.push(request.prepare());
+            bytes += request.op.copied_len(&request.buf);
+            let Request {
+                op, buf, report, ..
+            } = request;
+            chunk.push(QueuedRequest {
+                op,
+                buf: Some(buf),
+                report,
+            });
         }
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
@@ -126,7 +128,7 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
         let (count, sent) = if chunk.is_empty() {
             (0, Ok(()))
         } else {
-            R::post_chunk(ep, &mut chunk)
+            O::post_chunk(&ep.inner, &mut chunk)
         };
         posted += count;
         let (request, error) = match (sent, refused) {
@@ -137,54 +139,41 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
             (Ok(()), Some((request, error))) => (Some(request), error),
             (Err(error), refused) => (refused.map(|(request, _)| request), error),
         };
-        let mut rest: Vec<R> = chunk
+        let mut unposted: Vec<_> = chunk
             .into_iter()
-            .filter_map(|ready| R::restore(ep, ready))
+            .filter_map(|QueuedRequest { op, buf, report }| {
+                Some(Request::from_parts(&ep.inner, op, buf?, report))
+            })
             .collect();
-        rest.extend(request);
+        unposted.extend(request);
         return Err(BatchError {
             error,
             posted,
-            unposted: rest,
+            unposted,
         });
     }
 }
 
 /// Posts a chunk request by request, until one is refused.
 #[inline(always)] // in the path of small messages
-pub(super) fn post_until_error<S, B>(
-    chunk: &mut [PreparedRequest<S, B>],
-    mut post: impl FnMut(&S, B, CompletionOptions) -> Result<(), Failed<B>>,
+pub(super) fn post_until_error<O, B>(
+    chunk: &mut [QueuedRequest<O, B>],
+    mut post: impl FnMut(&O, B, CompletionOptions) -> Result<(), Failed<B>>,
 ) -> ChunkResult {
-    for (at, ready) in chunk.iter_mut().enumerate() {
-        let Some(buf) = ready.buf.take() else {
+    for (at, queued) in chunk.iter_mut().enumerate() {
+        let Some(buf) = queued.buf.take() else {
             continue;
         };
-        if let Err(failed) = post(&ready.spec, buf, ready.report) {
-            ready.buf = Some(failed.buf);
+        if let Err(failed) = post(&queued.op, buf, queued.report) {
+            queued.buf = Some(failed.buf);
             return (at, Err(failed.error));
         }
     }
     (chunk.len(), Ok(()))
 }
 
-/// Checks that this endpoint can send a request that was created on `of`.
-pub(super) fn check_send<M: ThreadModel>(
-    ep: &Endpoint<M>,
-    of: &Endpoint<M>,
-    spec: &TxOp,
-    buf: &impl IoBuf,
-) -> Result<()> {
-    check_same_endpoint(ep, of)?;
-    ep.inner.check_tx_op(spec)?;
-    ep.inner.check_tx_iov(buf)
-}
-
-pub(super) fn check_same_endpoint<M: ThreadModel>(
-    ep: &Endpoint<M>,
-    of: &Endpoint<M>,
-) -> Result<()> {
-    if Arc::ptr_eq(&of.inner, &ep.inner) {
+fn check_same_endpoint(ep: &Arc<EndpointInner>, of: &Arc<EndpointInner>) -> Result<()> {
+    if Arc::ptr_eq(of, ep) {
         return Ok(());
     }
     Err(Error::Invalid {
@@ -193,10 +182,10 @@ pub(super) fn check_same_endpoint<M: ThreadModel>(
     })
 }
 
-impl<S: fmt::Debug, B> fmt::Debug for PreparedRequest<S, B> {
+impl<O: fmt::Debug, B> fmt::Debug for QueuedRequest<O, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedRequest")
-            .field("spec", &self.spec)
+        f.debug_struct("QueuedRequest")
+            .field("op", &self.op)
             .finish_non_exhaustive()
     }
 }

@@ -7,17 +7,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
+use fabric_core::Error;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed};
-use fabric_core::matching::{RecvSpec, TagMatch};
+use fabric_core::matching::RecvSpec;
 use fabric_core::transport::OpKey;
-use fabric_core::{Error, FiAddr};
 use fabric_reactor::{MultiRecvItem, MultiRecvTarget, OpResult};
 use futures_core::Stream;
 use tokio::task::coop;
 
-use crate::endpoint::{Endpoint, EndpointInner};
-use crate::thread_model::{Shared, ThreadModel};
+use super::Request;
+use super::recv::ANY_UNTAGGED;
+use super::traits::{MatchingOp, Op, QueuedOp, sealed};
+use crate::endpoint::EndpointInner;
+use crate::thread_model::ThreadModel;
 
 /// Default of `min_free`, in bytes.
 pub(crate) const DEFAULT_MIN_FREE: usize = 64;
@@ -28,66 +31,43 @@ pub(crate) const DEFAULT_MIN_FREE: usize = 64;
 /// memory of the buffer is freed when all its messages and its rest are dropped.
 pub type MessageSlice = Done<Bytes>;
 
-/// A multi-receive request (`FI_MULTI_RECV`): posted by [`start`](Self::start), as a stream, or by
-/// [`post`](Self::post), to the completion queue.
-///
-/// Takes untagged messages from any source by default.
-#[must_use = "nothing is received before the request is started or posted"]
-#[doc(alias = "FI_MULTI_RECV")]
-pub struct MultiRecvRequest<'a, M: ThreadModel = Shared> {
-    ep: &'a Endpoint<M>,
+/// A receive of several messages ([`Endpoint::recv_multi`](crate::Endpoint::recv_multi)). Takes
+/// untagged messages from any source by default.
+#[derive(Debug)]
+pub struct MultiRecvOp {
     spec: RecvSpec,
-    buf: BytesMut,
     min_free: usize,
-    context: u64,
 }
 
-impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
-    pub(crate) fn new(ep: &'a Endpoint<M>, buf: BytesMut) -> Self {
+impl MultiRecvOp {
+    pub(crate) fn new() -> Self {
         Self {
-            ep,
-            spec: RecvSpec {
-                from: None,
-                tag: None,
-            },
-            buf,
+            spec: ANY_UNTAGGED,
             min_free: DEFAULT_MIN_FREE,
-            context: 0,
         }
     }
+}
 
+impl sealed::Sealed for MultiRecvOp {}
+impl Op for MultiRecvOp {
+    type Ep<'a> = &'a Arc<EndpointInner>;
+}
+impl MatchingOp for MultiRecvOp {
+    fn recv_spec(&mut self) -> &mut RecvSpec {
+        &mut self.spec
+    }
+}
+impl QueuedOp for MultiRecvOp {}
+
+/// # Multi-receives
+impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
     /// Sets the number of free bytes below which the buffer takes no further message
     /// (`FI_OPT_MIN_MULTI_RECV`); 64 by default.
     ///
     /// 0 means: as long as messages fit.
     #[doc(alias = "FI_OPT_MIN_MULTI_RECV")]
     pub fn min_free(mut self, bytes: usize) -> Self {
-        self.min_free = bytes;
-        self
-    }
-
-    /// Takes tagged messages with exactly this tag.
-    pub fn tag(self, tag: u64) -> Self {
-        self.tag_mask(tag, 0)
-    }
-
-    /// Takes tagged messages whose tag equals `tag` in all bits but those set in `ignore`.
-    pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
-        self.spec.tag = Some(TagMatch { tag, ignore });
-        self
-    }
-
-    /// Takes messages from this peer only (`FI_DIRECTED_RECV`). The receive ends with
-    /// [`Error::PeerGone`] when the peer is gone; see
-    /// [`RecvRequest::from`](crate::RecvRequest::from).
-    pub fn from(mut self, peer: FiAddr) -> Self {
-        self.spec.from = Some(peer);
-        self
-    }
-
-    /// Sets the context value of the completions when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.op.min_free = bytes;
         self
     }
 
@@ -101,7 +81,7 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[allow(clippy::result_large_err)] // as of every request
     pub fn start(self) -> Result<MultiRecv, Failed<BytesMut>> {
-        let ep = self.ep.inner.clone();
+        let ep = self.ep.clone();
         let key = self.submit(MultiRecvTarget::Stream)?;
         Ok(MultiRecv {
             state: MultiRecvStreamState::Posted { ep, key },
@@ -133,8 +113,8 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// let me = ep.add_peer(ep.name()).await?;
     /// let mut queue = ep.take_completions().expect("the first call");
     /// ep.recv_multi(BytesMut::with_capacity(12)).min_free(4).context(7).post()?;
-    /// ep.inject(me, b"five.")?;
-    /// ep.inject(me, b"four")?;
+    /// ep.send(me, b"five.").inject()?;
+    /// ep.send(me, b"four").inject()?;
     /// for expected in ["five.", "four"] {
     ///     let message = queue.next().await.expect("the queue is open");
     ///     assert_eq!((message.context, message.kind), (7, OpKind::Recv));
@@ -152,16 +132,17 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// when the endpoint has no receive queue.
     #[allow(clippy::result_large_err)] // as of every request
     pub fn post(self) -> Result<PostedMultiRecv, Failed<BytesMut>> {
-        let (ep, context) = (self.ep.inner.clone(), self.context);
+        let (ep, context) = (self.ep.clone(), self.report.context);
         let key = self.submit(MultiRecvTarget::Cq(context))?;
         Ok(PostedMultiRecv { ep, key })
     }
 
     #[allow(clippy::result_large_err)] // as of every request
     fn submit(self, target: MultiRecvTarget) -> Result<OpKey, Failed<BytesMut>> {
-        let (ep, spec, mut buf, min_free) = (self.ep, self.spec, self.buf, self.min_free);
+        let (ep, spec, min_free) = (self.ep, self.op.spec, self.op.min_free);
+        let mut buf = self.buf;
         let room = buf.capacity() - buf.len();
-        let checked = ep.inner.check_multi_recv(&spec).and_then(|()| match room {
+        let checked = ep.check_multi_recv(&spec).and_then(|()| match room {
             0 => Err(invalid("it has no spare capacity".into())),
             _ if room < min_free => Err(invalid(format!(
                 "its spare capacity of {room} bytes is less than min_free, {min_free}"
@@ -180,10 +161,9 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
                 ..failed
             }
         };
-        ep.inner
-            .domain
+        ep.domain
             .core
-            .multi_recv(ep.inner.id, spec, buf, min_free, target)
+            .multi_recv(ep.id, spec, buf, min_free, target)
             .map_err(restore)
     }
 }
@@ -204,10 +184,10 @@ fn invalid(why: String) -> Error {
 /// A failure of one message is an item, and does not end the stream: a message longer than the
 /// whole, unused buffer ([`Error::Truncated`], with its first bytes). A message whose sender died
 /// in the middle of it is not reported, and its place in the buffer counts as used; in a
-/// [directed](MultiRecvRequest::from) receive it is an item too ([`Error::PeerGone`], with the
+/// [directed](crate::Request::from) receive it is an item too ([`Error::PeerGone`], with the
 /// bytes that had arrived). A failure of the receive itself is the last item: [`Error::Canceled`]
 /// when the endpoint is closed, [`Error::PeerGone`] or [`Error::StaleAddress`] for a
-/// [directed](MultiRecvRequest::from) one.
+/// [directed](crate::Request::from) one.
 ///
 /// At most as many messages as the endpoint's receive size ([`RxAttr::size`](crate::RxAttr::size))
 /// wait in the stream. Further messages wait at their senders.
@@ -334,5 +314,3 @@ impl fmt::Debug for PostedMultiRecv {
         f.write_str("PostedMultiRecv")
     }
 }
-
-impl_request_debug!("MultiRecvRequest", [M: ThreadModel], MultiRecvRequest<'_, M>);

@@ -1,302 +1,319 @@
-//! Requests to write and read a peer's memory.
+//! Writes and reads of a peer's memory.
 
-use std::future::IntoFuture;
+use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, IoBufMut};
-use fabric_core::completion::{Done, Failed, OpKind};
+use fabric_core::completion::{CompletionLevel, Failed, OpKind, Transfer};
 use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
-use super::batch::{self, Batchable, ChunkResult, PreparedRequest, sealed};
-use super::{CompletionOptions, Operation, send};
-use crate::endpoint::Endpoint;
+use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
+use super::send::{check_injected_level, post_payload, try_fast_path};
+use super::traits::{
+    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, QueuedOp, SelectiveOp, TransmitOp,
+    TxOptions, sealed,
+};
+use crate::endpoint::EndpointInner;
 use crate::mr::{RemoteAddr, RemoteSlice};
-use crate::thread_model::{Shared, ThreadModel};
 
-/// The ranges of a request that was created with a list of ranges.
-#[derive(Debug, Default)]
-pub struct RmaTargets(Option<Box<[RmaIov]>>);
+/// Where a write goes: a position in a peer's memory ([`RemoteAddr`]), which gets all bytes of the
+/// buffer; a range ([`RemoteSlice`]), which has the length of the buffer; or a list of ranges
+/// (array, slice or vector), which have its length together.
+#[derive(Clone, Debug)]
+pub struct WriteTo(Target);
 
-impl RmaTargets {
-    /// Returns the list, and the summary for the request's `TxOp`: position of the first range and
-    /// total length.
-    fn from_slices(list: &[RemoteSlice]) -> (RmaIov, Self) {
-        let range = |of: &RemoteSlice| RmaIov {
-            key: of.key,
-            offset: of.offset,
-            len: of.len,
-            atomic: None,
-        };
-        let all: Box<[_]> = list.iter().map(range).collect();
-        let first = all
-            .first()
-            .map_or((0, 0), |range| (range.key, range.offset));
-        let len = all
-            .iter()
-            .fold(0usize, |sum, range| sum.saturating_add(range.len));
-        (
-            RmaIov {
-                key: first.0,
-                offset: first.1,
-                len,
-                atomic: None,
-            },
-            Self(Some(all)),
-        )
+/// What a read reads: a range of a peer's memory ([`RemoteSlice`]), or a list of ranges (array,
+/// slice or vector).
+#[derive(Clone, Debug)]
+pub struct ReadFrom(Target);
+
+/// Remote ranges of an operation. One range needs no allocation.
+#[derive(Clone, Debug)]
+enum Target {
+    /// As many bytes as the buffer has.
+    Addr(RemoteAddr),
+    Slice(RemoteSlice),
+    List(Box<[RmaIov]>),
+}
+
+impl Target {
+    fn list(slices: &[RemoteSlice]) -> Self {
+        let range = |of: &RemoteSlice| rma_iov(of.key, of.offset, of.len);
+        Self::List(slices.iter().map(range).collect())
     }
 
-    /// Returns whether the request was created without a list.
+    /// Returns the range for the operation's `TxOp`: the position of the first range and the total
+    /// length. `len` is the length of the buffer.
     #[inline]
-    fn is_unlisted(&self) -> bool {
-        self.0.is_none()
+    fn first(&self, len: usize) -> RmaIov {
+        match self {
+            Self::Addr(addr) => rma_iov(addr.key, addr.offset, len),
+            Self::Slice(slice) => rma_iov(slice.key, slice.offset, slice.len),
+            Self::List(ranges) => {
+                let sum = |sum: usize, range: &RmaIov| sum.saturating_add(range.len);
+                let len = ranges.iter().fold(0, sum);
+                let first = ranges.first();
+                first.map_or(rma_iov(0, 0, len), |first| {
+                    rma_iov(first.key, first.offset, len)
+                })
+            }
+        }
     }
 
     /// Returns the ranges, if there is more than one.
-    fn as_list(&self) -> Option<&[RmaIov]> {
-        self.0.as_deref().filter(|ranges| ranges.len() > 1)
-    }
-
-    fn check<M: ThreadModel>(&self, ep: &Endpoint<M>) -> Result<()> {
-        let Some(ranges) = &self.0 else { return Ok(()) };
-        if ranges.is_empty() {
-            return Err(Error::Invalid {
-                what: "list of remote ranges",
-                why: "it is empty".into(),
-            });
-        }
-        // A single range is allowed where the limit is 0.
-        let limit = ep.inner.info.tx.rma_iov_limit.max(1);
-        if ranges.len() > limit {
-            return Err(Error::TooMany {
-                what: "remote ranges (rma_iov_limit)",
-                count: ranges.len(),
-                limit,
-            });
-        }
-        Ok(())
-    }
-}
-
-/// A request to write to a peer's memory (`fi_write`): posted by `.await`, [`start`](Self::start)
-/// or [`post`](Self::post).
-#[must_use = "nothing is written before the request is awaited, started or posted"]
-#[doc(alias = "fi_write")]
-pub struct WriteRequest<'a, B, M: ThreadModel = Shared> {
-    ep: &'a Endpoint<M>,
-    spec: TxOp,
-    targets: RmaTargets,
-    buf: B,
-    report: CompletionOptions,
-}
-
-impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
-    pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, to: RemoteAddr, buf: B) -> Self {
-        let remote = RmaIov {
-            key: to.key,
-            offset: to.offset,
-            len: buf.payload().len(),
-            atomic: None,
-        };
-        Self::with_op(
-            ep,
-            TxOp::one_sided(OpKind::Write, peer, remote),
-            RmaTargets::default(),
-            buf,
-        )
-    }
-
-    pub(crate) fn to_iov(ep: &'a Endpoint<M>, peer: FiAddr, to: &[RemoteSlice], buf: B) -> Self {
-        let (remote, ranges) = RmaTargets::from_slices(to);
-        Self::with_op(
-            ep,
-            TxOp::one_sided(OpKind::Write, peer, remote),
-            ranges,
-            buf,
-        )
-    }
-
-    fn with_op(ep: &'a Endpoint<M>, spec: TxOp, targets: RmaTargets, buf: B) -> Self {
-        Self {
-            ep,
-            spec,
-            targets,
-            buf,
-            report: CompletionOptions::default(),
-        }
-    }
-
-    fn check_targets(&self) -> Result<()> {
-        self.targets.check(self.ep)?;
-        let (ranges, len) = (
-            self.spec.remote.map_or(0, |remote| remote.len),
-            self.buf.payload().len(),
-        );
-        if ranges != len {
-            let why = format!("the buffer has {len} bytes, the remote ranges {ranges}");
-            return Err(Error::Invalid {
-                what: "write to several ranges",
-                why,
-            });
-        }
-        Ok(())
-    }
-
-    /// Sets data for a completion at the peer (`fi_writedata`, `FI_REMOTE_CQ_DATA`): an entry of
-    /// kind [`OpKind::RemoteWrite`] in the receive queue of its endpoint, after the written bytes.
-    /// It takes no posted receive.
-    #[doc(alias = "fi_writedata")]
-    pub fn data(mut self, data: u64) -> Self {
-        self.spec.data = Some(data);
-        self
-    }
-
-    completion_methods!();
-    fence_method!();
-    delivery_complete_method!();
-
-    /// Returns the buffer without posting the request.
-    pub fn into_buf(self) -> B {
-        self.buf
-    }
-
-    /// Posts the request now. The returned operation may be awaited later, or dropped.
-    ///
-    /// # Errors
-    /// With the buffer: [`Error::Key`](crate::Error::Key) and
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) when the access is known to be invalid,
-    /// and as [`SendRequest::start`](crate::SendRequest::start).
-    pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        self.submit(CreditMode::NoWait).into_post_result()
-    }
-
-    /// Posts the request now. The completion goes to the endpoint's transmit queue.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
-    pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.target(self.ep.inner.selective_tx);
-        if self.targets.is_unlisted() {
-            return send::post(
-                self.ep,
-                self.spec,
-                self.buf,
-                None,
-                route,
-                CreditMode::NoWait,
-            )
-            .map(drop);
-        }
-        self.post_rma_iov(route, CreditMode::NoWait).map(drop)
-    }
-
     #[inline]
-    fn submit(self, credit: CreditMode) -> Operation<B> {
-        if self.targets.is_unlisted() {
-            return send::submit(self.ep, &self.spec, self.buf, None, credit);
+    fn as_list(&self) -> Option<&[RmaIov]> {
+        match self {
+            Self::List(ranges) if ranges.len() > 1 => Some(ranges),
+            _ => None,
         }
-        let ep = self.ep;
-        self.post_rma_iov(CompletionTarget::Future, credit)
-            .map_or_else(Operation::post_failed, |posted| {
-                Operation::from_post_result(ep, posted)
-            })
     }
 
-    /// Posts a write that was created with a list of ranges.
-    #[cold]
-    fn post_rma_iov(
-        self,
-        route: CompletionTarget,
+    /// Checks the number of ranges.
+    #[inline]
+    fn check(&self, ep: &EndpointInner) -> Result<()> {
+        match self {
+            Self::List(ranges) => check_count(ranges.len(), ep.info.tx.rma_iov_limit),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cold]
+fn check_count(count: usize, limit: usize) -> Result<()> {
+    if count == 0 {
+        return Err(Error::Invalid {
+            what: "list of remote ranges",
+            why: "it is empty".into(),
+        });
+    }
+    // A single range is allowed where the limit is 0.
+    let limit = limit.max(1);
+    if count > limit {
+        return Err(Error::TooMany {
+            what: "remote ranges (rma_iov_limit)",
+            count,
+            limit,
+        });
+    }
+    Ok(())
+}
+
+fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
+    RmaIov {
+        key,
+        offset,
+        len,
+        atomic: None,
+    }
+}
+
+impl From<RemoteAddr> for WriteTo {
+    #[inline]
+    fn from(addr: RemoteAddr) -> Self {
+        Self(Target::Addr(addr))
+    }
+}
+
+macro_rules! impl_from_ranges {
+    ($($type:ty),*) => {$(
+        impl From<RemoteSlice> for $type {
+            #[inline]
+            fn from(slice: RemoteSlice) -> Self {
+                Self(Target::Slice(slice))
+            }
+        }
+        impl From<&[RemoteSlice]> for $type {
+            fn from(slices: &[RemoteSlice]) -> Self {
+                Self(Target::list(slices))
+            }
+        }
+        impl<const N: usize> From<[RemoteSlice; N]> for $type {
+            fn from(slices: [RemoteSlice; N]) -> Self {
+                Self(Target::list(&slices))
+            }
+        }
+        impl<const N: usize> From<&[RemoteSlice; N]> for $type {
+            fn from(slices: &[RemoteSlice; N]) -> Self {
+                Self(Target::list(slices))
+            }
+        }
+        impl From<Vec<RemoteSlice>> for $type {
+            fn from(slices: Vec<RemoteSlice>) -> Self {
+                Self(Target::list(&slices))
+            }
+        }
+        impl From<&Vec<RemoteSlice>> for $type {
+            fn from(slices: &Vec<RemoteSlice>) -> Self {
+                Self(Target::list(slices))
+            }
+        }
+    )*};
+}
+
+impl_from_ranges!(WriteTo, ReadFrom);
+
+/// A write to a peer's memory ([`Endpoint::write`](crate::Endpoint::write)).
+#[derive(Debug)]
+pub struct WriteOp {
+    peer: FiAddr,
+    to: Target,
+    data: Option<u64>,
+    options: TxOptions,
+}
+
+impl WriteOp {
+    #[inline]
+    pub(crate) fn new(peer: FiAddr, to: WriteTo) -> Self {
+        Self {
+            peer,
+            to: to.0,
+            data: None,
+            options: TxOptions::default(),
+        }
+    }
+
+    #[inline(always)] // on the small-message path
+    fn to_tx(&self, len: usize) -> TxOp {
+        TxOp {
+            data: self.data,
+            fence: self.options.fence,
+            level: self.options.level.unwrap_or(CompletionLevel::Transmitted),
+            ..TxOp::one_sided(OpKind::Write, self.peer, self.to.first(len))
+        }
+    }
+
+    /// Checks that the remote ranges have as many bytes as the buffer.
+    #[inline]
+    fn check_target(&self, ep: &EndpointInner, len: usize) -> Result<()> {
+        self.to.check(ep)?;
+        let ranges = self.to.first(len).len;
+        if ranges != len {
+            return Err(length_error(len, ranges));
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn length_error(len: usize, ranges: usize) -> Error {
+    Error::Invalid {
+        what: "write",
+        why: format!("the buffer has {len} bytes, the remote ranges {ranges}"),
+    }
+}
+
+impl sealed::Sealed for WriteOp {}
+impl Op for WriteOp {
+    type Ep<'a> = &'a Arc<EndpointInner>;
+}
+impl DataOp for WriteOp {
+    #[inline]
+    fn set_data(&mut self, data: u64) {
+        self.data = Some(data);
+    }
+}
+impl TransmitOp for WriteOp {
+    #[inline]
+    fn options(&mut self) -> &mut TxOptions {
+        &mut self.options
+    }
+}
+impl DeliveryOp for WriteOp {}
+impl QueuedOp for WriteOp {}
+impl SelectiveOp for WriteOp {}
+impl BytesOp for WriteOp {}
+
+impl InjectOp for WriteOp {
+    #[inline(always)] // on the small-message path
+    fn check_injected(&self, len: usize) -> Result<()> {
+        check_injected_level(&self.options)?;
+        match &self.to {
+            Target::Addr(_) => Ok(()),
+            Target::Slice(slice) if slice.len == len => Ok(()),
+            Target::Slice(slice) => Err(length_error(len, slice.len)),
+            Target::List(_) => Err(Error::Invalid {
+                what: "inject",
+                why: "a list of remote ranges cannot be injected".into(),
+            }),
+        }
+    }
+
+    #[inline(always)] // on the small-message path
+    fn to_injected(&self, len: usize) -> TxOp {
+        self.to_tx(len)
+    }
+}
+
+impl<B: IoBuf> BufferOp<B> for WriteOp {
+    fn is_selective(ep: &EndpointInner) -> bool {
+        ep.selective_tx
+    }
+
+    fn cancels_on_drop(&self) -> bool {
+        self.options.cancel_on_drop
+    }
+
+    #[inline(always)] // on the small-message path
+    fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
+        match self.to {
+            Target::Addr(_) => try_fast_path(ep, &self.to_tx(buf.payload().len()), buf),
+            _ => None,
+        }
+    }
+
+    fn post(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let checked = self
-            .ep
-            .inner
-            .check_tx_op(&self.spec)
-            .and_then(|()| self.ep.inner.check_tx_iov(&self.buf));
-        if let Err(error) = checked.and_then(|()| self.check_targets()) {
-            return Err(Failed::new(error, self.buf));
+        let len = buf.payload().len();
+        let spec = self.to_tx(len);
+        let Some(ranges) = self.to.as_list() else {
+            return match self.check_target(ep, len) {
+                Ok(()) => post_payload(ep, spec, buf, target, credit),
+                Err(error) => Err(Failed::new(error, buf)),
+            };
+        };
+        if let Err(error) = self.check(ep, &buf) {
+            return Err(Failed::new(error, buf));
         }
-        let Self {
-            ep,
-            spec,
-            targets: ranges,
-            buf,
-            ..
-        } = self;
-        let core = &ep.inner.domain.core;
-        match ranges.as_list() {
-            None => core.send(ep.inner.id, spec, buf, route, credit),
-            Some(ranges) => core.write_rma_iov(ep.inner.id, spec, ranges, buf, route, credit),
-        }
+        let core = &ep.domain.core;
+        core.write_rma_iov(ep.id, spec, ranges, buf, target, credit)
     }
 }
 
-impl<B: IoBuf, M: ThreadModel> IntoFuture for WriteRequest<'_, B, M> {
-    type Output = Result<Done<B>, Failed<B>>;
-    type IntoFuture = Operation<B>;
-
-    fn into_future(self) -> Operation<B> {
-        self.submit(CreditMode::Wait)
-    }
-}
-
-impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for WriteRequest<'a, B, M> {}
-
-impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for WriteRequest<'a, B, M> {
-    type Prepared = PreparedRequest<(TxOp, RmaTargets), B>;
-
-    fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
-        batch::check_send(ep, self.ep, &self.spec, &self.buf)?;
-        if self.targets.is_unlisted() {
-            Ok(())
-        } else {
-            self.check_targets()
-        }
+impl<B: IoBuf> BatchOp<B> for WriteOp {
+    fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
+        let len = buf.payload().len();
+        ep.check_tx(
+            OpKind::Write,
+            self.options.fence,
+            self.data.is_some(),
+            false,
+        )?;
+        ep.check_tx_iov(buf)?;
+        self.check_target(ep, len)
     }
 
-    fn copied_len(&self) -> usize {
-        self.buf.payload().len()
+    fn copied_len(&self, buf: &B) -> usize {
+        buf.payload().len()
     }
 
-    fn prepare(self) -> PreparedRequest<(TxOp, RmaTargets), B> {
-        let spec = TxOp {
-            more: true,
-            ..self.spec
-        };
-        PreparedRequest {
-            spec: (spec, self.targets),
-            buf: Some(self.buf),
-            report: self.report,
-        }
-    }
-
-    fn restore(ep: &'a Endpoint<M>, ready: PreparedRequest<(TxOp, RmaTargets), B>) -> Option<Self> {
-        let (spec, ranges) = ready.spec;
-        let spec = TxOp {
-            more: false,
-            ..spec
-        };
-        Some(Self {
-            ep,
-            spec,
-            targets: ranges,
-            buf: ready.buf?,
-            report: ready.report,
-        })
-    }
-
-    fn post_chunk(
-        ep: &'a Endpoint<M>,
-        chunk: &mut [PreparedRequest<(TxOp, RmaTargets), B>],
-    ) -> ChunkResult {
-        let selective = ep.inner.selective_tx;
-        let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) = batch::post_until_error(chunk, |(spec, ranges), buf, report| {
-            let route = report.target(selective);
-            match ranges.as_list() {
-                None => posts.send(spec, buf, route),
-                Some(all) => posts.write_rma_iov(*spec, all, buf, route),
+    fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
+        let mut posts = ep.domain.core.batch(ep.id);
+        let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
+            let target = report.target(ep.selective_tx);
+            let spec = TxOp {
+                more: true,
+                ..op.to_tx(buf.payload().len())
+            };
+            match op.to.as_list() {
+                None => posts.send(&spec, buf, target),
+                Some(ranges) => posts.write_rma_iov(spec, ranges, buf, target),
             }
         });
         // The error of a refused request takes precedence over a peer that disconnected.
@@ -304,120 +321,68 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for WriteRequest<'a,
     }
 }
 
-/// A request to read a peer's memory (`fi_read`): posted by `.await`, [`start`](Self::start) or
-/// [`post`](Self::post).
-#[must_use = "nothing is read before the request is awaited, started or posted"]
-#[doc(alias = "fi_read")]
-pub struct ReadRequest<'a, B, M: ThreadModel = Shared> {
-    ep: &'a Endpoint<M>,
-    spec: TxOp,
-    targets: RmaTargets,
-    buf: B,
-    report: CompletionOptions,
+/// A read of a peer's memory ([`Endpoint::read`](crate::Endpoint::read)).
+#[derive(Debug)]
+pub struct ReadOp {
+    peer: FiAddr,
+    from: Target,
+    options: TxOptions,
 }
 
-impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
-    pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, from: RemoteSlice, buf: B) -> Self {
-        let remote = RmaIov {
-            key: from.key,
-            offset: from.offset,
-            len: from.len,
-            atomic: None,
-        };
-        let spec = TxOp::one_sided(OpKind::Read, peer, remote);
+impl ReadOp {
+    pub(crate) fn new(peer: FiAddr, from: ReadFrom) -> Self {
         Self {
-            ep,
-            spec,
-            targets: RmaTargets::default(),
-            buf,
-            report: CompletionOptions::default(),
+            peer,
+            from: from.0,
+            options: TxOptions::default(),
         }
     }
+}
 
-    pub(crate) fn from_iov(
-        ep: &'a Endpoint<M>,
-        peer: FiAddr,
-        from: &[RemoteSlice],
+impl sealed::Sealed for ReadOp {}
+impl Op for ReadOp {
+    type Ep<'a> = &'a Arc<EndpointInner>;
+}
+impl TransmitOp for ReadOp {
+    fn options(&mut self) -> &mut TxOptions {
+        &mut self.options
+    }
+}
+impl QueuedOp for ReadOp {}
+impl SelectiveOp for ReadOp {}
+impl BytesOp for ReadOp {}
+
+impl<B: IoBufMut> BufferOp<B> for ReadOp {
+    fn is_selective(ep: &EndpointInner) -> bool {
+        ep.selective_tx
+    }
+
+    fn cancels_on_drop(&self) -> bool {
+        self.options.cancel_on_drop
+    }
+
+    fn post(
+        &mut self,
+        ep: &EndpointInner,
         buf: B,
-    ) -> Self {
-        let (remote, targets) = RmaTargets::from_slices(from);
-        let spec = TxOp::one_sided(OpKind::Read, peer, remote);
-        Self {
-            ep,
-            spec,
-            targets,
-            buf,
-            report: CompletionOptions::default(),
-        }
-    }
-
-    completion_methods!();
-    fence_method!();
-
-    /// Posts the request now. The returned operation is awaited later.
-    ///
-    /// # Errors
-    /// With the buffer: [`Error::BufferTooSmall`](crate::Error::BufferTooSmall), and as
-    /// [`WriteRequest::start`].
-    pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        self.submit(CreditMode::NoWait)
-    }
-
-    /// Posts the request now. The completion goes to the endpoint's transmit queue, with the
-    /// buffer.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
-    pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.target(self.ep.inner.selective_tx);
-        self.post_with_target(route, CreditMode::NoWait).map(drop)
-    }
-
-    fn submit(self, credit: CreditMode) -> Result<Operation<B>, Failed<B>> {
-        let ep = self.ep;
-        Ok(Operation::from_post_result(
-            ep,
-            self.post_with_target(CompletionTarget::Future, credit)?,
-        ))
-    }
-
-    fn post_with_target(
-        self,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let Self {
-            ep,
-            spec,
-            targets: ranges,
-            buf,
-            ..
-        } = self;
+        let spec = TxOp {
+            fence: self.options.fence,
+            ..TxOp::one_sided(OpKind::Read, self.peer, self.from.first(0))
+        };
         let checked = ep
-            .inner
             .check_tx_op(&spec)
-            .and_then(|()| ep.inner.check_tx_iov(&buf));
-        if let Err(error) = checked.and_then(|()| ranges.check(ep)) {
+            .and_then(|()| ep.check_tx_iov(&buf))
+            .and_then(|()| self.from.check(ep));
+        if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }
-        let core = &ep.inner.domain.core;
-        match ranges.as_list() {
-            None => core.read(ep.inner.id, spec, buf, route, credit),
-            Some(ranges) => core.read_rma_iov(ep.inner.id, spec, ranges, buf, route, credit),
+        let core = &ep.domain.core;
+        match self.from.as_list() {
+            None => core.read(ep.id, spec, buf, target, credit),
+            Some(ranges) => core.read_rma_iov(ep.id, spec, ranges, buf, target, credit),
         }
     }
 }
-
-impl<B: IoBufMut, M: ThreadModel> IntoFuture for ReadRequest<'_, B, M> {
-    type Output = Result<Done<B>, Failed<B>>;
-    type IntoFuture = Operation<B>;
-
-    fn into_future(self) -> Operation<B> {
-        self.submit(CreditMode::Wait)
-            .unwrap_or_else(Operation::post_failed)
-    }
-}
-
-impl_request_debug!("WriteRequest", [B, M: ThreadModel], WriteRequest<'_, B, M>);
-
-impl_request_debug!("ReadRequest", [B, M: ThreadModel], ReadRequest<'_, B, M>);

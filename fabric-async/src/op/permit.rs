@@ -1,30 +1,49 @@
 //! Transmit credits reserved ahead of a send.
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::marker::PhantomData;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::buf::IoBuf;
+use fabric_core::completion::Failed;
 use fabric_core::transport::OpKey;
-use fabric_core::{FiAddr, Result};
+use fabric_core::{Error, FiAddr, Result};
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
-use super::SendRequest;
+use super::send::{SendOp, post_payload};
+use super::traits::{
+    BufferOp, BytesOp, DataOp, DeliveryOp, MessageOp, Op, QueuedOp, SelectiveOp, TaggedOp,
+    TransmitOp, TxOptions, sealed,
+};
+use super::{POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint::{AnyEndpoint, Endpoint, EndpointInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A request for a transmit credit. Awaiting it waits for a credit, in order with waiting sends.
+/// The future of [`Endpoint::reserve`]: waits for a transmit credit, in order with waiting sends.
+///
+/// It takes its place in the queue at the first poll.
 ///
 /// # Cancel safety
-/// Dropping the future gives up its place in the queue, and returns a credit that was granted
-/// meanwhile.
-#[must_use = "nothing is reserved before the request is awaited"]
-pub struct Reserve<'a, M: ThreadModel = Shared> {
-    ep: &'a Endpoint<M>,
+/// Dropping it gives up its place in the queue, and returns a credit that was granted meanwhile.
+///
+/// # Panics
+/// When polled after it has resolved.
+#[must_use = "nothing is reserved before the future is awaited"]
+pub struct Reserving<'a, M: ThreadModel = Shared> {
+    ep: &'a Arc<EndpointInner>,
     peer: FiAddr,
+    state: ReservingState<M>,
+}
+
+enum ReservingState<M: ThreadModel> {
+    Unposted,
+    Queued(Permit<M>),
+    Resolved,
 }
 
 /// A reserved transmit credit: one send to one peer that does not fail for lack of credit. (A send
@@ -39,77 +58,77 @@ pub struct Permit<M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-/// The future of a [`Reserve`] request.
-pub struct ReserveFuture<M: ThreadModel> {
-    state: Result<Option<Permit<M>>>,
-}
-
-impl<'a, M: ThreadModel> Reserve<'a, M> {
+impl<'a, M: ThreadModel> Reserving<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr) -> Self {
-        Self { ep, peer }
-    }
-}
-
-impl<M: ThreadModel> IntoFuture for Reserve<'_, M> {
-    type Output = Result<Permit<M>>;
-    type IntoFuture = ReserveFuture<M>;
-
-    fn into_future(self) -> ReserveFuture<M> {
-        let ep = &self.ep.inner;
-        let reserved = ep
-            .node
-            .check_open()
-            .and_then(|()| ep.domain.core.reserve_credit(ep.id, self.peer));
-        let permit = |key| {
-            Some(Permit {
-                ep: ep.clone(),
-                key,
-                peer: self.peer,
-                consumed: false,
-                model: PhantomData,
-            })
-        };
-        ReserveFuture {
-            state: reserved.map(permit),
+        Self {
+            ep: &ep.inner,
+            peer,
+            state: ReservingState::Unposted,
         }
     }
+
+    /// Takes a place in the queue for credits.
+    fn enqueue(&self) -> Result<Permit<M>> {
+        self.ep.node.check_open()?;
+        let key = self.ep.domain.core.reserve_credit(self.ep.id, self.peer)?;
+        Ok(Permit {
+            ep: self.ep.clone(),
+            key,
+            peer: self.peer,
+            consumed: false,
+            model: PhantomData,
+        })
+    }
 }
 
-impl<M: ThreadModel> Future for ReserveFuture<M> {
+impl<M: ThreadModel> Future for Reserving<'_, M> {
     type Output = Result<Permit<M>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let budget = ready!(coop::poll_proceed(cx));
-        let granted = match &self.state {
-            Ok(Some(permit)) => ready!(permit.ep.domain.core.poll_permit(permit.key, cx)),
-            Ok(None) => panic!("the reservation was polled after it had resolved"),
-            Err(error) => Err(error.clone()),
+        if let ReservingState::Unposted = self.state {
+            self.state = match self.enqueue() {
+                Ok(permit) => ReservingState::Queued(permit),
+                Err(error) => {
+                    self.state = ReservingState::Resolved;
+                    budget.made_progress();
+                    return Poll::Ready(Err(error));
+                }
+            };
+        }
+        let ReservingState::Queued(permit) = &self.state else {
+            panic!("{POLLED_AFTER_COMPLETION}")
         };
+        let granted = ready!(self.ep.domain.core.poll_permit(permit.key, cx));
         budget.made_progress();
-        let permit = std::mem::replace(&mut self.state, Ok(None));
-        Poll::Ready(
-            granted.and_then(|()| permit.map(|permit| permit.expect("present until resolved"))),
-        )
+        let ReservingState::Queued(permit) =
+            mem::replace(&mut self.state, ReservingState::Resolved)
+        else {
+            unreachable!("the reservation was queued above")
+        };
+        Poll::Ready(granted.map(|()| permit))
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Reserving<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reserving")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
     }
 }
 
 impl<M: ThreadModel> Permit<M> {
     /// Returns a request to send with this credit, to the peer it was reserved for; to be awaited,
     /// started or posted like any send. `ep` must be the endpoint that granted the credit, or a
-    /// clone: on any other endpoint the credit is returned, and the send has none.
-    pub fn send<B: IoBuf>(self, ep: &impl AnyEndpoint<M>, buf: B) -> SendRequest<'_, B, M> {
-        let (ep, peer) = (ep.as_endpoint(), self.peer);
-        if Arc::ptr_eq(&ep.inner, &self.ep) {
-            SendRequest::new(ep, peer, buf).with_permit(self)
-        } else {
-            // A credit is valid for its own endpoint only.
-            SendRequest::new(ep, peer, buf)
-        }
-    }
-
-    /// Ends the permit: a posted send has consumed the credit, a refused one returns it.
-    pub(crate) fn finish(mut self, posted: bool) {
-        self.consumed = posted;
+    /// clone: on any other endpoint the send fails with [`Error::Invalid`], and the credit is
+    /// returned.
+    pub fn send<B>(self, ep: &impl AnyEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {
+        let op = PermitSendOp {
+            send: SendOp::new(self.peer),
+            permit: Some(self),
+        };
+        Request::new(ep.as_endpoint(), op, buf)
     }
 }
 
@@ -127,17 +146,72 @@ impl<M: ThreadModel> fmt::Debug for Permit<M> {
     }
 }
 
-impl<M: ThreadModel> fmt::Debug for Reserve<'_, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reserve")
-            .field("endpoint", &self.ep.id())
-            .field("peer", &self.peer)
-            .finish()
-    }
+/// A send with a reserved credit ([`Permit::send`]).
+#[derive(Debug)]
+pub struct PermitSendOp<M: ThreadModel = Shared> {
+    send: SendOp,
+    /// `None` after the post.
+    permit: Option<Permit<M>>,
 }
 
-impl<M: ThreadModel> fmt::Debug for ReserveFuture<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReserveFuture").field(&self.state).finish()
+impl<M: ThreadModel> sealed::Sealed for PermitSendOp<M> {}
+impl<M: ThreadModel> Op for PermitSendOp<M> {
+    type Ep<'a> = &'a Arc<EndpointInner>;
+}
+impl<M: ThreadModel> TaggedOp for PermitSendOp<M> {
+    fn set_tag(&mut self, tag: u64) {
+        self.send.set_tag(tag);
+    }
+}
+impl<M: ThreadModel> DataOp for PermitSendOp<M> {
+    fn set_data(&mut self, data: u64) {
+        self.send.set_data(data);
+    }
+}
+impl<M: ThreadModel> TransmitOp for PermitSendOp<M> {
+    fn options(&mut self) -> &mut TxOptions {
+        self.send.options()
+    }
+}
+impl<M: ThreadModel> DeliveryOp for PermitSendOp<M> {}
+impl<M: ThreadModel> MessageOp for PermitSendOp<M> {}
+impl<M: ThreadModel> QueuedOp for PermitSendOp<M> {}
+impl<M: ThreadModel> SelectiveOp for PermitSendOp<M> {}
+impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
+
+impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
+    const TAKES_BUFFER: bool = B::IS_LENT;
+
+    fn is_selective(ep: &EndpointInner) -> bool {
+        ep.selective_tx
+    }
+
+    fn cancels_on_drop(&self) -> bool {
+        self.send.cancels_on_drop()
+    }
+
+    fn post(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        target: CompletionTarget,
+        _credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let mut permit = self
+            .permit
+            .take()
+            .expect("an operation is posted at most once");
+        if !std::ptr::eq(ep, &*permit.ep) {
+            let error = Error::Invalid {
+                what: "permit",
+                why: "it was granted by another endpoint".into(),
+            };
+            return Err(Failed::new(error, buf));
+        }
+        let spec = self.send.to_tx(ep, buf.lent_key());
+        let posted = post_payload(ep, spec, buf, target, CreditMode::FromPermit);
+        // A posted send has taken over the credit; a refused one returns it.
+        permit.consumed = posted.is_ok();
+        posted
     }
 }

@@ -100,7 +100,10 @@ pub(crate) async fn removed_address_is_stale(setup: Setup) {
         (refused.error, refused.buf),
         (Error::StaleAddress(to_b), vec![3])
     );
-    assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::StaleAddress(to_b)));
+    assert_eq!(
+        a.ep.send(to_b, b"x").inject(),
+        Err(Error::StaleAddress(to_b))
+    );
 
     // The position is reused with another generation: the old handle stays stale.
     let c = setup.open_endpoint().await;

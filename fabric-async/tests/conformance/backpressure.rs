@@ -26,7 +26,12 @@ pub(crate) async fn injected_messages_leave_without_further_calls(setup: Setup) 
         endpoint_pair_with(&setup, EndpointConfig::default(), EndpointConfig::default()).await;
     let len = a.info.tx.inject_size.min(4096);
     let mut sent = 0u64;
-    while sent < 4096 && a.ep.inject(to_b, &numbered_message(sent, len)).is_ok() {
+    while sent < 4096
+        && a.ep
+            .send(to_b, &numbered_message(sent, len))
+            .inject()
+            .is_ok()
+    {
         sent += 1;
     }
     assert!(sent > 0);
@@ -46,7 +51,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
             );
             let message = numbered_message(posted.len() as u64, MESSAGE_LEN);
             let at = message.as_ptr();
-            match a.ep.try_send(to_b, message) {
+            match a.ep.send(to_b, message).start() {
                 Ok(op) => posted.push(op),
                 Err(failed) => break (failed, at),
             }
@@ -99,7 +104,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         };
         tokio::join!(sends, receives);
         if let Some(buf) = refused_again {
-            let (last, got) = tokio::join!(a.ep.try_send(to_b, buf).unwrap(), b.ep.recv());
+            let (last, got) = tokio::join!(a.ep.send(to_b, buf).start().unwrap(), b.ep.recv());
             last.unwrap();
             assert_eq!(
                 got.unwrap().len(),
@@ -113,7 +118,10 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
 /// Sends until no credit is left; returns the number of sends in progress.
 fn use_up_credits(a: &EndpointFixture, to_b: fabric_async::FiAddr) -> u64 {
     let mut count = 0;
-    while let Ok(op) = a.ep.try_send(to_b, numbered_message(count, MESSAGE_LEN)) {
+    while let Ok(op) =
+        a.ep.send(to_b, numbered_message(count, MESSAGE_LEN))
+            .start()
+    {
         drop(op);
         count += 1;
     }
@@ -130,18 +138,17 @@ pub(crate) async fn awaited_send_is_pending_until_receiver_reads(setup: Setup) {
     // More messages than the receiver, which makes no progress, and the transport between the two
     // buffer.
     let mut count = 0;
-    let mut waiting = loop {
+    let mut sends = Vec::new();
+    while count < 600 {
         let mut op =
             a.ep.send(to_b, numbered_message(count, MESSAGE_LEN))
                 .into_future();
-        let _ = poll_once(&mut op).await;
-        count += 1;
-        assert!(count < 4096, "sends never run out of credit");
-        if count > 600 {
-            break op;
+        if poll_once(&mut op).await.is_pending() {
+            sends.push(op);
         }
-        drop(tokio::spawn(op));
-    };
+        count += 1;
+    }
+    let mut waiting = sends.pop().expect("sends run out of credit");
     wait_until_stable(|| 0).await;
     assert!(poll_once(&mut waiting).await.is_pending());
     let receives = async {
@@ -149,7 +156,12 @@ pub(crate) async fn awaited_send_is_pending_until_receiver_reads(setup: Setup) {
             assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
         }
     };
-    let (sent, ()) = tokio::join!(waiting, receives);
+    let earlier = async {
+        for send in sends {
+            send.await.unwrap();
+        }
+    };
+    let ((), sent, ()) = tokio::join!(earlier, waiting, receives);
     assert_eq!(sent.unwrap().len(), MESSAGE_LEN);
 }
 
@@ -165,22 +177,25 @@ pub(crate) async fn queued_sends_keep_their_order(setup: Setup) {
     // receiver, which makes no progress, and the transport buffer, so that some are queued in any
     // case.
     let count = before + 800;
-    let waiting: Vec<_> = (before..count)
-        .map(|number| {
-            let len = if number % 2 == 0 { MESSAGE_LEN } else { 8 };
-            a.ep.send(to_b, numbered_message(number, len)).into_future()
-        })
-        .collect();
+    let mut waiting = Vec::new();
+    for number in before..count {
+        let len = if number % 2 == 0 { MESSAGE_LEN } else { 8 };
+        let mut send = a.ep.send(to_b, numbered_message(number, len)).into_future();
+        if poll_once(&mut send).await.is_pending() {
+            waiting.push(send);
+        }
+    }
     let refused =
-        a.ep.try_send(to_b, numbered_message(0, 8))
+        a.ep.send(to_b, numbered_message(0, 8))
+            .start()
             .map(drop)
             .unwrap_err();
     assert!(
         is_out_of_credit(&refused.error, to_b),
         "a short send does not overtake either: {refused}"
     );
-    let refused = a.ep.inject(to_b, b"x").unwrap_err();
-    assert!(is_out_of_credit(&refused, to_b), "{refused}");
+    let injected = a.ep.send(to_b, b"x").inject().unwrap_err();
+    assert!(is_out_of_credit(&injected, to_b), "{injected}");
     let sends = async {
         for op in waiting {
             op.await.unwrap();
@@ -287,7 +302,8 @@ pub(crate) async fn started_receives_are_limited_to_rx_size(setup: Setup) {
         "{refused}"
     );
     // Awaited receives are not limited by `rx_attr.size`.
-    let third = b.ep.recv_into(vec![0; 2]).into_future();
+    let mut third = b.ep.recv_into(vec![0; 2]).into_future();
+    assert!(poll_once(&mut third).await.is_pending());
     drop(first);
     assert!(
         b.ep.recv_into(vec![4]).start().is_err(),

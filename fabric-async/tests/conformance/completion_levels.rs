@@ -2,9 +2,10 @@
 //! received (`FI_DELIVERY_COMPLETE`).
 
 use bytes::BytesMut;
+use fabric_async::ops::SendOp;
 use fabric_async::{
     Access, AtomicOp, CancelOutcome, Completion, Error, FiAddr, Gather, OpFlags, Operation,
-    Resource, SendRequest, discover,
+    Request, Resource, discover,
 };
 use futures_util::StreamExt;
 
@@ -30,8 +31,8 @@ fn assert_discovery_offers_levels(setup: &Setup) {
 
 fn with_level<'a, B: fabric_async::IoBuf>(
     level: OpFlags,
-    request: SendRequest<'a, B>,
-) -> SendRequest<'a, B> {
+    request: Request<'a, SendOp, B>,
+) -> Request<'a, SendOp, B> {
     if level == OpFlags::DELIVERY_COMPLETE {
         request.delivery_complete()
     } else {
@@ -43,7 +44,7 @@ fn with_level<'a, B: fabric_async::IoBuf>(
 /// still pending.
 async fn start_unexpected<B: fabric_async::IoBuf>(
     (a, b, to_b): (&EndpointFixture, &EndpointFixture, FiAddr),
-    request: SendRequest<'_, B>,
+    request: Request<'_, SendOp, B>,
 ) -> Operation<B> {
     let mut sent = request
         .start()
@@ -163,7 +164,7 @@ pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
     for len in [100, 5 << 20] {
         let mut loan = a.ep.try_loan(len).unwrap();
         loan.copy_from_slice(pattern(len, 1));
-        let lent = a.ep.lend(to_b, loan).tag(1);
+        let lent = a.ep.send(to_b, loan).tag(1);
         let mut lent = if len == 100 {
             lent.delivery_complete()
         } else {
@@ -204,10 +205,10 @@ pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
             .transmit_complete()
             .await
             .unwrap();
-        a.ep.inject_tagged(to_b, 1, b"not awaited").unwrap();
+        a.ep.send(to_b, b"not awaited").tag(1).inject().unwrap();
         let mut sent = a.ep.send(to_b, "later").tag(1).start().unwrap();
         let mut lent =
-            a.ep.lend(to_b, a.ep.try_loan(10).unwrap())
+            a.ep.send(to_b, a.ep.try_loan(10).unwrap())
                 .tag(1)
                 .start()
                 .unwrap();
@@ -665,7 +666,7 @@ pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setu
                 .delivery_complete()
                 .start()
                 .unwrap();
-        a.ep.inject(to_b, b"behind").unwrap();
+        a.ep.send(to_b, b"behind").inject().unwrap();
         let (sent, got) = tokio::join!(sent, b.ep.recv_into(Vec::with_capacity(len)).tag(tag));
         let (sent, got) = (sent.unwrap(), got.unwrap());
         assert_eq!(

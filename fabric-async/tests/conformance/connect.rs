@@ -262,7 +262,7 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     passive.sort_by_key(|(number, _)| *number);
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate() {
         active.send(number.to_le_bytes().to_vec()).await.unwrap();
-        passive.inject(&number.to_le_bytes()).unwrap();
+        passive.send(&number.to_le_bytes()).inject().unwrap();
     }
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate().rev() {
         assert_eq!(active.recv().await.unwrap()[..], number.to_le_bytes());

@@ -88,8 +88,8 @@ pub(crate) async fn every_length_arrives_in_both_directions(setup: Setup) {
 
 pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    a.ep.inject(b"injected").unwrap();
-    a.ep.inject_data(b"with data", 7).unwrap();
+    a.ep.send(b"injected").inject().unwrap();
+    a.ep.send(b"with data").data(7).inject().unwrap();
     a.ep.send("more data").data(u64::MAX).await.unwrap();
     let gather = Gather::from((
         pattern(100, 1).to_vec(),
@@ -98,7 +98,7 @@ pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
     let gathered = a.ep.send(gather).start().unwrap();
     let mut loan = a.ep.try_loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
-    let lent = a.ep.lend(loan).start().unwrap();
+    let lent = a.ep.send(loan).start().unwrap();
     for number in 0..10u8 {
         a.ep.send(vec![number; 9]).fence().await.unwrap();
     }
@@ -236,7 +236,7 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
             assert_eq!(own.await.unwrap_err().error, Error::Canceled);
             let closed = Error::Closed(Class::Endpoint);
             assert_eq!(ending.ep.send("more").await.unwrap_err().error, closed);
-            assert_eq!(ending.ep.inject(b"more").unwrap_err(), closed);
+            assert_eq!(ending.ep.send(b"more").inject().unwrap_err(), closed);
             assert_eq!(ending.ep.recv().await.unwrap_err().error, closed);
             ending.ep.shutdown().unwrap();
         } else {
@@ -248,11 +248,12 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
         let gone = Error::PeerGone(other.ep.peer().clone());
         assert_eq!(further.await.unwrap_err().error, gone);
         assert_eq!(other.ep.send("not received").await.unwrap_err().error, gone);
+        assert_eq!(other.ep.send("not received").await.unwrap_err().error, gone);
         assert_eq!(
             other.ep.send("not received").post().unwrap_err().error,
             gone
         );
-        assert_eq!(other.ep.inject(b"not received").unwrap_err(), gone);
+        assert_eq!(other.ep.send(b"not received").inject().unwrap_err(), gone);
         assert_eq!(other.ep.recv().await.unwrap_err().error, gone);
         assert_eq!(other.ep.probe().await.unwrap_err(), gone);
         other.ep.shutdown().unwrap();
@@ -422,7 +423,7 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
 pub(crate) async fn multi_recv_takes_messages_after_peer_close(setup: Setup) {
     let (a, mut b) = connected_pair(&setup).await;
     for number in 0..100u8 {
-        a.ep.inject(&[number; 10]).unwrap();
+        a.ep.send(&[number; 10]).inject().unwrap();
     }
     a.ep.close().unwrap();
     shutdown_reason(&mut b).await;
@@ -485,11 +486,11 @@ pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
         30
     };
     for number in 0..count {
-        a.ep.inject(&[number; 4000]).unwrap();
+        a.ep.send(&[number; 4000]).inject().unwrap();
     }
     // The closing endpoint has an unread message too. Closing its socket must not reset the
     // connection and destroy what was sent.
-    b.ep.inject(b"unread").unwrap();
+    b.ep.send(b"unread").inject().unwrap();
     a.ep.shutdown().unwrap();
     drop(a);
     for number in 0..count {
@@ -523,7 +524,7 @@ pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
         assert_bytes(&back, pattern(len, 1));
     }
     // Messages and RMA operations keep their order.
-    a.ep.inject_write(remote.at(0), b"before").unwrap();
+    a.ep.write(remote.at(0), b"before").inject().unwrap();
     send_to_peer(&a, b"look").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"look");
     let mut there = [0; 6];
@@ -639,7 +640,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     let ep = &a.ep;
     unsupported(ep.recv().tag(1).await.unwrap_err().error);
     unsupported(ep.send("").tag(1).await.unwrap_err().error);
-    unsupported(ep.inject_tagged(1, b"").unwrap_err());
+    unsupported(ep.send(b"").tag(1).inject().unwrap_err());
     if setup.has_remote_comm().await {
         unsupported(ep.send("").match_complete().await.unwrap_err().error);
     }

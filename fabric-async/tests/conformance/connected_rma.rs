@@ -347,7 +347,7 @@ pub(crate) async fn atomics_to_unannounced_peer_are_refused(setup: Setup) {
             let (ep, mut socket, _) =
                 connect_raw_peer((&fixture, &setup), is_initiator, extension, false).await;
             expect_atomics_refused(&ep, RemoteAddr { key: 1, offset: 0 }).await;
-            ep.inject(b"good").unwrap();
+            ep.send(b"good").inject().unwrap();
             // Nothing was sent before the message.
             assert_eq!(read_exact(&mut socket, 20).await[16..], *b"good");
         }

@@ -63,8 +63,8 @@ pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup)
 
 pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
     let (mut a, mut b) = connected_pair(&setup).await;
-    a.ep.inject_tagged(1, b"injected").unwrap();
-    a.ep.inject_tagged_data(1, b"with data", 7).unwrap();
+    a.ep.send(b"injected").tag(1).inject().unwrap();
+    a.ep.send(b"with data").tag(1).data(7).inject().unwrap();
     let gather = Gather::from((
         pattern(100, 1).to_vec(),
         Bytes::from_static(pattern(50_000, 2)),
@@ -72,7 +72,7 @@ pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
     let gathered = a.ep.send(gather).tag(1).start().unwrap();
     let mut loan = a.ep.try_loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
-    let lent = a.ep.lend(loan).tag(1).start().unwrap();
+    let lent = a.ep.send(loan).tag(1).start().unwrap();
     a.ep.send("tried").tag(1).await.unwrap();
     let rows = (0..20u64).map(|number| {
         a.ep.send(numbered_message(number, 30))
@@ -210,7 +210,7 @@ async fn expect_tags_refused(ep: &ConnectedEndpoint) {
         &ep.send("posted").tag(1).post().unwrap_err().error
     ));
     assert!(is_tags_unsupported(
-        &ep.inject_tagged(1, b"injected").unwrap_err()
+        &ep.send(b"injected").tag(1).inject().unwrap_err()
     ));
     let stopped = ep
         .post_all([ep.send("a").tag(1), ep.send("b").tag(1)])
@@ -223,7 +223,7 @@ async fn expect_tags_refused(ep: &ConnectedEndpoint) {
     let mut loan = ep.try_loan(10).unwrap();
     loan.fill(1);
     assert!(is_tags_unsupported(
-        &ep.lend(loan).tag(1).await.unwrap_err().error
+        &ep.send(loan).tag(1).await.unwrap_err().error
     ));
 }
 
@@ -267,13 +267,13 @@ pub(crate) async fn peer_supports_tags_option_enables_tagged_sends(setup: Setup)
             }
         );
         expect_tags_refused(&ep).await;
-        ep.inject(b"good").unwrap();
+        ep.send(b"good").inject().unwrap();
         let good = [&frame_header(0, 0, 0, 16, 20)[..], b"good"].concat();
         assert_eq!(read_exact(&mut socket, good.len()).await, good);
 
         let (ep, mut socket, _) =
             connect_raw_peer((&fixture, &setup), is_initiator, NO_EXTENSION, true).await;
-        ep.inject_tagged(0x1234, b"good").unwrap();
+        ep.send(b"good").tag(0x1234).inject().unwrap();
         let good = tagged_frame(0x1234, b"good");
         assert_eq!(read_exact(&mut socket, good.len()).await, good);
 
@@ -341,7 +341,7 @@ pub(crate) async fn vendor_extension_enables_only_announced_caps(setup: Setup) {
                 }
             );
             if supports_tags {
-                ep.inject_tagged(5, b"good").unwrap();
+                ep.send(b"good").tag(5).inject().unwrap();
                 let good = tagged_frame(5, b"good");
                 assert_eq!(read_exact(&mut socket, good.len()).await, good);
             } else {

@@ -43,7 +43,7 @@ pub(crate) async fn every_way_to_complete_is_counted(setup: Setup) {
     }
     a.ep.send(to_b, "awaited").await.unwrap();
     a.ep.send(to_b, "posted").post().unwrap();
-    a.ep.inject(to_b, b"injected").unwrap();
+    a.ep.send(to_b, b"injected").inject().unwrap();
     drop(a.ep.send(to_b, "dropped").start().unwrap());
     assert_eq!(a.send_counter.wait(4).await, Ok(4));
     let mut out = Vec::new();
@@ -79,7 +79,7 @@ pub(crate) async fn wait_completes_at_the_threshold(setup: Setup) {
     assert!(!last.is_finished(), "the wait ended at nine of ten");
     // No task polls the operations: the wait for the counter drives the domain.
     let _posted = b.ep.recv().start().unwrap();
-    a.ep.inject(to_b, b"x").unwrap();
+    a.ep.send(to_b, b"x").inject().unwrap();
     assert_eq!(last.await.unwrap(), Ok(true));
 }
 

@@ -48,7 +48,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
         assert_bytes(&got, pattern(len, len));
         assert_eq!((got.tag(), got.data()), (None, None));
         // The datagram is unexpected.
-        a.ep.inject(to_b, pattern(len, 1)).unwrap();
+        a.ep.send(to_b, pattern(len, 1)).inject().unwrap();
         progress_until(&b, |b| unexpected_count(b) == 1).await;
         let got = b.ep.recv_into(Vec::with_capacity(len)).await.unwrap();
         assert_bytes(&got, pattern(len, 1));
@@ -83,7 +83,7 @@ pub(crate) async fn vectors_and_loans_are_sent_as_datagrams(setup: Setup) {
     }
     let mut loan = a.ep.try_loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
-    let (lent, got) = tokio::join!(a.ep.lend(to_b, loan), b.ep.recv());
+    let (lent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
     lent.unwrap();
     assert_bytes(&got.unwrap(), pattern(1000, 3));
 }
@@ -107,7 +107,7 @@ pub(crate) async fn send_beyond_max_msg_size_is_refused(setup: Setup) {
         matches!(a.ep.send(to_b, long.clone()).post().map(drop), Err(f) if f.error.errno() == 90)
     );
     assert!(matches!(
-        a.ep.inject(to_b, &long),
+        a.ep.send(to_b, &long).inject(),
         Err(Error::TooLong { .. })
     ));
     let gather = Gather::from([vec![1; limit], vec![2]]);
@@ -254,7 +254,7 @@ pub(crate) async fn send_to_closed_port_succeeds(setup: Setup) {
     );
     for number in 0..20 {
         a.ep.send(absent, "into the dark").await.unwrap();
-        a.ep.inject(absent, b"as well").unwrap();
+        a.ep.send(absent, b"as well").inject().unwrap();
         // An ICMP error for a closed port affects no datagram to another peer.
         a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
         assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
@@ -417,7 +417,7 @@ pub(crate) async fn unsupported_caps_and_ops_are_refused(setup: Setup) {
             .unwrap_err()
             .error,
     );
-    refused(a.ep.inject_data(to_b, b"x", 1).unwrap_err());
+    refused(a.ep.send(to_b, b"x").data(1).inject().unwrap_err());
     refused(b.ep.recv().tag(1).await.unwrap_err().error);
     refused(b.ep.recv().from(to_b).await.unwrap_err().error);
     refused(a.ep.send(to_b, "x").fence().await.unwrap_err().error);

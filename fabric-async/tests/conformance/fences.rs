@@ -1,7 +1,10 @@
 //! Fenced operations (`FI_FENCE`), which start after all earlier operations to the peer have
 //! completed.
 
+use std::future::IntoFuture;
+
 use fabric_async::{Access, AtomicOp, CancelOutcome, Caps, Error, OpKind, Operation, Resource};
+use futures_util::FutureExt;
 
 use crate::endpoint_fixture::{
     EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
@@ -40,7 +43,7 @@ pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
         let behind = a.ep.send(to_b, vec![2]).start();
         assert_eq!(behind.is_err(), fenced, "no operation overtakes a fence");
         let mut behind = match behind {
-            Ok(operation) => operation,
+            Ok(operation) => operation.left_future(),
             Err(refused) => {
                 assert!(
                     matches!(
@@ -49,12 +52,12 @@ pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
                     ),
                     "{refused}"
                 );
-                let injected = a.ep.inject(to_b, b"x").unwrap_err();
+                let injected = a.ep.send(to_b, b"x").inject().unwrap_err();
                 assert!(matches!(
                     injected,
                     Error::WouldBlock(Resource::TransmitCredit { .. })
                 ));
-                a.ep.send(to_b, refused.buf).into_future()
+                a.ep.send(to_b, refused.buf).into_future().right_future()
             }
         };
         // Without a fence, a short message may complete before a long one.
@@ -120,7 +123,7 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
                 .fence()
                 .await
                 .unwrap();
-            a.ep.lend(to_b, a.ep.try_loan(100).unwrap())
+            a.ep.send(to_b, a.ep.try_loan(100).unwrap())
                 .fence()
                 .await
                 .map_err(|failed| failed.error)
@@ -239,8 +242,8 @@ pub(crate) async fn fenced_send_behind_batched_sends_completes(setup: Setup) {
         send.await.unwrap();
     }
     fenced.await.unwrap();
-    a.ep.inject(to_b, b"d").unwrap();
-    a.ep.inject(to_b, b"e").unwrap();
+    a.ep.send(to_b, b"d").inject().unwrap();
+    a.ep.send(to_b, b"e").inject().unwrap();
     a.ep.send(to_b, b"f".to_vec()).fence().await.unwrap();
     a.ep.send(to_b, b"g".to_vec()).await.unwrap();
     expect_received(&b, &[b"a", b"b", b"c", b"d", b"e", b"f", b"g"]).await;

@@ -41,12 +41,7 @@ pub(crate) async fn receives_end_with_the_last_handle(setup: Setup) {
     let mut polled = ep.recv().start().unwrap();
     assert!(poll_once(&mut polled).await.is_pending());
     let spawned = tokio::spawn(ep.recv_into(vec![1, 2, 3]).start().unwrap());
-    let unpolled = ep.recv_into(Vec::with_capacity(40)).into_future();
-    let mut probe = ep.probe().into_future();
-    assert!(poll_once(&mut probe).await.is_pending());
-    let mut claim = ep.probe().claim().into_future();
-    assert!(poll_once(&mut claim).await.is_pending());
-    let late = ep.probe().into_future();
+    let unpolled = ep.recv_into(Vec::with_capacity(40)).start().unwrap();
     ep.recv_into(vec![0; 8]).context(5).post().unwrap();
     drop(ep);
     assert!(
@@ -59,12 +54,6 @@ pub(crate) async fn receives_end_with_the_last_handle(setup: Setup) {
     assert_eq!((failed.error, failed.buf.capacity()), (Error::Canceled, 3));
     let failed = unpolled.await.unwrap_err();
     assert_eq!((failed.error, failed.buf.capacity()), (Error::Canceled, 40));
-    assert_eq!(probe.await, Err(Error::Canceled));
-    assert_eq!(claim.await.map(drop), Err(Error::Canceled));
-    assert!(
-        matches!(late.await, Err(Error::Closed(_))),
-        "not posted yet"
-    );
     let posted = cq.next().await.unwrap();
     assert_eq!(
         (posted.context, posted.error.as_deref()),
@@ -93,7 +82,7 @@ pub(crate) async fn claimed_messages_end_with_the_last_handle(setup: Setup) {
     assert!(matches!(failed.error, Error::Closed(_)), "{}", failed.error);
 }
 
-pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
+pub(crate) async fn waiting_futures_end_when_the_endpoint_closes(setup: Setup) {
     let few = EndpointConfig {
         tx_size: Some(8),
         ..EndpointConfig::default()
@@ -101,7 +90,7 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
     let (a, _b, to_b) = endpoint_pair_with(&setup, few, EndpointConfig::default()).await;
     let mut permits = Vec::new();
     let mut reserving = loop {
-        let mut next = a.ep.reserve(to_b).into_future();
+        let mut next = a.ep.reserve(to_b);
         match poll_once(&mut next).await {
             std::task::Poll::Ready(permit) => permits.push(permit.unwrap()),
             std::task::Poll::Pending => break next,
@@ -111,15 +100,24 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
     // The send is too long to complete at once, and waits for a credit.
     let mut send = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
     assert!(poll_once(&mut send).await.is_pending());
+    let mut probe = a.ep.probe().into_future();
+    assert!(poll_once(&mut probe).await.is_pending());
+    let mut claim = a.ep.probe().claim().into_future();
+    assert!(poll_once(&mut claim).await.is_pending());
+    let late = a.ep.recv_into(vec![0; 3]).into_future();
     let other = setup.open_endpoint().await;
-    let (ep, _cq, _rest) = without_endpoint(a);
-    drop(ep);
+    a.ep.clone().close().unwrap();
     assert_eq!(reserving.await.map(drop), Err(Error::Canceled));
     let failed = send.await.unwrap_err();
     assert_eq!(
         (failed.error, failed.buf.len()),
         (Error::Canceled, 1_000_000)
     );
+    assert_eq!(probe.await, Err(Error::Canceled));
+    assert_eq!(claim.await.map(drop), Err(Error::Canceled));
+    let failed = late.await.unwrap_err();
+    assert!(matches!(failed.error, Error::Closed(_)), "not posted yet");
+    assert_eq!(failed.buf, [0; 3]);
     // A permit of a closed endpoint sends nothing.
     let permit = permits.pop().unwrap();
     let to_itself = other.ep.add_peer(other.ep.name()).await.unwrap();
@@ -253,8 +251,6 @@ pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
         ..
     } = fixture;
     let mut receive = shared.recv().start().unwrap();
-    let mut probe = shared.probe().into_future();
-    assert!(poll_once(&mut probe).await.is_pending());
     drop(shared);
     assert!(
         poll_once(&mut receive).await.is_pending(),
@@ -262,7 +258,6 @@ pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
     );
     drop(endpoints.pop());
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
-    assert_eq!(probe.await, Err(Error::Canceled));
     drop((cq, av));
     assert_eq!(domain.children().of(fabric_async::Class::Endpoint), 0);
     assert_eq!(domain.children().of(fabric_async::Class::SharedReceive), 0);
@@ -273,7 +268,7 @@ pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) 
     let mut receive = client.ep.recv().start().unwrap();
     assert!(poll_once(&mut receive).await.is_pending());
     let sends: Vec<_> = (0..8)
-        .map(|_| client.ep.send(pattern(1 << 20, 1)).into_future())
+        .map(|_| client.ep.send(pattern(1 << 20, 1)).start().unwrap())
         .collect();
     let client_domain = client.domain_fixture;
     drop(client.ep);

@@ -13,7 +13,7 @@ const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
 async fn send_loan(from: &EndpointFixture, to: fabric_async::FiAddr, len: usize, which: usize) {
     let mut loan = from.ep.try_loan(len).unwrap();
     loan.copy_from_slice(pattern(len, which));
-    from.ep.lend(to, loan).await.unwrap();
+    from.ep.send(to, loan).await.unwrap();
 }
 
 /// Every receive call takes a loan, posted before or after it arrived.
@@ -63,14 +63,16 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
             sent.unwrap();
         }
     }
-    // A loan can be sent by `send`, which copies it, and is returned.
+    // A short loan as well. The memory belongs to the peer then.
     let mut loan = a.ep.try_loan(100).unwrap();
     loan.fill(7);
     let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
+    let sent = sent.unwrap();
     assert_eq!(
-        (&sent.unwrap().buf[..], &got.unwrap()[..]),
-        (&[7; 100][..], &[7; 100][..])
+        (sent.len(), &sent.buf[..], &sent[..]),
+        (100, &[][..], &[][..])
     );
+    assert_eq!(got.unwrap()[..], [7; 100]);
 }
 
 /// Returned loan memory is lent again, and memory that a peer still reads is not.
@@ -80,7 +82,7 @@ pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
     for round in 0..50 {
         let mut loan = a.ep.try_loan(10_000).unwrap();
         loan.fill(round);
-        let (sent, got) = tokio::join!(a.ep.lend(to_b, loan), b.ep.recv_loan());
+        let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv_loan());
         sent.unwrap();
         held.push(got.unwrap());
         if held.len() > 3 {
@@ -116,9 +118,9 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
         loan.copy_from_slice(b"second");
         loan
     };
-    a.ep.lend(to_b, loan()).tag(1).data(9).await.unwrap();
+    a.ep.send(to_b, loan()).tag(1).data(9).await.unwrap();
     a.ep.send(to_b, "third").tag(1).await.unwrap();
-    a.ep.lend(to_b, loan()).context(5).post().unwrap();
+    a.ep.send(to_b, loan()).context(5).post().unwrap();
     for expected in ["first", "second", "third"] {
         let got = b.ep.recv_loan().tag(1).await.unwrap();
         assert_eq!(
@@ -141,9 +143,15 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
         (out[0].context, out[0].kind, out[0].transfer.len),
         (5, OpKind::Send, 6)
     );
+    let sent = out.remove(0).into_result::<Loan>().unwrap();
+    assert_eq!(
+        (sent.len(), sent.buf.len()),
+        (6, 0),
+        "the peer has the memory"
+    );
     let loan = a.ep.try_loan(8).unwrap();
     let stale = b.av.insert(a.ep.name()).unwrap();
-    let refused = a.ep.lend(stale, loan).start();
+    let refused = a.ep.send(stale, loan).start();
     assert_eq!(
         refused.map(drop).unwrap_err().buf.len(),
         8,
@@ -212,7 +220,7 @@ pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let operation =
-        a.ep.lend(to_b, a.ep.try_loan(8192).unwrap())
+        a.ep.send(to_b, a.ep.try_loan(8192).unwrap())
             .start()
             .unwrap();
     b.ep.recv().await.unwrap();
@@ -248,7 +256,7 @@ pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
     for _ in 0..3 {
         let mut foreign = c.ep.try_loan(5000).unwrap();
         foreign.fill(9);
-        let (sent, got) = tokio::join!(a.ep.lend(to_b, foreign), b.ep.recv_loan());
+        let (sent, got) = tokio::join!(a.ep.send(to_b, foreign), b.ep.recv_loan());
         sent.unwrap();
         let got = got.unwrap();
         assert!(got.to_vec() == [9; 5000] && !got.is_in_place());
@@ -323,7 +331,7 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
     for (round, relay_holds_longer) in [(1, false), (2, true), (3, false)] {
         let mut loan = a.ep.try_loan(10_000).unwrap();
         loan.fill(round);
-        a.ep.lend(to_b, loan).await.unwrap();
+        a.ep.send(to_b, loan).await.unwrap();
         let first = b.ep.recv_loan().await.unwrap().into_buf();
         let (sent, second) = tokio::join!(b.ep.send(to_c, first), c.ep.recv_loan());
         let (first, second) = (sent.unwrap().into_buf(), second.unwrap().into_buf());
@@ -367,7 +375,7 @@ pub(crate) async fn lost_relayed_loan_is_not_reused(setup: Setup) {
         let to_c = b.add_peer(&c).await;
         let mut loan = a.ep.try_loan(10_000).unwrap();
         loan.fill(round);
-        a.ep.lend(to_b, loan).await.unwrap();
+        a.ep.send(to_b, loan).await.unwrap();
         let first = b.ep.recv_loan().await.unwrap().into_buf();
         let (sent, second) = tokio::join!(b.ep.send(to_c, first), c.ep.recv_loan());
         drop(sent.unwrap());
@@ -410,7 +418,7 @@ pub(crate) async fn more_loans_than_mappings_reach_one_peer(setup: Setup) {
     let loans: Vec<_> = (0..700).map(|_| a.ep.try_loan(64).unwrap()).collect();
     for (number, mut loan) in loans.into_iter().enumerate() {
         loan.copy_from_slice(pattern(64, number));
-        let (sent, got) = tokio::join!(a.ep.lend(to_b, loan), b.ep.recv());
+        let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
         sent.unwrap();
         assert!(got.unwrap()[..] == *pattern(64, number), "message {number}");
     }

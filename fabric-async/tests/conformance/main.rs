@@ -58,6 +58,7 @@ mod objects;
 mod ordering;
 mod payload;
 mod permits;
+mod posting;
 mod probes;
 mod raw_peer;
 mod regions;

@@ -76,24 +76,6 @@ pub(crate) async fn receive_posted_first_gets_the_message(setup: Setup) {
     assert_eq!(&second.await.unwrap()[..], b"two");
 }
 
-/// An awaited receive is posted when it is started, in program order, and not when it is first
-/// polled.
-pub(crate) async fn matching_follows_posting_order_not_polling_order(setup: Setup) {
-    let (a, b, to_b) = endpoint_pair(&setup).await;
-    let mut first = b.ep.recv().into_future();
-    let mut second = b.ep.recv().into_future();
-    assert!(poll_once(&mut second).await.is_pending());
-    assert!(poll_once(&mut first).await.is_pending());
-    let (early, late) = (
-        a.ep.send(to_b, "one").into_future(),
-        a.ep.send(to_b, "two").into_future(),
-    );
-    late.await.unwrap();
-    early.await.unwrap();
-    assert_eq!(&second.await.unwrap()[..], b"two");
-    assert_eq!(&first.await.unwrap()[..], b"one");
-}
-
 pub(crate) async fn late_receive_matches_earliest_unexpected(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (tag, len) in [(1, 3), (2, 20_000), (1, 5), (2, 1)] {

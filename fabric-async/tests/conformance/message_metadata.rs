@@ -80,14 +80,14 @@ pub(crate) async fn inject_delivers_up_to_inject_size(setup: Setup) {
     let limit = a.ep.info().tx.inject_size;
     for len in [0, 1, limit / 2, limit] {
         let mut bytes = pattern(len, 3).to_vec();
-        a.ep.inject(to_b, &bytes).unwrap();
-        a.ep.inject_tagged(to_b, 5, &bytes).unwrap();
+        a.ep.send(to_b, &bytes).inject().unwrap();
+        a.ep.send(to_b, &bytes).tag(5).inject().unwrap();
         bytes.fill(0);
         assert_bytes(&b.ep.recv().tag(5).await.unwrap(), pattern(len, 3));
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 3));
     }
     let long = vec![0; limit + 1];
-    let refused = a.ep.inject(to_b, &long).unwrap_err();
+    let refused = a.ep.send(to_b, &long).inject().unwrap_err();
     assert!(
         matches!(refused, Error::TooLong { len, limit: max, .. } if (len, max) == (limit + 1, limit))
     );
@@ -98,9 +98,14 @@ pub(crate) async fn inject_data_delivers_cq_data(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let count = a.ep.info().tx.size as u64 / 16;
     for number in 0..count {
-        a.ep.inject_data(to_b, &numbered_message(number, 4000), number)
+        a.ep.send(to_b, &numbered_message(number, 4000))
+            .data(number)
+            .inject()
             .unwrap();
-        a.ep.inject_tagged_data(to_b, 5, &numbered_message(number, 9), u64::MAX - number)
+        a.ep.send(to_b, &numbered_message(number, 9))
+            .tag(5)
+            .data(u64::MAX - number)
+            .inject()
             .unwrap();
     }
     for number in 0..count {
@@ -117,11 +122,11 @@ pub(crate) async fn inject_data_delivers_cq_data(setup: Setup) {
             (number, Some(u64::MAX - number))
         );
     }
-    a.ep.inject(to_b, b"no data").unwrap();
+    a.ep.send(to_b, b"no data").inject().unwrap();
     assert_eq!(b.ep.recv().await.unwrap().data(), None);
     let long = vec![0; a.ep.info().tx.inject_size + 1];
     assert!(matches!(
-        a.ep.inject_data(to_b, &long, 1),
+        a.ep.send(to_b, &long).data(1).inject(),
         Err(Error::TooLong { .. })
     ));
 }
@@ -182,7 +187,7 @@ pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
         "{}",
         refused.error
     );
-    let refused = a.ep.inject_tagged(to_b, 1, b"x").unwrap_err();
+    let refused = a.ep.send(to_b, b"x").tag(1).inject().unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
     let hints = setup.hints().caps(Caps::MSG | Caps::SEND);
     let info = discover(&hints).unwrap().swap_remove(0);

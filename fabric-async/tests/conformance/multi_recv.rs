@@ -786,7 +786,7 @@ pub(crate) async fn loaned_messages_keep_their_order(setup: Setup) {
     for which in 0..2 {
         let mut loan = a.ep.try_loan(LONG_LEN).unwrap();
         loan.copy_from_slice(pattern(LONG_LEN, which));
-        let lent = a.ep.lend(to_b, loan).start().unwrap();
+        let lent = a.ep.send(to_b, loan).start().unwrap();
         let after =
             a.ep.send(to_b, numbered_message(which as u64, 40))
                 .start()

@@ -201,7 +201,7 @@ pub(crate) async fn operations_on_closed_endpoint_are_refused(setup: Setup) {
         closed
     );
     assert_eq!(clone.recv_into(vec![2]).post().unwrap_err().error, closed);
-    assert_eq!(clone.inject(to_b, b"x"), Err(closed.clone()));
+    assert_eq!(clone.send(to_b, b"x").inject(), Err(closed.clone()));
     assert_eq!(clone.reserve(to_b).await.map(drop), Err(closed.clone()));
     assert_eq!(clone.add_peer(b.ep.name()).await, Err(closed));
 }

@@ -91,9 +91,11 @@ pub(crate) fn message_number(bytes: &[u8]) -> u64 {
     number
 }
 
-/// Polls a future once.
+/// Polls a future once. The poll needs none of the task's cooperative budget, without which it
+/// would post nothing.
 pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
-    poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
+    let poll = poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx)));
+    tokio::task::coop::unconstrained(poll).await
 }
 
 /// Yields to other tasks `count` times.

@@ -176,11 +176,10 @@ pub(crate) async fn close_cancels_pending_reservation(setup: Setup) {
     let permits = reserve_all(&a, to_b).await;
     let mut waiting = a.ep.reserve(to_b).into_future();
     assert!(poll_once(&mut waiting).await.is_pending());
-    let clone = a.ep.clone();
-    a.ep.close().unwrap();
+    a.ep.clone().close().unwrap();
     assert_eq!(waiting.await.map(drop), Err(Error::Canceled));
     assert!(matches!(
-        clone.reserve(to_b).await.map(drop),
+        a.ep.reserve(to_b).await.map(drop),
         Err(Error::Closed(_))
     ));
     drop(permits);

@@ -3,11 +3,14 @@
 use std::task::Poll;
 
 use bytes::BytesMut;
-use fabric_async::{Endpoint, Error, FiAddr, OpKind, Resource};
+use fabric_async::{Endpoint, Error, FiAddr, OpKind, Resource, Transfer};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 
-use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
+};
 use crate::payload::{
     LONG_LEN, all_bytes_equal, assert_bytes, message_number, numbered_message, pattern, poll_once,
     yield_times,
@@ -49,16 +52,19 @@ pub(crate) async fn probe_reports_without_receiving(setup: Setup) {
     assert_eq!(b.ep.probe().tag_mask(0, !0).try_probe(), Ok(None));
 }
 
+fn spawn_probe(fixture: &EndpointFixture, tag: u64) -> JoinHandle<Result<Transfer, Error>> {
+    let ep = fixture.ep.clone();
+    tokio::spawn(async move { ep.probe().tag(tag).await })
+}
+
 pub(crate) async fn probe_waits_for_a_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in [8, 3000, 300_000, LONG_LEN].into_iter().enumerate() {
         // One probe that is dropped, several that one message wakes, and some that look for other
         // messages.
         drop(poll_once(&mut Box::pin(async { b.ep.probe().await })).await);
-        let probes: Vec<_> = (0..3)
-            .map(|_| tokio::spawn(b.ep.probe().tag(7).into_future()))
-            .collect();
-        let other = tokio::spawn(b.ep.probe().tag(8).into_future());
+        let probes: Vec<_> = (0..3).map(|_| spawn_probe(&b, 7)).collect();
+        let other = spawn_probe(&b, 8);
         yield_times(5).await;
         let long = a.ep.send(to_b, pattern(len, which)).tag(7).start().unwrap();
         let long = tokio::spawn(long);
@@ -417,7 +423,7 @@ pub(crate) async fn loaned_message_can_be_claimed(setup: Setup) {
     for end in 0..3 {
         let mut loan = a.ep.try_loan(LONG_LEN).unwrap();
         loan.copy_from_slice(pattern(LONG_LEN, 3));
-        let lent = tokio::spawn(a.ep.lend(to_b, loan).start().unwrap());
+        let lent = tokio::spawn(a.ep.send(to_b, loan).start().unwrap());
         let claimed = b.ep.probe().claim().await.unwrap();
         match end {
             0 => assert_bytes(&claimed.recv().await.unwrap(), pattern(LONG_LEN, 3)),

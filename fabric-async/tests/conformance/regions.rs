@@ -130,7 +130,7 @@ pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
             a.ep.write(to_b, remote.at(0), pattern(len, 1))
                 .await
                 .unwrap();
-            a.ep.inject_write(to_b, remote.at(0), b"more").unwrap();
+            a.ep.write(to_b, remote.at(0), b"more").inject().unwrap();
             a.ep.read(to_b, remote.slice(..10)).await.unwrap();
             a.ep.fetch_add(to_b, remote.at(0), 1u64).await.unwrap();
             // A failed operation is not counted.

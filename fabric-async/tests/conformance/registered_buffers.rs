@@ -39,7 +39,9 @@ pub(crate) async fn every_length_is_written_and_read_in_place(setup: Setup) {
             );
         }
     }
-    a.ep.inject_write(to_b, remote.at(7), b"injected").unwrap();
+    a.ep.write(to_b, remote.at(7), b"injected")
+        .inject()
+        .unwrap();
     flush(&a, &b, to_b).await;
     assert_eq!(
         &region.lock()[7..15],

@@ -420,9 +420,11 @@ pub(crate) async fn write_with_data_completes_at_target_cq(setup: Setup) {
                     .await
                     .unwrap();
             }
-            ep.inject_write_data(to_b, remote.at(0), b"injected", 9)
+            ep.write(to_b, remote.at(0), b"injected")
+                .data(9)
+                .inject()
                 .unwrap();
-            ep.inject_write(to_b, remote.at(0), b"silent").unwrap();
+            ep.write(to_b, remote.at(0), b"silent").inject().unwrap();
             ep.send(to_b, "message").await.unwrap();
         }
     });
@@ -699,14 +701,14 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
                 unknown
             );
             assert_eq!(
-                a.ep.read_rma_iov(to_messages, &[half, half])
+                a.ep.read(to_messages, [half, half])
                     .await
                     .unwrap_err()
                     .error,
                 unknown
             );
             assert_eq!(
-                a.ep.write_rma_iov(to_messages, &[half], vec![1; 32])
+                a.ep.write(to_messages, [half], vec![1; 32])
                     .await
                     .unwrap_err()
                     .error,

@@ -65,7 +65,7 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
     .enumerate()
     {
         let bytes = pattern(total_len(&segments), which);
-        let done = a.ep.write_rma_iov(to_b, &segments, bytes).await.unwrap();
+        let done = a.ep.write(to_b, &segments, bytes).await.unwrap();
         assert_eq!(
             (done.transfer.len, done.buf.len()),
             (bytes.len(), bytes.len())
@@ -82,9 +82,9 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
             assert_bytes(&there, bytes);
             from += place.len;
         }
-        assert_bytes(&a.ep.read_rma_iov(to_b, &segments).await.unwrap(), bytes);
+        assert_bytes(&a.ep.read(to_b, &segments).await.unwrap(), bytes);
         let own =
-            a.ep.read_rma_iov_into(to_b, &segments, Vec::with_capacity(bytes.len()))
+            a.ep.read_into(to_b, &segments, Vec::with_capacity(bytes.len()))
                 .await
                 .unwrap();
         assert_bytes(&own.into_buf(), bytes);
@@ -108,7 +108,7 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
         bytes[7..5200].to_vec(),
         bytes[5200..].to_vec(),
     ];
-    a.ep.write_rma_iov(to_b, &segments, Gather::from(parts))
+    a.ep.write(to_b, segments, Gather::from(parts))
         .await
         .unwrap();
     let target = Scatter::from([
@@ -116,13 +116,10 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
         Vec::with_capacity(5479),
         Vec::with_capacity(100),
     ]);
-    let got =
-        a.ep.read_rma_iov_into(to_b, &segments, target)
-            .await
-            .unwrap();
+    let got = a.ep.read_into(to_b, segments, target).await.unwrap();
     assert_bytes(&got.buf.pieces().collect::<Vec<_>>().concat(), bytes);
     let small =
-        a.ep.read_rma_iov_into(to_b, &segments, vec![0; 5499].into_boxed_slice())
+        a.ep.read_into(to_b, segments, vec![0; 5499].into_boxed_slice())
             .await
             .unwrap_err();
     assert_eq!(
@@ -183,21 +180,18 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
                 segments.insert(at, bad);
                 let error = if !is_write {
                     let target = vec![7; total_len(&segments)].into_boxed_slice();
-                    let failed =
-                        a.ep.read_rma_iov_into(to_b, &segments, target)
-                            .await
-                            .unwrap_err();
+                    let failed = a.ep.read_into(to_b, &segments, target).await.unwrap_err();
                     assert!(failed.buf.iter().all(|byte| *byte == 7), "no byte was read");
                     failed.error
                 } else if bad.len > 100 {
                     // No local buffer has that length.
-                    a.ep.write_rma_iov(to_b, &segments, vec![7; 10])
+                    a.ep.write(to_b, &segments, vec![7; 10])
                         .await
                         .unwrap_err()
                         .error
                 } else {
                     let failed =
-                        a.ep.write_rma_iov(to_b, &segments, vec![7; total_len(&segments)])
+                        a.ep.write(to_b, &segments, vec![7; total_len(&segments)])
                             .await
                             .unwrap_err();
                     assert_eq!(failed.buf.len(), total_len(&segments));
@@ -216,7 +210,7 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
         good.read(0, &mut there).unwrap();
         assert!(there.iter().all(|byte| *byte == 0) && served.lock().iter().all(|byte| *byte == 0));
     }
-    a.ep.write_rma_iov(to_b, &[x.slice(..4), z.slice(..4)], vec![9; 8])
+    a.ep.write(to_b, [x.slice(..4), z.slice(..4)], vec![9; 8])
         .await
         .unwrap();
     assert_eq!(
@@ -230,11 +224,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     let _progress = b.spawn_progress();
     let region = b.domain.alloc(1000, READ_WRITE).unwrap();
     let place = |number: u64| region.remote().slice(number..number + 1);
-    let refused =
-        a.ep.write_rma_iov(to_b, &[], Vec::new())
-            .start()
-            .unwrap_err()
-            .error;
+    let refused = a.ep.write(to_b, [], Vec::new()).start().unwrap_err().error;
     assert!(
         matches!(
             refused,
@@ -245,7 +235,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         ),
         "{refused}"
     );
-    let refused = a.ep.read_rma_iov(to_b, &[]).await.unwrap_err().error;
+    let refused = a.ep.read(to_b, []).await.unwrap_err().error;
     assert!(
         matches!(
             refused,
@@ -262,15 +252,12 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             vec![RemoteSlice { len: 2, ..place(0) }],
         ] {
             let refused =
-                a.ep.write_rma_iov(to_b, &segments, vec![1; bytes])
+                a.ep.write(to_b, &segments, vec![1; bytes])
                     .post()
                     .unwrap_err();
             assert!(matches!(
                 refused.error,
-                Error::Invalid {
-                    what: "write to several ranges",
-                    ..
-                }
+                Error::Invalid { what: "write", .. }
             ));
             assert_eq!(refused.buf, vec![1; bytes]);
         }
@@ -278,7 +265,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     let limit = a.info.tx.rma_iov_limit;
     let segments: Vec<_> = (0..=limit as u64).map(place).collect();
     let refused =
-        a.ep.write_rma_iov(to_b, &segments, vec![1; limit + 1])
+        a.ep.write(to_b, &segments, vec![1; limit + 1])
             .await
             .unwrap_err()
             .error;
@@ -290,10 +277,10 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             limit
         }
     );
-    a.ep.write_rma_iov(to_b, &segments[1..], vec![1; limit])
+    a.ep.write(to_b, &segments[1..], vec![1; limit])
         .await
         .unwrap();
-    let got = a.ep.read_rma_iov(to_b, &segments[..limit]).await.unwrap();
+    let got = a.ep.read(to_b, &segments[..limit]).await.unwrap();
     assert_eq!((got[0], got[1], got.len()), (0, 1, limit));
     // An application may ask for a lower limit.
     let hints = setup.hints().caps(setup.caps);
@@ -309,11 +296,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         .unwrap()
         .enable()
         .unwrap();
-    let refused = few
-        .read_rma_iov(to_b, &segments[..3])
-        .await
-        .unwrap_err()
-        .error;
+    let refused = few.read(to_b, &segments[..3]).await.unwrap_err().error;
     assert_eq!(
         refused,
         Error::TooMany {
@@ -351,7 +334,7 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
         // Possibly more operations than there are credits.
         let rest = count..100u64;
         let requests = rest.map(|number| {
-            a.ep.write_rma_iov(to_b, &segments(number), vec![number as u8; 4])
+            a.ep.write(to_b, segments(number), vec![number as u8; 4])
                 .context(number)
         });
         let posted = match a.ep.post_all(requests) {
@@ -379,7 +362,7 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
             count += 1;
         }
     }
-    a.ep.read_rma_iov_into(to_b, &segments(7), vec![0; 4])
+    a.ep.read_into(to_b, segments(7), vec![0; 4])
         .context(5)
         .post()
         .unwrap();
@@ -388,10 +371,7 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
         (read.kind, read.context, read.bytes()),
         (OpKind::Read, 5, &[7; 4][..])
     );
-    let last =
-        a.ep.write_rma_iov(to_b, &segments(500), vec![8; 4])
-            .start()
-            .unwrap();
+    let last = a.ep.write(to_b, segments(500), vec![8; 4]).start().unwrap();
     let (sent, got) = tokio::join!(a.ep.send(to_b, "behind"), b.ep.recv());
     sent.unwrap();
     got.unwrap();
@@ -420,7 +400,7 @@ pub(crate) async fn write_data_reports_once_after_all_bytes(setup: Setup) {
     for data in 0..5u64 {
         let bytes = pattern(total_len(&segments), data as usize);
         let (done, entry) = tokio::join!(
-            a.ep.write_rma_iov(to_b, &segments, bytes).data(data),
+            a.ep.write(to_b, segments, bytes).data(data),
             next_entry(&mut b)
         );
         done.unwrap();
@@ -468,16 +448,14 @@ pub(crate) async fn target_counts_each_segment(setup: Setup) {
         own.remote().slice(..20),
         region.remote().slice(10..40),
     ];
-    a.ep.write_rma_iov(peer, &segments, vec![1; 60])
-        .await
-        .unwrap();
+    a.ep.write(peer, segments, vec![1; 60]).await.unwrap();
     assert_eq!(counters[0].wait(3).await, Ok(3));
-    a.ep.write_rma_iov(peer, &segments, vec![1; 60])
+    a.ep.write(peer, segments, vec![1; 60])
         .data(4)
         .await
         .unwrap();
     assert_eq!(counters[0].wait(6).await, Ok(6));
-    a.ep.read_rma_iov(peer, &segments).await.unwrap();
+    a.ep.read(peer, segments).await.unwrap();
     assert_eq!(counters[1].wait(3).await, Ok(3));
     let remote_ops = target.stats().remote_ops;
     assert_eq!(
@@ -497,9 +475,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     );
     let segments = [own.remote().slice(90..), region.remote().slice(3..5)];
     assert!(segments[1].offset > 100, "an address");
-    a.ep.write_rma_iov(to_b, &segments, vec![6; 12])
-        .await
-        .unwrap();
+    a.ep.write(to_b, segments, vec![6; 12]).await.unwrap();
     assert_eq!(
         (&own.lock()[89..], region.load::<u8>(4)),
         (&[0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6][..], Ok(6))
@@ -511,11 +487,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
             ..segments[1]
         },
     ];
-    let failed =
-        a.ep.write_rma_iov(to_b, &low, vec![7; 12])
-            .await
-            .unwrap_err()
-            .error;
+    let failed = a.ep.write(to_b, low, vec![7; 12]).await.unwrap_err().error;
     assert!(matches!(failed, Error::OutOfBounds { .. }), "{failed}");
     assert_eq!(own.lock()[99], 6);
     driver.abort();
@@ -544,19 +516,19 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     // cancelled.
     let guard = own.lock();
     let mut first =
-        a.ep.write_rma_iov(to_b, &segments, vec![1; 200_020])
+        a.ep.write(to_b, segments, vec![1; 200_020])
             .start()
             .unwrap();
     let second =
-        a.ep.write_rma_iov(to_b, &segments, vec![2; 200_020])
+        a.ep.write(to_b, segments, vec![2; 200_020])
             .start()
             .unwrap();
     drop(
-        a.ep.write_rma_iov(to_b, &segments, vec![3; 200_020])
+        a.ep.write(to_b, segments, vec![3; 200_020])
             .start()
             .unwrap(),
     );
-    let mut read = a.ep.read_rma_iov(to_b, &segments).start().unwrap();
+    let mut read = a.ep.read(to_b, segments).start().unwrap();
     assert!(poll_once(&mut first).await.is_pending() && poll_once(&mut read).await.is_pending());
     assert_eq!(
         region.load::<u8>(0),
@@ -583,7 +555,7 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     // The owner closes the buffer while writes are in progress: each write completes in any case.
     let writes: Vec<_> = (0..4)
         .map(|at| {
-            a.ep.write_rma_iov(to_b, &segments, vec![at; 200_020])
+            a.ep.write(to_b, segments, vec![at; 200_020])
                 .start()
                 .unwrap()
         })
@@ -605,10 +577,7 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     let mut own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
     let segments = [own.remote().slice(..8), region.remote().slice(..8)];
     let _guard = own.lock();
-    let waits =
-        a.ep.write_rma_iov(gone, &segments, vec![1; 16])
-            .start()
-            .unwrap();
+    let waits = a.ep.write(gone, segments, vec![1; 16]).start().unwrap();
     b.ep.clone().close().unwrap();
     let failed = waits.await.unwrap_err();
     assert!(

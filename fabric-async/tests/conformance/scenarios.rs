@@ -38,6 +38,17 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         received_buffer_can_be_sent_without_copy: SOURCE,
         bind_opens_a_working_endpoint: DIRECTED,
     }
+    posting {
+        unpolled_requests_post_nothing: MSG_TAGGED,
+        unpolled_one_sided_requests_post_nothing: RMA,
+        disabled_select_branch_posts_nothing: ANY_EP_TYPE,
+        requests_are_posted_in_order_of_first_polls: ANY_EP_TYPE,
+        poll_without_coop_budget_posts_nothing: ANY_EP_TYPE,
+        cancel_on_drop_withdraws_what_has_not_begun: MSG,
+        permit_of_another_endpoint_is_refused: ANY_EP_TYPE,
+        unpolled_claimed_receive_releases_its_message: MSG_TAGGED,
+        senseless_injects_are_refused: RMA,
+    }
     message_metadata {
         message_carries_data_tag_and_source: DIRECTED,
         omitted_tag_and_data_are_absent: MSG_TAGGED,
@@ -155,7 +166,6 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         ignored_tag_bits_do_not_affect_matching: TAGGED,
         tagged_and_untagged_never_match: MSG_TAGGED,
         receive_posted_first_gets_the_message: ANY_EP_TYPE,
-        matching_follows_posting_order_not_polling_order: ANY_EP_TYPE,
         late_receive_matches_earliest_unexpected: TAGGED,
         earlier_any_tag_receive_wins_over_exact_tag: TAGGED,
         directed_and_any_source_match_in_posting_order: DIRECTED,
@@ -512,7 +522,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     handles {
         receives_end_with_the_last_handle: ANY_EP_TYPE,
         claimed_messages_end_with_the_last_handle: ANY_EP_TYPE,
-        sends_end_with_the_last_handle: MSG,
+        waiting_futures_end_when_the_endpoint_closes: MSG,
         unreceived_sends_end_with_the_last_handle: MSG_TAGGED.levels(),
         streams_end_with_the_last_handle: MULTI_RECV,
         one_sided_operations_end_with_the_last_handle: ATOMIC,

@@ -613,7 +613,7 @@ pub(crate) async fn loans_arrive_through_any_endpoint(setup: Setup) {
         let len = [100, 5000, 1 << 20][which % 3];
         let mut loan = a.ep.try_loan(len).unwrap();
         loan.copy_from_slice(pattern(len, which));
-        let lend = a.ep.lend(addrs[which % 2], loan);
+        let lend = a.ep.send(addrs[which % 2], loan);
         if which % 4 == 3 {
             let copied = fixture.shared_rx.recv_into(Vec::with_capacity(len));
             let (lent, copied) = tokio::join!(lend, copied);

@@ -100,7 +100,7 @@ pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
         );
         next[at] += 1;
         assert_eq!(request.source(), Err(Error::UnknownSource));
-        ends[at].inject(&number.to_le_bytes()).unwrap();
+        ends[at].send(&number.to_le_bytes()).inject().unwrap();
         there
             .shared_rx()
             .recv_into(request.into_buf())

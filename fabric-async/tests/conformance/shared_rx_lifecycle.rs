@@ -251,8 +251,8 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         .context(6)
         .post()
         .unwrap();
-    let probe = fixture.shared_rx.probe().tag(4);
-    let probe = tokio::spawn(std::future::IntoFuture::into_future(probe));
+    let shared_rx = fixture.shared_rx.clone();
+    let probe = tokio::spawn(async move { shared_rx.probe().tag(4).await });
     yield_times(3).await;
     fixture.shared_rx.clone().close().unwrap();
     drop(several);

@@ -24,11 +24,11 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
         sent.unwrap();
         got.unwrap();
     }
-    a.ep.inject(to_b, b"four").unwrap();
+    a.ep.send(to_b, b"four").inject().unwrap();
     a.ep.send(to_b, "posted").post().unwrap();
     let mut loan = a.ep.try_loan(5000).unwrap();
     loan.fill(1);
-    a.ep.lend(to_b, loan).await.unwrap();
+    a.ep.send(to_b, loan).await.unwrap();
     for _ in 0..3 {
         b.ep.recv().await.unwrap();
     }
@@ -80,7 +80,7 @@ pub(crate) async fn one_sided_operations_are_counted(setup: Setup) {
     let remote = region.remote();
     assert_eq!(b.domain.stats().regions, 1);
     a.ep.write(to_b, remote.at(0), vec![1; 9]).await.unwrap();
-    a.ep.inject_write(to_b, remote.at(0), &[1; 3]).unwrap();
+    a.ep.write(to_b, remote.at(0), &[1; 3]).inject().unwrap();
     a.ep.read(to_b, remote.slice(..)).await.unwrap();
     a.ep.atomic(to_b, remote.at(0), AtomicOp::Sum, 1u64)
         .await
@@ -174,7 +174,7 @@ pub(crate) async fn each_message_is_counted_once(setup: Setup) {
     // A loan.
     let mut loan = a.ep.try_loan(5000).unwrap();
     loan.fill(1);
-    a.ep.lend(to_b, loan).await.unwrap();
+    a.ep.send(to_b, loan).await.unwrap();
     let lent = b.ep.recv_loan().start().unwrap();
     flush(&a, &b, to_b).await;
     drop(lent);

@@ -178,5 +178,5 @@ pub(crate) async fn receives_are_limited_to_max_msg_size(setup: Setup) {
             }
         }
     }
-    assert!(b.ep.try_send(to_b, vec![0; LIMIT + 1]).is_err());
+    assert!(b.ep.send(to_b, vec![0; LIMIT + 1]).start().is_err());
 }

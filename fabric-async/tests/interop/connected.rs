@@ -309,7 +309,7 @@ fn tags_reach_libfabric_shared_rx_context() {
 async fn assert_tags_refused(ep: &ConnectedEndpoint) {
     let error = ep.send("a tag").tag(1).await.unwrap_err().error;
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
-    let error = ep.inject_tagged(1, b"a tag").unwrap_err();
+    let error = ep.send(b"a tag").tag(1).inject().unwrap_err();
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
 }
 

@@ -53,16 +53,13 @@ pub(crate) async fn check_rma_to_libfabric(local: InteropFixture, libfabric: Lib
         remote_slice(7, 20, 5),
     ];
     let bytes = pattern(300_015, 9);
-    local
-        .ep
-        .write_rma_iov(peer, &iovs, bytes.clone())
-        .await
-        .unwrap();
-    assert!(local.ep.read_rma_iov(peer, &iovs).await.unwrap()[..] == bytes[..]);
+    local.ep.write(peer, iovs, bytes.clone()).await.unwrap();
+    assert!(local.ep.read(peer, iovs).await.unwrap()[..] == bytes[..]);
     libfabric.expect_reply("check 0 10 9", "same").await;
     local
         .ep
-        .inject_write(peer, RemoteAddr { key: 7, offset: 3 }, &pattern(40, 2))
+        .write(peer, RemoteAddr { key: 7, offset: 3 }, &pattern(40, 2))
+        .inject()
         .unwrap();
     local.ep.read(peer, remote_slice(7, 0, 1)).await.unwrap();
     libfabric.expect_reply("check 3 40 2", "same").await;

@@ -96,7 +96,7 @@ async fn assert_still_accepts(listener: &mut PassiveEndpoint) {
     };
     let (client, server) = tokio::join!(connecting.into_future(), accepting);
     let (client, server) = (client.unwrap(), server.unwrap());
-    client.inject(b"are you there").unwrap();
+    client.send(b"are you there").inject().unwrap();
     assert_eq!(&server.recv().await.unwrap()[..], b"are you there");
 }
 

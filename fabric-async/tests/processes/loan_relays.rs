@@ -54,7 +54,8 @@ impl Pipeline {
     async fn lend(&self, number: u8) -> fabric_async::Result<()> {
         let mut frame = self.ep.loan(LEN).await?;
         frame.fill(number);
-        Ok(self.ep.lend(self.to_relay, frame).await?)
+        self.ep.send(self.to_relay, frame).await?;
+        Ok(())
     }
 
     /// Waits until the sink has this message, in place and whole.
@@ -163,7 +164,7 @@ fn three_stage_pipeline_copies_nothing() {
             pipeline.wait_seen(number as u8).await;
         }
         for (to, loaned) in [(pipeline.to_relay, MESSAGES), (pipeline.to_sink, 0)] {
-            ep.lend(to, ep.loan(0).await.unwrap()).await.unwrap();
+            ep.send(to, ep.loan(0).await.unwrap()).await.unwrap();
             let report = ep.recv().tag(COPIED).from(to).await.unwrap();
             assert_eq!(text(&report), format!("0 {loaned}"), "bytes copied, loans");
         }
@@ -211,7 +212,7 @@ fn sink_reads_on_when_the_relay_of_a_pipeline_is_killed() {
         for number in 10..13 {
             let mut frame = pipeline.ep.loan(LEN).await.unwrap();
             frame.fill(number);
-            pipeline.ep.lend(pipeline.to_sink, frame).await.unwrap();
+            pipeline.ep.send(pipeline.to_sink, frame).await.unwrap();
             pipeline.wait_seen(number).await;
         }
         assert_still_works(&pipeline.ep).await;
@@ -337,7 +338,7 @@ fn forged_returns_of_relayed_loans_give_memory_back() {
         for number in 0..50 {
             let mut frame = source.loan(LEN).await.unwrap();
             frame.fill(number);
-            source.lend(to_relay, frame).await.unwrap();
+            source.send(to_relay, frame).await.unwrap();
             let frame = relay.recv_loan().await.unwrap().into_buf();
             let frame = relay.send(to_forger, frame).await.unwrap().into_buf();
             // The relay reads on, whatever the receiver returns.

@@ -119,12 +119,12 @@ fn returned_loan_wakes_waiting_task() {
             let peer = Endpoint::bind("shm://").await.unwrap();
             let to_peer = ep.add_peer(peer.name()).await.unwrap();
             for round in 0..50 {
-                ep.lend(to_peer, ep.loan(LEN).await.unwrap()).await.unwrap();
+                ep.send(to_peer, ep.loan(LEN).await.unwrap()).await.unwrap();
                 let early = peer.recv_loan().await.unwrap();
                 let late = ep.loan(LEN).await.unwrap();
                 let mut waiting = Box::pin(ep.loan(2 * LEN));
                 assert_pending(waiting.as_mut()).await;
-                ep.lend(to_peer, late).await.unwrap();
+                ep.send(to_peer, late).await.unwrap();
                 let late = peer.recv_loan().await.unwrap();
                 let returned = std::thread::spawn(move || {
                     if round % 2 == 0 {
@@ -161,7 +161,7 @@ fn death_of_loan_holder_wakes_waiting_task() {
 
 async fn lend_all(ep: &Endpoint, peer: FiAddr) {
     for _ in 0..2 {
-        ep.lend(peer, ep.loan(LEN).await.unwrap()).await.unwrap();
+        ep.send(peer, ep.loan(LEN).await.unwrap()).await.unwrap();
         ep.recv().tag(2).from(peer).await.unwrap();
     }
 }

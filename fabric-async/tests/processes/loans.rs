@@ -32,7 +32,7 @@ fn killed_loan_receiver_loses_only_its_loans() {
                     Err(error) => break error,
                 };
                 frame.fill(round as u8);
-                if let Err(failed) = ep.lend(peer, frame).await {
+                if let Err(failed) = ep.send(peer, frame).await {
                     break failed.error;
                 }
             };
@@ -146,7 +146,7 @@ fn invalid_loans_end_only_that_connection() {
         }
         // A valid loan still works.
         let to_self = ep.add_peer(ep.name()).await.unwrap();
-        ep.lend(to_self, ep.try_loan(10).unwrap())
+        ep.send(to_self, ep.try_loan(10).unwrap())
             .tag(5)
             .await
             .unwrap();

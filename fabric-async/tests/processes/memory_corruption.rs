@@ -92,7 +92,7 @@ impl HonestPeers {
         );
         let mut loan = ep.try_loan(len).unwrap();
         loan.copy_from_slice(&message);
-        ep.lend(self.echo, loan).await.unwrap();
+        ep.send(self.echo, loan).await.unwrap();
         assert_eq!(
             ep.recv().tag(4).from(self.echo).await.unwrap()[..],
             message[..]
@@ -157,7 +157,7 @@ fn spawn_all_ops(
         {
             let mut loan = ep.try_loan(1 + random.below(60_000) as usize).unwrap();
             loan.fill(2);
-            let _ = ep.lend(peer, loan).await;
+            let _ = ep.send(peer, loan).await;
             let _ = ep
                 .write(peer, theirs.at(random.below(200)), vec![3; 1000])
                 .await;

@@ -103,7 +103,7 @@ async fn random_op(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &m
         2 => {
             if let Ok(mut loan) = ep.try_loan(len) {
                 loan.fill(7);
-                drop(ep.lend(peer, loan).await);
+                drop(ep.send(peer, loan).await);
             }
         }
         3 => drop(

@@ -66,9 +66,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 remote.slice(500_000..500_100),
             ];
             let bytes: Vec<u8> = (0..400_108).map(|at| (at % 251) as u8).collect();
-            ep.write_rma_iov(peer, &places, bytes.clone())
-                .await
-                .unwrap();
+            ep.write(peer, places, bytes.clone()).await.unwrap();
             let beyond = [
                 places[1],
                 fabric_async::RemoteSlice {
@@ -77,7 +75,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 },
             ];
             let refused = ep
-                .write_rma_iov(peer, &beyond, vec![255; 400_009])
+                .write(peer, beyond, vec![255; 400_009])
                 .await
                 .unwrap_err();
             assert!(
@@ -85,11 +83,11 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 "{}",
                 refused.error
             );
-            assert_eq!(ep.read_rma_iov(peer, &places).await.unwrap()[..], bytes[..]);
+            assert_eq!(ep.read(peer, places).await.unwrap()[..], bytes[..]);
             let killer = kill_within_two_ms(victim, round);
             let mut buf = bytes;
             let failed = loop {
-                match ep.write_rma_iov(peer, &places, buf).await {
+                match ep.write(peer, places, buf).await {
                     Ok(done) => buf = done.into_buf(),
                     Err(failed) => break failed,
                 }

@@ -1,9 +1,10 @@
 //! A completed send has left its process: the data is in the kernel or at the peer, and arrives
 //! even when the process exits, or computes without polling, right afterwards.
 
+use fabric_async::ops::{RecvOp, SendOp};
 use fabric_async::{
     CompletionQueue, ConnectedEndpoint, Domain, Endpoint, Error, FiAddr, PassiveEndpoint,
-    PooledBuf, Progress, Protocol, RecvRequest, Result, SendRequest, SocketIo, SocketOptions,
+    PooledBuf, Progress, Protocol, Request, Result, SocketIo, SocketOptions,
 };
 
 use crate::run;
@@ -146,7 +147,7 @@ enum Sender {
 }
 
 impl Sender {
-    fn send(&self, message: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+    fn send(&self, message: Vec<u8>) -> Request<'_, SendOp, Vec<u8>> {
         match self {
             Self::Rdm(ep, peer) => ep.send(*peer, message),
             Self::Msg(ep) => ep.send(message),
@@ -155,8 +156,8 @@ impl Sender {
 
     fn inject(&self, message: &[u8]) -> Result<()> {
         match self {
-            Self::Rdm(ep, peer) => ep.inject(*peer, message),
-            Self::Msg(ep) => ep.inject(message),
+            Self::Rdm(ep, peer) => ep.send(*peer, message).inject(),
+            Self::Msg(ep) => ep.send(message).inject(),
         }
     }
 
@@ -238,7 +239,7 @@ async fn send_all(ep: &Sender, mode: &str, lengths: &[usize]) {
 
 /// Receives all messages of a sender, and checks their order.
 async fn assert_all_received<'a>(
-    recv: impl Fn() -> RecvRequest<'a, PooledBuf>,
+    recv: impl Fn() -> Request<'a, RecvOp, PooledBuf>,
     lengths: &[usize],
     what: &str,
 ) {

@@ -1,7 +1,13 @@
 //! A process that is stopped with SIGSTOP delays only operations to itself.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
 use fabric_async::{Endpoint, Error};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::timeout;
 
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -82,4 +88,60 @@ fn ops_fail_when_stopped_peer_is_killed() {
         assert!(send.await.unwrap_err().error.is_peer_unavailable());
         assert!(reply.await.unwrap_err().error.is_peer_unavailable());
     });
+}
+
+/// A buffer that counts itself among the live ones until it is dropped.
+struct LiveBuffer {
+    bytes: Vec<u8>,
+    live: Arc<AtomicUsize>,
+}
+
+impl LiveBuffer {
+    fn allocate(live: &Arc<AtomicUsize>, len: usize) -> Bytes {
+        live.fetch_add(1, Ordering::Relaxed);
+        Bytes::from_owner(Self {
+            bytes: vec![0; len],
+            live: live.clone(),
+        })
+    }
+}
+
+impl AsRef<[u8]> for LiveBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for LiveBuffer {
+    fn drop(&mut self) {
+        self.live.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn timed_out_sends_with_cancel_on_drop_free_their_buffers() {
+    for (address, role) in [("shm://", "echo"), ("tcp://", "tcp echo")] {
+        run(async {
+            let ep = Endpoint::bind(address).await.unwrap();
+            let names = match role {
+                "echo" => ep.name().to_string(),
+                _ => format!("{address} {}", ep.name()),
+            };
+            let stopped_process = TestPeer::start(role, &names);
+            let stopped = ep.recv().tag(3).await.unwrap().source().unwrap();
+            kill_process(Pid::from_child(&stopped_process.0), Signal::STOP).unwrap();
+            let live = Arc::new(AtomicUsize::new(0));
+            for _ in 0..400 {
+                let send = ep.send(stopped, LiveBuffer::allocate(&live, 4 << 20));
+                let sent = timeout(Duration::from_millis(1), send.cancel_on_drop()).await;
+                assert!(sent.is_err(), "a stopped peer receives no message of 4 MiB");
+            }
+            let held = live.load(Ordering::Relaxed);
+            assert!(
+                held <= 1,
+                "{address}: {held} buffers are held, though only the first send can have begun"
+            );
+            assert!(ep.domain().stats().operations <= held);
+        });
+    }
 }

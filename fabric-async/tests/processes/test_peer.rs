@@ -268,7 +268,7 @@ async fn loan_sender(name: &str) {
             return;
         };
         frame.fill(number as u8);
-        if ep.lend(peer, frame).tag(1).await.is_err() {
+        if ep.send(peer, frame).tag(1).await.is_err() {
             return;
         }
     }
@@ -314,7 +314,9 @@ async fn partial_sender(name: &str) {
         .start()
         .expect("transmit credit");
     other
-        .inject_tagged(peer_of_other, 1, b"half")
+        .send(peer_of_other, b"half")
+        .tag(1)
+        .inject()
         .expect("room in the ring");
     loop {
         std::thread::park();

@@ -7,9 +7,11 @@ use crate::error::{Error, Result};
 
 /// Memory that is written in place and lent to a peer, which reads it where it is.
 ///
-/// When dropped without being sent, the memory is reused for the next loan.
+/// When dropped without being sent, the memory is reused for the next loan. A successful send gives
+/// the memory to the peer, and leaves the loan empty.
 pub struct Loan {
-    memory: Box<dyn LoanMemory>,
+    /// `None` after the loan was sent.
+    memory: Option<Box<dyn LoanMemory>>,
 }
 
 /// Memory of a transport for loans.
@@ -35,7 +37,16 @@ impl Loan {
     #[doc(hidden)]
     #[must_use]
     pub fn new(memory: Box<dyn LoanMemory>) -> Self {
-        Self { memory }
+        Self {
+            memory: Some(memory),
+        }
+    }
+
+    /// Creates a loan without memory.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { memory: None }
     }
 
     /// Creates a loan in heap memory, for a transport without memory for loans: the bytes are
@@ -68,7 +79,7 @@ impl Loan {
     #[doc(hidden)]
     #[must_use]
     pub fn key(&self) -> Option<u64> {
-        self.memory.key()
+        self.memory.as_ref()?.key()
     }
 }
 
@@ -90,13 +101,16 @@ impl Deref for Loan {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.memory.bytes()
+        self.memory.as_ref().map_or(&[], |memory| memory.bytes())
     }
 }
 
 impl DerefMut for Loan {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.memory.bytes_mut()
+        match &mut self.memory {
+            Some(memory) => memory.bytes_mut(),
+            None => &mut [],
+        }
     }
 }
 

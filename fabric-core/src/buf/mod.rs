@@ -42,9 +42,21 @@ mod sealed {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the buffer of an operation",
     note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Bytes`, \
-            `String` or the like, or use `inject` for borrowed bytes"
+            `String` or the like, or call `inject()` for borrowed bytes"
 )]
 pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
+    /// Whether a send gives the memory to the peer.
+    #[doc(hidden)]
+    const IS_LENT: bool = false;
+    /// Returns the key of memory that a send gives to the peer without a copy.
+    #[doc(hidden)]
+    #[inline]
+    fn lent_key(&self) -> Option<u64> {
+        None
+    }
+    /// Drops memory that a send has given to the peer.
+    #[doc(hidden)]
+    fn take_lent(&mut self) {}
     /// Returns the bytes to send.
     fn payload(&self) -> Payload<'_>;
     /// Returns the number of buffers.
@@ -126,7 +138,6 @@ impl_flat_buf! {
     &'static str => Str, |buf| buf.as_bytes();
     String => String, |buf| buf.as_bytes();
     PooledBuf => Pooled, |buf| buf;
-    Loan => Loan, |buf| buf;
     Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
 }
 
@@ -135,6 +146,35 @@ impl IoBufMut for Box<[u8]> {}
 impl IoBufMut for BytesMut {}
 impl IoBufMut for PooledBuf {}
 impl IoBufMut for Box<dyn CustomBuf> {}
+
+impl sealed::Sealed for Loan {}
+impl FlatBuf for Loan {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+impl IoBuf for Loan {
+    const IS_LENT: bool = true;
+
+    fn lent_key(&self) -> Option<u64> {
+        self.key()
+    }
+    fn take_lent(&mut self) {
+        *self = Self::empty();
+    }
+    fn payload(&self) -> Payload<'_> {
+        Payload::Contiguous(self)
+    }
+    fn into_any(self) -> AnyBuf {
+        AnyBuf::Loan(self)
+    }
+    fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
+        match any {
+            AnyBuf::Loan(buf) => Ok(buf),
+            other => Err(other),
+        }
+    }
+}
 
 impl<const N: usize> sealed::Sealed for &'static [u8; N] {}
 impl<const N: usize> FlatBuf for &'static [u8; N] {

@@ -37,7 +37,7 @@ pub(super) async fn with_lent_loans(name: &str) -> ! {
     for _ in 0..LOANS {
         let mut frame = ep.try_loan(LOAN_LEN).unwrap();
         frame.fill(5);
-        ep.lend(peer, frame).tag(1).await.unwrap();
+        ep.send(peer, frame).tag(1).await.unwrap();
     }
     let _unsent = ep.try_loan(LOAN_LEN).unwrap();
     super::kill_self()
@@ -96,7 +96,7 @@ pub(super) mod survives {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         for _ in 0..LOANS {
-            ep.lend(peer, ep.try_loan(LOAN_LEN).unwrap()).await.unwrap();
+            ep.send(peer, ep.try_loan(LOAN_LEN).unwrap()).await.unwrap();
         }
         survivor.wait_peer_died(victim).await;
         // The memory of the lost loans is not lent again.

@@ -173,7 +173,7 @@ pub(crate) async fn rma_client(names: &str) {
         remote.slice(1_000_000..2_000_000),
         remote.slice(20..30),
     ];
-    let read = ep.read_rma_iov(peer, &places).await.expect("read_rma_iov");
+    let read = ep.read(peer, places).await.expect("read_rma_iov");
     assert!(
         read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]
     );

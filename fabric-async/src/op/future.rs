@@ -1,0 +1,214 @@
+//! The future of a request.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use fabric_core::buf::IoBuf;
+use fabric_core::completion::{Done, Failed};
+use fabric_core::transport::OpKey;
+use tokio::task::coop;
+
+use super::POLLED_AFTER_COMPLETION;
+use super::operation::{CancelOutcome, cancel_or_wait, drop_posted, withdraw_posted};
+use super::traits::{BufferOp, FirstPoll};
+use crate::thread_model::{Shared, ThreadModel};
+
+/// The future of a [`Request`](crate::Request). It resolves to [`Done`] or [`Failed`], each with
+/// the buffer.
+///
+/// The first poll posts the request; a poll for which the task has no [cooperative
+/// budget](tokio::task::coop) left posts nothing. So operations are posted in the order of first
+/// polls.
+///
+/// # Cancel safety
+/// Dropping it before the first poll posts nothing, and drops the buffer. Afterwards:
+///
+/// * Dropping a receive loses no message: a message that has arrived, or is arriving, goes to the
+///   next receive that accepts it.
+/// * Dropping a send, read or write that waits for credit cancels it; any other operation goes on,
+///   unless [`cancel_on_drop`](crate::Request::cancel_on_drop) is set and it has not begun. The
+///   failure of a dropped operation becomes an [event](crate::EventKind::OperationFailed).
+/// * The buffer is dropped when it is no longer in use. [`cancel`](Self::cancel) returns it
+///   instead.
+///
+/// # Panics
+/// When polled after it has resolved.
+#[must_use = "a future does nothing unless polled"]
+pub struct RequestFuture<'a, O: BufferOp<B>, B: IoBuf, M: ThreadModel = Shared> {
+    ep: O::Ep<'a>,
+    op: O,
+    state: FutureState<B>,
+    model: PhantomData<M>,
+}
+
+enum FutureState<B> {
+    Unposted(B),
+    Posted(OpKey),
+    Resolved,
+}
+
+impl<'a, O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'a, O, B, M> {
+    #[inline(always)] // it is large
+    pub(super) fn new(ep: O::Ep<'a>, op: O, buf: B) -> Self {
+        Self {
+            ep,
+            op,
+            state: FutureState::Unposted(buf),
+            model: PhantomData,
+        }
+    }
+}
+
+impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'_, O, B, M> {
+    /// Cancels the operation if it has not taken effect, else waits for its completion, as
+    /// [`Operation::cancel`](crate::Operation::cancel). A request that was not posted is not posted
+    /// any more.
+    ///
+    /// # Cancel safety
+    /// Dropping the returned future drops this one.
+    ///
+    /// # Panics
+    /// When this future has resolved.
+    #[doc(alias = "fi_cancel")]
+    pub async fn cancel(self) -> CancelOutcome<B> {
+        cancel_or_wait(self, Self::withdraw).await
+    }
+
+    /// Cancels the operation if it has not taken effect.
+    fn withdraw(&mut self) -> Option<B> {
+        if let FutureState::Posted(key) = self.state {
+            let buf = withdraw_posted(self.ep.borrow(), key)?;
+            self.state = FutureState::Resolved;
+            return Some(buf);
+        }
+        match mem::replace(&mut self.state, FutureState::Resolved) {
+            FutureState::Unposted(buf) => Some(buf),
+            _ => None,
+        }
+    }
+}
+
+impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B, M> {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let this = &mut *self;
+        let ep = this.ep.borrow();
+        if let FutureState::Posted(key) = this.state {
+            let finished = ready!(ep.domain.core.poll_op(key, cx));
+            this.state = FutureState::Resolved;
+            budget.made_progress();
+            // The result is large: it is returned from here directly, without a move through a
+            // local.
+            if !O::TAKES_BUFFER {
+                return Poll::Ready(finished.take());
+            }
+            return Poll::Ready(finished.take().map(empty_buffer));
+        }
+        let FutureState::Unposted(buf) = mem::replace(&mut this.state, FutureState::Resolved)
+        else {
+            panic!("{POLLED_AFTER_COMPLETION}")
+        };
+        if let Some(transfer) = this.op.try_fast_path(ep, &buf) {
+            budget.made_progress();
+            return Poll::Ready(Ok(Done { buf, transfer }));
+        }
+        match this.op.post_and_poll(ep, buf, cx) {
+            FirstPoll::Ready(result) => {
+                budget.made_progress();
+                if !O::TAKES_BUFFER {
+                    return Poll::Ready(result);
+                }
+                Poll::Ready(result.map(empty_buffer))
+            }
+            FirstPoll::Pending(key) => {
+                this.state = FutureState::Posted(key);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Empties the buffer of an operation that took its content.
+#[cold]
+pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
+    done.buf.take_lent();
+    done
+}
+
+impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Drop for RequestFuture<'_, O, B, M> {
+    #[inline]
+    fn drop(&mut self) {
+        if let FutureState::Posted(key) = self.state {
+            drop_posted(self.ep.borrow(), key, self.op.cancels_on_drop());
+        }
+    }
+}
+
+impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> fmt::Debug for RequestFuture<'_, O, B, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            FutureState::Unposted(_) => "RequestFuture(not posted)",
+            FutureState::Posted(_) => "RequestFuture(posted)",
+            FutureState::Resolved => "RequestFuture(resolved)",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::size_of;
+
+    use fabric_core::buf::{PooledBuf, Scatter};
+
+    use super::*;
+    use crate::Request;
+    use crate::op::{
+        AtomicFuture, AtomicOperation, ClaimedRecvOp, Claiming, Fetching, NoFetch, Operation,
+        PermitSendOp, Probing, ReadOp, RecvOp, Reserving, SendOp, WriteOp,
+    };
+
+    #[test]
+    fn futures_are_small() {
+        type Buf = Vec<u8>;
+        const LIMIT: usize = size_of::<Buf>() + 96;
+        assert!(size_of::<RequestFuture<'_, SendOp, Buf>>() <= LIMIT);
+        assert!(size_of::<RequestFuture<'_, RecvOp, Buf>>() <= LIMIT);
+        assert!(size_of::<RequestFuture<'_, WriteOp, Buf>>() <= LIMIT);
+        assert!(size_of::<RequestFuture<'_, ReadOp, Buf>>() <= LIMIT);
+        assert!(size_of::<Operation<Buf>>() <= LIMIT);
+        type Output = Result<Done<Buf>, Failed<Buf>>;
+        assert!(size_of::<Output>() <= size_of::<Buf>() + 128);
+        assert!(size_of::<Done<Buf>>() <= size_of::<Buf>() + 64);
+    }
+
+    #[test]
+    fn futures_are_unpin_and_send() {
+        fn check<T: Unpin + Send>() {}
+        fn check_buffer<B: fabric_core::buf::IoBufMut>() {
+            check::<Request<'_, SendOp, B>>();
+            check::<RequestFuture<'_, SendOp, B>>();
+            check::<RequestFuture<'_, PermitSendOp, B>>();
+            check::<RequestFuture<'_, RecvOp, B>>();
+            check::<RequestFuture<'_, ClaimedRecvOp, B>>();
+            check::<RequestFuture<'_, WriteOp, B>>();
+            check::<RequestFuture<'_, ReadOp, B>>();
+            check::<Operation<B>>();
+        }
+        check_buffer::<PooledBuf>();
+        check_buffer::<Scatter>();
+        check::<AtomicFuture<'_, u64, NoFetch>>();
+        check::<AtomicFuture<'_, Vec<u8>, Fetching>>();
+        check::<AtomicOperation<[u32; 4], Fetching>>();
+        check::<Probing<'_>>();
+        check::<Claiming<'_>>();
+        check::<Reserving<'_>>();
+    }
+}

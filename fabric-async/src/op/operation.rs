@@ -1,0 +1,248 @@
+//! Operations that were started: posted, and awaited later.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use fabric_core::buf::IoBuf;
+use fabric_core::completion::{Done, Failed, Transfer};
+use fabric_core::transport::OpKey;
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
+use tokio::task::coop;
+
+use super::POLLED_AFTER_COMPLETION;
+use super::future::empty_buffer;
+use super::traits::BufferOp;
+use crate::endpoint::EndpointInner;
+
+/// A posted operation, to be awaited. It resolves to [`Done`] or [`Failed`], each with the buffer.
+///
+/// It does not keep its endpoint open: when the endpoint is closed, by a call or with its last
+/// handle, a pending operation ends with [`Error::Canceled`](crate::Error::Canceled) and its
+/// buffer. See [handles](crate::guide::errors#handles).
+///
+/// # Cancel safety
+/// Dropping a receive loses no message: a message that has arrived, or is arriving, goes to the
+/// next receive that accepts it. Any other operation goes on, unless
+/// [`cancel_on_drop`](crate::Request::cancel_on_drop) was set and it has not begun; its failure
+/// becomes an [event](crate::EventKind::OperationFailed). The buffer is dropped when it is no
+/// longer in use. [`Operation::cancel`] returns it instead.
+///
+/// # Panics
+/// When polled after it has resolved.
+#[must_use = "dropping an operation discards its result; dropping a receive withdraws it"]
+pub struct Operation<B> {
+    state: OperationState<B>,
+}
+
+enum OperationState<B> {
+    /// Completed when it was posted, with this many bytes and this tag.
+    DoneInline(B, usize, Option<u64>),
+    Posted {
+        /// Not a handle: the endpoint may be closed.
+        ep: Arc<EndpointInner>,
+        key: OpKey,
+        cancels_on_drop: bool,
+        /// Whether a success takes the content of the buffer.
+        takes_buffer: bool,
+    },
+    Resolved,
+}
+
+/// The result of cancelling an operation.
+#[derive(Debug)]
+pub enum CancelOutcome<B> {
+    /// The operation was cancelled before it took effect. This is its buffer.
+    Canceled(B),
+    /// The operation completed before it could be cancelled, with this result.
+    Completed(Result<Done<B>, Failed<B>>),
+}
+
+impl<B: IoBuf> Operation<B> {
+    /// Posts an operation without waiting for a credit.
+    #[inline]
+    pub(super) fn start<O: BufferOp<B>>(
+        ep: &Arc<EndpointInner>,
+        op: &mut O,
+        buf: B,
+    ) -> Result<Self, Failed<B>> {
+        if let Some(transfer) = op.try_fast_path(ep, &buf) {
+            return Ok(Self::done_inline(buf, transfer));
+        }
+        Self::post(ep, op, buf)
+    }
+
+    #[inline(never)]
+    fn post<O: BufferOp<B>>(
+        ep: &Arc<EndpointInner>,
+        op: &mut O,
+        buf: B,
+    ) -> Result<Self, Failed<B>> {
+        match op.post(ep, buf, CompletionTarget::Future, CreditMode::NoWait)? {
+            PostResult::Done(transfer, mut buf) => {
+                if O::TAKES_BUFFER {
+                    buf.take_lent();
+                }
+                Ok(Self::done_inline(buf, transfer))
+            }
+            PostResult::Pending(key) => Ok(Self {
+                state: OperationState::Posted {
+                    ep: ep.clone(),
+                    key,
+                    cancels_on_drop: op.cancels_on_drop(),
+                    takes_buffer: O::TAKES_BUFFER,
+                },
+            }),
+            PostResult::Reported => {
+                unreachable!("a post for a future is never reported to a queue")
+            }
+        }
+    }
+
+    #[inline]
+    fn done_inline(buf: B, transfer: Transfer) -> Self {
+        Self {
+            state: OperationState::DoneInline(buf, transfer.len, transfer.tag),
+        }
+    }
+
+    /// Creates an operation that was posted with a buffer of this crate.
+    pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey, cancels_on_drop: bool) -> Self {
+        Self {
+            state: OperationState::Posted {
+                ep,
+                key,
+                cancels_on_drop,
+                takes_buffer: false,
+            },
+        }
+    }
+
+    /// Cancels the operation if it has not taken effect, else waits for its completion
+    /// (`fi_cancel`). The outcome is exactly one of the two.
+    ///
+    /// A receive can be cancelled until a message is matched to it, a send until its first byte is
+    /// on its way.
+    ///
+    /// # Cancel safety
+    /// Dropping this future drops the operation.
+    #[doc(alias = "fi_cancel")]
+    pub async fn cancel(self) -> CancelOutcome<B> {
+        cancel_or_wait(self, Self::withdraw).await
+    }
+
+    /// Cancels the operation if it has not taken effect.
+    fn withdraw(&mut self) -> Option<B> {
+        let OperationState::Posted { ep, key, .. } = &self.state else {
+            return None;
+        };
+        let buf = withdraw_posted(ep, *key)?;
+        self.state = OperationState::Resolved;
+        Some(buf)
+    }
+}
+
+/// Cancels a future by `withdraw` if it has not taken effect, else waits for its result.
+pub(super) async fn cancel_or_wait<F, B>(
+    mut future: F,
+    withdraw: impl Fn(&mut F) -> Option<B>,
+) -> CancelOutcome<B>
+where
+    F: Future<Output = Result<Done<B>, Failed<B>>> + Unpin,
+{
+    poll_fn(|cx| {
+        if let Some(buf) = withdraw(&mut future) {
+            return Poll::Ready(CancelOutcome::Canceled(buf));
+        }
+        if let Poll::Ready(result) = Pin::new(&mut future).poll(cx) {
+            return Poll::Ready(CancelOutcome::Completed(result));
+        }
+        // A receive can be cancelled again when the sender of its message has died. If that
+        // happens after this poll, it wakes this task.
+        match withdraw(&mut future) {
+            Some(buf) => Poll::Ready(CancelOutcome::Canceled(buf)),
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Cancels a posted operation if it has not taken effect, and returns its buffer.
+pub(super) fn withdraw_posted<B: IoBuf>(ep: &EndpointInner, key: OpKey) -> Option<B> {
+    let buf = B::from_any(ep.domain.core.cancel(key).ok()?);
+    Some(buf.unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with")))
+}
+
+impl<B: IoBuf> Future for Operation<B> {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let budget = ready!(coop::poll_proceed(cx));
+        if let OperationState::Posted {
+            ep,
+            key,
+            takes_buffer,
+            ..
+        } = &self.state
+        {
+            let takes_buffer = *takes_buffer;
+            let finished = ready!(ep.domain.core.poll_op(*key, cx));
+            // The result is large: it is returned from here directly, without a move through a
+            // local.
+            let result = if takes_buffer {
+                Poll::Ready(finished.take().map(empty_buffer))
+            } else {
+                Poll::Ready(finished.take())
+            };
+            // The operation has no slot any more, which its drop would look for.
+            self.state = OperationState::Resolved;
+            budget.made_progress();
+            return result;
+        }
+        budget.made_progress();
+        match mem::replace(&mut self.state, OperationState::Resolved) {
+            OperationState::DoneInline(buf, len, tag) => Poll::Ready(Ok(Done {
+                buf,
+                transfer: Transfer::sent(len, tag),
+            })),
+            _ => panic!("{POLLED_AFTER_COMPLETION}"),
+        }
+    }
+}
+
+impl<B> Drop for Operation<B> {
+    #[inline]
+    fn drop(&mut self) {
+        if let OperationState::Posted {
+            ep,
+            key,
+            cancels_on_drop,
+            ..
+        } = &self.state
+        {
+            drop_posted(ep, *key, *cancels_on_drop);
+        }
+    }
+}
+
+/// Detaches a posted operation whose future is dropped, or withdraws it if it has not begun.
+#[cold]
+pub(super) fn drop_posted(ep: &EndpointInner, key: OpKey, cancels_on_drop: bool) {
+    let core = &ep.domain.core;
+    if !cancels_on_drop || core.cancel(key).is_err() {
+        core.detach(key);
+    }
+}
+
+impl<B> fmt::Debug for Operation<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            OperationState::DoneInline(..) => "Operation(ended)",
+            OperationState::Posted { .. } => "Operation(posted)",
+            OperationState::Resolved => "Operation(resolved)",
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! Traits of operations: they decide which modifiers a request has. All are sealed.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use fabric_core::Result;
+use fabric_core::buf::IoBuf;
+use fabric_core::completion::{CompletionLevel, Done, Failed, Transfer};
+use fabric_core::matching::{RecvSpec, TagMatch};
+use fabric_core::transport::{OpKey, TxOp};
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
+
+use crate::endpoint::EndpointInner;
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+}
+
+/// An operation that a [`Request`](crate::Request) describes.
+pub trait Op: sealed::Sealed + Send + Unpin + 'static {
+    /// How the request refers to its endpoint.
+    #[doc(hidden)]
+    type Ep<'a>: Borrow<Arc<EndpointInner>> + Send + Unpin;
+}
+
+/// An operation whose messages may be tagged: it has [`tag`](crate::Request::tag).
+pub trait TaggedOp: Op {
+    #[doc(hidden)]
+    fn set_tag(&mut self, tag: u64);
+}
+
+/// An operation that matches messages: it has [`tag_mask`](crate::Request::tag_mask) and
+/// [`from`](crate::Request::from).
+pub trait MatchingOp: Op {
+    #[doc(hidden)]
+    fn recv_spec(&mut self) -> &mut RecvSpec;
+}
+
+impl<O: MatchingOp> TaggedOp for O {
+    fn set_tag(&mut self, tag: u64) {
+        self.recv_spec().tag = Some(TagMatch { tag, ignore: 0 });
+    }
+}
+
+/// An operation that can carry completion data for the peer: it has
+/// [`data`](crate::Request::data).
+pub trait DataOp: Op {
+    #[doc(hidden)]
+    fn set_data(&mut self, data: u64);
+}
+
+/// An operation on a peer, which takes a transmit credit: it has [`fence`](crate::Request::fence)
+/// and [`cancel_on_drop`](crate::Request::cancel_on_drop).
+pub trait TransmitOp: Op {
+    #[doc(hidden)]
+    fn options(&mut self) -> &mut TxOptions;
+}
+
+/// An operation that changes something at the peer: it has
+/// [`delivery_complete`](crate::Request::delivery_complete).
+pub trait DeliveryOp: TransmitOp {}
+
+/// An operation that sends a message: it has [`match_complete`](crate::Request::match_complete) and
+/// [`transmit_complete`](crate::Request::transmit_complete).
+pub trait MessageOp: DeliveryOp {}
+
+/// An operation that can report to a completion queue: it has
+/// [`context`](crate::Request::context).
+pub trait QueuedOp: Op {}
+
+/// An operation that reports to a completion queue once: it has
+/// [`completion`](crate::Request::completion).
+pub trait SelectiveOp: QueuedOp {}
+
+/// An operation that takes borrowed bytes: it has [`inject`](crate::Request::inject).
+pub trait InjectOp: Op {
+    /// Checks that `len` bytes can be injected.
+    #[doc(hidden)]
+    fn check_injected(&self, len: usize) -> Result<()>;
+    /// Returns the operation for injecting `len` bytes.
+    #[doc(hidden)]
+    fn to_injected(&self, len: usize) -> TxOp;
+}
+
+/// An operation that moves the bytes of a buffer: all but atomic operations, multi-receives, probes
+/// and claims.
+// The impls of `Request` need this trait beside `BufferOp`: another crate cannot implement a trait
+// without a type parameter for an operation of this one, so these impls and those of other
+// operations are known not to overlap.
+pub trait BytesOp: SelectiveOp {}
+
+/// An operation that owns a buffer of type `B` until it ends: it has
+/// [`start`](crate::Request::start) and [`post`](crate::Request::post), and can be awaited.
+pub trait BufferOp<B: IoBuf>: BytesOp {
+    /// Whether a success takes the content of the buffer.
+    #[doc(hidden)]
+    const TAKES_BUFFER: bool = false;
+
+    /// Returns whether the endpoint's queue for this operation is bound for selective completion.
+    #[doc(hidden)]
+    fn is_selective(ep: &EndpointInner) -> bool;
+
+    /// Returns whether a dropped future withdraws the operation if it has not begun.
+    #[doc(hidden)]
+    fn cancels_on_drop(&self) -> bool {
+        false
+    }
+
+    /// Executes the operation without the domain's lock, if that is possible now.
+    #[doc(hidden)]
+    #[inline(always)] // on the small-message path
+    fn try_fast_path(&self, _ep: &EndpointInner, _buf: &B) -> Option<Transfer> {
+        None
+    }
+
+    /// Checks and posts the operation. Called once.
+    #[doc(hidden)]
+    fn post(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>>;
+
+    /// Posts the operation for a future that is being polled, and polls it.
+    #[doc(hidden)]
+    fn post_and_poll(&mut self, ep: &EndpointInner, buf: B, cx: &mut Context<'_>) -> FirstPoll<B> {
+        match self.post(ep, buf, CompletionTarget::Future, CreditMode::Wait) {
+            Ok(PostResult::Done(transfer, buf)) => FirstPoll::Ready(Ok(Done { buf, transfer })),
+            Ok(PostResult::Pending(key)) => match ep.domain.core.poll_op(key, cx) {
+                Poll::Ready(finished) => FirstPoll::Ready(finished.take()),
+                Poll::Pending => FirstPoll::Pending(key),
+            },
+            Ok(PostResult::Reported) => {
+                unreachable!("a post for a future is never reported to a queue")
+            }
+            Err(failed) => FirstPoll::Ready(Err(failed)),
+        }
+    }
+}
+
+/// The outcome of the first poll of a future.
+pub enum FirstPoll<B> {
+    /// The operation has ended.
+    Ready(Result<Done<B>, Failed<B>>),
+    /// The operation was posted.
+    Pending(OpKey),
+}
+
+/// Modifiers of all operations on a peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TxOptions {
+    /// The requested completion level; `None` for the default.
+    pub(super) level: Option<CompletionLevel>,
+    pub(super) fence: bool,
+    pub(super) cancel_on_drop: bool,
+}
+
+impl<B> fmt::Debug for FirstPoll<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready(_) => "FirstPoll::Ready",
+            Self::Pending(_) => "FirstPoll::Pending",
+        })
+    }
+}

@@ -1,0 +1,19 @@
+//! Operations of a [`Request`](crate::Request), and the traits that decide which modifiers each
+//! has.
+//!
+//! Name these types where a function takes or returns a request. The traits are sealed.
+//!
+//! ```
+//! use fabric_async::ops::SendOp;
+//! use fabric_async::{Endpoint, FiAddr, Request};
+//!
+//! fn reply(ep: &Endpoint, to: FiAddr, text: String) -> Request<'_, SendOp, String> {
+//!     ep.send(to, text).tag(7)
+//! }
+//! ```
+
+pub use crate::op::{
+    AtomicMode, BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, Fetching,
+    InjectOp, MatchingOp, MessageOp, MultiRecvOp, NoFetch, Op, PermitSendOp, ProbeOp, QueuedOp,
+    ReadOp, RecvOp, RemoteAtomicOp, SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp,
+};
