@@ -9,7 +9,8 @@
 
 use std::process::Command;
 
-use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion, Result};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Endpoint, Error, RemoteRegion, Result};
 
 const WORKERS: u64 = 3;
 const VALUES: u64 = 100_000;

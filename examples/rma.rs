@@ -10,7 +10,8 @@
 use std::process::Command;
 use std::time::Instant;
 
-use fabric_async::{Access, AtomicOp, Class, Endpoint, Error, OpKind, RemoteRegion, Result};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Class, Endpoint, Error, OpKind, RemoteRegion, Result};
 
 const FRAME: usize = 1 << 20;
 const FRAMES: u64 = 500;

@@ -5,7 +5,11 @@ use std::fmt::Debug;
 
 use bytes::BytesMut;
 
+use crate::atomic::*;
+use crate::buf::*;
+use crate::info::*;
 use crate::ops::*;
+use crate::stats::*;
 use crate::*;
 
 type Buf = Vec<u8>;

@@ -158,7 +158,7 @@ impl<'a> DomainBuilder<'a> {
     /// measures once. Consecutive messages go through the ring, where both sides work in parallel.
     ///
     /// Where the kernel denies the access, or the provider has no single copy, messages go through
-    /// the ring. [`EndpointStats`](crate::EndpointStats) counts both ways. See
+    /// the ring. [`EndpointStats`](crate::stats::EndpointStats) counts both ways. See
     /// [`guide::memory`](crate::guide::memory#single-copy).
     ///
     /// ```
@@ -435,7 +435,7 @@ impl<M: ThreadModel> Domain<M> {
     /// Allocates a memory region with the bytes of a buffer (`fi_mr_reg`), under the requested key
     /// or a free one.
     ///
-    /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::FlatBuf::bytes), not the spare
+    /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::buf::FlatBuf::bytes), not the spare
     /// capacity of a vector) are copied to memory that peers access, and come back with
     /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies.
     ///

@@ -98,8 +98,10 @@
 
 #![warn(missing_debug_implementations)]
 
+pub mod atomic;
 mod auto_traits;
 mod av;
+pub mod buf;
 mod close;
 mod counter;
 mod cq;
@@ -111,6 +113,7 @@ mod eq;
 mod fabric;
 mod flush;
 pub mod guide;
+pub mod info;
 mod io_driver;
 mod loan;
 mod mr;
@@ -120,6 +123,7 @@ pub mod ops;
 mod passive;
 mod registered;
 mod resolve;
+pub mod stats;
 mod thread_model;
 mod try_wait;
 mod window;
@@ -139,9 +143,8 @@ pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    AtomicFuture, AtomicOperation, BatchError, CancelOutcome, Claimed, Claiming, Message,
-    MessageSlice, MultiRecv, Operation, Permit, PostedMultiRecv, Probing, ReadFrom, Request,
-    RequestFuture, Reserving, WriteTo,
+    BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv, Operation,
+    Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};
@@ -150,20 +153,11 @@ pub use thread_model::{Shared, ThreadModel};
 pub use try_wait::TryWait;
 pub use window::RemoteWindow;
 
-pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, AtomicValues, Datatype};
-pub use fabric_core::buf::{
-    AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Loan, LoanedBuf, Payload, PooledBuf,
-    Scatter,
-};
+pub use fabric_core::buf::{Loan, LoanedBuf, PooledBuf};
 pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
-pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder, OpFlags};
-pub use fabric_core::info::{
-    AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch,
-    Progress, Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr,
-    Version,
-};
-pub use fabric_core::stats::{DomainStats, EndpointStats, OpStats};
+pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, OpFlags};
+pub use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
 pub use fabric_core::transport::{MAX_PRIVATE_DATA, SocketIo};
 pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{

@@ -69,7 +69,7 @@ pub struct RemoteRegion {
     /// The access rights granted.
     pub access: Access,
     /// The remote address of the first byte: 0, or its virtual address where the owner's domain was
-    /// opened with [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR). [`at`](Self::at) and
+    /// opened with [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR). [`at`](Self::at) and
     /// [`slice`](Self::slice) add it to their offsets.
     pub base: u64,
 }
@@ -80,7 +80,7 @@ pub struct RemoteAddr {
     /// The key of the region.
     pub key: u64,
     /// Bytes from the start of the region, or the virtual address where the owner's domain uses
-    /// [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR).
+    /// [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR).
     pub offset: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Operations of a [`Request`](crate::Request), and the traits that decide which modifiers each
 //! has.
 //!
-//! Name these types where a function takes or returns a request. The traits are sealed.
+//! Those of atomic operations are in [`atomic`](crate::atomic). Name these types where a function takes or returns a request. The traits are sealed.
 //!
 //! ```
 //! use fabric_async::ops::SendOp;
@@ -13,7 +13,7 @@
 //! ```
 
 pub use crate::op::{
-    AtomicMode, BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, Fetching,
-    InjectOp, MatchingOp, MessageOp, MultiRecvOp, NoFetch, Op, PermitSendOp, ProbeOp, QueuedOp,
-    ReadOp, RecvOp, RemoteAtomicOp, SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp,
+    BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, InjectOp, MatchingOp,
+    MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, QueuedOp, ReadFrom, ReadOp, RecvOp,
+    SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp, WriteTo,
 };

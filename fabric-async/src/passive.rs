@@ -127,7 +127,7 @@ impl PassiveEndpointBuilder {
     /// Sets options of the listening socket and of accepted connections, as
     /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
     ///
-    /// Options of the domain that accepts a request, and the [traffic class](crate::TrafficClass)
+    /// Options of the domain that accepts a request, and the [traffic class](crate::info::TrafficClass)
     /// of the endpoint's info, take precedence; options that they leave open keep the value set
     /// here.
     ///

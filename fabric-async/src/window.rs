@@ -33,7 +33,8 @@ use crate::mr::execute_atomic;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-/// use fabric_async::{Access, AtomicOp, Endpoint};
+/// use fabric_async::atomic::AtomicOp;
+/// use fabric_async::{Access, Endpoint};
 /// let ep = Endpoint::bind("shm://").await?;
 /// let region = ep.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
 /// let me = ep.add_peer(ep.name()).await?;

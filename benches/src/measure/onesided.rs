@@ -6,7 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_async::{Access, AtomicOp, FiAddr, MemoryRegion, RemoteRegion, RemoteWindow};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, FiAddr, MemoryRegion, RemoteRegion, RemoteWindow};
 
 use super::endpoint::BenchEndpoint;
 use crate::options::{Api, BenchOp};

@@ -138,7 +138,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Binds a shared receive context, which replaces the endpoint's own one: receives are posted
     /// there.
     ///
-    /// The info must have `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::SHARED_CONTEXT) (see
+    /// The info must have `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::info::SHARED_CONTEXT) (see
     /// [`Hints::ep_rx_ctx_cnt`](crate::Hints::ep_rx_ctx_cnt)) and the endpoint type of the context.
     /// The address vector must be that of the context; connected endpoints have none.
     ///

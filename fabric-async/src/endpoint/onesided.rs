@@ -102,7 +102,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to read a range, or a list of ranges, of a peer's memory into this buffer,
     /// as [`read`](Self::read). It fails with [`Error::BufferTooSmall`] when the buffer is too small.
     ///
-    /// A [`Scatter`](crate::Scatter) may be split at other positions than the ranges.
+    /// A [`Scatter`](crate::buf::Scatter) may be split at other positions than the ranges.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
@@ -183,7 +183,8 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// use fabric_async::{Access, AtomicOp, Endpoint};
+    /// use fabric_async::atomic::AtomicOp;
+    /// use fabric_async::{Access, Endpoint};
     /// let ep = Endpoint::bind("shm://").await?;
     /// let region = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     /// let (me, remote) = (ep.add_peer(ep.name()).await?, region.remote());

@@ -44,7 +44,8 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-/// use fabric_async::{Endpoint, Fabric, Hints, SHARED_CONTEXT, discover};
+/// use fabric_async::info::SHARED_CONTEXT;
+/// use fabric_async::{Endpoint, Fabric, Hints, discover};
 /// let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
 /// let info = discover(&hints)?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;

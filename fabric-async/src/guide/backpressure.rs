@@ -108,4 +108,5 @@
 //! [unexpected messages](super::memory#unexpected-messages) beyond the budget.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -100,4 +100,5 @@
 //! ```
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

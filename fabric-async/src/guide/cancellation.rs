@@ -174,4 +174,5 @@
 //! reported. [Flush](super::batching#flush) before.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

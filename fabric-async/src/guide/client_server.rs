@@ -111,7 +111,8 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{CqBind, Endpoint, Fabric, Hints, SHARED_CONTEXT, discover};
+//! use fabric_async::info::SHARED_CONTEXT;
+//! use fabric_async::{CqBind, Endpoint, Fabric, Hints, discover};
 //! use futures_util::StreamExt;
 //! let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
 //! let info = discover(&hints)?.swap_remove(0);
@@ -202,4 +203,5 @@
 //! No lock is held meanwhile: a subscriber may use the endpoint.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -190,7 +190,8 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{ConnectedEndpoint, EpType, Fabric, Hints, SHARED_CONTEXT, discover};
+//! use fabric_async::info::SHARED_CONTEXT;
+//! use fabric_async::{ConnectedEndpoint, EpType, Fabric, Hints, discover};
 //! use std::collections::HashMap;
 //!
 //! let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).ep_rx_ctx_cnt(SHARED_CONTEXT);
@@ -254,4 +255,5 @@
 //! [`EndpointBuilder::connect`] has an example.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -20,7 +20,8 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Progress, Threading};
+//! use fabric_async::info::Threading;
+//! use fabric_async::{Endpoint, Progress};
 //! let ep = Endpoint::bind("shm://").await?;
 //! let info = ep.info();
 //! assert_eq!((info.tx.size, info.rx.size), (1024, 1024));
@@ -109,4 +110,5 @@
 //! are not read by the crates.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

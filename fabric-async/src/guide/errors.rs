@@ -163,4 +163,5 @@
 //! | [`Os`](Error::Os) | the system's | | a system call failed; it is named |
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

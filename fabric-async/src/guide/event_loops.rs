@@ -68,9 +68,8 @@
 //!
 //! ```
 //! use fabric_async::{CqBind, Domain, Fabric, Hints, TryWait, discover};
-//! use futures_util::FutureExt;
 //! use rustix::event::{PollFd, PollFlags, poll};
-//! use std::future::Future;
+//! use std::future::{Future, IntoFuture};
 //! use std::task::{Context, Poll, Waker};
 //!
 //! /// The smallest executor: one future, driven by one domain.
@@ -88,13 +87,12 @@
 //! }
 //!
 //! fn main() -> fabric_async::Result<()> {                           // no runtime
-//!     let found = discover(&Hints::new().provider("shm")).now_or_never().expect("does not wait")?;
+//!     let found = discover(&Hints::new().provider("shm"))?;
 //!     let info = &found[0];
 //!     let domain = Fabric::open(info)?.domain_builder(info).driven_by_event_loop().open()?;
 //!     let (cq, av) = (domain.completion_queue(8)?, domain.address_vector()?);
 //!     let ep = domain.endpoint(info)?;
-//!     let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?.enable();
-//!     let ep = block_on(&domain, ep)??;
+//!     let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?.enable()?;
 //!     let me = av.insert(ep.name())?;
 //!     block_on(&domain, ep.send(me, "to myself").into_future())??;
 //!     let message = block_on(&domain, ep.recv().into_future())??;
@@ -140,4 +138,5 @@
 //! ```
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -169,4 +169,5 @@
 //! | multicast | IPv6, `FI_JOIN_COMPLETE`, joining for one direction | no call |
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

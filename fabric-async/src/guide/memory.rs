@@ -58,7 +58,8 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Gather, Scatter};
+//! use fabric_async::buf::{Gather, Scatter};
+//! use fabric_async::Endpoint;
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
 //! let body = bytes::Bytes::from_static(b"the body");
@@ -285,4 +286,5 @@
 //! Run processes that must not trust each other as different users.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -145,4 +145,5 @@
 //! are moved by the post; longer operations continue in steps of that size.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -119,4 +119,5 @@
 //! long, when memory is served to peers, or when several runtimes share a domain.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

@@ -254,4 +254,5 @@
 //! The rendezvous of the native protocol, which is negotiated off, and RXM's rendezvous by writing.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

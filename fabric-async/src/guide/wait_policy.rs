@@ -73,4 +73,5 @@
 //! budget. A loop over a queue that is never empty yields to the runtime now and then.
 
 #[cfg(doc)]
-use crate::*;
+#[allow(unused_imports)]
+use crate::{atomic::*, buf::*, info::*, ops::*, stats::*, *};

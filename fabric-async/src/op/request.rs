@@ -50,7 +50,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// [`RecvOp`](crate::ops::RecvOp), [`ClaimedRecvOp`](crate::ops::ClaimedRecvOp),
 /// [`MultiRecvOp`](crate::ops::MultiRecvOp), [`WriteOp`](crate::ops::WriteOp),
 /// [`ReadOp`](crate::ops::ReadOp),
-/// [`RemoteAtomicOp`](crate::ops::RemoteAtomicOp), [`ProbeOp`](crate::ops::ProbeOp) and
+/// [`RemoteAtomicOp`](crate::atomic::RemoteAtomicOp), [`ProbeOp`](crate::ops::ProbeOp) and
 /// [`ClaimOp`](crate::ops::ClaimOp). A modifier that makes no sense does not compile:
 ///
 /// ```compile_fail,E0599

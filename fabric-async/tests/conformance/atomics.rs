@@ -1,6 +1,7 @@
 //! Atomic operations on a peer's memory.
 
-use fabric_async::{Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Error, OpKind};
+use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType};
+use fabric_async::{Access, CounterBind, Error, OpKind};
 
 use crate::endpoint_fixture::endpoint_pair;
 use crate::setup::Setup;

@@ -2,8 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use fabric_async::buf::IoBuf;
 use fabric_async::ops::BatchOp;
-use fabric_async::{Access, Class, CompletionQueue, Error, IoBuf, OpKind, Request, Resource};
+use fabric_async::{Access, Class, CompletionQueue, Error, OpKind, Request, Resource};
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern, wait_until_stable};

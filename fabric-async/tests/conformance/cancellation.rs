@@ -113,7 +113,7 @@ pub(crate) async fn dropping_receive_mid_message_loses_nothing(setup: Setup) {
 }
 
 /// Polls an operation `polls` times and drops it, unless it completes by then.
-async fn poll_and_drop<B: fabric_async::FlatBuf>(
+async fn poll_and_drop<B: fabric_async::buf::FlatBuf>(
     mut op: fabric_async::Operation<B>,
     polls: u64,
 ) -> Option<Vec<u8>> {

@@ -2,10 +2,12 @@
 //! received (`FI_DELIVERY_COMPLETE`).
 
 use bytes::BytesMut;
+use fabric_async::atomic::AtomicOp;
+use fabric_async::buf::Gather;
 use fabric_async::ops::SendOp;
 use fabric_async::{
-    Access, AtomicOp, CancelOutcome, Completion, Error, FiAddr, Gather, OpFlags, Operation,
-    Request, Resource, discover,
+    Access, CancelOutcome, Completion, Error, FiAddr, OpFlags, Operation, Request, Resource,
+    discover,
 };
 use futures_util::StreamExt;
 
@@ -29,7 +31,7 @@ fn assert_discovery_offers_levels(setup: &Setup) {
     assert!(found.iter().all(|info| info.tx.op_flags == flags));
 }
 
-fn with_level<'a, B: fabric_async::IoBuf>(
+fn with_level<'a, B: fabric_async::buf::IoBuf>(
     level: OpFlags,
     request: Request<'a, SendOp, B>,
 ) -> Request<'a, SendOp, B> {
@@ -42,7 +44,7 @@ fn with_level<'a, B: fabric_async::IoBuf>(
 
 /// Sends with a completion level and waits until the message is unexpected at the peer: the send is
 /// still pending.
-async fn start_unexpected<B: fabric_async::IoBuf>(
+async fn start_unexpected<B: fabric_async::buf::IoBuf>(
     (a, b, to_b): (&EndpointFixture, &EndpointFixture, FiAddr),
     request: Request<'_, SendOp, B>,
 ) -> Operation<B> {

@@ -6,9 +6,10 @@ use std::net::TcpListener;
 use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
+use fabric_async::buf::{Gather, Scatter};
 use fabric_async::{
     Access, Caps, Class, ConnectedEndpoint, CounterBind, DownReason, Endpoint, EpType, Error,
-    EventKind, Gather, Hints, OpKind, PassiveEndpoint, Scatter, discover,
+    EventKind, Hints, OpKind, PassiveEndpoint, discover,
 };
 use futures_util::StreamExt;
 

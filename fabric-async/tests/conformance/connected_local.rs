@@ -4,7 +4,8 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use fabric_async::{Access, AtomicOp, Class, ConnectedEndpoint, Error};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Class, ConnectedEndpoint, Error};
 
 use crate::connected::spawn_progress;
 use crate::connected_pair::connected_pair;

@@ -5,9 +5,10 @@ use std::future::IntoFuture;
 use std::io::Write;
 use std::net::TcpStream;
 
+use fabric_async::atomic::{AtomicCall, AtomicOp};
 use fabric_async::{
-    Access, AtomicCall, AtomicOp, Caps, ConnectedEndpoint, CounterBind, DownReason, Error,
-    EventKind, OpKind, RemoteAddr, RemoteRegion,
+    Access, Caps, ConnectedEndpoint, CounterBind, DownReason, Error, EventKind, OpKind, RemoteAddr,
+    RemoteRegion,
 };
 use fabric_core::atomic::{AtomicSpec, Datatype};
 use fabric_core::buf::Payload;

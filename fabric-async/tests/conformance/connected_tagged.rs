@@ -4,7 +4,8 @@ use std::future::IntoFuture;
 use std::io::Write;
 
 use bytes::{Bytes, BytesMut};
-use fabric_async::{Caps, ConnectedEndpoint, Error, Gather};
+use fabric_async::buf::Gather;
+use fabric_async::{Caps, ConnectedEndpoint, Error};
 use futures_util::StreamExt;
 
 use crate::connected_pair::{MsgDomainFixture, connected_pair};

@@ -3,9 +3,8 @@
 use std::net::UdpSocket;
 
 use bytes::Bytes;
-use fabric_async::{
-    CancelOutcome, Caps, Endpoint, EpType, Error, FiAddr, Gather, Protocol, Scatter, Scheme,
-};
+use fabric_async::buf::{Gather, Scatter};
+use fabric_async::{CancelOutcome, Caps, Endpoint, EpType, Error, FiAddr, Protocol, Scheme};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};

@@ -1,8 +1,9 @@
 //! An endpoint with a fabric, domain, queues and counters of its own.
 
+use fabric_async::info::TrafficClass;
 use fabric_async::{
     AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue,
-    Fabric, FiAddr, Info, OpFlags, SocketOptions, TrafficClass,
+    Fabric, FiAddr, Info, OpFlags, SocketOptions,
 };
 
 use tokio::task::JoinHandle;

@@ -3,7 +3,8 @@
 
 use std::future::IntoFuture;
 
-use fabric_async::{Access, AtomicOp, CancelOutcome, Caps, Error, OpKind, Operation, Resource};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, CancelOutcome, Caps, Error, OpKind, Operation, Resource};
 use futures_util::FutureExt;
 
 use crate::endpoint_fixture::{

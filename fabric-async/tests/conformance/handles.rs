@@ -4,7 +4,8 @@
 use std::future::IntoFuture;
 
 use bytes::BytesMut;
-use fabric_async::{Access, AtomicOp, CompletionQueue, Endpoint, Error, OpKind};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, CompletionQueue, Endpoint, Error, OpKind};
 use futures_util::StreamExt;
 
 use crate::connected_pair;

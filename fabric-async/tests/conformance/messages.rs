@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use fabric_async::{Endpoint, FiAddr, FlatBuf, IoBufMut};
+use fabric_async::buf::{FlatBuf, IoBufMut};
+use fabric_async::{Endpoint, FiAddr};
 
 use crate::endpoint_fixture::endpoint_pair;
 use crate::payload::{LONG_LEN, assert_bytes, lengths, pattern};

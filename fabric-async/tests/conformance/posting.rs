@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use bytes::BytesMut;
-use fabric_async::{Access, AtomicOp, EndpointStats, Error};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::stats::EndpointStats;
+use fabric_async::{Access, Error};
 use tokio::task::coop;
 use tokio::time::{Duration, timeout};
 

@@ -1,8 +1,8 @@
 //! Memory regions: addressing modes, and counters of remote accesses.
 
+use fabric_async::info::MrMode;
 use fabric_async::{
-    Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, MrMode, RemoteAddr, RemoteSlice,
-    discover,
+    Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, RemoteAddr, RemoteSlice, discover,
 };
 use tokio::task::JoinHandle;
 

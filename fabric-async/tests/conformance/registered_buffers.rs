@@ -2,7 +2,8 @@
 
 use std::task::Poll;
 
-use fabric_async::{Access, AtomicOp, CounterBind, Error, OpKind};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, CounterBind, Error, OpKind};
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair, flush};
 use crate::payload::{

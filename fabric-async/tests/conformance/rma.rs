@@ -1,8 +1,7 @@
 //! Reads and writes of a peer's memory.
 
-use fabric_async::{
-    Access, AtomicOp, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion,
-};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
 use crate::payload::{all_bytes_equal, wait_until_stable};

@@ -1,8 +1,8 @@
 //! RMA operations with several remote segments (`rma_iov`).
 
+use fabric_async::buf::{Gather, Scatter};
 use fabric_async::{
-    Access, Caps, Completion, CounterBind, Error, FiAddr, Gather, OpKind, RemoteSlice, Scatter,
-    discover,
+    Access, Caps, Completion, CounterBind, Error, FiAddr, OpKind, RemoteSlice, discover,
 };
 use futures_util::StreamExt;
 

@@ -1,7 +1,8 @@
 //! Selective completion: queues that report successes only with `FI_COMPLETION`, and failures
 //! always.
 
-use fabric_async::{Access, AtomicOp, Completion, Error, OpFlags, OpKind, Resource};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Completion, Error, OpFlags, OpKind, Resource};
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with, flush};
 use crate::payload::{pattern, yield_times};

@@ -4,9 +4,10 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, SocketIo, SocketOptions,
-    WaitPolicy, discover,
+    Caps, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, SocketOptions, WaitPolicy,
+    discover,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;

@@ -5,9 +5,9 @@ use std::future::IntoFuture;
 use std::pin::pin;
 
 use bytes::BytesMut;
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Class, ConnectedEndpoint, DownReason, EpType, Error, EventKind, Hints, OpKind, SHARED_CONTEXT,
-    discover,
+    Class, ConnectedEndpoint, DownReason, EpType, Error, EventKind, Hints, OpKind, discover,
 };
 use futures_util::{FutureExt, StreamExt};
 
@@ -17,7 +17,7 @@ use crate::payload::{
 };
 use crate::setup::Setup;
 
-async fn send_to_peer(ep: &ConnectedEndpoint, bytes: impl fabric_async::IoBuf) {
+async fn send_to_peer(ep: &ConnectedEndpoint, bytes: impl fabric_async::buf::IoBuf) {
     ep.send(bytes)
         .await
         .map(drop)

@@ -1,6 +1,7 @@
 //! Shared receive contexts: refused calls and bindings, and the order of closing.
 
-use fabric_async::{Class, CounterBind, CqBind, Error, Hints, SHARED_CONTEXT, discover};
+use fabric_async::info::SHARED_CONTEXT;
+use fabric_async::{Class, CounterBind, CqBind, Error, Hints, discover};
 
 use crate::endpoint_fixture::EndpointConfig;
 use crate::payload::{

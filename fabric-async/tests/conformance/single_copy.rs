@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::task::Poll;
 
-use fabric_async::{CustomBuf, Error};
+use fabric_async::Error;
+use fabric_async::buf::CustomBuf;
 
 use crate::endpoint_fixture::{
     EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,

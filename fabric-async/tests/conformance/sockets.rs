@@ -1,6 +1,7 @@
 //! Socket options, and addresses that only providers over sockets have.
 
-use fabric_async::{CqBind, Error, SocketOptions, TrafficClass};
+use fabric_async::info::TrafficClass;
+use fabric_async::{CqBind, Error, SocketOptions};
 
 use crate::endpoint_fixture::{EndpointConfig, endpoint_pair_with};
 use crate::payload::{message_number, numbered_message};

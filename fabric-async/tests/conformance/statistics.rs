@@ -1,7 +1,9 @@
 //! Statistics: each operation is counted once, and operations in progress are visible.
 
 use bytes::BytesMut;
-use fabric_async::{Access, AtomicOp, Error, OpStats};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::stats::OpStats;
+use fabric_async::{Access, Error};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, flush};

@@ -1,7 +1,8 @@
 //! Vectored buffers: one message from several buffers, and into several.
 
 use bytes::{Bytes, BytesMut};
-use fabric_async::{Access, Done, Error, Gather, Scatter};
+use fabric_async::buf::{Gather, Scatter};
+use fabric_async::{Access, Done, Error};
 
 use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with};
 use crate::payload::{LONG_LEN, TestRng, assert_bytes, lengths, pattern, poll_once};

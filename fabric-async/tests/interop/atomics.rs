@@ -1,9 +1,7 @@
 //! Atomic operations with peers that speak RXM, in both directions.
 
-use fabric_async::{
-    Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Datatype, Error, FiAddr, RemoteAddr,
-    RemoteSlice,
-};
+use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype};
+use fabric_async::{Access, CounterBind, Error, FiAddr, RemoteAddr, RemoteSlice};
 
 use crate::libfabric_peer::LibfabricPeer;
 use crate::{InteropFixture, pattern, run_against_rxm_peer};

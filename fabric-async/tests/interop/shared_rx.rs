@@ -3,9 +3,10 @@
 
 use std::future::{Future, IntoFuture};
 
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
     ConnectedEndpoint, CqBind, Domain, EndpointBuilder, EpType, Error, Fabric, Hints, Info,
-    PassiveEndpoint, Progress, Result, SHARED_CONTEXT, SharedRxContext, SocketIo, discover,
+    PassiveEndpoint, Progress, Result, SharedRxContext, SocketIo, discover,
 };
 use tokio::time::timeout;
 

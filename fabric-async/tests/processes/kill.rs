@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
     CancelOutcome, DownReason, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
-    SHARED_CONTEXT, discover,
+    discover,
 };
 use futures_util::StreamExt;
 

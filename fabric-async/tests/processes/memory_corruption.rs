@@ -6,7 +6,8 @@ use std::cell::Cell;
 use std::future::IntoFuture;
 use std::hash::{BuildHasher, RandomState};
 
-use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, Progress, RemoteRegion};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Endpoint, FiAddr, Progress, RemoteRegion};
 use futures_util::FutureExt;
 use tokio::task::JoinSet;
 

@@ -10,7 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fabric_async::{Access, AtomicOp, Endpoint, Error, FiAddr, RemoteRegion};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Endpoint, Error, FiAddr, RemoteRegion};
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 /// Bytes of the region that each side grants to the other.

@@ -1,6 +1,7 @@
 //! RMA on registered buffers between processes that are killed or violate the protocol.
 
-use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Endpoint, Error, RemoteRegion};
 use rustix::fs::SealFlags;
 
 use crate::health::{assert_still_works, expect_protocol_violation, kill_within_two_ms};

@@ -4,8 +4,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use fabric_async::atomic::AtomicOp;
 use fabric_async::{
-    Access, AtomicOp, DownReason, Endpoint, Error, EventKind, FiAddr, RemoteAddr, RemoteRegion,
+    Access, DownReason, Endpoint, Error, EventKind, FiAddr, RemoteAddr, RemoteRegion,
 };
 use rustix::fs::SealFlags;
 use rustix::net::{

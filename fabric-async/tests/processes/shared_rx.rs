@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SHARED_CONTEXT,
-    SharedRxContext, discover,
+    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SharedRxContext,
+    discover,
 };
 use futures_util::StreamExt;
 

@@ -4,7 +4,8 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use fabric_async::{Access, AtomicOp, Endpoint, Error, Protocol, RemoteRegion};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Endpoint, Error, Protocol, RemoteRegion};
 
 use crate::loans::{LOAN_LEN, SHORT_LOAN_LEN};
 use crate::rma::{LARGE_REGION_LEN, REGION_LEN};

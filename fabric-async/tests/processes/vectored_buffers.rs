@@ -1,6 +1,7 @@
 //! Scatter-gather buffers between processes.
 
-use fabric_async::{Endpoint, Gather, Scatter};
+use fabric_async::Endpoint;
+use fabric_async::buf::{Gather, Scatter};
 
 use crate::run;
 use crate::test_peer::TestPeer;

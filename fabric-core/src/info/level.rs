@@ -186,7 +186,7 @@ impl TrafficClass {
     ///
     /// ```
     /// # use fabric_core::info as fabric_async;
-    /// use fabric_async::TrafficClass;
+    /// use fabric_async::info::TrafficClass;
     /// assert_eq!(TrafficClass::LowLatency.dscp()?, 18); // AF21
     /// assert_eq!(TrafficClass::Dscp(46).dscp()?, 46);
     /// # Ok::<(), fabric_core::Error>(())

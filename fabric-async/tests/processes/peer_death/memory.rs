@@ -1,6 +1,7 @@
 //! Victims that die with memory of the survivor, or with memory that the survivor uses.
 
-use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, RemoteRegion};
+use fabric_async::atomic::AtomicOp;
+use fabric_async::{Access, Endpoint, FiAddr, RemoteRegion};
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const LOAN_LEN: usize = 100_000;
@@ -86,7 +87,8 @@ pub(super) async fn holding_remote_lock(name: &str) -> ! {
 }
 
 pub(super) mod survives {
-    use fabric_async::{AtomicOp, RemoteRegion};
+    use fabric_async::RemoteRegion;
+    use fabric_async::atomic::AtomicOp;
 
     use super::super::{Survivor, assert_peer_gone};
     use super::{ITERATIONS, LOAN_LEN, LOANS, READ_WRITE, REGION_LEN};

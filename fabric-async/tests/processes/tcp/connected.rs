@@ -4,10 +4,11 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use fabric_async::atomic::AtomicOp;
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Access, Address, AtomicOp, Class, ConnectedEndpoint, ConnectionRequest, Endpoint, EpType,
-    Error, EventKind, Fabric, Hints, PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT,
-    Scheme, discover,
+    Access, Address, Class, ConnectedEndpoint, ConnectionRequest, Endpoint, EpType, Error,
+    EventKind, Fabric, Hints, PassiveEndpoint, Progress, RemoteRegion, Scheme, discover,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

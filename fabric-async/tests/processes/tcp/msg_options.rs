@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use fabric_async::info::TrafficClass;
 use fabric_async::{
     ConnectedEndpoint, CqBind, Endpoint, EpType, Error, Fabric, Hints, Info, PassiveEndpoint,
-    SocketOptions, TrafficClass, discover,
+    SocketOptions, discover,
 };
 use rustix::net::sockopt::{
     ip_tos, socket_acceptconn, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion,

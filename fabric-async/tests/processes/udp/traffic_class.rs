@@ -2,7 +2,8 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
-use fabric_async::{EpType, Fabric, Hints, SocketOptions, TrafficClass, discover};
+use fabric_async::info::TrafficClass;
+use fabric_async::{EpType, Fabric, Hints, SocketOptions, discover};
 use rustix::io::Errno;
 use rustix::net::sockopt::{ip_tos, ipv6_tclass, socket_recv_buffer_size};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto};
