@@ -7,7 +7,6 @@ use fabric_async::{
     ConnectedEndpoint, ConnectionRequest, DownReason, Endpoint, Error, EventKind, PassiveEndpoint,
     Progress, RefusalReason,
 };
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -86,10 +85,6 @@ pub(crate) async fn assert_echo_works(ep: &ConnectedEndpoint) {
         sent.unwrap();
         assert_eq!(got.unwrap()[..], vec![len as u8; len]);
     }
-}
-
-fn signal(peer: &TestPeer, signal: Signal) {
-    kill_process(Pid::from_child(&peer.0), signal).unwrap();
 }
 
 /// Kills the peer in the middle of messages in both directions, and checks that they fail and that
@@ -191,7 +186,7 @@ fn server_killed_before_accept_fails_the_connect() {
         let name = format!("shm://connected-victim-{}", std::process::id());
         for _ in 0..5 {
             let (ep, mut server) = start_server(&name, Progress::Manual).await;
-            signal(&server, Signal::STOP);
+            server.stop();
             let attempt = ConnectedEndpoint::connect(&name[..]).timeout(CONNECT_TIMEOUT);
             let attempt = tokio::spawn(async move { attempt.await.map(drop) });
             tokio::task::yield_now().await;
@@ -213,21 +208,21 @@ fn stopped_client_delays_only_its_own_connection() {
             let stopped_client = TestPeer::start("shm connect_and_echo", &name);
             let request = next_request_from(&mut listener, &stopped_client).await;
             // Stopped before the accept, which needs nothing of the client.
-            signal(&stopped_client, Signal::STOP);
+            stopped_client.stop();
             let stopped = request.accept("").unwrap();
             let queued: Vec<_> = (0..50u8)
                 .map(|number| stopped.send(vec![number; 20_000]).start().unwrap())
                 .collect();
             let (ep, _client) = accept_client(&mut listener).await;
             assert_echo_works(&ep).await;
-            signal(&stopped_client, Signal::CONT);
+            stopped_client.resume();
             for (number, sent) in queued.into_iter().enumerate() {
                 let (sent, got) = tokio::join!(sent, stopped.recv());
                 sent.unwrap();
                 assert_eq!(got.unwrap()[..], vec![number as u8; 20_000]);
             }
             // Stopped after the accept, in the middle of messages, and then killed.
-            signal(&stopped_client, Signal::STOP);
+            stopped_client.stop();
             kill_and_assert_ops_fail(stopped, stopped_client).await;
             assert_echo_works(&ep).await;
         });
@@ -239,11 +234,11 @@ fn connect_to_stopped_server_times_out() {
     run(async {
         let name = format!("shm://connected-stopped-{}", std::process::id());
         let (ep, server) = start_server(&name, Progress::Manual).await;
-        signal(&server, Signal::STOP);
+        server.stop();
         let connecting = ConnectedEndpoint::connect(&name[..]).timeout(Duration::from_millis(50));
         let timed_out = connecting.await.map(drop).unwrap_err();
         assert_eq!(timed_out, Error::TimedOut(name.parse().unwrap()));
-        signal(&server, Signal::CONT);
+        server.resume();
         assert_echo_works(&ep).await;
         let ep = ConnectedEndpoint::connect(&name[..]).await.unwrap();
         assert_echo_works(&ep).await;

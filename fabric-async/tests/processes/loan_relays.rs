@@ -2,7 +2,6 @@
 
 use fabric_async::{Endpoint, FiAddr, LoanedBuf};
 use rustix::net::RecvFlags;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::health::assert_still_works;
 use crate::hostile::{send_with_fds, try_send_with_fds};
@@ -277,10 +276,7 @@ fn stopped_sink_of_a_pipeline_holds_only_its_loans() {
         pipeline.lend(7).await.unwrap();
         pipeline.wait_seen(7).await;
         pipeline.wait_all_returned().await;
-        let sink = Pid::from_child(&pipeline.sink.0);
-        kill_process(sink, Signal::STOP).unwrap();
-        // The signal is delivered later.
-        waitpid(Some(sink), WaitOptions::UNTRACED).unwrap();
+        pipeline.sink.stop();
         for number in 0..LOANS as u8 {
             pipeline.lend(number).await.unwrap();
         }
@@ -288,7 +284,7 @@ fn stopped_sink_of_a_pipeline_holds_only_its_loans() {
         assert!(pipeline.ep.try_loan(1).is_err(), "the sink holds all");
         let all_returned = pipeline.wait_all_returned();
         let goes_on = async {
-            kill_process(sink, Signal::CONT).unwrap();
+            pipeline.sink.resume();
             for number in 0..LOANS as u8 {
                 pipeline.wait_seen(number).await;
             }

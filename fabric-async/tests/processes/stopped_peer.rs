@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric_async::{Endpoint, Error};
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 
 use crate::run;
@@ -26,8 +25,7 @@ fn stopped_peer_does_not_block_other_peers() {
         let _bystander = TestPeer::start("echo", &ep.name().to_string());
         let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
 
-        let process = Pid::from_child(&stopped_process.0);
-        kill_process(process, Signal::STOP).unwrap();
+        stopped_process.stop();
         let mut sent = Vec::new();
         for number in 0..QUEUED_SENDS {
             let mut message = vec![number as u8; MESSAGE_LEN];
@@ -55,7 +53,7 @@ fn stopped_peer_does_not_block_other_peers() {
             "{refused:?}"
         );
 
-        kill_process(process, Signal::CONT).unwrap();
+        stopped_process.resume();
         for (number, send) in sent.into_iter().enumerate() {
             send.await.unwrap();
             let back = ep.recv().tag(4).from(stopped).await.unwrap();
@@ -81,7 +79,7 @@ fn ops_fail_when_stopped_peer_is_killed() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut stopped_process = TestPeer::start("echo", &ep.name().to_string());
         let stopped = ep.recv().tag(3).await.unwrap().source().unwrap();
-        kill_process(Pid::from_child(&stopped_process.0), Signal::STOP).unwrap();
+        stopped_process.stop();
         let send = ep.send(stopped, vec![1; 10 << 20]).start().unwrap();
         let reply = ep.recv().tag(4).from(stopped).start().unwrap();
         stopped_process.0.kill().unwrap();
@@ -129,13 +127,16 @@ fn timed_out_sends_with_cancel_on_drop_free_their_buffers() {
             };
             let stopped_process = TestPeer::start(role, &names);
             let stopped = ep.recv().tag(3).await.unwrap().source().unwrap();
-            kill_process(Pid::from_child(&stopped_process.0), Signal::STOP).unwrap();
+            stopped_process.stop();
             let live = Arc::new(AtomicUsize::new(0));
+            let mut timed_out = 0;
             for _ in 0..400 {
                 let send = ep.send(stopped, LiveBuffer::allocate(&live, 4 << 20));
                 let sent = timeout(Duration::from_millis(1), send.cancel_on_drop()).await;
-                assert!(sent.is_err(), "a stopped peer receives no message of 4 MiB");
+                timed_out += usize::from(sent.is_err());
             }
+            // The socket buffers may take the first messages.
+            assert!(timed_out > 300, "{address}: {timed_out} of 400 timed out");
             let held = live.load(Ordering::Relaxed);
             assert!(
                 held <= 1,

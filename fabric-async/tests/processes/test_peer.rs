@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use fabric_async::atomic::AtomicOp;
 use fabric_async::{Access, Endpoint, Error, Protocol, RemoteRegion};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::loans::{LOAN_LEN, SHORT_LOAN_LEN};
 use crate::rma::{LARGE_REGION_LEN, REGION_LEN};
@@ -78,6 +79,18 @@ impl TestPeer {
 }
 
 impl TestPeer {
+    /// Stops the process (`SIGSTOP`), and waits until it has stopped: the signal is delivered later.
+    pub(crate) fn stop(&self) {
+        let process = Pid::from_child(&self.0);
+        kill_process(process, Signal::STOP).expect("signal a child");
+        waitpid(Some(process), WaitOptions::UNTRACED).expect("wait for a child");
+    }
+
+    /// Continues the process (`SIGCONT`).
+    pub(crate) fn resume(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).expect("signal a child");
+    }
+
     /// Lets a peer go on that has called [`wait_for_parent`].
     pub(crate) fn signal_start(&mut self) {
         drop(self.0.stdin.take());

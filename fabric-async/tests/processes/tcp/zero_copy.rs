@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use fabric_async::{Endpoint, Error, SocketIo, SocketOptions};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::health::{assert_still_works, kill_after};
 use crate::run;
@@ -78,8 +78,7 @@ fn stopped_peer_does_not_block_drop_of_the_domain() {
         };
         let peer = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
         let to_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
-        let pid = Pid::from_child(&peer.0);
-        kill_process(pid, Signal::STOP).unwrap();
+        peer.stop();
         let mut sends: Vec<_> = (0..30u8)
             .map(|number| ep.send(to_peer, vec![number; MESSAGE_LEN]).start().unwrap())
             .collect();
@@ -87,7 +86,7 @@ fn stopped_peer_does_not_block_drop_of_the_domain() {
         assert_still_works(&ep).await;
         drop(sends);
         drop(ep);
-        kill_process(pid, Signal::CONT).unwrap();
+        peer.resume();
     });
 }
 
