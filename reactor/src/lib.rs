@@ -10,6 +10,7 @@
 //! | `completions`, `queues` | completion queues, event queues and counters |
 //! | `endpoints`, `av`, `regions`, `multicast` | endpoints, address vectors, memory regions, multicast groups |
 //! | `cm` | passive and connected endpoints |
+//! | `loans` | memory of loans, and waiting for it |
 //! | `in_flight` | buffers that the kernel still reads |
 //! | `event_loop` | event loops of the program: wait descriptors |
 //! | `wait` | wait policies, and epoll |

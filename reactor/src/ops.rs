@@ -74,8 +74,8 @@ pub struct OpResult {
 /// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpPhase {
-    /// The operation waits for a credit or behind a fence, or is a flush; the transport has not
-    /// seen it.
+    /// The operation waits for a credit or behind a fence, or is a permit, a flush or a wait for
+    /// memory of loans; the transport has not seen it.
     Waiting,
     /// The transport executes the operation.
     InTransport,
@@ -98,8 +98,8 @@ pub(crate) struct OpState {
     /// Whether the operation holds a transmit credit, or a place among the posted receives, which
     /// is released when it ends.
     pub(crate) holds_credit: bool,
-    /// Whether this is a permit, probe or flush: it transfers nothing and ends when a condition
-    /// holds.
+    /// Whether this is a permit, a probe, a flush or a wait for memory of loans: it transfers
+    /// nothing and ends when a condition holds.
     pub(crate) no_transfer: bool,
     /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
     pub(crate) payload_sent: bool,

@@ -1,5 +1,4 @@
 //! An endpoint with its completion queues, and how messages move over it: the same on both sides.
-#![allow(unsafe_code)] // one call: receiving loans
 
 use fabric_async::ops::{BatchOp, RecvOp, SendOp};
 use fabric_async::{

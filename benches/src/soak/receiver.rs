@@ -1,5 +1,4 @@
 //! The side that receives in all ways at once, and keeps the ledger.
-#![allow(unsafe_code)] // receiving loans
 
 use std::time::Duration;
 

@@ -212,9 +212,12 @@ impl BindOptions {
 
     /// Opens a domain for connected endpoints with addresses of this scheme.
     pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain> {
-        let hints = Hints::new()
+        let mut hints = Hints::new()
             .provider(scheme.provider())
             .progress(self.progress);
+        if let Some(protocol) = self.protocol {
+            hints = hints.protocol(protocol);
+        }
         self.open_domain(&discover(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 

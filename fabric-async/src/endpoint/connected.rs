@@ -136,6 +136,17 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.domain()
     }
 
+    /// Cancels the oldest operation that was [posted](crate::Request::post) to a queue of this
+    /// endpoint with this context and has not begun (`fi_cancel`), as [`Endpoint::cancel`]. Returns
+    /// false if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed).
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<bool> {
+        self.ep.cancel(context)
+    }
+
     /// Waits until everything that was posted before has left this process, as
     /// [`Endpoint::flush`].
     ///

@@ -5,7 +5,7 @@
 //!
 //! # Descriptors
 //!
-//! [`CompletionQueue`], [`EventQueue`], [`Counter`] and [`Domain`] have a descriptor, [`WaitFd`]
+//! [`CompletionQueue`], [`EventQueue`], [`Counter`] and a [`Domain`] without a driver have a descriptor, [`WaitFd`]
 //! (`FI_GETWAIT`), for `poll`, epoll, mio or Tokio's `AsyncFd`. It is level-triggered and can be
 //! watched edge-triggered. `wait_fd` returns it, and it is the same at each call.
 //!
@@ -56,8 +56,8 @@
 //! # Without Tokio
 //!
 //! [`DomainBuilder::driven_by_event_loop`] opens a domain with manual progress and no driver. No
-//! runtime is needed. `prepare_wait` and every read of a queue make progress, and nothing else
-//! does: between two calls no message is taken, no queued send leaves, no connection is accepted.
+//! runtime is needed. `prepare_wait`, reads of completion queues, [`Domain::progress`] and polls of
+//! futures make progress, and nothing else does: between two calls no message is taken, no queued send leaves, no connection is accepted.
 //! The descriptor of a queue or counter then also becomes readable when progress is due, so a loop
 //! needs the descriptors of the queues it reads, or that of the domain.
 //!

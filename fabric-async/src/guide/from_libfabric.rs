@@ -72,7 +72,7 @@
 //! | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE`, `FI_DELIVERY_COMPLETE` | [completion levels](super::ordering#completion-levels) |
 //! | `fi_join`, `fi_mc_addr`, `FI_MULTICAST` | [`Endpoint::join_multicast`], [`MulticastGroup::fi_addr`]; the address says that it is a group |
 //! | `-FI_EAGAIN` | [`Error::WouldBlock`] of `.start()`, `.post()`, `.inject()` |
-//! | `fi_cancel` | [`Operation::cancel`], [`RequestFuture::cancel`], [`cancel_on_drop`](Request::cancel_on_drop), or drop; [`Endpoint::cancel`] and [`SharedRxContext::cancel`] for what was `.post()`ed, by its context |
+//! | `fi_cancel` | [`Operation::cancel`], [`RequestFuture::cancel`], [`cancel_on_drop`](Request::cancel_on_drop), or drop; `cancel` of [`Endpoint`], [`ConnectedEndpoint`] and [`SharedRxContext`] for what was `.post()`ed, by its context |
 //!
 //! # Completions, events, addresses
 //!

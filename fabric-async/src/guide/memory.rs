@@ -30,7 +30,7 @@
 //! | `Box<[u8]>`, `[u8; N]` | yes | its length | unchanged; the message is at the start |
 //! | [`PooledBuf`] | yes | any message | that of the message |
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its writable window | set by its methods |
-//! | [`Loan`] | as a copy | cannot receive | |
+//! | [`Loan`] | yes, without a copy over `shm` | cannot receive | |
 //! | [`LoanedBuf`] | yes, without a copy where it can be lent | any message | that of the message |
 //! | `Bytes`, `Arc<[u8]>`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
 //! | [`Gather`] | yes | cannot receive | |

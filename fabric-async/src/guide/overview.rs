@@ -64,7 +64,7 @@
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
 //! | a send, a write or a read that holds a credit, or needed none | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
 //! | a send, a write or a read that waits for a credit | withdrawn; nothing is sent |
-//! | an atomic operation that was posted | goes on, also if it waits for a credit |
+//! | an atomic operation that was posted | goes on, also if it waits for a credit; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
 //! | a future that waits for a queue entry, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
 //!
 //! [`cancellation`](super::cancellation) has the complete table.
@@ -110,7 +110,7 @@
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
-//! | memory of loans of `shm` | 4 GiB per domain | [`Endpoint::loan`] is refused |
+//! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Endpoint::loan`] waits, [`Endpoint::try_loan`] is refused |
 //! | unused buffers in the domain's pool | 4 MiB of each size up to 1 MiB | freed |
 //!
 //! [`defaults`](super::defaults) lists all values.

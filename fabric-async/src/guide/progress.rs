@@ -10,7 +10,7 @@
 //! | | [`Progress::Manual`], the default | [`Progress::Auto`] |
 //! |---|---|---|
 //! | driven by | every poll, and a task on your runtime | every poll, and a thread of the domain |
-//! | needs a running Tokio runtime | yes, the one where the domain was opened | no |
+//! | needs a running Tokio runtime | yes, the one where the domain was opened, unless an [event loop](super::event_loops) drives it | no |
 //! | while no task waits | sends go on, nothing is received | sends go on, messages are received |
 //! | cost | none beyond your threads | one thread per domain, asleep when idle |
 //!
@@ -31,7 +31,8 @@
 //!
 //! # Manual progress
 //!
-//! Opening a [`Domain`] spawns a *driver task* on the current Tokio runtime. While a task waits for
+//! Opening a [`Domain`] spawns a *driver task* on the current Tokio runtime, unless the program's
+//! [event loop](super::event_loops) drives the domain. While a task waits for
 //! something of the domain, or a send is under way, the driver polls, then arms the peers'
 //! doorbells and sleeps until one rings. A send that was started, posted or dropped goes on by
 //! itself under every wait policy for as long as the runtime runs.

@@ -27,10 +27,17 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// | call | posted | completion goes to |
 /// |---|---|---|
-/// | `.await` | by the first poll of the [future](RequestFuture) | the future |
+/// | `.await` | by the first poll of the future | the future |
 /// | [`start`](Self::start) | by the call | the returned [`Operation`], which borrows nothing |
 /// | [`post`](Self::post) | by the call | the completion queue, with the [`context`](Self::context) |
 /// | [`inject`](Request::inject) | by the call, with a copy of borrowed bytes | no one |
+///
+/// | operation | future | result of `start` |
+/// |---|---|---|
+/// | send, receive, write, read | [`RequestFuture`] | [`Operation`] |
+/// | atomic operation | [`AtomicFuture`](crate::atomic::AtomicFuture) | [`AtomicOperation`](crate::atomic::AtomicOperation) |
+/// | multi-receive | none | [`MultiRecv`](crate::MultiRecv), a stream |
+/// | probe, claim | [`Probing`](crate::Probing), [`Claiming`](crate::Claiming) | none |
 ///
 /// Each modifier applies to these operations:
 ///

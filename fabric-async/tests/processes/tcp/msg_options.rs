@@ -7,7 +7,7 @@ use std::time::Duration;
 use fabric_async::info::TrafficClass;
 use fabric_async::{
     ConnectedEndpoint, CqBind, Endpoint, EpType, Error, Fabric, Hints, Info, PassiveEndpoint,
-    SocketOptions, discover,
+    Protocol, SocketOptions, discover,
 };
 use rustix::net::sockopt::{
     ip_tos, socket_acceptconn, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion,
@@ -18,6 +18,18 @@ use crate::run;
 use crate::skip::{Facility, skip};
 use crate::sockets::find_socket;
 use crate::test_peer::{EXIT_NO_MOUNT, TestPeer};
+
+/// The protocol is that of the hints: connected endpoints have only libfabric's tcp format.
+#[test]
+fn protocol_that_connected_endpoints_lack_is_refused() {
+    run(async {
+        let options = || Endpoint::options().protocol(Protocol::Rxm);
+        let refused = options().listen("tcp://127.0.0.1:0").await.unwrap_err();
+        assert!(matches!(refused, Error::NoMatch(_)), "{refused}");
+        let refused = options().connect("tcp://127.0.0.1:1").await.unwrap_err();
+        assert!(matches!(refused, Error::NoMatch(_)), "{refused}");
+    });
+}
 
 const PORT_RANGE: std::ops::RangeInclusive<u16> = 22_000..=22_999;
 const BUFFER_LEN: usize = 1 << 17;

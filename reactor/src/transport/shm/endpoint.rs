@@ -1,5 +1,5 @@
-//! An endpoint over shared memory: a name where peers connect, connections in both directions, and
-//! a receive queue.
+//! An endpoint over shared memory: connections in both directions and a receive queue, and a name
+//! where peers connect unless it is a connected endpoint.
 //!
 //! | file | subject |
 //! |---|---|

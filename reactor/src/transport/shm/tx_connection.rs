@@ -1,6 +1,6 @@
 //! A connection to a peer: what this endpoint sends.
 //!
-//! It is created by the first operation for the peer. Until the peer has accepted, and whenever the
+//! A connectionless endpoint creates it with the first operation for the peer. Until the peer has accepted, and whenever the
 //! ring is full, operations wait in its queue; otherwise a message is written into the ring at
 //! once. `try_send_plain` is the path of a message without tag, data or ack. Writes and reads of a
 //! mapped region up to 256 KiB are executed at once, longer ones in chunks from the queue.
@@ -59,7 +59,7 @@ enum TxConnectionState {
     /// The peer has not accepted yet.
     Connecting(TxChannel),
     Established(TxChannel),
-    /// Ended; the next operation connects again.
+    /// Ended; the next operation of a connectionless endpoint connects again.
     Closed,
 }
 
