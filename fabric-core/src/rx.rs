@@ -84,7 +84,7 @@ pub struct RxQueue {
     peer_copies: VecDeque<(usize, Arc<dyn PeerMemory>)>,
     /// Unexpected messages in memory that is not mapped here, and that fit into the budget.
     unmapped_unexpected: Vec<UnmappedUnexpected>,
-    /// A claimed message in memory that is not mapped was discarded; its sender must be notified.
+    /// A message in memory that is not mapped was discarded uncopied; its sender must be notified.
     discarded_unmapped: bool,
     /// Acks to send: the peer, and the ack's number.
     unsent_acks: Vec<(PeerKey, u32)>,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use fabric_async::{
-    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RefusalReason, RemoteRegion,
+    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RefusalReason, RemoteRegion, WaitPolicy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
@@ -450,6 +450,45 @@ fn out_of_memory_fails_only_the_receive_of_the_message() {
                     drop(limited);
                     assert_still_works(&ep).await;
                 }
+            });
+        },
+    );
+}
+
+/// A sender whose message is in its own memory sleeps until the receiver is done with the message. It
+/// is woken also if the receiver has no memory for the message.
+#[test]
+fn out_of_memory_receive_wakes_the_sleeping_sender() {
+    run_in_own_process(
+        "resource_limits::out_of_memory_receive_wakes_the_sleeping_sender",
+        || {
+            run(async {
+                let options = Endpoint::options()
+                    .wait_policy(WaitPolicy::Park)
+                    .single_copy_threshold(1 << 20);
+                let sender = options.clone().bind("shm://").await.unwrap();
+                let ep = options.bind("shm://").await.unwrap();
+                let peer = sender.add_peer(ep.name()).await.unwrap();
+                let huge = sender.send(peer, vec![0u8; HUGE_LEN]).tag(1);
+                // A task of its own: it is polled again only if the driver wakes it.
+                let sent = tokio::spawn(huge.start().unwrap());
+                while ep.stats().unexpected == 0 {
+                    ep.domain().progress();
+                    tokio::task::yield_now().await;
+                }
+                // The sender's driver finds nothing to do, and sleeps.
+                for _ in 0..1000 {
+                    tokio::task::yield_now().await;
+                }
+                let limited =
+                    set_rlimit(Resource::As, address_space_bytes() + (HUGE_LEN / 2) as u64);
+                let error = ep.recv().tag(1).await.unwrap_err().error;
+                assert!(
+                    matches!(error, Error::OutOfMemory { len: HUGE_LEN, .. }),
+                    "{error}"
+                );
+                drop(limited);
+                sent.await.unwrap().unwrap();
             });
         },
     );

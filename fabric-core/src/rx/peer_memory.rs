@@ -121,7 +121,10 @@ impl RxQueue {
         ack_match(&mut self.unsent_acks, &mut envelope);
         let capacity = match engine.begin_fill(op, envelope.len) {
             Ok(capacity) => capacity,
-            Err(error) => return self.refuse(engine, op, &envelope, error),
+            Err(error) => {
+                self.discarded_unmapped |= !memory.is_mapped();
+                return self.refuse(engine, op, &envelope, error);
+            }
         };
         let target = PartialTarget::Receive {
             op,
