@@ -360,7 +360,9 @@ pub enum RefusalReason {
     User,
     /// The peer could not parse the handshake.
     Malformed,
-    /// The peer is out of memory or descriptors, or at its limit of connections.
+    /// The peer is out of memory or descriptors, or at its limit of connections. Over `tcp` also:
+    /// the address is that of a passive endpoint, whose program rejected the connection; the wire
+    /// format does not tell.
     Resources,
     /// The peer's endpoint is of another type: a connectionless endpoint (`FI_EP_RDM`) cannot be
     /// connected with, and a passive endpoint (`FI_EP_MSG`) cannot be sent to.
@@ -377,9 +379,10 @@ impl fmt::Display for RefusalReason {
             }
             Self::User => f.write_str("it accepts only processes of its own user"),
             Self::Malformed => f.write_str("it could not parse the handshake"),
-            Self::Resources => {
-                f.write_str("it is out of memory or descriptors, or at its connection limit")
-            }
+            Self::Resources => f.write_str(
+                "it lacks memory or descriptors, is at its connection limit, or (tcp) a passive endpoint \
+                     whose program rejected this",
+            ),
             Self::EpType => f.write_str(
                 "its endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
             ),

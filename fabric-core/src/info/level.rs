@@ -185,7 +185,7 @@ impl TrafficClass {
     /// classes, the one that RFC 4594 and RFC 8622 recommend. Networks may ignore it.
     ///
     /// ```
-    /// # use fabric_core::info as fabric_async;
+    /// # use fabric_core as fabric_async;
     /// use fabric_async::info::TrafficClass;
     /// assert_eq!(TrafficClass::LowLatency.dscp()?, 18); // AF21
     /// assert_eq!(TrafficClass::Dscp(46).dscp()?, 46);

@@ -180,12 +180,14 @@ impl ConnectRequest {
     }
 
     /// Returns the private data of the rejection of a request whose private data
-    /// [`decode`](Self::decode) failed to parse.
+    /// [`decode`](Self::decode) failed to parse. An endpoint of type `FI_EP_MSG` gets none: its
+    /// private data are its program's.
     #[must_use]
     pub fn reject_undecodable(private: &[u8]) -> Vec<u8> {
         match RxmConnect::decode(private) {
             Some(_) => RxmReject::Refused.encode().to_vec(),
-            None => private.to_vec(),
+            None if RdmCmData::decode(private).is_some() => private.to_vec(),
+            None => Vec::new(),
         }
     }
 

@@ -94,7 +94,7 @@ fn invalid_rxm_request_is_rejected_in_rxm() {
     for len in [0, 7, 9, 16, 23, 25, 256] {
         let bytes = vec![1; len];
         assert!(ConnectRequest::decode(&bytes).is_err(), "{len}");
-        assert_eq!(ConnectRequest::reject_undecodable(&bytes), bytes);
+        assert_eq!(ConnectRequest::reject_undecodable(&bytes), []);
     }
 }
 
