@@ -82,7 +82,7 @@ pub(crate) async fn endpoints_of_one_domain_exchange_messages(setup: Setup) {
 
 pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setup) {
     const ENDPOINTS: usize = 6;
-    const ROUNDS: u64 = 200;
+    const ROUNDS: u64 = 50;
     let fixture = setup.open_endpoint().await;
     let mut ring = Vec::new();
     for _ in 0..ENDPOINTS {
