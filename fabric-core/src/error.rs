@@ -380,8 +380,8 @@ impl fmt::Display for RefusalReason {
             Self::User => f.write_str("it accepts only processes of its own user"),
             Self::Malformed => f.write_str("it could not parse the handshake"),
             Self::Resources => f.write_str(
-                "it lacks memory or descriptors, is at its connection limit, or (tcp) a passive endpoint \
-                     whose program rejected this",
+                "it lacks memory or descriptors, is at its connection limit, or (tcp) its program \
+                 rejected this",
             ),
             Self::EpType => f.write_str(
                 "its endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
