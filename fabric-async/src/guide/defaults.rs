@@ -44,7 +44,7 @@
 //! | order | `FI_ORDER_SAS`, `SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW` | follows from one ring per direction |
 //! | region, loan | up to 2^40 bytes, up to 4 GiB | beyond what a machine has |
 //! | loans | 256 to one peer, 4 GiB per domain ([`DomainBuilder::loan_limit`]) | a reader that never returns any must not take everything |
-//! | descriptors of received loans | 256 per process, a quarter of its limit | to send loans on without a copy |
+//! | descriptors of received loans | 256 per endpoint; per process a quarter of its limit | to send loans on without a copy |
 //! | values of one atomic operation | 4096 bytes | a page |
 //! | completion data | 8 bytes | the size of its field |
 //! | tag bits | all 64 | a tag is compared as one word |

@@ -178,10 +178,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * Each loan is a file descriptor of the lender. A process keeps the descriptors of up to 256
-//!   received loans, and of no more than a quarter of its limit (`RLIMIT_NOFILE`), to send them on;
-//!   further ones are copied when they are sent on, and so are loans that were received in another
-//!   domain, or are sent by a provider without loans.
+//! * Each loan is a file descriptor of the lender. An endpoint keeps the descriptors of up to 256
+//!   received loans to send them on. All endpoints of a process keep no more than a quarter of its
+//!   limit (`RLIMIT_NOFILE`), and one endpoint at most half of that. Further loans are copied when
+//!   they are sent on, and so are loans that were received in another domain, or are sent by a
+//!   provider without loans.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans, or
 //!   [`loan_limit`](DomainBuilder::loan_limit); beyond that [`Endpoint::loan`] waits until loans
 //!   return, and [`Endpoint::try_loan`] fails with [`Error::WouldBlock`]. So the limit bounds a

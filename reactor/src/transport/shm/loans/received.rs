@@ -7,10 +7,11 @@
 //! # Relays
 //!
 //! A loan that is sent on stays a loan. The descriptor of a chunk is kept for that, for as many
-//! chunks as [`max_relay_fds`] says; the others are copied when they are sent on. The relaying side
-//! grants the chunk to the next peer under a key of its own, and its `OutstandingLoans` hold the
-//! [`LoanGuard`], as the receiver's `LoanedBuf` does: the slot is returned when the last of them is
-//! dropped. So a chain of any length returns hop by hop, from its end.
+//! chunks of an endpoint as [`max_relay_fds`] says and of the process as [`max_process_relay_fds`]
+//! says; the others are copied when they are sent on. The relaying side grants the chunk to the next
+//! peer under a key of its own, and its `OutstandingLoans` hold the [`LoanGuard`], as the receiver's
+//! `LoanedBuf` does: the slot is returned when the last of them is dropped. So a chain of any length
+//! returns hop by hop, from its end.
 //!
 //! If the next peer's connection ends while the peer holds the loan, the peer may still read it.
 //! The slot is then returned as *lost*, and the owner of the memory gives the chunk up instead of
@@ -31,38 +32,58 @@ use super::super::socket::SocketHandle;
 use super::{LoanPool, SLOTS_PER_PEER};
 use crate::transport::fork_guard::ForkGuard;
 
-/// Number of chunks that peers have granted to an endpoint and that are mapped, including those of
-/// messages that are waiting or held.
+/// Chunks that peers have granted to an endpoint and that are mapped, including those of messages
+/// that are waiting or held.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedLoans {
     mapped: Arc<AtomicUsize>,
+    /// Number of descriptors that the endpoint keeps to send received loans on.
+    relay_fds: Arc<AtomicUsize>,
     pool: LoanPool,
 }
 
 /// Maximum number of mapped chunks.
 const MAX_RECEIVED: usize = 32_768;
-/// Maximum number of descriptors that a process keeps to send received loans on.
+/// Maximum number of descriptors that an endpoint keeps to send received loans on.
 const MAX_RELAY_FDS: usize = 256;
 
 /// Number of descriptors that this process keeps to send received loans on.
-static RELAY_FDS: AtomicUsize = AtomicUsize::new(0);
+static PROCESS_RELAY_FDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns how many descriptors this process keeps to send received loans on: at most a quarter of
-/// those that it may have.
-fn max_relay_fds() -> usize {
+/// Returns how many descriptors this process keeps to send received loans on: a quarter of those
+/// that it may have.
+fn max_process_relay_fds() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        limit.map_or(MAX_RELAY_FDS, |limit| {
-            MAX_RELAY_FDS.min(usize::try_from(limit / 4).unwrap_or(MAX_RELAY_FDS))
+        limit.map_or(usize::MAX, |limit| {
+            usize::try_from(limit / 4).unwrap_or(usize::MAX)
         })
     })
 }
 
+/// Returns how many of these one endpoint keeps: at most half, so that the peers of one endpoint do
+/// not take those of the others.
+fn max_relay_fds() -> usize {
+    MAX_RELAY_FDS.min(max_process_relay_fds() / 2)
+}
+
+/// Counts one more, unless that exceeds `limit`.
+fn try_count(count: &AtomicUsize, limit: usize) -> bool {
+    count
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+            (count < limit).then_some(count + 1)
+        })
+        .is_ok()
+}
+
 impl ReceivedLoans {
     pub(crate) fn new(pool: LoanPool) -> Self {
-        let mapped = Arc::default();
-        Self { mapped, pool }
+        Self {
+            mapped: Arc::default(),
+            relay_fds: Arc::default(),
+            pool,
+        }
     }
 
     /// Counts a chunk that a peer has granted; `None` if there are too many. The descriptor is kept
@@ -72,13 +93,12 @@ impl ReceivedLoans {
         mapping: SharedMapping,
         fd: OwnedFd,
     ) -> Option<Arc<LoanMapping>> {
-        if self.mapped.fetch_add(1, Ordering::Relaxed) >= MAX_RECEIVED {
-            self.mapped.fetch_sub(1, Ordering::Relaxed);
+        if !try_count(&self.mapped, MAX_RECEIVED) {
             return None;
         }
         Some(Arc::new(LoanMapping {
             mapping,
-            relay: RelaySource::new(fd, &self.pool),
+            relay: RelaySource::new(fd, self),
             received: self.clone(),
         }))
     }
@@ -99,23 +119,32 @@ pub(crate) struct LoanMapping {
 struct RelaySource {
     fd: OwnedFd,
     key: u64,
+    /// Number of descriptors that the endpoint keeps.
+    kept: Arc<AtomicUsize>,
 }
 
 impl RelaySource {
-    /// Keeps a descriptor, unless there are too many.
-    fn new(fd: OwnedFd, pool: &LoanPool) -> Option<Self> {
-        if RELAY_FDS.fetch_add(1, Ordering::Relaxed) >= max_relay_fds() {
-            RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
+    /// Keeps a descriptor, unless the endpoint or the process keeps too many.
+    fn new(fd: OwnedFd, received: &ReceivedLoans) -> Option<Self> {
+        if !try_count(&received.relay_fds, max_relay_fds()) {
             return None;
         }
-        let key = pool.new_key();
-        Some(Self { fd, key })
+        if !try_count(&PROCESS_RELAY_FDS, max_process_relay_fds()) {
+            received.relay_fds.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Self {
+            fd,
+            key: received.pool.new_key(),
+            kept: received.relay_fds.clone(),
+        })
     }
 }
 
 impl Drop for RelaySource {
     fn drop(&mut self) {
-        RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
+        self.kept.fetch_sub(1, Ordering::Relaxed);
+        PROCESS_RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -252,27 +281,30 @@ mod tests {
     use super::super::super::shared_memory::SharedMemory;
     use super::*;
 
+    fn add_mapping(received: &ReceivedLoans) -> Option<Arc<LoanMapping>> {
+        let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
+        let fd = memory.fd().try_clone_to_owned().unwrap();
+        let mapping = SharedMapping::map_from_peer(&fd, 1, false).unwrap();
+        received.add_mapping(mapping, fd)
+    }
+
+    /// Returns how many of these can be passed on.
+    fn kept(mappings: &[Option<Arc<LoanMapping>>]) -> usize {
+        let mappings = mappings.iter().flatten();
+        mappings.filter(|mapping| mapping.relay.is_some()).count()
+    }
+
     #[test]
-    fn loan_mappings_of_a_peer_are_bounded() {
+    fn mappings_and_descriptors_of_an_endpoint_are_bounded() {
         let received = ReceivedLoans::new(LoanPool::default());
-        let add_mapping = || {
-            let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
-            let fd = memory.fd().try_clone_to_owned().unwrap();
-            let mapping = SharedMapping::map_from_peer(&fd, 1, false).unwrap();
-            received.add_mapping(mapping, fd)
-        };
-        let mut held: Vec<_> = (0..MAX_RECEIVED).map(|_| add_mapping()).collect();
-        assert!(held.iter().all(Option::is_some) && add_mapping().is_none());
-        let kept = held
-            .iter()
-            .flatten()
-            .filter(|mapping| mapping.relay.is_some())
-            .count();
-        assert!(
-            (1..=max_relay_fds()).contains(&kept),
-            "{kept} descriptors are kept"
-        );
-        held.pop();
-        assert!(add_mapping().is_some());
+        let mut held: Vec<_> = (0..MAX_RECEIVED).map(|_| add_mapping(&received)).collect();
+        assert!(held.iter().all(Option::is_some) && add_mapping(&received).is_none());
+        assert_eq!(kept(&held), max_relay_fds());
+        // The descriptors that one endpoint keeps leave some for the others.
+        let other = [add_mapping(&ReceivedLoans::new(LoanPool::default()))];
+        assert_eq!(kept(&other), 1);
+        held.clear();
+        let again = [add_mapping(&received)];
+        assert_eq!(kept(&again), 1, "the descriptors are counted as closed");
     }
 }
