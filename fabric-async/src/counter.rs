@@ -169,9 +169,12 @@ impl<M: ThreadModel> Counter<M> {
     pub fn prepare_wait(&self, value: u64, errors: u64) -> Result<TryWait> {
         self.inner.node.check_open()?;
         let (core, id) = (&self.inner.domain.core, self.inner.id);
-        let may_block = self.inner.with_wait(|wait| {
-            core.prepare_counter_wait(id, (value, errors), &mut wait.waiter, &wait.object)
-        })?;
+        let (object, mut waiter) = self
+            .inner
+            .with_wait(|wait| (wait.object.clone(), wait.waiter))?;
+        // The pass runs wakers, which may use this counter: the lock is not held.
+        let may_block = core.prepare_counter_wait(id, (value, errors), &mut waiter, &object);
+        self.inner.with_wait(|wait| wait.waiter = waiter)?;
         Ok(TryWait::from_may_block(may_block))
     }
 

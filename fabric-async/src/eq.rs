@@ -111,8 +111,8 @@ impl EventQueue {
     /// Makes progress once in the domains that report to this queue, and says whether the program
     /// may block on the [descriptor](Self::wait_fd) (`fi_trywait(3)`).
     ///
-    /// After [`TryWait::Block`] the next event makes the descriptor readable; a domain that is bound
-    /// later counts from the next call on. In other respects as
+    /// After [`TryWait::Block`] the next event makes the descriptor readable, and so does binding a
+    /// further domain. In other respects as
     /// [`CompletionQueue::prepare_wait`](crate::CompletionQueue::prepare_wait).
     ///
     /// # Errors
@@ -173,6 +173,12 @@ impl EventQueueInner {
         let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
         domains.retain(|known| known.strong_count() > 0);
         domains.push(Arc::downgrade(domain));
+        drop(domains);
+        // A thread that blocks on the descriptor does not watch this domain yet.
+        let wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wait) = &*wait {
+            wait.object.waker().wake();
+        }
     }
 
     fn with_wait<T>(&self, act: impl FnOnce(&mut EqWait) -> T) -> Result<T> {

@@ -136,6 +136,7 @@ impl CounterState {
         deferred: &mut Deferred,
     ) -> bool {
         if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
+            (waiter.threshold, waiter.errors_seen) = (threshold, errors_seen);
             if !waiter.waker.will_wake(waker) {
                 deferred.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
             }

@@ -63,6 +63,8 @@ pub(crate) struct ShmSocket {
     /// The wait set that watches the socket.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
+    /// Whether the peer created the socket, and so may hold a duplicate of it.
+    is_from_peer: bool,
 }
 
 /// A handle to send by a socket from any thread, as long as the socket is open.
@@ -156,6 +158,7 @@ impl ShmSocket {
             fd: Some(Arc::new(fd)),
             wait_set: None,
             fork_guard: ForkGuard::current_process(),
+            is_from_peer: false,
         }
     }
 
@@ -187,13 +190,19 @@ impl ShmSocket {
     /// Wraps a descriptor that a peer with these credentials has sent, if it is one end of a
     /// [pair](Self::pair) that the peer has created. Closes it otherwise, without blocking.
     pub(crate) fn from_peer(fd: OwnedFd, peer: PeerCredentials) -> Result<Self, &'static str> {
-        let is_unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
-            && rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
+        use rustix::net::sockopt;
+
+        let is_unix = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
+            && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
         if !is_unix {
             close_in_background(vec![fd]);
             return Err("descriptor is not a Unix socket");
         }
-        let socket = Self::new(fd);
+        let mut socket = Self::new(fd);
+        socket.is_from_peer = true;
+        if sockopt::socket_acceptconn(&socket) != Ok(false) {
+            return Err("socket listens instead of being connected");
+        }
         if socket.credentials() != Ok(peer) {
             return Err("socket leads to another process");
         }
@@ -401,7 +410,25 @@ impl ShmSocket {
     }
 
     /// Takes the peeked message.
+    ///
+    /// With `SO_PEEK_OFF`, which the peer can set on a socket that it created, this is another
+    /// message than the peeked one: its descriptors are received, and closed in the background.
     fn take(&self) {
+        if self.is_from_peer {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let mut byte = [0; 1];
+            let into = &mut [IoSliceMut::new(&mut byte)];
+            while let Err(Errno::INTR | Errno::CONNRESET) =
+                rustix::net::recvmsg(self, into, &mut control, flags)
+            {}
+            let rights = control.drain().filter_map(|part| match part {
+                RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+                _ => None,
+            });
+            return close_in_background(rights.flatten().collect());
+        }
         while let Err(Errno::INTR | Errno::CONNRESET) =
             rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
         {}
@@ -473,8 +500,15 @@ impl Drop for ShmSocket {
             return;
         }
         self.unwatch();
-        // The shutdown tells the peer now, whenever the descriptor is closed.
-        let is_drained = self.is_drained();
+        // The shutdown tells the peer now, whenever the descriptor is closed. What a socket that the
+        // peer created says of its messages proves nothing: the peer may hold a duplicate, and
+        // change its options.
+        let is_drained = if self.is_from_peer {
+            let _ = rustix::net::shutdown(&*self, Shutdown::Both);
+            false
+        } else {
+            self.is_drained()
+        };
         // A thread that sends by a handle just now closes the descriptor instead.
         let fd = self.fd.take().and_then(Arc::into_inner);
         if !is_drained {
