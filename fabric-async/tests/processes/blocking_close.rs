@@ -1,21 +1,24 @@
 //! Descriptors whose close blocks: a process that sends them delays only its own connection.
-#![allow(unsafe_code)] // pre_exec
+#![allow(unsafe_code)] // pre_exec, and socket options that rustix lacks
 
+use std::future::IntoFuture;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use fabric_async::{Endpoint, EventKind};
+use fabric_async::{ConnectedEndpoint, Endpoint, Error, EventKind};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::connected_shm_hostile::{ACCEPT, encode_cm, segment};
 use crate::health::assert_still_works;
 use crate::hostile::{connect_raw, connect_raw_to, encode_hello, sealed_memfd, try_send_with_fds};
 use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::rma::{RawShmListener, encode_control};
 use crate::run;
 use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
@@ -373,4 +376,125 @@ async fn send_unwanted_descriptors() {
         drop(socket);
     }
     assert_still_works(&ep).await;
+}
+
+/// Sets an integer option of a socket (`SOL_SOCKET`).
+fn set_option(socket: &OwnedFd, option: i32, value: i32) {
+    unsafe extern "C" {
+        fn setsockopt(fd: i32, level: i32, name: i32, value: *const i32, len: u32) -> i32;
+    }
+    // SAFETY: the kernel reads an integer of the given length.
+    let result = unsafe { setsockopt(socket.as_raw_fd(), 1, option, &raw const value, 4) };
+    assert_eq!(result, 0, "option {option}");
+}
+
+/// Code of the control message that rings the doorbell.
+const DOORBELL: u16 = 101;
+const SO_PEEK_OFF: i32 = 42;
+const SO_PASSPIDFD: i32 = 76;
+
+/// A server that accepts a connection by hand.
+struct RawServer {
+    /// Its end of the socket pair, and a duplicate of the end that it has sent.
+    own: OwnedFd,
+    sent: OwnedFd,
+    _connection: OwnedFd,
+}
+
+/// Connects to a server that accepts by hand.
+async fn connect_to_raw_server(what: &str) -> (ConnectedEndpoint, RawServer) {
+    let name = format!("raw-server-{what}-{}", std::process::id());
+    let listener = RawShmListener::listen(&name);
+    let serving = std::thread::spawn(move || {
+        let connection = listener.accept_ready();
+        rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (own, sent) =
+            rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let accept = encode_cm(1, ACCEPT, 3, b"welcome");
+        try_send_with_fds(&connection, &accept, &[&segment(), &sent]).unwrap();
+        RawServer {
+            own,
+            sent,
+            _connection: connection,
+        }
+    });
+    let ep = ConnectedEndpoint::connect(format!("shm://{name}")).await;
+    (ep.unwrap(), serving.join().unwrap())
+}
+
+/// A peek that skips messages shows nothing of the descriptors that the socket holds.
+#[test]
+fn peek_offset_of_a_server_blocks_no_pass_and_no_close() {
+    run(async {
+        for (what, skipped) in [("all", 1 << 20), ("first", 20)] {
+            let (descriptor, far) = lingering_socket();
+            let (ep, server) = connect_to_raw_server(what).await;
+            set_option(&server.sent, SO_PEEK_OFF, skipped);
+            drop(server.sent);
+            try_send_with_fds(&server.own, &[0; 20], &[&descriptor]).unwrap();
+            drop(descriptor);
+            try_send_with_fds(&server.own, &[0; 20], &[]).unwrap();
+            // The connection ends: its messages cannot be read.
+            ep.recv().await.unwrap_err();
+            drop((ep, far));
+        }
+    });
+}
+
+#[test]
+fn listening_socket_of_a_server_is_refused() {
+    run(async {
+        let name = format!("raw-listening-{}", std::process::id());
+        let backlog = format!("raw-backlog-{}", std::process::id());
+        let (descriptor, far) = lingering_socket();
+        let listener = RawShmListener::listen(&name);
+        let address = format!("shm://{name}");
+        let serving = std::thread::spawn(move || {
+            let connection = listener.accept_ready();
+            rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
+            // The descriptor waits in a connection that nobody accepts.
+            let listening = RawShmListener::listen(&backlog);
+            let client =
+                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            let full = format!("fabric-async/shm/{backlog}");
+            let at = SocketAddrUnix::new_abstract_name(full.as_bytes()).unwrap();
+            rustix::net::connect(&client, &at).unwrap();
+            try_send_with_fds(&client, b"x", &[&descriptor]).unwrap();
+            let accept = encode_cm(1, ACCEPT, 3, b"welcome");
+            try_send_with_fds(&connection, &accept, &[&segment(), &listening.0]).unwrap();
+            (connection, client)
+        });
+        let refused = ConnectedEndpoint::connect(&address[..]).await.unwrap_err();
+        assert!(matches!(refused, Error::Protocol { .. }), "{refused}");
+        drop((serving.join().unwrap(), far));
+    });
+}
+
+#[test]
+fn pidfds_that_a_server_requests_are_closed() {
+    run_in_own_process(
+        "blocking_close::pidfds_that_a_server_requests_are_closed",
+        || {
+            let pidfds = || {
+                let open = std::fs::read_dir("/proc/self/fd").unwrap();
+                let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+                let is_pidfd =
+                    |target: &std::path::PathBuf| target.to_string_lossy().contains("pidfd");
+                targets.filter(is_pidfd).count()
+            };
+            run(async {
+                let (ep, server) = connect_to_raw_server("pidfd").await;
+                set_option(&server.sent, SO_PASSPIDFD, 1);
+                let before = pidfds();
+                let mut receive = std::pin::pin!(ep.recv().into_future());
+                for _ in 0..100 {
+                    try_send_with_fds(&server.own, &encode_control(DOORBELL, 0), &[]).unwrap();
+                    let polled = tokio::time::timeout(Duration::from_millis(1), &mut receive).await;
+                    assert!(polled.is_err(), "{polled:?}");
+                }
+                assert_eq!(pidfds(), before);
+            });
+        },
+    );
 }

@@ -17,7 +17,7 @@ use crate::rma::{RawShmListener, encode_control};
 use crate::run;
 
 const REQUEST: u16 = 1;
-const ACCEPT: u16 = 2;
+pub(crate) const ACCEPT: u16 = 2;
 const REJECT: u16 = 3;
 const RING_LINES: u32 = 64;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
@@ -46,7 +46,7 @@ fn connect_raw(listener: &PassiveEndpoint, from: Option<&str>) -> OwnedFd {
     socket
 }
 
-fn encode_cm(version: u16, code: u16, caps: u32, private_data: &[u8]) -> Vec<u8> {
+pub(crate) fn encode_cm(version: u16, code: u16, caps: u32, private_data: &[u8]) -> Vec<u8> {
     let mut bytes = b"fab-scm\0".to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(code.to_le_bytes());
@@ -59,7 +59,7 @@ fn encode_cm(version: u16, code: u16, caps: u32, private_data: &[u8]) -> Vec<u8>
     bytes
 }
 
-fn segment() -> OwnedFd {
+pub(crate) fn segment() -> OwnedFd {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     sealed_memfd(SEGMENT_LEN, seals)
 }

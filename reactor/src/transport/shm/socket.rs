@@ -48,6 +48,10 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Socket option that permits the peer to send descriptors (Linux 6.16), which the libraries lack.
 /// Accepted connections inherit it from their listener.
 const SO_PASSRIGHTS: libc::c_int = 83;
+/// Control message with a pidfd of the sender (Linux 6.5), which the libraries lack.
+const SCM_PIDFD: libc::c_int = 4;
+/// Room for the control messages of one message, in words: descriptors, and 512 bytes for others.
+const CONTROL_WORDS: usize = (SCM_MAX_FD * size_of::<libc::c_int>() + 512) / size_of::<u64>();
 
 /// A listening Unix socket.
 #[derive(Debug)]
@@ -380,6 +384,15 @@ impl ShmSocket {
 
     /// Peeks at the next message and its descriptors.
     fn peek(&self, bytes: &mut [u8]) -> PeekedMessage {
+        if self.is_from_peer {
+            return match self.recv_from_peer(bytes, libc::MSG_PEEK) {
+                Ok((0, _, fds)) if fds.is_empty() => PeekedMessage::HungUp,
+                Ok((len, flags, fds)) => PeekedMessage::Message { len, flags, fds },
+                // With `SO_PEEK_OFF` messages cannot be peeked, and the socket stays readable.
+                Err(Errno::AGAIN) if !self.has_peek_offset() => PeekedMessage::Nothing,
+                Err(_) => PeekedMessage::HungUp,
+            };
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -409,25 +422,98 @@ impl ShmSocket {
         }
     }
 
+    /// Receives or peeks at a message on a socket that the peer created, with its descriptors. The
+    /// peer may have set `SO_PASSPIDFD`: then each message comes with a pidfd, which is closed here.
+    fn recv_from_peer(
+        &self,
+        bytes: &mut [u8],
+        flags: libc::c_int,
+    ) -> Result<(usize, ReturnFlags, Vec<OwnedFd>), Errno> {
+        let mut control = [0u64; CONTROL_WORDS];
+        let mut into = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        // SAFETY: all bits zero are a valid header without name, data and control messages.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = &raw mut into;
+        header.msg_iovlen = 1;
+        let flags = flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+        let len = loop {
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(&control);
+            // SAFETY: the header points to `bytes` and `control`, which live and are exclusive
+            // during the call, with their lengths.
+            let len = unsafe { libc::recvmsg(self.as_fd().as_raw_fd(), &raw mut header, flags) };
+            match usize::try_from(len) {
+                Ok(len) => break len,
+                Err(_) => {
+                    let errno = std::io::Error::last_os_error();
+                    match Errno::from_io_error(&errno).unwrap_or(Errno::IO) {
+                        Errno::INTR | Errno::CONNRESET => {}
+                        errno => return Err(errno),
+                    }
+                }
+            }
+        };
+        let mut fds = Vec::new();
+        // SAFETY: the kernel has filled the header and its control messages, which these macros
+        // walk within `msg_controllen`. The data of the two kinds are open descriptors that belong
+        // to this process since the call and to nobody else.
+        unsafe {
+            let mut part = libc::CMSG_FIRSTHDR(&raw const header);
+            while !part.is_null() {
+                let head = part.read();
+                let data_len = head.cmsg_len - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(part).cast::<libc::c_int>();
+                let is_rights = head.cmsg_type == libc::SCM_RIGHTS;
+                if head.cmsg_level == libc::SOL_SOCKET && (is_rights || head.cmsg_type == SCM_PIDFD)
+                {
+                    for index in 0..data_len / size_of::<libc::c_int>() {
+                        let fd = data.add(index).read_unaligned();
+                        // A pidfd that could not be made is a negative number.
+                        if fd >= 0 {
+                            let fd = OwnedFd::from_raw_fd(fd);
+                            if is_rights {
+                                fds.push(fd);
+                            }
+                        }
+                    }
+                }
+                part = libc::CMSG_NXTHDR(&raw const header, part);
+            }
+        }
+        let flags = ReturnFlags::from_bits_retain(header.msg_flags as u32);
+        Ok((len, flags, fds))
+    }
+
+    /// Returns whether a peek skips bytes (`SO_PEEK_OFF`).
+    fn has_peek_offset(&self) -> bool {
+        let mut value: libc::c_int = -1;
+        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most an integer and its length.
+        unsafe {
+            libc::getsockopt(
+                self.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEEK_OFF,
+                (&raw mut value).cast(),
+                &raw mut len,
+            );
+        }
+        value >= 0
+    }
+
     /// Takes the peeked message.
     ///
     /// With `SO_PEEK_OFF`, which the peer can set on a socket that it created, this is another
     /// message than the peeked one: its descriptors are received, and closed in the background.
     fn take(&self) {
         if self.is_from_peer {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            let mut byte = [0; 1];
-            let into = &mut [IoSliceMut::new(&mut byte)];
-            while let Err(Errno::INTR | Errno::CONNRESET) =
-                rustix::net::recvmsg(self, into, &mut control, flags)
-            {}
-            let rights = control.drain().filter_map(|part| match part {
-                RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-                _ => None,
-            });
-            return close_in_background(rights.flatten().collect());
+            if let Ok((.., fds)) = self.recv_from_peer(&mut [0; 1], 0) {
+                close_in_background(fds);
+            }
+            return;
         }
         while let Err(Errno::INTR | Errno::CONNRESET) =
             rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
