@@ -180,7 +180,7 @@ impl<M: ThreadModel> SelectiveOp for PermitSendOp<M> {}
 impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
-    const TAKES_BUFFER: bool = B::IS_LENT;
+    const BUFFER_IS_LENT: bool = B::IS_LENT;
 
     fn is_selective(ep: &EndpointInner) -> bool {
         ep.selective_tx

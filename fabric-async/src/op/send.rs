@@ -115,7 +115,7 @@ fn level_error() -> Error {
 }
 
 impl<B: IoBuf> BufferOp<B> for SendOp {
-    const TAKES_BUFFER: bool = B::IS_LENT;
+    const BUFFER_IS_LENT: bool = B::IS_LENT;
 
     fn is_selective(ep: &EndpointInner) -> bool {
         ep.selective_tx
