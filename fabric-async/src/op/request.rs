@@ -405,15 +405,15 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
         let ep: &EndpointInner = self.ep.borrow();
         let bytes = self.buf.as_ref();
         self.op.check_injected(bytes.len())?;
-        let spec = self.op.to_injected(bytes.len());
-        ep.check_tx_op(&spec)?;
+        let tx_op = self.op.to_injected(bytes.len());
+        ep.check_tx_op(&tx_op)?;
         let payload = Payload::Contiguous(bytes);
         if bytes.len() <= ep.info.tx.inject_size
-            && ep.try_fast_path(|fast_path| fast_path.try_send(&spec, payload))
+            && ep.try_fast_path(|fast_path| fast_path.try_send(&tx_op, payload))
         {
             return Ok(());
         }
-        ep.domain.core.inject(ep.id, spec, bytes)
+        ep.domain.core.inject(ep.id, tx_op, bytes)
     }
 }
 
