@@ -86,14 +86,10 @@ impl<M: ThreadModel> CompletionQueue<M> {
             wait: OnceLock::new(),
         };
         inner.node.publish()?;
-        let (batch, spare) = (
-            VecDeque::with_capacity(STREAM_BATCH),
-            Vec::with_capacity(STREAM_BATCH),
-        );
         Ok(Self {
             inner: Arc::new(inner),
-            buffered: batch,
-            scratch: spare,
+            buffered: VecDeque::with_capacity(STREAM_BATCH),
+            scratch: Vec::with_capacity(STREAM_BATCH),
             model: PhantomData,
         })
     }
@@ -101,8 +97,8 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Waits for completions, moves up to `max` of them to `out` and returns their number
     /// (`fi_cq_sread`).
     ///
-    /// The wait has no end when no operation is pending: count the pending operations if posting
-    /// stops at a refusal.
+    /// The call never returns while no operation is pending. After a refused post, wait only if
+    /// earlier operations are pending.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.
@@ -152,7 +148,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// [`prepare_wait`](Self::prepare_wait).
     ///
     /// # Errors
-    /// [`Error::Os`] without descriptors.
+    /// [`Error::Os`] when the process is out of descriptors; possible only at the first call.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
         self.inner.wait_object().map(WaitObject::fd)
@@ -163,13 +159,14 @@ impl<M: ThreadModel> CompletionQueue<M> {
     ///
     /// After [`TryWait::Block`] the next completion makes the descriptor readable. In a
     /// domain that [an event loop drives](crate::DomainBuilder::driven_by_event_loop), so does
-    /// everything else that needs progress. The descriptor stays readable until the next call. A
-    /// task that waits for this queue meanwhile is no longer woken.
+    /// everything else that needs progress. The descriptor stays readable until the next
+    /// `prepare_wait`. A task that already waits for this queue loses its wake-up.
     ///
     /// With [`WaitPolicy::Spin`](crate::WaitPolicy::Spin) the result is always [`TryWait::Poll`].
     ///
     /// # Errors
-    /// [`Error::Os`] without descriptors, if the queue has none yet.
+    /// [`Error::Os`] when the process is out of descriptors; possible only if
+    /// [`wait_fd`](Self::wait_fd) and `prepare_wait` were never called before.
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&mut self) -> Result<TryWait> {
         let wait = self.inner.wait_object()?;

@@ -280,8 +280,8 @@ impl<'a> DomainBuilder<'a> {
         let has_thread = self.info.domain.data_progress == Progress::Auto;
         if has_thread && self.driven_by_event_loop {
             return Err(Error::Invalid {
-                what: "driver",
-                why: "a thread drives a domain with automatic progress, not an event loop".into(),
+                what: "driven_by_event_loop",
+                why: "a domain with automatic progress is driven by its own thread".into(),
             });
         }
         let provider = self.fabric.inner.transport;
@@ -540,7 +540,8 @@ impl<M: ThreadModel> Domain<M> {
             return Ok(());
         }
         Err(Error::NotSupported(
-            "waiting for a domain that has a driver (see DomainBuilder::driven_by_event_loop)",
+            "waiting on the descriptor of a domain that the event loop does not drive \
+             (see DomainBuilder::driven_by_event_loop)",
         ))
     }
 

@@ -40,7 +40,7 @@
 //! completion.
 //!
 //! A request is not a future yet: `.await`, `select!` and `timeout` turn it into one, as does
-//! `.into_future()` where a future is required, as by `FuturesUnordered`. That
+//! `.into_future()` where a future is required, as by `FuturesUnordered` or `std::pin::pin!`. That
 //! [future](RequestFuture) borrows the endpoint; an [`Operation`] from `.start()?` borrows nothing,
 //! so `tokio::spawn` takes it.
 //!

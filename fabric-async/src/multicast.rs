@@ -30,7 +30,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Messages to the group arrive at this endpoint like any others, with their sender as source.
     /// Needs `FI_MULTICAST`, which the `udp` provider offers, for IPv4 groups.
     ///
-    /// The group is joined on the network of the endpoint's own address, and left when the
+    /// The group is joined on the interface that has the endpoint's own address, and left when the
     /// [`MulticastGroup`] is dropped. The group gets an address handle in the address vector,
     /// [`MulticastGroup::fi_addr`], which stays there. Sending to a group does not need a join:
     /// [insert](crate::AddressVector::insert) its address. An endpoint that has joined a group

@@ -355,8 +355,9 @@ impl fmt::Debug for PassiveEndpoint {
 /// A connection request (`FI_CONNREQ`): accept it, reject it, or drop it, which rejects it without
 /// data.
 ///
-/// A request belongs to no domain, and its connection is not monitored: only accepting the request
-/// shows whether the client still waits.
+/// A request belongs to no domain, and its connection is not monitored. Over `shm`, accepting the
+/// request shows whether the client still waits. Over `tcp`, a request of a client that has given up
+/// can be accepted; the first receive then fails with [`Error::PeerGone`].
 #[doc(alias = "FI_CONNREQ")]
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
@@ -401,9 +402,9 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
-    /// disconnected; [`Error::TooLong`]; [`Error::Unbound`] when the passive endpoint is from
-    /// [`Fabric::passive_endpoint`] and has no domain (use
-    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept)); [`Error::Closed`],
+    /// disconnected (over `tcp` possibly reported only by the first receive); [`Error::TooLong`];
+    /// [`Error::Unbound`] when the passive endpoint is from [`Fabric::passive_endpoint`] and has no
+    /// domain (use [`EndpointBuilder::accept`](crate::EndpointBuilder::accept)); [`Error::Closed`],
     /// [`Error::Os`].
     #[doc(alias = "fi_accept")]
     pub fn accept(self, data: impl AsRef<[u8]>) -> Result<ConnectedEndpoint> {

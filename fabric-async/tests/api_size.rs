@@ -37,7 +37,7 @@ fn endpoint_methods(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn root_has_at_most_ninety_names() {
+fn crate_root_exports_at_most_ninety_names() {
     let names = root_names(include_str!("../src/lib.rs"));
     assert!(names.contains(&"Endpoint".into()) && names.contains(&"guide".into()));
     assert!(names.len() <= MAX_ROOT_NAMES, "{}: {names:?}", names.len());

@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// The text of each variant names the object or value that failed and, where one exists, the limit.
 /// [`Error::errno`] returns the number that libfabric uses for the same condition (`fi_errno(3)`).
-/// It converts into [`std::io::Error`] with the kind that the standard library has for the
+/// An `Error` converts into [`std::io::Error`] with the kind that the standard library has for the
 /// condition.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -23,7 +23,7 @@ pub enum Error {
     /// No transmit credit, receive entry, completion entry or loan memory is free. Nothing was
     /// queued: the text says what to await before the next attempt. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
-    #[error("try again (FI_EAGAIN): no {0}")]
+    #[error("{0}")]
     WouldBlock(Resource),
     /// No provider can satisfy the hints. `FI_ENODATA`.
     #[error("{0}")]
@@ -306,7 +306,7 @@ pub enum Resource {
     },
     /// Memory for a loan. Peers return it when they drop the messages.
     LoanMemory {
-        /// Bytes that are lent or to be written.
+        /// Bytes that are lent or to be written. Memory is taken in powers of two from 4 KiB.
         in_use: usize,
         /// The most bytes that a domain lends.
         limit: usize,
@@ -321,25 +321,36 @@ impl fmt::Display for Resource {
                 in_use,
                 peer_limit,
                 free,
+            } if in_use < peer_limit && *free > 0 => write!(
+                f,
+                "earlier operations to peer #{peer} come first (FI_EAGAIN): await the operation or \
+                 Endpoint::reserve"
+            ),
+            Self::TransmitCredit {
+                peer,
+                in_use,
+                peer_limit,
+                free,
             } => write!(
                 f,
-                "transmit credit for peer #{peer} (it holds {in_use} of {peer_limit}, {free} of the \
-                 endpoint are free): await the send or Endpoint::reserve"
+                "no transmit credit for peer #{peer} (operations to it hold {in_use} of \
+                 {peer_limit}, {free} of the endpoint are free; FI_EAGAIN): await the operation or \
+                 Endpoint::reserve"
             ),
             Self::ReceiveEntry { limit } => write!(
                 f,
-                "free entry in the receive queue ({limit} in use): await the receive, or take \
-                 completions"
+                "no free entry in the receive queue ({limit} in use; FI_EAGAIN): await the receive, \
+                 or take completions, then try again"
             ),
             Self::CompletionEntry { capacity } => write!(
                 f,
-                "free entry in the completion queue ({capacity} reserved or filled): take \
-                 completions"
+                "no free entry in the completion queue ({capacity} reserved or filled; FI_EAGAIN): \
+                 take completions, then try again"
             ),
             Self::LoanMemory { in_use, limit } => write!(
                 f,
-                "loan memory ({in_use} of {limit} bytes in use): wait until peers drop loaned \
-                 messages"
+                "no loan memory ({in_use} of {limit} bytes in use; FI_EAGAIN): wait until peers drop \
+                 loaned messages, then try again"
             ),
         }
     }
@@ -634,6 +645,15 @@ mod tests {
                     free: 768,
                 }),
                 vec!["peer #17", "256 of 256", "768", "Endpoint::reserve"],
+            ),
+            (
+                Error::WouldBlock(Resource::TransmitCredit {
+                    peer: handle,
+                    in_use: 3,
+                    peer_limit: 256,
+                    free: 768,
+                }),
+                vec!["earlier operations", "peer #17", "Endpoint::reserve"],
             ),
             (
                 Error::WouldBlock(Resource::ReceiveEntry { limit: 1024 }),

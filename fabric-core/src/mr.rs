@@ -137,10 +137,11 @@ impl DirectRegion {
     pub const NOT_MAPPABLE: Error =
         Error::NotSupported("windows of a registered buffer; use read and write");
 
-    /// The error for a region whose owner counts remote operations.
+    /// The error for a region whose owner counts remote accesses.
     #[doc(hidden)]
-    pub const NEEDS_RMA_EVENTS: Error =
-        Error::NotSupported("windows of a region whose owner counts remote operations");
+    pub const NEEDS_RMA_EVENTS: Error = Error::NotSupported(
+        "windows of a region whose owner counts remote accesses; use read and write",
+    );
 }
 
 /// Checks a range of a region of `region` bytes, and the alignment of atomic values.

@@ -71,18 +71,19 @@ impl fmt::Display for Class {
     }
 }
 
-/// The number of children of each class that an object has.
+/// The number of children and users of each class that an object has. A *user* holds a
+/// [`DependencyGuard`].
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Children([u32; Class::ALL.len()]);
 
 impl Children {
-    /// Returns the number of children of this class.
+    /// Returns the number of children and users of this class.
     #[must_use]
     pub fn of(&self, class: Class) -> u32 {
         self.0[class as usize]
     }
 
-    /// Returns the number of children of all classes together.
+    /// Returns the number of children and users of all classes together.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.0.iter().sum()
@@ -220,7 +221,7 @@ impl ObjectNode {
         self.parent.as_ref()
     }
 
-    /// Returns the number of open children by class.
+    /// Returns the number of open children and of users by class.
     #[must_use]
     pub fn children(&self) -> Children {
         Children(std::array::from_fn(|i| {
@@ -229,8 +230,8 @@ impl ObjectNode {
     }
 }
 
-/// A guard that keeps an object from being closed while another object, of class `by`, uses it
-/// without being its child, as an endpoint uses a completion queue.
+/// A guard that keeps an object from being closed while another object, of class `holder_class`,
+/// uses it without being its child, as an endpoint uses a completion queue.
 #[derive(Debug)]
 pub struct DependencyGuard {
     node: Arc<ObjectNode>,
@@ -238,15 +239,15 @@ pub struct DependencyGuard {
 }
 
 impl DependencyGuard {
-    /// Holds `node` open for an object of class `by`.
+    /// Holds `node` open for an object of class `holder_class`.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub fn new(node: &Arc<ObjectNode>, by: Class) -> Result<Self> {
-        node.children[by as usize].fetch_add(1, Ordering::SeqCst);
+    pub fn new(node: &Arc<ObjectNode>, holder_class: Class) -> Result<Self> {
+        node.children[holder_class as usize].fetch_add(1, Ordering::SeqCst);
         let guard = Self {
             node: node.clone(),
-            holder_class: by,
+            holder_class,
         };
         // SYNC: pairs with `ObjectNode::close`, as in `ObjectNode::publish`.
         node.check_open().map(|()| guard)

@@ -771,7 +771,7 @@ fn delayed_message_keeps_domain_awake() {
 }
 
 #[test]
-fn only_armed_waiting_sender_is_woken() {
+fn sender_is_woken_only_when_armed_with_queued_sends() {
     let (mut a, mut b) = (open_endpoint("credit-a"), open_endpoint("credit-b@0+0+1"));
     let to_b = a.insert_address(&b.address);
     a.send(to_b, None, b"1").unwrap();

@@ -117,7 +117,7 @@ impl DomainState {
 
     /// Returns whether a future or a stream takes the messages of this target, and may be dropped
     /// before it has taken them.
-    pub(crate) fn is_taken_later(&self, target: CompletionTarget) -> bool {
+    pub(crate) fn message_may_be_abandoned(&self, target: CompletionTarget) -> bool {
         match target {
             CompletionTarget::Future => true,
             CompletionTarget::MultiRecv(id) => self.is_stream(id),
@@ -138,7 +138,7 @@ impl DomainState {
             ep.stats.received.record(transfer.len);
         }
         if !self.shared_rx_peers.is_empty() {
-            self.count_message_at_sharer(ep, transfer.peer(), transfer.len);
+            self.count_message_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
         }
     }
 
@@ -181,7 +181,8 @@ impl DomainState {
     }
 
     /// Registers a waker that is called when the counter's value reaches the threshold or its error
-    /// count differs from `errors_seen`. `waiter` is the registration, new or of an earlier call.
+    /// count differs from `errors_seen`. `waiter` is `None` at the first call; then it holds the
+    /// registration, which later calls update.
     pub(crate) fn register_counter_waiter(
         &mut self,
         id: CounterId,
@@ -363,7 +364,8 @@ impl DomainHandle {
     }
 
     /// Makes a pass and ensures that the domain is driven, before the reader of an event queue
-    /// waits. Returns true when the reader must keep itself runnable.
+    /// waits. Returns true when the reader must wake itself again, because nothing else drives the
+    /// domain.
     #[must_use]
     pub fn progress_before_wait(&self) -> bool {
         let mut locked = self.engine().lock();

@@ -102,8 +102,8 @@ impl EngineContext for DomainState {
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
             if !self.shared_rx_peers.is_empty() {
-                self.count_message_at_sharer(ep, envelope.peer, placed);
-                self.count_recv_at_sharer(ep, envelope.peer, true);
+                self.count_message_at_arrival_endpoint(ep, envelope.peer, placed);
+                self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
             let outcome = Outcome::ok(Transfer::received(envelope, placed));
             self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
@@ -113,7 +113,7 @@ impl EngineContext for DomainState {
             let (ep, waiter) = (op.ep, op.waker.take());
             self.wake_waiter(waiter);
             if !self.shared_rx_peers.is_empty() {
-                self.count_recv_at_sharer(ep, envelope.peer, true);
+                self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
         }
         if let Some(counter) = counter {
@@ -267,9 +267,9 @@ impl EngineContext for DomainState {
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
                 if !self.shared_rx_peers.is_empty() {
-                    self.count_recv_at_sharer(ep, transfer.peer(), ok);
+                    self.count_recv_at_arrival_endpoint(ep, transfer.peer(), ok);
                 }
-                if ok && !self.is_taken_later(target) {
+                if ok && !self.message_may_be_abandoned(target) {
                     self.count_received(ep, transfer);
                 }
             }

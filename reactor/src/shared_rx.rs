@@ -279,7 +279,12 @@ impl DomainState {
     /// Counts the end of a receive that was posted to a shared context, at the sharer where the
     /// message arrived: in its counter, and in its failures.
     #[cold]
-    pub(crate) fn count_recv_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
+    pub(crate) fn count_recv_at_arrival_endpoint(
+        &mut self,
+        posted_to: EpId,
+        peer: PeerKey,
+        ok: bool,
+    ) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer) {
             self.count_op(sharer, OpKind::Recv, 0, ok);
         }
@@ -288,7 +293,12 @@ impl DomainState {
     /// Counts a received message, in number and bytes, at the sharer where it arrived, if its
     /// receive was posted to a shared context.
     #[cold]
-    pub(crate) fn count_message_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
+    pub(crate) fn count_message_at_arrival_endpoint(
+        &mut self,
+        posted_to: EpId,
+        peer: PeerKey,
+        len: usize,
+    ) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer)
             && let Some(ep) = self.endpoints.get_mut(sharer.0)
         {

@@ -45,11 +45,11 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
-        let spec = TxOp {
+        let tx_op = TxOp {
             more: true,
             ..TxOp::new(OpKind::Send, peer)
         };
-        if let Err(error) = self.inner.check_tx_op(&spec) {
+        if let Err(error) = self.inner.check_tx_op(&tx_op) {
             return (0, Err(error));
         }
         let mut messages = messages.into_iter();
@@ -66,7 +66,7 @@ impl<M: ThreadModel> Endpoint<M> {
             }
             let mut posts = self.inner.domain.core.batch(self.inner.id);
             let stopped = chunk[..count].iter().try_for_each(|message| {
-                posts.inject(&spec, message)?;
+                posts.inject(&tx_op, message)?;
                 accepted += 1;
                 Ok(())
             });

@@ -105,7 +105,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         if !directions.intersects(CqBind::TRANSMIT | CqBind::RECV) {
             return Err(Error::BadFlags {
                 what: "bind_cq",
-                flags: "neither TRANSMIT nor RECV".into(),
+                flags: "neither TRANSMIT nor RECV is set".into(),
             });
         }
         self.add_dependency(&cq.inner.node)?;
@@ -187,7 +187,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         if what.is_empty() {
             return Err(Error::BadFlags {
                 what: "bind_counter",
-                flags: "no kind of operation".into(),
+                flags: "no flags are set".into(),
             });
         }
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;

@@ -12,12 +12,12 @@ use super::EndpointInner;
 impl EndpointInner {
     /// Checks an operation on a peer.
     #[inline]
-    pub(crate) fn check_tx_op(&self, spec: &TxOp) -> Result<()> {
+    pub(crate) fn check_tx_op(&self, tx_op: &TxOp) -> Result<()> {
         self.check_tx(
-            spec.kind,
-            spec.fence,
-            spec.data.is_some(),
-            spec.tag.is_some(),
+            tx_op.kind,
+            tx_op.fence,
+            tx_op.data.is_some(),
+            tx_op.tag.is_some(),
         )
     }
 

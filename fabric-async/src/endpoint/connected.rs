@@ -164,9 +164,10 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// Completed sends are still delivered, over tcp in the background and for at most five
     /// seconds. Pending sends and receives end with [`Error::Canceled`](crate::Error::Canceled).
     /// Messages that have arrived can still be received. Both sides get the event
-    /// [`Shutdown`](crate::EventKind::Shutdown). Later posts fail with
-    /// [`Error::Closed`](crate::Error::Closed). A second call, or one after the peer has
-    /// disconnected, does nothing.
+    /// [`Shutdown`](crate::EventKind::Shutdown). Later sends, writes, reads and atomic operations,
+    /// and receives that find no message, fail with [`Error::Closed`](crate::Error::Closed): its text
+    /// says that the endpoint is closed, although only the connection is. A second call, or one
+    /// after the peer has disconnected, does nothing.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed.

@@ -21,8 +21,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`delivery_complete`](Request::delivery_complete). A message below 64 KiB completes
     /// without help of the peer as long as its ring has room; a [longer
     /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
-    /// within its budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
-    /// [`Error::TooLong`](crate::Error::TooLong).
+    /// within its budget; under manual progress, the peer does either only while one of its tasks
+    /// waits for something of the domain. A message above
+    /// [`Info::ep`](crate::Info::ep)`.max_msg_size` is [`Error::TooLong`](crate::Error::TooLong).
     ///
     /// The first message to a peer also waits for the connection, and so for the peer to make
     /// progress and accept it. After [`add_peer`](Self::add_peer) the connection exists.
@@ -168,8 +169,11 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The peer receives it like any other message: into a buffer, which costs one copy, or with
     /// [`recv_loan`](Self::recv_loan), which costs none. When the send has succeeded, the memory
     /// belongs to the peer, and the returned [`Loan`] is empty; a failure returns the loan whole.
-    /// The memory returns to this endpoint's domain when the peer has dropped it. If the peer dies
-    /// or disconnects before, the memory is freed.
+    /// The memory returns to this endpoint's domain soon after the peer has dropped it, by progress
+    /// of both domains, and of those that have sent the loan on. If the peer dies or disconnects
+    /// before, the memory is freed.
+    ///
+    /// A loan takes a power of two of the domain's limit, at least 4 KiB.
     ///
     /// A loan is copied instead when the peer holds 256 loans, when it belongs to another domain,
     /// and by providers without shared memory.
@@ -211,8 +215,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Allocates memory for a loan as [`loan`](Self::loan), without waiting.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit is reached, or somebody waits
-    /// for memory; those of [`loan`](Self::loan).
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit is reached, or another task
+    /// waits for memory; those of [`loan`](Self::loan). A loan counts as the next power of two, at
+    /// least 4 KiB.
     pub fn try_loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;
         self.inner.domain.core.try_loan(len)
@@ -237,6 +242,9 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Returns a future that waits for a transmit credit to this peer, in order with waiting sends.
     /// It resolves to a [`Permit`](crate::Permit), which holds the credit.
+    ///
+    /// A credit does not show that the peer exists: for a peer that is gone the future also resolves
+    /// to a permit, and only the send fails.
     ///
     /// # Errors
     /// [`Error::StaleAddress`](crate::Error::StaleAddress);

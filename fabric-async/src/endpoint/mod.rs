@@ -204,11 +204,11 @@ impl<M: ThreadModel> Endpoint<M> {
     async fn insert_and_connect(&self, address: &Address) -> Result<FiAddr> {
         let av = self.address_vector();
         let (peer, is_new) = av.inner.insert(address)?;
-        let spec = TxOp::new(OpKind::Connect, peer);
+        let tx_op = TxOp::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
         let connected = match core.send(
             self.inner.id,
-            spec,
+            tx_op,
             Vec::new(),
             CompletionTarget::Future,
             CreditMode::Wait,

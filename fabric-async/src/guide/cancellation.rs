@@ -58,6 +58,28 @@
 //! # Ok(()) }
 //! ```
 //!
+//! To keep one receive posted over all rounds, with its place in posting order, pin its future and
+//! pass `&mut receive` to `select!`:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use fabric_async::Endpoint;
+//! # use std::time::Duration;
+//! # let ep = Endpoint::bind("shm://").await?;
+//! # let me = ep.add_peer(ep.name()).await?;
+//! # ep.send(me, "hello").await?;
+//! let mut tick = tokio::time::interval(Duration::from_millis(1));
+//! let mut receive = std::pin::pin!(ep.recv().into_future());
+//! let message = loop {
+//!     tokio::select! {
+//!         _ = tick.tick() => {}                       // the receive stays posted
+//!         message = &mut receive => break message?,
+//!     }
+//! };
+//! assert_eq!(&message[..], b"hello");
+//! # Ok(()) }
+//! ```
+//!
 //! # Posts inside `select!`
 //!
 //! `select!` polls its branches in random order, unless it is `biased`, until one is ready. The
@@ -121,9 +143,18 @@
 //! without returning the buffer. It bounds the memory of sends that `timeout` gives up: without it
 //! a send that holds a credit keeps its buffer until the peer takes the message, or is gone.
 //!
-//! A receive has begun when a message has matched it; a send, when its first byte is in the peer's
-//! ring. A send that is queued behind a full ring can be cancelled, but is delivered when it is
-//! only dropped without `cancel_on_drop`. Dropping the future of `cancel` drops the operation.
+//! When an operation has begun depends on the provider:
+//!
+//! | operation | has begun |
+//! |---|---|
+//! | a receive | when a message has matched it |
+//! | a send, over `shm` | when its first record is in the peer's ring: a piece of the message, or the offer of a message that the peer copies. Several sends to one peer can have begun: offered ones, and one that is sent in pieces |
+//! | a send, over `tcp` | when the connection has begun to write it to the socket; one send at a time for each connection |
+//! | a send, over `udp` | when the kernel has the datagram: then it is also complete |
+//! | a read, a write or an atomic operation | when its first access was made, or its first request was sent |
+//!
+//! A send that is queued behind a full ring can be cancelled, but is delivered when it is only
+//! dropped without `cancel_on_drop`. Dropping the future of `cancel` drops the operation.
 //!
 //! What was posted to a queue has no future. [`Endpoint::cancel`] cancels it by its context, and
 //! reports it to the queue with [`Error::Canceled`] and its buffer.

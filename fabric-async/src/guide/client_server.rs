@@ -61,12 +61,18 @@
 //! | | handle from `add_peer` or `insert` | auto-inserted handle |
 //! |---|---|---|
 //! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
-//! | next send, also one that waited for a credit | [`NoSuchPeer`](Error::NoSuchPeer) | [`StaleAddress`](Error::StaleAddress); while messages of the peer wait, [`NoSuchPeer`](Error::NoSuchPeer), or [`PeerGone`](Error::PeerGone) if another process has its name |
+//! | next send, also one that waited for a credit | [`NoSuchPeer`](Error::NoSuchPeer) | [`StaleAddress`](Error::StaleAddress) |
+//! | the same, while messages of the peer wait to be received | [`NoSuchPeer`](Error::NoSuchPeer) | [`NoSuchPeer`](Error::NoSuchPeer) |
+//! | the same, if another process also has the peer's name | reaches the new process | [`PeerGone`](Error::PeerGone) |
 //! | directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; else [`PeerGone`](Error::PeerGone), later [`StaleAddress`](Error::StaleAddress) |
 //! | receive from any source | waits for other senders | waits for other senders |
 //! | [`Endpoint::add_peer`] of its name | [`NoSuchPeer`](Error::NoSuchPeer); the handle stays | [`NoSuchPeer`](Error::NoSuchPeer) |
 //! | another process binds its name | the handle reaches the new process | the new process gets a handle with a new generation |
 //! | event queue | [`PeerDown`](EventKind::PeerDown) | [`PeerDown`](EventKind::PeerDown) |
+//!
+//! Over `tcp`, [`PeerDown`](EventKind::PeerDown) of a killed process has the reason
+//! [`Died`](DownReason::Died), or [`Closed`](DownReason::Closed) if the process was killed between
+//! two messages: the kernel then closes the connection in order.
 //!
 //! A complete message is still received. One that was arriving is discarded:
 //!

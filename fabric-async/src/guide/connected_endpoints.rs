@@ -232,8 +232,8 @@
 //!
 //! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
 //! connection. What was sent before is handed over in the background for up to five seconds; over
-//! `shm` a completed send is in the ring, where the peer finds it also after a death. The other
-//! side first receives everything that arrived. Then pending and later operations fail with
+//! `shm` a completed send is in the ring, where the peer finds it also after the sender's death. The
+//! other side first receives everything that arrived. Then pending and later operations fail with
 //! [`PeerGone`](Error::PeerGone), or [`Protocol`](Error::Protocol) if the peer violated the
 //! protocol, and the event queue gets one [`Shutdown`](EventKind::Shutdown). Over `tcp`, a process
 //! that is killed between two messages looks like one that closed its endpoint. An unexpected

@@ -53,7 +53,7 @@
 //! | `HostUnreachable`, `PermissionDenied`, `ResourceBusy` | `Unreachable`, `OtherUser`, `Busy` |
 //! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `StaleAddress`, `UnknownSource`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
-//! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `WrongDomain` |
+//! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongDomain` |
 //! | `Unsupported`, `NotFound`, `Other` | `NotSupported`, `NoMatch`, `Runtime`; `UnknownProvider`; `CounterError` |
 //! | that of the error number | `Os` |
 //!

@@ -8,13 +8,13 @@
 //!
 //! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a *request*. A request
 //! does nothing until it is posted. Messages to one peer arrive in the order in which they were
-//! posted, except datagrams (`udp`); which reads and writes keep the order among themselves and
-//! with messages depends on the provider: see [`ordering`](super::ordering).
+//! posted, except datagrams (`udp`). The provider decides which reads and writes are ordered with
+//! each other and with messages: see [`ordering`](super::ordering).
 //!
 //! An operation that cannot be handed to the peer's ring or to the kernel at once takes a *transmit
 //! credit* of its endpoint, of which there are 1024, and holds it while it waits.
 //!
-//! | call | posted | completion goes to | if no transmit credit or queue entry is free |
+//! | call | posted | completion goes to | if no transmit credit or completion-queue entry (`.post()` only) is free |
 //! |---|---|---|---|
 //! | `request.await`, `select!`, `join!`, `timeout`, `request.into_future()` | by the first poll of the future | the future | waits, in posting order |
 //! | `request.start()?` | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
@@ -24,8 +24,8 @@
 //! Posting order is the order of these calls and first polls. `join!` polls its futures in the
 //! order in which they are written, `select!` in random order unless it is `biased`. A future that
 //! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
-//! is dropped first. Neither has a poll for which the task had no [cooperative
-//! budget](tokio::task::coop) left; the task is polled again at once.
+//! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either; the
+//! task is polled again at once.
 //!
 //! An operation that is awaited, started or posted reports its end to exactly one place: the future
 //! or the queue. Bound counters are incremented as well. An inject reports only a failure.
@@ -62,14 +62,14 @@
 //! | a request, or a future that was not polled | none; nothing was posted |
 //! | a receive without a message | withdrawn; its buffer is dropped |
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
-//! | a send, a write or a read that holds a credit, or needed none | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
+//! | a send, a write or a read that was posted and does not wait for a credit | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
 //! | a send, a write or a read that waits for a credit | withdrawn; nothing is sent |
 //! | an atomic operation that was posted | goes on, also if it waits for a credit; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
-//! | a future that waits for a queue entry, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
+//! | a future that waits for a completion, an event, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
 //!
 //! [`cancellation`](super::cancellation) has the complete table.
 //!
-//! A handle keeps its object open. These do not:
+//! A handle keeps its object open. These values do not keep their endpoint open:
 //!
 //! * operations and streams;
 //! * a *permit* ([`Permit`]): a transmit credit that was [reserved](Endpoint::reserve) for a later
@@ -102,16 +102,19 @@
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
-//! | unexpected messages (no receive is posted) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
+//! | unexpected messages (no receive is posted, but a task waits for something of the domain) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
 //! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
-//! | posted receives | `info.rx.size`, 1024 | refused |
+//! | receives that were awaited, started or posted | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
 //! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Endpoint::loan`] waits, [`Endpoint::try_loan`] is refused |
-//! | unused buffers in the domain's pool | 4 MiB of each size up to 1 MiB | freed |
+//! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
+//!
+//! Under [manual progress](super::progress#manual-progress), while no task waits for anything of the
+//! domain, nothing is received, and the messages stay in the ring or the socket from the first.
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!

@@ -166,7 +166,7 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> IntoFuture
 /// An atomic operation that is being posted.
 struct AtomicPost<'r, R, A> {
     ep: &'r EndpointInner,
-    spec: TxOp,
+    tx_op: TxOp,
     op: &'r RemoteAtomicOp<R, A>,
     operands: &'r R,
     /// Length of the operands in bytes.
@@ -213,15 +213,15 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
             len,
             atomic: Some(atomic),
         };
-        let spec = TxOp {
+        let tx_op = TxOp {
             fence: op.options.fence,
             level: op.options.level.unwrap_or(CompletionLevel::Transmitted),
             ..TxOp::one_sided(kind, op.peer, remote)
         };
-        ep.check_tx_op(&spec)?;
+        ep.check_tx_op(&tx_op)?;
         Ok(Self {
             ep,
-            spec,
+            tx_op,
             op,
             operands,
             len,
@@ -241,9 +241,9 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
             self.write_operands(operands);
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
             let done =
-                ep.try_fast_path(|fast_path| fast_path.try_atomic(&self.spec, operands, result));
+                ep.try_fast_path(|fast_path| fast_path.try_atomic(&self.tx_op, operands, result));
             let core = &ep.domain.core;
-            if done || core.try_atomic(ep.id, &self.spec, operands, result)? == TrySend::Done {
+            if done || core.try_atomic(ep.id, &self.tx_op, operands, result)? == TrySend::Done {
                 return Ok(Submitted::Done(A::decode(self.operands, result)));
             }
         }
@@ -259,7 +259,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
     fn post(&self, target: CompletionTarget, credit: CreditMode) -> Result<PostResult<Vec<u8>>> {
         let operands = self.encode_operands();
         let core = &self.ep.domain.core;
-        core.atomic(self.ep.id, self.spec, operands, target, credit)
+        core.atomic(self.ep.id, self.tx_op, operands, target, credit)
     }
 
     fn operands_and_comparands(&self) -> impl Iterator<Item = R::Element> {

@@ -107,7 +107,7 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B
             budget.made_progress();
             // The result is large: it is returned from here directly, without a move through a
             // local.
-            if !O::TAKES_BUFFER {
+            if !O::BUFFER_IS_LENT {
                 return Poll::Ready(finished.take());
             }
             return Poll::Ready(finished.take().map(empty_buffer));
@@ -123,7 +123,7 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B
         match this.op.post_and_poll(ep, buf, cx) {
             FirstPoll::Ready(result) => {
                 budget.made_progress();
-                if !O::TAKES_BUFFER {
+                if !O::BUFFER_IS_LENT {
                     return Poll::Ready(result);
                 }
                 Poll::Ready(result.map(empty_buffer))

@@ -271,10 +271,10 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let len = buf.payload().len();
-        let spec = self.to_tx(len);
+        let tx_op = self.to_tx(len);
         let Some(ranges) = self.to.as_list() else {
             return match self.check_target(ep, len) {
-                Ok(()) => post_payload(ep, spec, buf, target, credit),
+                Ok(()) => post_payload(ep, tx_op, buf, target, credit),
                 Err(error) => Err(Failed::new(error, buf)),
             };
         };
@@ -282,7 +282,7 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
             return Err(Failed::new(error, buf));
         }
         let core = &ep.domain.core;
-        core.write_rma_iov(ep.id, spec, ranges, buf, target, credit)
+        core.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit)
     }
 }
 
@@ -307,13 +307,13 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
         let mut posts = ep.domain.core.batch(ep.id);
         let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
             let target = report.target(ep.selective_tx);
-            let spec = TxOp {
+            let tx_op = TxOp {
                 more: true,
                 ..op.to_tx(buf.payload().len())
             };
             match op.to.as_list() {
-                None => posts.send(&spec, buf, target),
-                Some(ranges) => posts.write_rma_iov(spec, ranges, buf, target),
+                None => posts.send(&tx_op, buf, target),
+                Some(ranges) => posts.write_rma_iov(tx_op, ranges, buf, target),
             }
         });
         // The error of a refused request takes precedence over a peer that disconnected.
@@ -368,12 +368,12 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let spec = TxOp {
+        let tx_op = TxOp {
             fence: self.options.fence,
             ..TxOp::one_sided(OpKind::Read, self.peer, self.from.first(0))
         };
         let checked = ep
-            .check_tx_op(&spec)
+            .check_tx_op(&tx_op)
             .and_then(|()| ep.check_tx_iov(&buf))
             .and_then(|()| self.from.check(ep));
         if let Err(error) = checked {
@@ -381,8 +381,8 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         }
         let core = &ep.domain.core;
         match self.from.as_list() {
-            None => core.read(ep.id, spec, buf, target, credit),
-            Some(ranges) => core.read_rma_iov(ep.id, spec, ranges, buf, target, credit),
+            None => core.read(ep.id, tx_op, buf, target, credit),
+            Some(ranges) => core.read_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
         }
     }
 }

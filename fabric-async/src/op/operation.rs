@@ -47,7 +47,7 @@ enum OperationState<B> {
         key: OpKey,
         cancels_on_drop: bool,
         /// Whether a success takes the content of the buffer.
-        takes_buffer: bool,
+        buffer_is_lent: bool,
     },
     Resolved,
 }
@@ -83,7 +83,7 @@ impl<B: IoBuf> Operation<B> {
     ) -> Result<Self, Failed<B>> {
         match op.post(ep, buf, CompletionTarget::Future, CreditMode::NoWait)? {
             PostResult::Done(transfer, mut buf) => {
-                if O::TAKES_BUFFER {
+                if O::BUFFER_IS_LENT {
                     buf.take_lent();
                 }
                 Ok(Self::done_inline(buf, transfer))
@@ -93,7 +93,7 @@ impl<B: IoBuf> Operation<B> {
                     ep: ep.clone(),
                     key,
                     cancels_on_drop: op.cancels_on_drop(),
-                    takes_buffer: O::TAKES_BUFFER,
+                    buffer_is_lent: O::BUFFER_IS_LENT,
                 },
             }),
             PostResult::Reported => {
@@ -116,7 +116,7 @@ impl<B: IoBuf> Operation<B> {
                 ep,
                 key,
                 cancels_on_drop,
-                takes_buffer: false,
+                buffer_is_lent: false,
             },
         }
     }
@@ -184,15 +184,15 @@ impl<B: IoBuf> Future for Operation<B> {
         if let OperationState::Posted {
             ep,
             key,
-            takes_buffer,
+            buffer_is_lent,
             ..
         } = &self.state
         {
-            let takes_buffer = *takes_buffer;
+            let buffer_is_lent = *buffer_is_lent;
             let finished = ready!(ep.domain.core.poll_op(*key, cx));
             // The result is large: it is returned from here directly, without a move through a
             // local.
-            let result = if takes_buffer {
+            let result = if buffer_is_lent {
                 Poll::Ready(finished.take().map(empty_buffer))
             } else {
                 Poll::Ready(finished.take())

@@ -180,7 +180,7 @@ impl<M: ThreadModel> SelectiveOp for PermitSendOp<M> {}
 impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
-    const TAKES_BUFFER: bool = B::IS_LENT;
+    const BUFFER_IS_LENT: bool = B::IS_LENT;
 
     fn is_selective(ep: &EndpointInner) -> bool {
         ep.selective_tx
@@ -208,8 +208,8 @@ impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
             };
             return Err(Failed::new(error, buf));
         }
-        let spec = self.send.to_tx(ep, buf.lent_key());
-        let posted = post_payload(ep, spec, buf, target, CreditMode::FromPermit);
+        let tx_op = self.send.to_tx(ep, buf.lent_key());
+        let posted = post_payload(ep, tx_op, buf, target, CreditMode::FromPermit);
         // A posted send has taken over the credit; a refused one returns it.
         permit.consumed = posted.is_ok();
         posted

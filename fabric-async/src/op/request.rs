@@ -53,6 +53,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// | [`completion`](Self::completion) | all but probe, claim and multi-receive |
 /// | [`min_free`](Self::min_free) | multi-receive |
 ///
+/// A receive has no `cancel_on_drop`: a dropped receive is always withdrawn.
+///
 /// `O` is one of [`SendOp`](crate::ops::SendOp), [`PermitSendOp`](crate::ops::PermitSendOp),
 /// [`RecvOp`](crate::ops::RecvOp), [`ClaimedRecvOp`](crate::ops::ClaimedRecvOp),
 /// [`MultiRecvOp`](crate::ops::MultiRecvOp), [`WriteOp`](crate::ops::WriteOp),
@@ -203,10 +205,11 @@ impl<O: TransmitOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// Withdraws the operation when its future, or its [`Operation`], is dropped before the
     /// operation has begun, as [`Operation::cancel`] does without waiting.
     ///
-    /// Without it, an operation that holds a credit goes on when it is dropped, and keeps its
-    /// buffer until the peer takes it. So use this where sends to a slow peer are given up, as by
-    /// `tokio::time::timeout`: only what has begun keeps its memory. An operation that has begun
-    /// goes on. Does nothing for a request that is [posted](Self::post).
+    /// Without this call, an operation that does not wait for a credit goes on when it is dropped,
+    /// and keeps its buffer until its end. Use it where sends to a slow peer are given up, as by
+    /// `tokio::time::timeout`: then only operations that [have
+    /// begun](crate::guide::cancellation#cancel-instead-of-drop) keep their buffers. The call changes
+    /// nothing for a request that is [posted](Self::post).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -402,15 +405,15 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
         let ep: &EndpointInner = self.ep.borrow();
         let bytes = self.buf.as_ref();
         self.op.check_injected(bytes.len())?;
-        let spec = self.op.to_injected(bytes.len());
-        ep.check_tx_op(&spec)?;
+        let tx_op = self.op.to_injected(bytes.len());
+        ep.check_tx_op(&tx_op)?;
         let payload = Payload::Contiguous(bytes);
         if bytes.len() <= ep.info.tx.inject_size
-            && ep.try_fast_path(|fast_path| fast_path.try_send(&spec, payload))
+            && ep.try_fast_path(|fast_path| fast_path.try_send(&tx_op, payload))
         {
             return Ok(());
         }
-        ep.domain.core.inject(ep.id, spec, bytes)
+        ep.domain.core.inject(ep.id, tx_op, bytes)
     }
 }
 

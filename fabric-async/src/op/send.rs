@@ -115,7 +115,7 @@ fn level_error() -> Error {
 }
 
 impl<B: IoBuf> BufferOp<B> for SendOp {
-    const TAKES_BUFFER: bool = B::IS_LENT;
+    const BUFFER_IS_LENT: bool = B::IS_LENT;
 
     fn is_selective(ep: &EndpointInner) -> bool {
         ep.selective_tx
@@ -141,8 +141,8 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let spec = self.to_tx(ep, buf.lent_key());
-        post_payload(ep, spec, buf, target, credit)
+        let tx_op = self.to_tx(ep, buf.lent_key());
+        post_payload(ep, tx_op, buf, target, credit)
     }
 }
 
@@ -150,32 +150,32 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
 #[inline(always)] // on the small-message path
 pub(super) fn try_fast_path<B: IoBuf>(
     ep: &EndpointInner,
-    spec: &TxOp,
+    tx_op: &TxOp,
     buf: &B,
 ) -> Option<Transfer> {
     // An operation that waits for an acknowledgement never completes at once.
-    if spec.level.needs_ack() || ep.check_tx_op(spec).is_err() || ep.check_tx_iov(buf).is_err() {
+    if tx_op.level.needs_ack() || ep.check_tx_op(tx_op).is_err() || ep.check_tx_iov(buf).is_err() {
         return None;
     }
     let payload = buf.payload();
     let len = payload.len();
-    ep.try_fast_path(|fast_path| fast_path.try_send(spec, payload))
-        .then(|| Transfer::sent(len, spec.tag))
+    ep.try_fast_path(|fast_path| fast_path.try_send(tx_op, payload))
+        .then(|| Transfer::sent(len, tx_op.tag))
 }
 
 /// Checks and posts a message or a write.
 #[inline(always)] // the operation is large
 pub(super) fn post_payload<B: IoBuf>(
     ep: &EndpointInner,
-    spec: TxOp,
+    tx_op: TxOp,
     buf: B,
     target: CompletionTarget,
     credit: CreditMode,
 ) -> Result<PostResult<B>, Failed<B>> {
-    if let Err(error) = ep.check_tx_op(&spec).and_then(|()| ep.check_tx_iov(&buf)) {
+    if let Err(error) = ep.check_tx_op(&tx_op).and_then(|()| ep.check_tx_iov(&buf)) {
         return Err(Failed::new(error, buf));
     }
-    ep.domain.core.send(ep.id, spec, buf, target, credit)
+    ep.domain.core.send(ep.id, tx_op, buf, target, credit)
 }
 
 impl<B: IoBuf> BatchOp<B> for SendOp {
@@ -196,11 +196,11 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
         let mut posts = ep.domain.core.batch(ep.id);
         let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
-            let spec = TxOp {
+            let tx_op = TxOp {
                 more: true,
                 ..op.to_tx(ep, buf.lent_key())
             };
-            posts.send(&spec, buf, report.target(ep.selective_tx))
+            posts.send(&tx_op, buf, report.target(ep.selective_tx))
         });
         // The error of a refused request takes precedence over a peer that disconnected.
         (count, stopped.and(posts.finish()))

@@ -51,8 +51,8 @@ pub trait DataOp: Op {
     fn set_data(&mut self, data: u64);
 }
 
-/// An operation on a peer, which takes a transmit credit: it has [`fence`](crate::Request::fence)
-/// and [`cancel_on_drop`](crate::Request::cancel_on_drop).
+/// An operation on a peer, which may take a transmit credit: it has
+/// [`fence`](crate::Request::fence) and [`cancel_on_drop`](crate::Request::cancel_on_drop).
 pub trait TransmitOp: Op {
     #[doc(hidden)]
     fn options(&mut self) -> &mut TxOptions;
@@ -86,17 +86,18 @@ pub trait InjectOp: Op {
 
 /// An operation that moves the bytes of a buffer: all but atomic operations, multi-receives, probes
 /// and claims.
-// The impls of `Request` need this trait beside `BufferOp`: another crate cannot implement a trait
-// without a type parameter for an operation of this one, so these impls and those of other
-// operations are known not to overlap.
+// Coherence: another crate may implement `BufferOp<B>` for its own type `B` and an operation of this
+// crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
+// `Request` for `O: BytesOp` do not overlap its impls for the other operations.
 pub trait BytesOp: SelectiveOp {}
 
 /// An operation that owns a buffer of type `B` until it ends: it has
 /// [`start`](crate::Request::start) and [`post`](crate::Request::post), and can be awaited.
 pub trait BufferOp<B: IoBuf>: BytesOp {
-    /// Whether a success takes the content of the buffer.
+    /// Whether the buffer is lent: on success the peer keeps the memory, and the returned buffer is
+    /// empty.
     #[doc(hidden)]
-    const TAKES_BUFFER: bool = false;
+    const BUFFER_IS_LENT: bool = false;
 
     /// Returns whether the endpoint's queue for this operation is bound for selective completion.
     #[doc(hidden)]

@@ -268,7 +268,10 @@ pub(crate) async fn domain_with_a_driver_has_no_descriptor(setup: Setup) {
     let refused = fabric.domain_builder(&info).driven_by_event_loop().open();
     assert!(matches!(
         refused,
-        Err(Error::Invalid { what: "driver", .. })
+        Err(Error::Invalid {
+            what: "driven_by_event_loop",
+            ..
+        })
     ));
 }
 

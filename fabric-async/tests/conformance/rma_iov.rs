@@ -318,7 +318,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
 
 /// Posted in batches, with one completion each, in order; a message behind them finds all bytes
 /// written.
-pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
+pub(crate) async fn multi_range_op_has_one_completion(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let region = b.domain.alloc(4096, READ_WRITE).unwrap();

@@ -472,7 +472,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         local_and_remote_vectors_combine: RMA.rma_iov(),
         invalid_segment_leaves_memory_unchanged: RMA.rma_iov(),
         invalid_segment_lists_are_refused: RMA.rma_iov(),
-        multi_segment_op_has_one_completion: RMA.rma_iov(),
+        multi_range_op_has_one_completion: RMA.rma_iov(),
         write_data_reports_once_after_all_bytes: RMA.rma_iov(),
         target_counts_each_segment: RMA_EVENT.rma_iov(),
         fi_mr_virt_addr_uses_addresses: RMA.rma_iov(),

@@ -320,7 +320,7 @@ fn forge_returns(listener: &RawShmListener) {
 /// A receiver that returns what it does not hold, twice, or as lost costs the source no more than
 /// the memory that it held.
 #[test]
-fn forged_returns_of_relayed_loans_give_memory_back() {
+fn forged_returns_free_only_what_the_forger_held() {
     run(async {
         let name = format!("{}.forger", std::process::id());
         let listener = RawShmListener::listen(&name);

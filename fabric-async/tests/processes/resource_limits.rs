@@ -425,9 +425,9 @@ fn at_memory_limit_operations_fail_without_leaks() {
 /// A receive of a message for which there is no address space fails with the length of the message.
 /// The endpoint and the process go on.
 #[test]
-fn out_of_memory_fails_only_the_receive_of_the_message() {
+fn out_of_memory_fails_only_the_receive_of_the_huge_message() {
     run_in_own_process(
-        "resource_limits::out_of_memory_fails_only_the_receive_of_the_message",
+        "resource_limits::out_of_memory_fails_only_the_receive_of_the_huge_message",
         || {
             run(async {
                 for (own, role) in [

@@ -334,7 +334,7 @@ fn completed_sends_arrive_while_the_sender_blocks() {
 /// A flush waits for sends without credit and for the connection, and also completes when
 /// operations fail.
 #[test]
-fn flush_completes_with_its_operations() {
+fn flush_waits_for_pending_sends_even_if_they_fail() {
     for (_, case) in TransportCase::available() {
         run(async {
             let (a, b) = (case.bind().await, case.bind().await);

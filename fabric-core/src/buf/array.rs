@@ -6,7 +6,7 @@ use super::{AnyBuf, FlatBuf, IoBuf, IoBufMut, Payload, sealed};
 ///
 /// The bytes move with the value, unlike those of other buffers. A transport must not keep a
 /// pointer to a payload of up to [`CAPACITY`](Self::CAPACITY) bytes beyond the call that got it.
-/// The parts of a [`Gather`](super::Gather) are on the heap and stay in place.
+/// Exception: short parts of a [`Gather`](super::Gather) are on the heap and stay in place.
 #[derive(Clone, Copy)]
 pub struct InlineBuf {
     len: u8,

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn io_error_kind_is_that_of_the_errno_where_std_has_one() {
+    fn io_error_kind_equals_std_kind_of_the_errno() {
         for (error, _) in examples() {
             let errno = error.errno();
             let of_errno = io::Error::from_raw_os_error(errno).kind();

@@ -36,7 +36,7 @@ pub struct Envelope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckRequest {
     /// The ack's number, which the sender chose. The receiver sends the ack once.
-    pub number: u32,
+    pub ack_id: u32,
     /// The event to acknowledge.
     pub level: CompletionLevel,
 }

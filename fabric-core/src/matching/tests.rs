@@ -201,7 +201,7 @@ fn directed_and_any_source_match_in_posting_order() {
 }
 
 #[test]
-fn message_of_a_former_address_with_the_same_index_does_not_match() {
+fn message_from_another_generation_of_the_address_does_not_match() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_from(ALICE, 1), 0);
     let message = next_envelope(

@@ -20,7 +20,7 @@ impl RxQueue {
     #[inline]
     pub(super) fn queue_ack(&mut self, envelope: &Envelope) {
         if let Some(ack) = envelope.ack {
-            self.unsent_acks.push((envelope.peer, ack.number));
+            self.unsent_acks.push((envelope.peer, ack.ack_id));
         }
     }
 
@@ -49,6 +49,6 @@ pub(super) fn ack_match(acks: &mut Vec<(PeerKey, u32)>, envelope: &mut Envelope)
         .ack
         .take_if(|ack| ack.level == CompletionLevel::Matched)
     {
-        acks.push((envelope.peer, ack.number));
+        acks.push((envelope.peer, ack.ack_id));
     }
 }

@@ -60,7 +60,7 @@ struct BacklogEntry {
     /// Number of bytes in the network; `None` when the message has not begun.
     sent: Option<usize>,
     /// Id of its ack, once the message has begun.
-    ack_number: Option<u32>,
+    ack_id: Option<u32>,
 }
 
 impl Outbound {
@@ -125,7 +125,7 @@ impl Outbound {
                     op,
                     tx_op: *tx_op,
                     sent: None,
-                    ack_number: None,
+                    ack_id: None,
                 });
                 self.flush_to(engine, peer);
                 Ok(())
@@ -514,16 +514,16 @@ impl Outbound {
                     sent: false,
                     acked: false,
                 };
-                send.ack_number = Some(self.unacked.insert(message) as u32);
+                send.ack_id = Some(self.unacked.insert(message) as u32);
             }
             packets.push(next_packet(
                 payload,
                 &send.tx_op,
-                send.ack_number,
+                send.ack_id,
                 &mut send.sent,
             ));
             if send.sent.is_some_and(|sent| sent >= payload.len()) {
-                sent.push((send.op, transfer, send.ack_number));
+                sent.push((send.op, transfer, send.ack_id));
                 backlog.sends.pop_front();
             }
         }
@@ -534,28 +534,25 @@ impl Outbound {
             if backlog.sends.is_empty() {
                 self.backlogs.remove(&peer);
             }
-            for (op, transfer, ack_number) in sent {
-                let message =
-                    ack_number.and_then(|ack_number| self.unacked.get_mut(ack_number as usize));
+            for (op, transfer, ack_id) in sent {
+                let message = ack_id.and_then(|ack_id| self.unacked.get_mut(ack_id as usize));
                 match message {
                     Some(message) => message.sent = true,
                     None => engine.complete(op, Outcome::ok(transfer)),
                 }
-                if let Some(ack_number) = ack_number {
-                    self.complete_if_acked(engine, ack_number);
+                if let Some(ack_id) = ack_id {
+                    self.complete_if_acked(engine, ack_id);
                 }
             }
             return moved | completed;
         }
         // The packets made in this call did not arrive: the peer has closed.
         let lost = self.backlogs.remove(&peer);
-        let ops = sent.into_iter().map(|(op, _, ack_number)| (op, ack_number));
+        let ops = sent.into_iter().map(|(op, _, ack_id)| (op, ack_id));
         if let Some(Backlog { to, sends }) = lost {
-            for (op, ack_number) in
-                ops.chain(sends.into_iter().map(|send| (send.op, send.ack_number)))
-            {
-                if let Some(ack_number) = ack_number {
-                    self.unacked.remove(ack_number as usize);
+            for (op, ack_id) in ops.chain(sends.into_iter().map(|send| (send.op, send.ack_id))) {
+                if let Some(ack_id) = ack_id {
+                    self.unacked.remove(ack_id as usize);
                 }
                 engine.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
@@ -573,11 +570,11 @@ fn write(memory: &dyn RegionMemory, at: usize, payload: Payload<'_>) {
 fn next_packet(
     payload: Payload<'_>,
     tx_op: &TxOp,
-    ack_number: Option<u32>,
+    ack_id: Option<u32>,
     sent: &mut Option<usize>,
 ) -> SimPacket {
-    let ack = ack_number.map(|number| AckRequest {
-        number,
+    let ack = ack_id.map(|ack_id| AckRequest {
+        ack_id,
         level: tx_op.level,
     });
     let (tag, data, len) = (tx_op.tag, tx_op.data, payload.len());

@@ -90,7 +90,7 @@ pub trait TransportDomain: Send {
     fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (engine, ep);
         Err(Error::NotSupported(
-            "this call on endpoints other than FI_EP_MSG",
+            "shutdown of endpoints other than FI_EP_MSG",
         ))
     }
 

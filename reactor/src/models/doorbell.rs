@@ -9,7 +9,7 @@ use crate::transport::shm::ring::{Consumer, ConsumerState, HEADER_LEN, Producer}
 const LEN: usize = 8;
 
 /// Receives message `number`, and sleeps while the ring is empty.
-fn receive_asleep(
+fn receive_or_sleep(
     ring: &mut Consumer<LoomRingMemory>,
     number: u8,
     own_doorbell: &LoomDoorbell,
@@ -29,9 +29,9 @@ fn receive_asleep(
     }
 }
 
-/// Receives message `number` as from an idle peer: the receiver arms its flag long before it
-/// sleeps, and polls once in between without disarming.
-fn receive_idle_peer(
+/// Receives message `number` from an idle peer: the receiver arms `consumer_waiting` long before it
+/// sleeps, and polls once in between without disarming it.
+fn receive_with_flag_left_armed(
     ring: &mut Consumer<LoomRingMemory>,
     number: u8,
     own_doorbell: &LoomDoorbell,
@@ -60,7 +60,7 @@ fn receive_idle_peer(
 }
 
 /// Sends message `number`, and sleeps while there is no room.
-fn send_asleep(
+fn send_or_sleep(
     ring: &mut Producer<LoomRingMemory>,
     number: u8,
     own_doorbell: &LoomDoorbell,
@@ -77,15 +77,16 @@ fn send_asleep(
     }
 }
 
-fn send_and_receive_asleep(lines: usize, preloaded: u8, total: u8) {
-    send_and_receive_with(lines, preloaded, total, receive_asleep);
+fn send_and_receive_or_sleep(lines: usize, preloaded: u8, total: u8) {
+    send_and_receive_with(lines, preloaded, total, receive_or_sleep);
 }
 
-/// Lets two threads send and receive messages up to `total`, each asleep when it cannot continue.
-/// The first `before` messages are in the ring already.
+/// Lets two threads send and receive messages up to `total`, each sleeping when it cannot continue.
+/// The first `preloaded` messages are in the ring already.
 ///
-/// The bound is three preemptions: one between the check of a flag and its clearing, and one on
-/// either side of that.
+/// The bound is three preemptions: one between the check and the clearing of a waiting flag by the
+/// other side (`consumer_state`, `take_producer_waiting`), one before the check and one after the
+/// clearing.
 fn send_and_receive_with(
     lines: usize,
     preloaded: u8,
@@ -104,7 +105,7 @@ fn send_and_receive_with(
         let (own_doorbell, peer_doorbell) = (to_sender.clone(), to_receiver.clone());
         let sender = thread::spawn(move || {
             for number in preloaded..total {
-                send_asleep(&mut producer, number, &own_doorbell, &peer_doorbell);
+                send_or_sleep(&mut producer, number, &own_doorbell, &peer_doorbell);
             }
         });
         for number in 0..total {
@@ -118,37 +119,38 @@ fn send_and_receive_with(
 /// next record (store, fence, load on both sides): it never sleeps with a record in the ring.
 #[test]
 fn sleeping_consumer_receives_every_message() {
-    send_and_receive_asleep(8, 0, 2);
+    send_and_receive_or_sleep(8, 0, 2);
 }
 
 /// A producer that found no room after it armed `producer_waiting` gets a doorbell for the next
 /// released lines: it never sleeps while there is room. Lines are released one at a time.
 #[test]
 fn waiting_producer_is_woken_by_released_lines() {
-    send_and_receive_asleep(8, 7, 9);
+    send_and_receive_or_sleep(8, 7, 9);
 }
 
 /// As above, while lines are released two at a time: lines that the consumer has not released yet
 /// do not stall the producer.
 #[test]
 fn batched_release_does_not_stall_the_producer() {
-    send_and_receive_asleep(16, 15, 17);
+    send_and_receive_or_sleep(16, 15, 17);
 }
 
-/// One sleep costs one doorbell: of two records after one `arm`, exactly one rings.
+/// One sleep costs one doorbell: of two records after one `arm`, at most one rings, and exactly
+/// one if the consumer sleeps.
 #[test]
 fn one_sleep_costs_one_doorbell() {
     loom::model(|| {
         let memory = LoomRingMemory::new(8);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         let sender = thread::spawn(move || {
-            let push_rings = |number| {
+            let push_and_check_asleep = |number| {
                 assert!(try_push(&mut producer, number, LEN));
                 producer.consumer_state() == ConsumerState::Asleep
             };
             (0..2)
-                .map(push_rings)
-                .filter(|doorbells| *doorbells)
+                .map(push_and_check_asleep)
+                .filter(|rings| *rings)
                 .count()
         });
         let is_empty = consumer.arm();
@@ -164,5 +166,5 @@ fn one_sleep_costs_one_doorbell() {
 /// A message of an idle peer, whose doorbell flag is armed, is received.
 #[test]
 fn idle_peer_doorbell_is_not_lost() {
-    send_and_receive_with(8, 0, 2, receive_idle_peer);
+    send_and_receive_with(8, 0, 2, receive_with_flag_left_armed);
 }

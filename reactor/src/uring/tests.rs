@@ -634,7 +634,7 @@ fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
 /// Without buffers a receive ends. A receive that starts when there are buffers again gets the
 /// bytes that arrived in between.
 #[test]
-fn receive_without_buffers_ends_and_the_next_gets_the_bytes() {
+fn receive_ends_without_buffers_and_later_receive_gets_pending_bytes() {
     let Some(mut uring) = open_uring() else {
         return;
     };

@@ -151,7 +151,7 @@ fn buffer_is_held_until_the_second_completion() {
 }
 
 #[test]
-fn buffer_of_a_canceled_send_is_returned_later() {
+fn canceled_send_keeps_buffer_until_the_kernel_releases_it() {
     let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };

@@ -155,7 +155,7 @@ impl AtomicStatus {
                 why: "was rejected by the peer: wrong key, access right or range",
             },
             Self::NOT_SUPPORTED => {
-                Error::NotSupported("atomic operation that the peer does not support")
+                Error::NotSupported("this atomic operation or data type, by the peer")
             }
             Self(errno) => Error::os("fi_atomic of the peer", errno.saturating_abs()),
         }

@@ -22,7 +22,7 @@
 //! at most one `ShmLoan`: the chunk's state contains a generation that changes each time it is
 //! taken, and only the loan of that generation can release it. Peers have read-only mappings, which
 //! the seal of the memory enforces, and the transport only reads the memory when it sends. A chunk
-//! is lent only on presentation of the loan's own bytes ([`OutstandingLoans::prepare`]), so a chunk
+//! is lent only on presentation of the loan's own bytes ([`OutstandingSlots::prepare`]), so a chunk
 //! held by another loan cannot be lent. A loan that was lent does not hand out its bytes again. So
 //! no reference to a byte exists while another party writes it.
 #![allow(unsafe_code)]
@@ -40,7 +40,7 @@ use fabric_core::{Error, Resource, Result};
 
 use super::shared_memory::SharedMemory;
 
-pub(crate) use outstanding::{CmaOffer, OutstandingLoans, PreparedLoan};
+pub(crate) use outstanding::{CmaOffer, OutstandingSlots, PreparedLoan};
 pub(crate) use received::{LoanGuard, LoanMapping, ReceivedLoans, ReturnOnDrop};
 
 /// The smallest chunk. Chunk sizes are powers of two.

@@ -50,13 +50,21 @@ enum KeyQuery {
     Denied(&'static str),
 }
 
+/// A region whose owner, the peer, executes the accesses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServedRegion {
+    key: u64,
+    /// The peer requests a notification of each access.
+    pub(crate) rma_events: bool,
+}
+
 /// The mapped regions of a connection, by key.
 #[derive(Debug, Default)]
 pub(crate) struct MappedRegions {
     /// Sorted by key.
     mapped: Vec<MappedRegion>,
-    /// Keys of regions that the peer serves, and whether it requests RMA events for them.
-    owner_served: Vec<(u64, bool)>,
+    /// Regions that the peer serves: it executes the accesses itself.
+    served: Vec<ServedRegion>,
     /// Index in `mapped` of the region used last.
     last_used: usize,
     /// Requests by key; few at a time.
@@ -102,7 +110,7 @@ impl MappedRegions {
 
     /// Returns a handle of the region with this key, for use without the connection.
     pub(crate) fn handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
-        if self.owner_served_rma_events(key).is_some() {
+        if self.served_region(key).is_some() {
             return Err(DirectRegion::NOT_MAPPABLE);
         }
         let disconnected = self.disconnected.clone();
@@ -122,24 +130,20 @@ impl MappedRegions {
         }))
     }
 
-    /// Returns whether the peer requests RMA events for the region with this key, if it serves that
-    /// region.
-    pub(crate) fn owner_served_rma_events(&self, key: u64) -> Option<bool> {
-        self.owner_served
-            .iter()
-            .find(|(served, _)| *served == key)
-            .map(|(_, rma_events)| *rma_events)
+    /// Returns the region with this key, if the peer serves it.
+    pub(crate) fn served_region(&self, key: u64) -> Option<ServedRegion> {
+        self.served.iter().find(|region| region.key == key).copied()
     }
 
     /// Records that the peer serves the region with this key.
     pub(crate) fn on_mr_served(&mut self, key: u64, rma_events: bool) {
         self.queries.retain(|(queried, _)| *queried != key);
-        self.owner_served.push((key, rma_events));
+        self.served.push(ServedRegion { key, rma_events });
     }
 
     /// Forgets a served key that the peer does not know any more.
-    pub(crate) fn remove_served(&mut self, key: u64) {
-        self.owner_served.retain(|(served, _)| *served != key);
+    pub(crate) fn remove_served_region(&mut self, key: u64) {
+        self.served.retain(|region| region.key != key);
     }
 
     /// Returns whether a request for this key must be sent now.

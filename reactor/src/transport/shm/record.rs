@@ -56,8 +56,8 @@ const ACK_AT_MATCH_BIT: u64 = 1 << 60;
 const ACK_BIT: u64 = 1 << 61;
 
 /// Encodes the full length of a message and its ack request as one word.
-pub(crate) fn encode_total(len: usize, ack: Option<AckRequest>) -> u64 {
-    let Some(AckRequest { number, level }) = ack else {
+pub(crate) fn encode_len_and_ack(len: usize, ack: Option<AckRequest>) -> u64 {
+    let Some(AckRequest { ack_id, level }) = ack else {
         return len as u64;
     };
     let at_match = if level == CompletionLevel::Matched {
@@ -65,17 +65,17 @@ pub(crate) fn encode_total(len: usize, ack: Option<AckRequest>) -> u64 {
     } else {
         0
     };
-    len as u64 | u64::from(number) << ACK_ID_SHIFT | at_match | ACK_BIT
+    len as u64 | u64::from(ack_id) << ACK_ID_SHIFT | at_match | ACK_BIT
 }
 
 /// Decodes a full-length word. An impossible length is returned as it is, for the caller to reject.
-pub(crate) fn decode_total(word: u64) -> (usize, Option<AckRequest>) {
+pub(crate) fn decode_len_and_ack(word: u64) -> (usize, Option<AckRequest>) {
     let len = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
     // With any higher bit set, the word is only a length that is too long.
     if word & !(ACK_BIT - 1) != ACK_BIT {
         return (len(word), None);
     }
-    let number = (word >> ACK_ID_SHIFT) as u32 % MAX_ACKS as u32;
+    let ack_id = (word >> ACK_ID_SHIFT) as u32 % MAX_ACKS as u32;
     let at_match = word & ACK_AT_MATCH_BIT != 0;
     let level = if at_match {
         CompletionLevel::Matched
@@ -84,7 +84,7 @@ pub(crate) fn decode_total(word: u64) -> (usize, Option<AckRequest>) {
     };
     (
         len(word & ((1 << ACK_ID_SHIFT) - 1)),
-        Some(AckRequest { number, level }),
+        Some(AckRequest { ack_id, level }),
     )
 }
 
@@ -191,16 +191,19 @@ mod tests {
     #[test]
     fn total_word_holds_length_and_ack_request() {
         for len in [0, 1, 1 << 40] {
-            assert_eq!(decode_total(encode_total(len, None)), (len, None));
+            assert_eq!(
+                decode_len_and_ack(encode_len_and_ack(len, None)),
+                (len, None)
+            );
             for level in [CompletionLevel::Matched, CompletionLevel::Delivered] {
-                for number in [0, 1, MAX_ACKS as u32 - 1] {
-                    let ack = Some(AckRequest { number, level });
-                    assert_eq!(decode_total(encode_total(len, ack)), (len, ack));
+                for ack_id in [0, 1, MAX_ACKS as u32 - 1] {
+                    let ack = Some(AckRequest { ack_id, level });
+                    assert_eq!(decode_len_and_ack(encode_len_and_ack(len, ack)), (len, ack));
                 }
             }
         }
         for word in [u64::MAX, 1 << 63, 1 << 62 | ACK_BIT, 1 << 60] {
-            assert_eq!(decode_total(word), (word as usize, None));
+            assert_eq!(decode_len_and_ack(word), (word as usize, None));
         }
     }
 }

@@ -23,7 +23,7 @@ use super::control::{self, ControlEvent, ControlMessage, ControlRead, READS_PER_
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
     CMA_MESSAGE, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MESSAGE, RMA_NOTIFICATION, RMA_READ,
-    RMA_REQUEST, RecordLayout, decode_total, plain_payload_offset,
+    RMA_REQUEST, RecordLayout, decode_len_and_ack, plain_payload_offset,
 };
 use super::ring::{Consumer, Peeked, RecordRef, ShmProtocolViolation};
 use super::rma_bounce::{REQUEST_LEN, RmaRequest};
@@ -356,7 +356,7 @@ impl RxConnection {
                 if payload.len() != LOCATION_LEN {
                     return Err(ShmProtocolViolation("message location of wrong length"));
                 }
-                let (len, ack) = decode_total(total.unwrap_or(u64::MAX));
+                let (len, ack) = decode_len_and_ack(total.unwrap_or(u64::MAX));
                 let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
                 let location = (word(layout.payload), slot);
                 let envelope = Envelope {
@@ -370,7 +370,7 @@ impl RxConnection {
                 }
             }
             FIRST_FRAGMENT if let Some(total) = total => {
-                let (total, ack) = decode_total(total);
+                let (total, ack) = decode_len_and_ack(total);
                 let envelope = Envelope {
                     ack,
                     ..self.envelope(record, layout, total)

@@ -31,19 +31,24 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 /// Distance between control words, so that writers of different words do not share a pair of cache
 /// lines.
 const CONTROL_STRIDE: usize = 128;
+/// Number of lines that the consumer has released.
 const RELEASED_AT: usize = 0;
+/// Flag of the consumer: awake, sleeping or closed.
 const CONSUMER_WAITING_AT: usize = CONTROL_STRIDE;
+/// Flag of the producer: whether it sleeps until lines are released.
 const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
-/// Bits of the slots (loans and single-copy buffers) that the receiver returns, in words of 64.
+/// Bits of the slots that the receiver returns, in words of 64. A *slot* is the index of a loan or
+/// of a single-copy buffer that the receiver holds.
 const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
 pub(crate) const SLOT_RETURN_WORDS: usize = 4;
-/// Bits of the returned slots whose memory somebody may still read, in as many words.
-const SLOT_LOSSES_AT: usize = SLOT_RETURNS_AT + 8 * SLOT_RETURN_WORDS;
-/// Probe for cross-memory attach: an address in the sender's memory and the value stored there. The
-/// two words behind it: the receiver has read the marker (`CMA_CAPABLE_AT`), and the sender has
-/// revoked the receiver's permission to use what it reads (`CMA_REVOKED_AT`).
-const CMA_PROBE_AT: usize = 5 * CONTROL_STRIDE;
+/// Bits of the returned slots whose memory may still be read, in `SLOT_RETURN_WORDS` words too.
+const SLOT_STILL_READABLE_AT: usize = SLOT_RETURNS_AT + 8 * SLOT_RETURN_WORDS;
+/// Marker for cross-memory attach: an address in the sender's memory and the value stored there. A
+/// receiver that reads this value at this address can copy from the sender's memory.
+const CMA_MARKER_AT: usize = 5 * CONTROL_STRIDE;
+/// Flag of the receiver that it has read the marker.
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
+/// Flag of the sender that its offers are revoked: the receiver must discard what it has copied.
 const CMA_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
 /// Flag of the receiver that it has set ack bits, and the ack bits themselves, one for each ack id.
 const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
@@ -199,23 +204,27 @@ impl Segment {
             .fetch_or(1 << (slot % 64), Ordering::Release);
     }
 
-    /// Marks a slot as lost, before it is returned: its memory may still be read.
-    pub(crate) fn mark_slot_lost(&self, slot: usize) {
+    /// Retires a slot, before it is returned: its memory may still be read and is not reused.
+    pub(crate) fn retire_slot(&self, slot: usize) {
         // SYNC: published by the release in `return_slot`.
-        self.slot_loss_word(slot)
+        self.retired_slot_word(slot)
             .fetch_or(1 << (slot % 64), Ordering::Relaxed);
     }
 
-    /// Returns whether a slot that was returned is lost, and clears the mark.
-    pub(crate) fn take_slot_lost(&self, slot: usize) -> bool {
+    /// Returns whether a slot that was returned is retired, and clears the mark.
+    pub(crate) fn take_slot_retired(&self, slot: usize) -> bool {
         let bit = 1 << (slot % 64);
         // SYNC: the acquire in `take_returned_slots` was before.
-        self.slot_loss_word(slot).load(Ordering::Relaxed) & bit != 0
-            && self.slot_loss_word(slot).fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        self.retired_slot_word(slot).load(Ordering::Relaxed) & bit != 0
+            && self
+                .retired_slot_word(slot)
+                .fetch_and(!bit, Ordering::Relaxed)
+                & bit
+                != 0
     }
 
-    fn slot_loss_word(&self, slot: usize) -> &AtomicU64 {
-        self.control_u64(SLOT_LOSSES_AT + 8 * (slot / 64 % SLOT_RETURN_WORDS))
+    fn retired_slot_word(&self, slot: usize) -> &AtomicU64 {
+        self.control_u64(SLOT_STILL_READABLE_AT + 8 * (slot / 64 % SLOT_RETURN_WORDS))
     }
 
     /// Takes the slots of this word that were returned since the last call, a bit each.
@@ -237,11 +246,11 @@ impl Segment {
     }
 
     /// Acknowledges the message with this ack id, which must be below `MAX_ACKS`.
-    pub(crate) fn set_ack(&self, number: usize) {
+    pub(crate) fn set_ack(&self, ack_id: usize) {
         // SYNC: pairs with the acquire in `take_acks`: a sender that sees the bit sees what the
         // receiver did before.
-        self.ack_word(number / 64)
-            .fetch_or(1 << (number % 64), Ordering::Release);
+        self.ack_word(ack_id / 64)
+            .fetch_or(1 << (ack_id % 64), Ordering::Release);
         // SYNC: pairs with the acquire in `take_has_acks`: a sender that clears the flag sees the
         // bit.
         self.control_u32(HAS_ACKS_AT).store(1, Ordering::Release);
@@ -273,16 +282,16 @@ impl Segment {
 
     /// Publishes the sender's marker, before the hello: its address and the value stored there.
     pub(crate) fn set_cma_marker(&self, at: u64, value: u64) {
-        self.control_u64(CMA_PROBE_AT).store(at, Ordering::Relaxed);
-        self.control_u64(CMA_PROBE_AT + 8)
+        self.control_u64(CMA_MARKER_AT).store(at, Ordering::Relaxed);
+        self.control_u64(CMA_MARKER_AT + 8)
             .store(value, Ordering::Relaxed);
     }
 
     /// Returns the sender's marker; zeros if the sender does not permit single copy.
     pub(crate) fn cma_marker(&self) -> (u64, u64) {
         (
-            self.control_u64(CMA_PROBE_AT).load(Ordering::Relaxed),
-            self.control_u64(CMA_PROBE_AT + 8).load(Ordering::Relaxed),
+            self.control_u64(CMA_MARKER_AT).load(Ordering::Relaxed),
+            self.control_u64(CMA_MARKER_AT + 8).load(Ordering::Relaxed),
         )
     }
 

@@ -3,7 +3,7 @@
 //! A connectionless endpoint creates it with the first operation for the peer. Until the peer has accepted, and whenever the
 //! ring is full, operations wait in its queue; otherwise a message is written into the ring at
 //! once. `try_send_plain` is the path of a message without tag, data or ack. Writes and reads of a
-//! mapped region up to 256 KiB are executed at once, longer ones in chunks from the queue.
+//! mapped region up to 256 KiB are executed at once, longer ones in pieces from the queue.
 
 mod acks;
 mod arm;
@@ -392,7 +392,7 @@ impl TxConnection {
                 self.queue.pop_front();
                 match ack_id {
                     None => engine.complete(op, Outcome::ok(transfer)),
-                    Some(number) => channel.mark_sent(number, engine),
+                    Some(ack_id) => channel.mark_sent(ack_id, engine),
                 }
             } else if pushed == PushOutcome::Closed {
                 return QueueProgress::Closed;

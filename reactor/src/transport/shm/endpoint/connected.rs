@@ -425,7 +425,7 @@ impl ShmEndpoint {
     pub(crate) fn shutdown(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let Some(msg) = self.msg.as_deref_mut() else {
             return Err(Error::NotSupported(
-                "endpoint is not connection-oriented (FI_EP_MSG)",
+                "shutdown of endpoints other than FI_EP_MSG",
             ));
         };
         if !matches!(msg.state, MsgState::Connected) {

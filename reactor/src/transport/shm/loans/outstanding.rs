@@ -89,9 +89,9 @@ impl PreparedLoan {
     }
 }
 
-/// What one peer holds, by slot.
+/// The loans and CMA offers that one peer holds, by slot.
 #[derive(Debug)]
-pub(crate) struct OutstandingLoans {
+pub(crate) struct OutstandingSlots {
     pool: LoanPool,
     slots: Vec<Option<OutstandingSlot>>,
     /// Number of slots with offers, and offers that were returned but not completed yet.
@@ -105,7 +105,7 @@ pub(crate) struct OutstandingLoans {
     seen_retired: u64,
 }
 
-impl OutstandingLoans {
+impl OutstandingSlots {
     pub(crate) fn new(pool: LoanPool) -> Self {
         Self {
             pool,
@@ -302,12 +302,12 @@ impl OutstandingLoans {
             while bits != 0 {
                 let slot = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                let lost = segment.take_slot_lost(slot);
+                let retired = segment.take_slot_retired(slot);
                 match self.slots.get_mut(slot).and_then(Option::take) {
                     Some(OutstandingSlot::Loan(chunk)) => {
                         self.relays -= usize::from(matches!(chunk, LentChunk::Relayed(..)));
                         match chunk {
-                            chunk if lost => self.give_up(&chunk),
+                            chunk if retired => self.give_up(&chunk),
                             LentChunk::Own(chunk, state) => chunk.free(state),
                             LentChunk::Relayed(..) => {}
                         }
@@ -328,7 +328,7 @@ impl OutstandingLoans {
     fn give_up(&self, chunk: &LentChunk) {
         match chunk {
             LentChunk::Own(chunk, _) => self.pool.retire(chunk.key),
-            LentChunk::Relayed(guard, _) => guard.mark_lost(),
+            LentChunk::Relayed(guard, _) => guard.mark_still_readable(),
         }
     }
 
@@ -338,7 +338,7 @@ impl OutstandingLoans {
     }
 }
 
-impl Drop for OutstandingLoans {
+impl Drop for OutstandingSlots {
     fn drop(&mut self) {
         for slot in self.slots.iter().flatten() {
             if let OutstandingSlot::Loan(chunk) = slot {
@@ -375,7 +375,7 @@ mod tests {
         assert!(loans.take_free(4097).is_none(), "another size");
 
         let (segment, _fd) = Segment::create(64).unwrap();
-        let mut peer = OutstandingLoans::new(loans.clone());
+        let mut peer = OutstandingSlots::new(loans.clone());
         let loan = loans.take_free(10).unwrap();
         let prepared = peer.prepare(key, &loan, &segment).unwrap();
         let slot = prepared.slot;
@@ -418,7 +418,7 @@ mod tests {
     fn foreign_and_partial_loans_are_copied_instead() {
         let (own_pool, other_pool) = (LoanPool::default(), LoanPool::default());
         let (segment, _fd) = Segment::create(64).unwrap();
-        let mut peer = OutstandingLoans::new(own_pool.clone());
+        let mut peer = OutstandingSlots::new(own_pool.clone());
         let (own, foreign) = (
             own_pool.allocate(10).unwrap(),
             other_pool.allocate(10).unwrap(),
@@ -442,8 +442,8 @@ mod tests {
     fn loan_slots_and_cached_loans_of_a_peer_are_bounded() {
         let loans = LoanPool::default();
         let (segment, _fd) = Segment::create(64).unwrap();
-        let mut peer = OutstandingLoans::new(loans.clone());
-        let lend = |peer: &mut OutstandingLoans| {
+        let mut peer = OutstandingSlots::new(loans.clone());
+        let lend = |peer: &mut OutstandingSlots| {
             let loan = loans
                 .take_free(1)
                 .unwrap_or_else(|| loans.allocate(1).unwrap());
@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(surplus.len(), 1, "only the returned chunk");
         surplus.into_iter().for_each(|key| peer.mark_unmapped(key));
         assert!(peer.unneeded_mappings().is_empty());
-        let mut another = OutstandingLoans::new(loans.clone());
+        let mut another = OutstandingSlots::new(loans.clone());
         (0..3).for_each(|key| {
             another.mapped_chunks.push(MappedChunk {
                 key: 1000 + key,

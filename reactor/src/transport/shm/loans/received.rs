@@ -9,12 +9,12 @@
 //! A loan that is sent on stays a loan. The descriptor of a chunk is kept for that, for as many
 //! chunks of an endpoint as [`max_relay_fds`] says and of the process as [`max_process_relay_fds`]
 //! says; the others are copied when they are sent on. The relaying side grants the chunk to the next
-//! peer under a key of its own, and its `OutstandingLoans` hold the [`LoanGuard`], as the receiver's
+//! peer under a key of its own, and its `OutstandingSlots` hold the [`LoanGuard`], as the receiver's
 //! `LoanedBuf` does: the slot is returned when the last of them is dropped. So a chain of any length
 //! returns hop by hop, from its end.
 //!
 //! If the next peer's connection ends while the peer holds the loan, the peer may still read it.
-//! The slot is then returned as *lost*, and the owner of the memory gives the chunk up instead of
+//! The slot is then returned as *retired*, and the owner of the memory gives the chunk up instead of
 //! reusing it, as it does with the chunks of a peer whose connection to it ends.
 
 use std::mem::MaybeUninit;
@@ -184,8 +184,8 @@ pub(crate) struct LoanGuard {
     segment: Segment,
     slot: usize,
     socket: SocketHandle,
-    /// Whether somebody to whom the loan was passed on may read it after it was returned.
-    lost: AtomicBool,
+    /// Whether a peer to which the loan was passed on may read it after it was returned.
+    still_readable: AtomicBool,
     fork_guard: ForkGuard,
 }
 
@@ -203,7 +203,7 @@ impl LoanGuard {
             segment,
             slot,
             socket,
-            lost: AtomicBool::new(false),
+            still_readable: AtomicBool::new(false),
             fork_guard: ForkGuard::current_process(),
         })
     }
@@ -213,9 +213,9 @@ impl LoanGuard {
         &self.loan
     }
 
-    /// Notes that somebody to whom the loan was passed on may read it after it was returned.
-    pub(super) fn mark_lost(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+    /// Notes that a peer to which the loan was passed on may read it after it was returned.
+    pub(super) fn mark_still_readable(&self) {
+        self.still_readable.store(true, Ordering::Relaxed);
     }
 }
 
@@ -262,8 +262,8 @@ impl Drop for LoanGuard {
         if self.slot >= SLOTS_PER_PEER || !self.fork_guard.in_original_process() {
             return;
         }
-        if *self.lost.get_mut() {
-            self.segment.mark_slot_lost(self.slot);
+        if *self.still_readable.get_mut() {
+            self.segment.retire_slot(self.slot);
         }
         self.segment.return_slot(self.slot);
         if take_producer_waiting(&self.segment) {

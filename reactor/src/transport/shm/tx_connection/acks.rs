@@ -19,7 +19,7 @@ impl TxChannel {
         if front.started || !level.needs_ack() {
             return Ok(None);
         }
-        let number = self.pending_acks.vacant_id().ok_or_else(|| {
+        let ack_id = self.pending_acks.vacant_id().ok_or_else(|| {
             Error::WouldBlock(Resource::TransmitCredit {
                 peer: front.tx_op.peer,
                 in_use: MAX_ACKS,
@@ -27,7 +27,7 @@ impl TxChannel {
                 free: 0,
             })
         })?;
-        Ok(Some(AckRequest { number, level }))
+        Ok(Some(AckRequest { ack_id, level }))
     }
 
     /// Marks a message as sent completely; completes it if it was acknowledged.

@@ -47,11 +47,7 @@ impl TxChannel {
         if self.mapped_regions.is_query_pending(remote.key) {
             return None;
         }
-        if self
-            .mapped_regions
-            .owner_served_rma_events(remote.key)
-            .is_some()
-        {
+        if self.mapped_regions.served_region(remote.key).is_some() {
             return (!awaits_response).then_some(MAX_NOTIFICATION_LEN + REQUEST_LEN);
         }
         let notifies = self

@@ -10,12 +10,12 @@ use fabric_core::transport::{EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
 use super::super::control::{self, ControlMessage};
-use super::super::loans::OutstandingLoans;
+use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
 use super::super::pending_acks::PendingAcks;
 use super::super::record::{
     ALIGN_PAYLOAD_FROM, CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED,
-    encode_total,
+    encode_len_and_ack,
 };
 use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
 use super::super::rma_bounce::RmaBounceBuffer;
@@ -55,7 +55,7 @@ pub(super) struct TxChannel {
     /// The peer's regions, as far as they were mapped.
     pub(super) mapped_regions: MappedRegions,
     /// Loans and single-copy messages that the peer holds.
-    pub(super) outstanding: OutstandingLoans,
+    pub(super) outstanding: OutstandingSlots,
     /// Messages that the peer is to acknowledge.
     pub(super) pending_acks: PendingAcks,
     /// Which messages the peer copies directly.
@@ -101,7 +101,7 @@ impl TxChannel {
             },
             ring: Producer::new(segment),
             mapped_regions: MappedRegions::default(),
-            outstanding: OutstandingLoans::new(resources.loan_pool.clone()),
+            outstanding: OutstandingSlots::new(resources.loan_pool.clone()),
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
@@ -249,20 +249,20 @@ impl TxChannel {
                 self.push_payload(
                     kind,
                     &front.tx_op,
-                    encode_total(payload.len(), ack),
+                    encode_len_and_ack(payload.len(), ack),
                     fragment,
                 ),
                 fragment.len(),
             )
         };
         if pushed == PushOutcome::Pushed {
-            if let Some(AckRequest { number, .. }) = ack {
+            if let Some(AckRequest { ack_id, .. }) = ack {
                 self.pending_acks.insert(
-                    number,
+                    ack_id,
                     front.op,
                     Transfer::sent(payload.len(), front.tx_op.tag),
                 );
-                front.ack_id = Some(number);
+                front.ack_id = Some(ack_id);
             }
             front.started = true;
             front.sent += count;

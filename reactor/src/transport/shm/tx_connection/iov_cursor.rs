@@ -41,8 +41,9 @@ impl IovCursor {
 }
 
 impl QueuedTx {
-    /// Returns the operation that notifies the peer of this range: data comes with the last range.
-    pub(super) fn notification_op(&self, engine: &dyn EngineContext) -> TxOp {
+    /// Returns the operation for the current range. Only that of the last range has the data, with
+    /// which the peer is notified.
+    pub(super) fn op_of_range(&self, engine: &dyn EngineContext) -> TxOp {
         let is_last =
             |iov_id| self.cursor.checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len();
         let data = self

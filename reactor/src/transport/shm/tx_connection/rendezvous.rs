@@ -1,9 +1,10 @@
 //! Messages announced by location: loans, and single-copy messages.
 //!
 //! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
-//! puts its name and a slot into a record. The chunk of a received loan is passed on in the same
-//! way. `send_cma_offer` puts the address of the payload and a slot into a record and keeps the
-//! operation with its buffer in `OutstandingLoans`.
+//! puts its key and a slot into a record. The chunk of a received loan is passed on in the same
+//! way. A single-copy message is sent as a *CMA offer*: `send_cma_offer` puts the address of the
+//! payload and a slot into a record of kind `CMA_MESSAGE` and keeps the operation with its buffer in
+//! `OutstandingSlots`, beside the loans.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
@@ -15,14 +16,14 @@ use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::loans::{CmaOffer, PreparedLoan};
-use super::super::record::{CMA_MESSAGE, LOAN, LOCATION_LEN, encode_total};
+use super::super::record::{CMA_MESSAGE, LOAN, LOCATION_LEN, encode_len_and_ack};
 use super::channel::{MAX_NOTIFICATION_LEN, TxChannel, record_flags};
 use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
-    /// Lends a message to the peer: a loan of this domain with this key, or one that was received.
-    /// `None` if the message must be copied: it is neither, the peer holds too many loans, or the
-    /// chunk cannot be granted.
+    /// Lends `payload` to the peer if it is in a loan: a loan of this domain (`tx_op.loan`), or one
+    /// that was received. `None` if the message must be copied: it is in no loan, the peer holds too
+    /// many loans, or the chunk cannot be granted.
     #[cold]
     pub(super) fn send_loan(
         &mut self,
@@ -45,12 +46,12 @@ impl TxChannel {
             self.grant(&prepared)?;
         }
         let location = encode_location(prepared.key(), prepared.slot);
-        let total = encode_total(payload.len(), ack);
+        let len_and_ack = encode_len_and_ack(payload.len(), ack);
         let pushed = self.push_record(
             LOAN,
             record_flags(tx_op),
             tx_op,
-            total,
+            len_and_ack,
             Payload::Contiguous(&location),
         );
         if pushed == PushOutcome::Pushed {
@@ -60,8 +61,8 @@ impl TxChannel {
         Some(pushed)
     }
 
-    /// Grants the chunk of a loan to the peer, after it was told which chunks it need not keep
-    /// mapped. `None` if the socket has no room, or too many descriptors are in flight.
+    /// First tells the peer which chunks it may unmap, then passes it the descriptor of the loan's
+    /// chunk. `None` if the socket has no room, or too many descriptors are in flight.
     fn grant(&mut self, prepared: &PreparedLoan) -> Option<()> {
         for unneeded in self.outstanding.unneeded_mappings() {
             if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(unneeded)) {
@@ -107,11 +108,11 @@ impl TxChannel {
             CMA_MESSAGE,
             record_flags(tx_op),
             tx_op,
-            encode_total(len, ack),
+            encode_len_and_ack(len, ack),
             Payload::Contiguous(&location),
         );
         if pushed == PushOutcome::Pushed {
-            let ack_id = ack.map(|ack| ack.number);
+            let ack_id = ack.map(|ack| ack.ack_id);
             self.outstanding.insert_cma_offer(
                 slot,
                 CmaOffer {
@@ -125,8 +126,8 @@ impl TxChannel {
         Some(pushed)
     }
 
-    /// Completes the offers that the peer has returned, and returns loans of other peers. Returns
-    /// whether there were any.
+    /// Completes the offers that the peer has returned; also gives back relayed loans that the peer
+    /// has returned. Returns whether there were any.
     pub(super) fn complete_cma(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut any = self.outstanding.collect_returned(self.ring.memory());
         while let Some(CmaOffer {
@@ -140,7 +141,7 @@ impl TxChannel {
             self.counters.single_copy.record(len);
             match ack_id {
                 None => engine.complete(op, Outcome::ok(Transfer::sent(len, tag))),
-                Some(number) => self.mark_sent(number, engine),
+                Some(ack_id) => self.mark_sent(ack_id, engine),
             }
         }
         any
@@ -163,10 +164,11 @@ impl TxChannel {
     }
 }
 
-/// Encodes the location of a message for a record.
-fn encode_location(at: u64, slot: usize) -> [u8; LOCATION_LEN] {
+/// Encodes the location of a message for a record: the key of a loan's chunk, or the address of a
+/// single-copy payload, and the slot.
+fn encode_location(key_or_address: u64, slot: usize) -> [u8; LOCATION_LEN] {
     let mut location = [0; LOCATION_LEN];
-    location[..8].copy_from_slice(&at.to_le_bytes());
+    location[..8].copy_from_slice(&key_or_address.to_le_bytes());
     location[8..].copy_from_slice(&(slot as u64).to_le_bytes());
     location
 }

@@ -1,5 +1,9 @@
-//! Accesses to the peer's memory: executed by this process if the memory is mapped; otherwise a
-//! request per chunk is sent to the peer, which executes it through the bounce buffer.
+//! Accesses to the peer's memory, in one of three ways:
+//!
+//! * If the region is mapped, this process executes the access, in pieces of bounded length.
+//! * If the owner of the region serves it, this process sends a request for each piece, which the
+//!   owner executes through the bounce buffer.
+//! * Otherwise this process requests the mapping, and the access waits for the answer.
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
@@ -10,7 +14,7 @@ use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, MemoryGrant};
-use super::super::mapped_regions::MappedRegion;
+use super::super::mapped_regions::{MappedRegion, ServedRegion};
 use super::super::record::{RMA_NOTIFICATION, RMA_READ, RMA_REQUEST};
 use super::super::rma_bounce::{MAX_REQUEST_LEN, REQUEST_LEN, RmaBounceBuffer};
 use super::channel::{MAX_ACCESS_PER_PASS, MAX_NOTIFICATION_LEN, TxChannel, record_flags};
@@ -18,7 +22,8 @@ use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
     /// Accesses the peer's memory now if it is mapped, the access is short, and a notification, if
-    /// needed, fits in the ring.
+    /// needed, fits in the ring. `Pushed`: the access was executed. `WouldBlock`: the caller queues
+    /// the operation.
     #[inline]
     pub(super) fn try_access(
         &mut self,
@@ -48,8 +53,8 @@ impl TxChannel {
         })
     }
 
-    /// Makes progress on the front operation, a one-sided one: requests the mapping, or accesses a
-    /// chunk.
+    /// Makes progress on the front operation, a one-sided one: requests the mapping, or accesses one
+    /// piece.
     pub(super) fn progress_rma(
         &mut self,
         front: &mut QueuedTx,
@@ -57,8 +62,8 @@ impl TxChannel {
         engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
-            if let Some(rma_events) = self.mapped_regions.owner_served_rma_events(remote.key) {
-                return self.progress_owner_executed_rma(front, (remote, rma_events), engine);
+            if let Some(region) = self.mapped_regions.served_region(remote.key) {
+                return self.progress_served_rma(front, (remote, region), engine);
             }
             if front.started && !front.cursor.is_validating_ranges(&front.tx_op) {
                 return Err(Error::Key {
@@ -74,35 +79,35 @@ impl TxChannel {
             return Ok(PushOutcome::WouldBlock);
         };
         let op = front.op;
-        let tx_op = front.notification_op(engine);
-        let sent = front.sent;
-        let (range_len, done_in_range) = (remote.len, sent - front.cursor.bytes_before);
+        let tx_op = front.op_of_range(engine);
+        let done = front.sent;
+        let (range_len, done_in_range) = (remote.len, done - front.cursor.bytes_before);
         let region_offset = region.check_access(tx_op.kind, remote, range_len)?;
         if front.cursor.is_validating_ranges(&tx_op) {
             front.advance_or_finish(engine);
             return Ok(PushOutcome::Pushed);
         }
-        let chunk_len = if remote.atomic.is_some() {
+        let piece_len = if remote.atomic.is_some() {
             range_len
         } else {
             (range_len - done_in_range).min(MAX_ACCESS_PER_PASS)
         };
         let needs_notification =
-            region.needs_notification(&tx_op) && done_in_range + chunk_len == range_len;
+            region.needs_notification(&tx_op) && done_in_range + piece_len == range_len;
         if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
         match tx_op.kind {
             OpKind::Write => region.write(
                 region_offset + done_in_range,
-                engine.payload(op).slice(sent, chunk_len),
+                engine.payload(op).slice(done, piece_len),
             ),
             OpKind::Read => engine.write_at(
                 op,
-                sent,
-                &region.range(region_offset + done_in_range, chunk_len),
+                done,
+                &region.range(region_offset + done_in_range, piece_len),
                 0,
-                chunk_len,
+                piece_len,
             ),
             kind => {
                 let mut result = vec![0; if kind.fills_buffer() { range_len } else { 0 }];
@@ -112,15 +117,15 @@ impl TxChannel {
             }
         }
         front.started = true;
-        front.sent += chunk_len;
-        if done_in_range + chunk_len < range_len {
+        front.sent += piece_len;
+        if done_in_range + piece_len < range_len {
             return Ok(PushOutcome::Pushed);
         }
-        Ok(self.finish_iov(front, (tx_op, needs_notification), engine))
+        Ok(self.finish_range(front, (tx_op, needs_notification), engine))
     }
 
-    /// Finishes a range after its last chunk, and notifies the peer if `needs_notification`.
-    fn finish_iov(
+    /// Finishes a range after its last piece, and notifies the peer if `needs_notification`.
+    fn finish_range(
         &mut self,
         front: &mut QueuedTx,
         (tx_op, needs_notification): (TxOp, bool),
@@ -153,12 +158,11 @@ impl TxChannel {
         )
     }
 
-    /// Makes progress on the front operation, which the owner of the region executes. `rma_events`:
-    /// the peer requests a notification of each access.
-    fn progress_owner_executed_rma(
+    /// Makes progress on the front operation, which the owner of the region executes.
+    fn progress_served_rma(
         &mut self,
         front: &mut QueuedTx,
-        (remote, rma_events): (&RmaIov, bool),
+        (remote, region): (&RmaIov, ServedRegion),
         engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let (kind, range_len) = (front.tx_op.kind, remote.len);
@@ -186,7 +190,7 @@ impl TxChannel {
                     ..
                 }
             ) {
-                self.mapped_regions.remove_served(remote.key);
+                self.mapped_regions.remove_served_region(remote.key);
             }
             return Err(if front.sent > 0 {
                 unknown_key_as_revoked(error)
@@ -194,7 +198,7 @@ impl TxChannel {
                 error
             });
         }
-        let tx_op = front.notification_op(engine);
+        let tx_op = front.op_of_range(engine);
         if front.cursor.is_validating_ranges(&tx_op) {
             front.advance_or_finish(engine);
             return Ok(PushOutcome::Pushed);
@@ -213,10 +217,14 @@ impl TxChannel {
         if front.sent - front.cursor.bytes_before < range_len {
             return self.send_rma_request(front, remote, range_len, engine);
         }
-        Ok(self.finish_iov(front, (tx_op, rma_events || tx_op.data.is_some()), engine))
+        Ok(self.finish_range(
+            front,
+            (tx_op, region.rma_events || tx_op.data.is_some()),
+            engine,
+        ))
     }
 
-    /// Sends a request for the next chunk. The operation progresses when the response has come.
+    /// Sends a request for the next piece. The operation progresses when the response has come.
     fn send_rma_request(
         &mut self,
         front: &mut QueuedTx,
@@ -227,7 +235,7 @@ impl TxChannel {
         let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let (kind, sent, done_in_range) = (
+        let (kind, done, done_in_range) = (
             front.tx_op.kind,
             front.sent,
             front.sent - front.cursor.bytes_before,
@@ -250,7 +258,7 @@ impl TxChannel {
         };
         let payload = engine.payload(front.op);
         let bytes = if kind == OpKind::Write {
-            payload.slice(sent, len)
+            payload.slice(done, len)
         } else {
             payload
         };

@@ -259,7 +259,7 @@ impl TcpEndpoint {
     pub(crate) fn shutdown(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
-                "this call on endpoints other than FI_EP_MSG",
+                "shutdown of endpoints other than FI_EP_MSG",
             ));
         };
         self.fail_sends(engine, peer, &Error::Canceled);
