@@ -9,8 +9,8 @@ use fabric_reactor::transport;
 /// The result has one info for each offer that satisfies the hints, adjusted to them. A provider
 /// makes each offer twice, with manual and with automatic progress. "Best first" is a fixed order,
 /// nothing is measured: `shm`, `tcp`, `udp`, and manual before automatic progress (without a hint,
-/// progress is manual). The provider `sim`, which is for tests, is offered only to hints that
-/// [name it](Hints::provider). So the first info is the one to use, and the others are alternatives.
+/// progress is manual). The provider `sim`, which is for tests, is offered only to hints that [name
+/// it](Hints::provider). So the first info is the one to use, and the others are alternatives.
 /// Hints that ask for manual progress yield two equal infos, because an offer of automatic progress
 /// satisfies them too.
 ///

@@ -256,17 +256,17 @@ impl<'a> DomainBuilder<'a> {
     /// publish the domain. A failure in any step leaves nothing behind.
     ///
     /// Under manual progress this starts a task on the current Tokio runtime, unless [an event loop
-    /// drives the domain](Self::driven_by_event_loop), under automatic progress a thread. Both sleep
-    /// while there is nothing to do, and end with the domain.
+    /// drives the domain](Self::driven_by_event_loop), under automatic progress a thread. Both
+    /// sleep while there is nothing to do, and end with the domain.
     ///
     /// # Errors
     /// [`Error::Invalid`] when `info` describes another provider or fabric, for socket options that
-    /// this machine does not have, or for an event loop with automatic progress; [`Error::TooLong`] for socket buffers above the system's
-    /// limit; [`Error::NoMatch`] when `info` asks for more than the provider offers;
-    /// [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is manual and
-    /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
-    /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
-    /// [`SocketIo::IoUring`] was requested and the kernel refuses it.
+    /// this machine does not have, or for an event loop with automatic progress; [`Error::TooLong`]
+    /// for socket buffers above the system's limit; [`Error::NoMatch`] when `info` asks for more
+    /// than the provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`]
+    /// when progress is manual and no Tokio runtime with I/O is running here (with `panic =
+    /// "abort"`, a runtime without I/O ends the process instead); [`Error::Os`], with the call
+    /// `io_uring_setup` where [`SocketIo::IoUring`] was requested and the kernel refuses it.
     pub fn open(self) -> Result<Domain> {
         Ok(Domain {
             inner: self.open_as(Class::Domain)?,

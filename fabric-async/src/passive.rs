@@ -25,9 +25,9 @@ use crate::resolve;
 /// connection requests one by one, and so does the stream.
 ///
 /// The providers `shm` and `tcp` have passive endpoints. Created by [`PassiveEndpoint::bind`], with
-/// its own fabric and domain, or by [`Fabric::passive_endpoint`]. A passive endpoint has a driver of
-/// its own, as a domain has, so a request may be accepted in any domain of the provider. Up to 128
-/// requests are queued, including those of clients that have disconnected meanwhile; further
+/// its own fabric and domain, or by [`Fabric::passive_endpoint`]. A passive endpoint has a driver
+/// of its own, as a domain has, so a request may be accepted in any domain of the provider. Up to
+/// 128 requests are queued, including those of clients that have disconnected meanwhile; further
 /// connections wait in the kernel's backlog. A client has ten seconds after connecting to send its
 /// request. At most 256 connections without a request are kept: a further one evicts the oldest. A
 /// connection that is rejected for a protocol error is an event,
@@ -127,9 +127,9 @@ impl PassiveEndpointBuilder {
     /// Sets options of the listening socket and of accepted connections, as
     /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
     ///
-    /// Options of the domain that accepts a request, and the [traffic class](crate::info::TrafficClass)
-    /// of the endpoint's info, take precedence; options that they leave open keep the value set
-    /// here.
+    /// Options of the domain that accepts a request, and the [traffic
+    /// class](crate::info::TrafficClass) of the endpoint's info, take precedence; options that they
+    /// leave open keep the value set here.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -356,8 +356,8 @@ impl fmt::Debug for PassiveEndpoint {
 /// data.
 ///
 /// A request belongs to no domain, and its connection is not monitored. Over `shm`, accepting the
-/// request shows whether the client still waits. Over `tcp`, a request of a client that has given up
-/// can be accepted; the first receive then fails with [`Error::PeerGone`].
+/// request shows whether the client still waits. Over `tcp`, a request of a client that has given
+/// up can be accepted; the first receive then fails with [`Error::PeerGone`].
 #[doc(alias = "FI_CONNREQ")]
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {

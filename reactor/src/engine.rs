@@ -29,9 +29,9 @@
 //! peer rings its doorbell with its next message, and the driver sleeps on the doorbells; (3) the
 //! waiting tasks keep themselves runnable (policy spin, or the driver is gone). With automatic
 //! progress (1) or (2) holds even if no task waits, within one period of the thread's watch. Where
-//! an event loop of the program drives the domain (`event_loop`), the domain is armed or its wake-up
-//! eventfd is readable whenever the lock is free, also if no task waits. The invariant is modelled
-//! in `models/progress` and `models/event_loop`.
+//! an event loop of the program drives the domain (`event_loop`), the domain is armed or its
+//! wake-up eventfd is readable whenever the lock is free, also if no task waits. The invariant is
+//! modelled in `models/progress` and `models/event_loop`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

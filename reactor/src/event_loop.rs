@@ -6,12 +6,13 @@
 //! object is ready. After that the program waits like a task, and the invariant of `engine` holds
 //! for it: a driver makes progress, and the completion calls the waker.
 //!
-//! A domain without a driver is driven by the event loop itself ([`DomainHandle::enter_event_loop`]).
-//! The set of a queue then also contains the set of the domain. The domain is armed, or its wake-up
-//! eventfd readable, whenever the lock is free. So a thread that blocks misses no arrival while
-//! another thread polls, posts, or takes its doorbells: what the other thread moves calls the
-//! waker, and what it leaves rings again. Only `prepare_wait` resets the wake-up eventfd, under the
-//! lock, and arms the domain or writes the eventfd again before the lock is released.
+//! A domain without a driver is driven by the event loop itself
+//! ([`DomainHandle::enter_event_loop`]). The set of a queue then also contains the set of the
+//! domain. The domain is armed, or its wake-up eventfd readable, whenever the lock is free. So a
+//! thread that blocks misses no arrival while another thread polls, posts, or takes its doorbells:
+//! what the other thread moves calls the waker, and what it leaves rings again. Only `prepare_wait`
+//! resets the wake-up eventfd, under the lock, and arms the domain or writes the eventfd again
+//! before the lock is released.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -132,8 +133,8 @@ impl DomainHandle {
         self.engine().prepare_wait(|_| false, |_| {})
     }
 
-    /// Makes a pass and registers the waker of `wait` unless the completion queue has completions or
-    /// is closed. Returns whether the program may block on the descriptor.
+    /// Makes a pass and registers the waker of `wait` unless the completion queue has completions
+    /// or is closed. Returns whether the program may block on the descriptor.
     #[must_use]
     pub fn prepare_cq_wait(&self, cq: CqId, wait: &WaitObject) -> bool {
         wait.reset();

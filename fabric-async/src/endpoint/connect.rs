@@ -22,8 +22,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// Default connect timeout.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection attempt (`fi_connect`), which starts when it is first polled. Before that nothing is
-/// opened, resolved or sent, and dropping it has no effect.
+/// A connection attempt (`fi_connect`), which starts when it is first polled. Before that nothing
+/// is opened, resolved or sent, and dropping it has no effect.
 ///
 /// # Errors
 /// * [`Error::NoSuchPeer`] when nothing listens at the address;
@@ -219,8 +219,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// # Errors
     /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
     /// disconnected (over `tcp` possibly reported only by the first receive); [`Error::TooLong`];
-    /// [`Error::Invalid`] when the request is of another provider, or the info of another type; [`Error::Unbound`] when the info asks for a shared
-    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`].
+    /// [`Error::Invalid`] when the request is of another provider, or the info of another type;
+    /// [`Error::Unbound`] when the info asks for a shared receive context, and none is bound;
+    /// [`Error::Closed`], [`Error::Os`].
     #[doc(alias = "fi_accept")]
     pub fn accept(
         self,

@@ -165,9 +165,9 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// seconds. Pending sends and receives end with [`Error::Canceled`](crate::Error::Canceled).
     /// Messages that have arrived can still be received. Both sides get the event
     /// [`Shutdown`](crate::EventKind::Shutdown). Later sends, writes, reads and atomic operations,
-    /// and receives that find no message, fail with [`Error::Closed`](crate::Error::Closed): its text
-    /// says that the endpoint is closed, although only the connection is. A second call, or one
-    /// after the peer has disconnected, does nothing.
+    /// and receives that find no message, fail with [`Error::Closed`](crate::Error::Closed): its
+    /// text says that the endpoint is closed, although only the connection is. A second call, or
+    /// one after the peer has disconnected, does nothing.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed.
@@ -271,8 +271,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.probe()
     }
 
-    /// Allocates memory for writing a message in place and [sending](Self::send) it without a copy, as
-    /// [`Endpoint::loan`].
+    /// Allocates memory for writing a message in place and [sending](Self::send) it without a copy,
+    /// as [`Endpoint::loan`].
     ///
     /// # Errors
     /// As [`Endpoint::loan`].
@@ -317,8 +317,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
 /// They access memory of the peer's domain, as those of an
 /// [`Endpoint`](Endpoint#one-sided-operations).
 impl<M: ThreadModel> ConnectedEndpoint<M> {
-    /// Returns a request to write these bytes to one or several ranges of the peer's memory (`fi_write`), as
-    /// [`Endpoint::write`].
+    /// Returns a request to write these bytes to one or several ranges of the peer's memory
+    /// (`fi_write`), as [`Endpoint::write`].
     ///
     /// # Cancel safety
     /// As [`Endpoint::write`].
@@ -327,8 +327,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.write(self.peer, to, buf)
     }
 
-    /// Returns a request to read one or several ranges of the peer's memory into memory of the domain's pool
-    /// (`fi_read`), as [`Endpoint::read`].
+    /// Returns a request to read one or several ranges of the peer's memory into memory of the
+    /// domain's pool (`fi_read`), as [`Endpoint::read`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -337,8 +337,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.read(self.peer, from)
     }
 
-    /// Returns a request to read one or several ranges of the peer's memory into this buffer (`fi_read`), as
-    /// [`Endpoint::read_into`].
+    /// Returns a request to read one or several ranges of the peer's memory into this buffer
+    /// (`fi_read`), as [`Endpoint::read_into`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.

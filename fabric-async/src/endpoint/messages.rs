@@ -243,8 +243,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a future that waits for a transmit credit to this peer, in order with waiting sends.
     /// It resolves to a [`Permit`](crate::Permit), which holds the credit.
     ///
-    /// A credit does not show that the peer exists: for a peer that is gone the future also resolves
-    /// to a permit, and only the send fails.
+    /// A credit does not show that the peer exists: for a peer that is gone the future also
+    /// resolves to a permit, and only the send fails.
     ///
     /// # Errors
     /// [`Error::StaleAddress`](crate::Error::StaleAddress);

@@ -100,7 +100,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to read a range, or a list of ranges, of a peer's memory into this buffer,
-    /// as [`read`](Self::read). It fails with [`Error::BufferTooSmall`] when the buffer is too small.
+    /// as [`read`](Self::read). It fails with [`Error::BufferTooSmall`] when the buffer is too
+    /// small.
     ///
     /// A [`Scatter`](crate::buf::Scatter) may be split at other positions than the ranges.
     ///

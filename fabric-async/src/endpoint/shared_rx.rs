@@ -39,8 +39,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// The endpoints and the context are bound to the same address vector. A reply may be sent from any
 /// of the endpoints. [Connected
 /// endpoints](crate::guide::connected_endpoints#shared-receive-context) have no address vector to
-/// bind: a message has no source, and the endpoint it arrived at replies. When a connection ends, posted receives keep waiting, including one that a
-/// message of that connection had begun to fill.
+/// bind: a message has no source, and the endpoint it arrived at replies. When a connection ends,
+/// posted receives keep waiting, including one that a message of that connection had begun to fill.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

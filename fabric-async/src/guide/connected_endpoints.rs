@@ -5,10 +5,10 @@
 //!
 //! A [`ConnectedEndpoint`] is connected to one peer for its whole life; its calls name no peer, and
 //! it has no address vector. Its infos have the type [`EpType::Msg`]. The providers `shm` and `tcp`
-//! have connected endpoints; over `tcp` in the wire format of libfabric's provider since 1.8, so the
-//! peer may be a libfabric program (`fi_pingpong -p tcp -e msg`). A program that takes the address as
-//! an argument works with `shm://name` and with `tcp://host:port`. Use them to admit peers one by
-//! one, and to have a queue, a budget and an end for each; [connectionless
+//! have connected endpoints; over `tcp` in the wire format of libfabric's provider since 1.8, so
+//! the peer may be a libfabric program (`fi_pingpong -p tcp -e msg`). A program that takes the
+//! address as an argument works with `shm://name` and with `tcp://host:port`. Use them to admit
+//! peers one by one, and to have a queue, a budget and an end for each; [connectionless
 //! endpoints](super::client_server) talk with many peers.
 //!
 //! ```
@@ -66,8 +66,8 @@
 //! one answers. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
 //! sees the end.
 //!
-//! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a request whose
-//! private data is its protocol handshake. When that is rejected its `add_peer` fails with
+//! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a request
+//! whose private data is its protocol handshake. When that is rejected its `add_peer` fails with
 //! [`Error::ConnectionRefused`]. Check the private data to tell them apart. Over `shm` the two
 //! types of endpoint refuse each other with [`RefusalReason::EpType`], and the program sees no
 //! request.
@@ -230,15 +230,15 @@
 //!
 //! # End of a connection
 //!
-//! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
-//! connection. What was sent before is handed over in the background for up to five seconds; over
-//! `shm` a completed send is in the ring, where the peer finds it also after the sender's death. The
-//! other side first receives everything that arrived. Then pending and later operations fail with
-//! [`PeerGone`](Error::PeerGone), or [`Protocol`](Error::Protocol) if the peer violated the
-//! protocol, and the event queue gets one [`Shutdown`](EventKind::Shutdown). Over `tcp`, a process
-//! that is killed between two messages looks like one that closed its endpoint. An unexpected
-//! message beyond the budget delays the end until it is received. A connected endpoint cannot be
-//! connected again.
+//! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process
+//! end the connection. What was sent before is handed over in the background for up to five
+//! seconds; over `shm` a completed send is in the ring, where the peer finds it also after the
+//! sender's death. The other side first receives everything that arrived. Then pending and later
+//! operations fail with [`PeerGone`](Error::PeerGone), or [`Protocol`](Error::Protocol) if the peer
+//! violated the protocol, and the event queue gets one [`Shutdown`](EventKind::Shutdown). Over
+//! `tcp`, a process that is killed between two messages looks like one that closed its endpoint. An
+//! unexpected message beyond the budget delays the end until it is received. A connected endpoint
+//! cannot be connected again.
 //!
 //! A machine that vanishes is noticed after 30 seconds of silence (keepalive), or, if bytes are on
 //! their way to it, when the kernel gives up.

@@ -5,9 +5,10 @@
 //!
 //! # Descriptors
 //!
-//! [`CompletionQueue`], [`EventQueue`], [`Counter`] and a [`Domain`] without a driver have a descriptor, [`WaitFd`]
-//! (`FI_GETWAIT`), for `poll`, epoll, mio or Tokio's `AsyncFd`. It is level-triggered and can be
-//! watched edge-triggered. `wait_fd` returns it, and it is the same at each call.
+//! [`CompletionQueue`], [`EventQueue`], [`Counter`] and a [`Domain`] without a driver have a
+//! descriptor, [`WaitFd`] (`FI_GETWAIT`), for `poll`, epoll, mio or Tokio's `AsyncFd`. It is
+//! level-triggered and can be watched edge-triggered. `wait_fd` returns it, and it is the same at
+//! each call.
 //!
 //! A thread blocks on it only after `prepare_wait` of the same object returned [`TryWait::Block`]
 //! (`fi_trywait(3)`):
@@ -57,9 +58,10 @@
 //!
 //! [`DomainBuilder::driven_by_event_loop`] opens a domain with manual progress and no driver. No
 //! runtime is needed. `prepare_wait`, reads of completion queues, [`Domain::progress`] and polls of
-//! futures make progress, and nothing else does: between two calls no message is taken, no queued send leaves, no connection is accepted.
-//! The descriptor of a queue or counter then also becomes readable when progress is due, so a loop
-//! needs the descriptors of the queues it reads, or that of the domain.
+//! futures make progress, and nothing else does: between two calls no message is taken, no queued
+//! send leaves, no connection is accepted. The descriptor of a queue or counter then also becomes
+//! readable when progress is due, so a loop needs the descriptors of the queues it reads, or that
+//! of the domain.
 //!
 //! Several threads may each wait for objects of their own in one such domain. Whichever thread is
 //! woken makes progress for all, and wakes those whose objects became ready.

@@ -121,8 +121,8 @@
 //!
 //! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and
 //! [sent](Endpoint::send) at a cost that does not depend on its length; the peer has the memory
-//! then, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves it in place
-//! for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the memory
+//! then, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves it in
+//! place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the memory
 //! returns to the lender and is kept for the next loan of its size (a power of two from 4 KiB). A
 //! loan counts 128 bytes towards the budget of unexpected messages.
 //!

@@ -24,8 +24,8 @@
 //! Posting order is the order of these calls and first polls. `join!` polls its futures in the
 //! order in which they are written, `select!` in random order unless it is `biased`. A future that
 //! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
-//! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either; the
-//! task is polled again at once.
+//! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either;
+//! the task is polled again at once.
 //!
 //! An operation that is awaited, started or posted reports its end to exactly one place: the future
 //! or the queue. Bound counters are incremented as well. An inject reports only a failure.
@@ -74,8 +74,9 @@
 //! * operations and streams;
 //! * a *permit* ([`Permit`]): a transmit credit that was [reserved](Endpoint::reserve) for a later
 //!   send;
-//! * a [probe](Endpoint::probe), which finds a message that arrived before its receive was posted, and a *claimed
-//!   message* ([`Claimed`]): one that a probe has found and reserved for a receive that follows;
+//! * a [probe](Endpoint::probe), which finds a message that arrived before its receive was posted,
+//!   and a *claimed message* ([`Claimed`]): one that a probe has found and reserved for a receive
+//!   that follows;
 //! * a *window* ([`RemoteWindow`]): memory of a peer that is mapped into this process.
 //!
 //! | dropped value | effect |
@@ -113,8 +114,8 @@
 //! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Endpoint::loan`] waits, [`Endpoint::try_loan`] is refused |
 //! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
 //!
-//! Under [manual progress](super::progress#manual-progress), while no task waits for anything of the
-//! domain, nothing is received, and the messages stay in the ring or the socket from the first.
+//! Under [manual progress](super::progress#manual-progress), while no task waits for anything of
+//! the domain, nothing is received, and the messages stay in the ring or the socket from the first.
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!

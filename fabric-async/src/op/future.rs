@@ -18,8 +18,8 @@ use super::operation::{CancelOutcome, cancel_or_wait, drop_posted, withdraw_post
 use super::traits::{BufferOp, FirstPoll};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The future of a [`Request`](crate::Request) to send, receive, write or read. It resolves to [`Done`] or [`Failed`], each with
-/// the buffer.
+/// The future of a [`Request`](crate::Request) to send, receive, write or read. It resolves to
+/// [`Done`] or [`Failed`], each with the buffer.
 ///
 /// The first poll posts the request; a poll for which the task has no [cooperative
 /// budget](tokio::task::coop) left posts nothing. So operations are posted in the order of first

@@ -189,8 +189,9 @@ fn invalid(why: String) -> Error {
 /// when the endpoint is closed, [`Error::PeerGone`] or [`Error::StaleAddress`] for a
 /// [directed](crate::Request::from) one.
 ///
-/// At most as many messages as the endpoint's receive size ([`RxAttr::size`](crate::info::RxAttr::size))
-/// wait in the stream. Further messages wait at their senders.
+/// At most as many messages as the endpoint's receive size
+/// ([`RxAttr::size`](crate::info::RxAttr::size)) wait in the stream. Further messages wait at their
+/// senders.
 ///
 /// `next` and other stream combinators come from `futures_util::StreamExt`. Respects Tokio's
 /// cooperative budget.

@@ -208,8 +208,8 @@ impl<O: TransmitOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// Without this call, an operation that does not wait for a credit goes on when it is dropped,
     /// and keeps its buffer until its end. Use it where sends to a slow peer are given up, as by
     /// `tokio::time::timeout`: then only operations that [have
-    /// begun](crate::guide::cancellation#cancel-instead-of-drop) keep their buffers. The call changes
-    /// nothing for a request that is [posted](Self::post).
+    /// begun](crate::guide::cancellation#cancel-instead-of-drop) keep their buffers. The call
+    /// changes nothing for a request that is [posted](Self::post).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -86,8 +86,8 @@ pub trait InjectOp: Op {
 
 /// An operation that moves the bytes of a buffer: all but atomic operations, multi-receives, probes
 /// and claims.
-// Coherence: another crate may implement `BufferOp<B>` for its own type `B` and an operation of this
-// crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
+// Coherence: another crate may implement `BufferOp<B>` for its own type `B` and an operation of
+// this crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
 // `Request` for `O: BytesOp` do not overlap its impls for the other operations.
 pub trait BytesOp: SelectiveOp {}
 

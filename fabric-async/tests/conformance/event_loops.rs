@@ -1,7 +1,8 @@
 //! Wait descriptors: threads that block in epoll without a timeout miss no wake-up.
 //!
-//! A missed wake-up is a hang, which the harness reports. The threads are threads of the runtime for
-//! blocking calls; they use neither the runtime nor its driver tasks, but where a scenario says so.
+//! A missed wake-up is a hang, which the harness reports. The threads are threads of the runtime
+//! for blocking calls; they use neither the runtime nor its driver tasks, but where a scenario says
+//! so.
 
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};

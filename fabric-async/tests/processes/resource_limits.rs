@@ -455,8 +455,8 @@ fn out_of_memory_fails_only_the_receive_of_the_huge_message() {
     );
 }
 
-/// A sender whose message is in its own memory sleeps until the receiver is done with the message. It
-/// is woken also if the receiver has no memory for the message.
+/// A sender whose message is in its own memory sleeps until the receiver is done with the message.
+/// It is woken also if the receiver has no memory for the message.
 #[test]
 fn out_of_memory_receive_wakes_the_sleeping_sender() {
     run_in_own_process(

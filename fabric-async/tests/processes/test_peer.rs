@@ -79,7 +79,8 @@ impl TestPeer {
 }
 
 impl TestPeer {
-    /// Stops the process (`SIGSTOP`), and waits until it has stopped: the signal is delivered later.
+    /// Stops the process (`SIGSTOP`), and waits until it has stopped: the signal is delivered
+    /// later.
     pub(crate) fn stop(&self) {
         let process = Pid::from_child(&self.0);
         kill_process(process, Signal::STOP).expect("signal a child");

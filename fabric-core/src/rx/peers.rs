@@ -17,8 +17,8 @@ impl RxQueue {
     /// this name has sent.
     ///
     /// A handle that the program inserted stands for the name, so messages of disconnected peers
-    /// with that name get it too. An auto-inserted handle stands for one connection. Connected peers
-    /// are looked up only in a queue that endpoints share; otherwise the transport calls
+    /// with that name get it too. An auto-inserted handle stands for one connection. Connected
+    /// peers are looked up only in a queue that endpoints share; otherwise the transport calls
     /// [`assign_source`](Self::assign_source).
     pub fn address_inserted(
         &mut self,

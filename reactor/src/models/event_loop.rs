@@ -1,4 +1,5 @@
-//! Models of event loops that drive a domain: the real engine on a mock transport and a mock kernel.
+//! Models of event loops that drive a domain: the real engine on a mock transport and a mock
+//! kernel.
 //!
 //! A thread that may block according to `Engine::prepare_wait` waits on the domain's set without a
 //! timeout. A lost wake-up is a deadlock, which loom reports.

@@ -23,7 +23,8 @@ pub enum WaitPolicy {
     /// doorbell.
     #[default]
     Adaptive,
-    /// Sleeps without spinning. Lowest CPU use; every message to a sleeping receiver costs a kernel wake-up.
+    /// Sleeps without spinning. Lowest CPU use; every message to a sleeping receiver costs a kernel
+    /// wake-up.
     Park,
 }
 

@@ -423,7 +423,8 @@ impl ShmSocket {
     }
 
     /// Receives or peeks at a message on a socket that the peer created, with its descriptors. The
-    /// peer may have set `SO_PASSPIDFD`: then each message comes with a pidfd, which is closed here.
+    /// peer may have set `SO_PASSPIDFD`: then each message comes with a pidfd, which is closed
+    /// here.
     fn recv_from_peer(
         &self,
         bytes: &mut [u8],
@@ -586,8 +587,8 @@ impl Drop for ShmSocket {
             return;
         }
         self.unwatch();
-        // The shutdown tells the peer now, whenever the descriptor is closed. What a socket that the
-        // peer created says of its messages proves nothing: the peer may hold a duplicate, and
+        // The shutdown tells the peer now, whenever the descriptor is closed. What a socket that
+        // the peer created says of its messages proves nothing: the peer may hold a duplicate, and
         // change its options.
         let is_drained = if self.is_from_peer {
             let _ = rustix::net::shutdown(&*self, Shutdown::Both);

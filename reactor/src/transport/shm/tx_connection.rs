@@ -1,9 +1,10 @@
 //! A connection to a peer: what this endpoint sends.
 //!
-//! A connectionless endpoint creates it with the first operation for the peer. Until the peer has accepted, and whenever the
-//! ring is full, operations wait in its queue; otherwise a message is written into the ring at
-//! once. `try_send_plain` is the path of a message without tag, data or ack. Writes and reads of a
-//! mapped region up to 256 KiB are executed at once, longer ones in pieces from the queue.
+//! A connectionless endpoint creates it with the first operation for the peer. Until the peer has
+//! accepted, and whenever the ring is full, operations wait in its queue; otherwise a message is
+//! written into the ring at once. `try_send_plain` is the path of a message without tag, data or
+//! ack. Writes and reads of a mapped region up to 256 KiB are executed at once, longer ones in
+//! pieces from the queue.
 
 mod acks;
 mod arm;

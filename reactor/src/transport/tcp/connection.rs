@@ -39,7 +39,7 @@ use uring_io::UringIo;
 
 use receiving::UnconsumedBytes;
 use sending::Unwritten;
-pub(crate) use sending::{QueuedOp, TrySendResult};
+pub(crate) use sending::{QueuedTxOp, TrySendResult};
 
 /// Passes without input after which a connection is not polled until its socket is ready.
 const IDLE_PASSES: u32 = 2000;

@@ -48,14 +48,14 @@ pub(super) struct MsgConnection {
 /// State of the connection of a connected endpoint.
 enum MsgState {
     /// The program of the peer has not answered the request yet.
-    Connecting(ConnectAttempt),
+    Connecting(ShmConnectAttempt),
     Connected,
     /// There is no connection any more, for this reason.
     Disconnected(Error),
 }
 
 /// A connection attempt that waits for its answer.
-struct ConnectAttempt {
+struct ShmConnectAttempt {
     caps: Caps,
     private_data: Vec<u8>,
     timer: Timer,
@@ -78,7 +78,7 @@ fn violation(peer: Address, what: &'static str) -> AnswerStep {
     AnswerStep::Failed(Error::Protocol { peer, what })
 }
 
-impl Drop for ConnectAttempt {
+impl Drop for ShmConnectAttempt {
     fn drop(&mut self) {
         self.timer.unwatch(&*self.wait_set);
     }
@@ -141,7 +141,7 @@ impl ShmEndpoint {
         }
         let timer = Timer::new()?;
         timer.watch(&*self.wait_set, ShmToken::Timer.pack(self.id))?;
-        let attempt = ConnectAttempt {
+        let attempt = ShmConnectAttempt {
             caps,
             private_data: private_data.to_vec(),
             timer,

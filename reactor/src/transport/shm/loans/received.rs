@@ -8,14 +8,14 @@
 //!
 //! A loan that is sent on stays a loan. The descriptor of a chunk is kept for that, for as many
 //! chunks of an endpoint as [`max_relay_fds`] says and of the process as [`max_process_relay_fds`]
-//! says; the others are copied when they are sent on. The relaying side grants the chunk to the next
-//! peer under a key of its own, and its `OutstandingSlots` hold the [`LoanGuard`], as the receiver's
-//! `LoanedBuf` does: the slot is returned when the last of them is dropped. So a chain of any length
-//! returns hop by hop, from its end.
+//! says; the others are copied when they are sent on. The relaying side grants the chunk to the
+//! next peer under a key of its own, and its `OutstandingSlots` hold the [`LoanGuard`], as the
+//! receiver's `LoanedBuf` does: the slot is returned when the last of them is dropped. So a chain
+//! of any length returns hop by hop, from its end.
 //!
 //! If the next peer's connection ends while the peer holds the loan, the peer may still read it.
-//! The slot is then returned as *retired*, and the owner of the memory gives the chunk up instead of
-//! reusing it, as it does with the chunks of a peer whose connection to it ends.
+//! The slot is then returned as *retired*, and the owner of the memory gives the chunk up instead
+//! of reusing it, as it does with the chunks of a peer whose connection to it ends.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

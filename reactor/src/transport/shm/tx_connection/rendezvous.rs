@@ -3,8 +3,8 @@
 //! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
 //! puts its key and a slot into a record. The chunk of a received loan is passed on in the same
 //! way. A single-copy message is sent as a *CMA offer*: `send_cma_offer` puts the address of the
-//! payload and a slot into a record of kind `CMA_MESSAGE` and keeps the operation with its buffer in
-//! `OutstandingSlots`, beside the loans.
+//! payload and a slot into a record of kind `CMA_MESSAGE` and keeps the operation with its buffer
+//! in `OutstandingSlots`, beside the loans.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
@@ -22,8 +22,8 @@ use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
     /// Lends `payload` to the peer if it is in a loan: a loan of this domain (`tx_op.loan`), or one
-    /// that was received. `None` if the message must be copied: it is in no loan, the peer holds too
-    /// many loans, or the chunk cannot be granted.
+    /// that was received. `None` if the message must be copied: it is in no loan, the peer holds
+    /// too many loans, or the chunk cannot be granted.
     #[cold]
     pub(super) fn send_loan(
         &mut self,

@@ -53,8 +53,8 @@ impl TxChannel {
         })
     }
 
-    /// Makes progress on the front operation, a one-sided one: requests the mapping, or accesses one
-    /// piece.
+    /// Makes progress on the front operation, a one-sided one: requests the mapping, or accesses
+    /// one piece.
     pub(super) fn progress_rma(
         &mut self,
         front: &mut QueuedTx,

@@ -18,7 +18,7 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, TxOp};
 use fabric_core::{Error, Result};
 
 use super::sending::{MAX_BYTES_PER_PASS, SCHEDULING_QUANTUM, WRITE_BUFFER_LIMIT};
-use super::{QueuedOp, TcpConnection};
+use super::{QueuedTxOp, TcpConnection};
 
 /// What completes an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub(super) fn build_frame(
 
 /// Fails the first operation of the queue.
 pub(super) fn fail_first(
-    queue: &mut VecDeque<QueuedOp>,
+    queue: &mut VecDeque<QueuedTxOp>,
     engine: &mut dyn EngineContext,
     error: Error,
 ) {

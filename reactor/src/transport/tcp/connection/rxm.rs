@@ -28,7 +28,7 @@ use fabric_core::transport::{EngineContext, TxOp};
 
 use super::onesided::fail_first;
 use super::sending::WRITE_BUFFER_LIMIT;
-use super::{QueuedOp, TcpConnection};
+use super::{QueuedTxOp, TcpConnection};
 
 impl TcpConnection {
     /// Returns whether this operation is sent as an RXM packet.
@@ -46,8 +46,8 @@ impl TcpConnection {
     /// Returns whether the first operation of the queue waits for the responses to earlier atomics.
     /// libfabric's RXM executes atomics when the program polls, but its tcp provider reads and
     /// writes as frames arrive: without the wait, reads and writes would overtake atomics.
-    pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedOp>) -> bool {
-        let Some(QueuedOp {
+    pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedTxOp>) -> bool {
+        let Some(QueuedTxOp {
             tx_op,
             bytes_sent: None,
             ..
@@ -86,10 +86,10 @@ impl TcpConnection {
     /// of a rendezvous. Returns how many bytes it copied, or `None` while there is no room.
     pub(super) fn send_rxm_packet(
         &mut self,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp { op, tx_op, .. } = *queue.front()?;
+        let QueuedTxOp { op, tx_op, .. } = *queue.front()?;
         if self.is_rxm_atomic(&tx_op) {
             return self.send_rxm_atomic(queue, engine);
         }
@@ -136,10 +136,10 @@ impl TcpConnection {
     /// bytes it copied, or `None` while there is no room.
     fn send_rxm_atomic(
         &mut self,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp { op, tx_op, .. } = *queue.front()?;
+        let QueuedTxOp { op, tx_op, .. } = *queue.front()?;
         let (remote, atomic) = tx_op
             .remote
             .and_then(|remote| Some((remote, remote.atomic?)))?;

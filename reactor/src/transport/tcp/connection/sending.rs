@@ -39,7 +39,7 @@ pub(super) const MAX_IOVECS: usize = 16;
 
 /// An operation in the transmit queue of a peer.
 #[derive(Debug)]
-pub(crate) struct QueuedOp {
+pub(crate) struct QueuedTxOp {
     pub(crate) op: OpKey,
     pub(crate) tx_op: TxOp,
     /// Payload bytes that were sent; `None` when sending has not begun.
@@ -182,7 +182,7 @@ impl TcpConnection {
     /// Progresses the queued operations and the responses. Returns whether anything was sent.
     pub(crate) fn progress_tx(
         &mut self,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut dyn EngineContext,
     ) -> bool {
         let moved = self.progress_queue(queue, engine);
@@ -193,7 +193,7 @@ impl TcpConnection {
 
     fn progress_queue(
         &mut self,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut dyn EngineContext,
     ) -> bool {
         self.batching = false;
@@ -245,11 +245,11 @@ impl TcpConnection {
     /// many bytes were sent or copied; `None` when it has to wait.
     fn send_first(
         &mut self,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         max_bytes: usize,
         engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp {
+        let QueuedTxOp {
             op,
             tx_op,
             bytes_sent: sent,

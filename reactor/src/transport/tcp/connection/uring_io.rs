@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use super::super::socket::ReadResult;
 use super::sending::MAX_IOVECS;
 use super::zero_copy::{ZeroCopyState, is_zero_copy_unavailable};
-use super::{QueuedOp, TcpConnection};
+use super::{QueuedTxOp, TcpConnection};
 use crate::uring::{CompletionKind, LeasedBuffer, OpId, SendResult, SharedUring, UringCompletion};
 
 /// Passes without input after which a connection with an armed receive is read by calls again: a
@@ -245,7 +245,7 @@ impl TcpConnection {
     pub(crate) fn on_uring_completion(
         &mut self,
         completion: UringCompletion,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut dyn EngineContext,
     ) {
         let is_paused = !self.is_reading();
@@ -293,7 +293,7 @@ impl TcpConnection {
     /// queue is not in use by the kernel, and is completed if all of it was sent.
     pub(crate) fn cancel_uring_send(
         &mut self,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut dyn EngineContext,
     ) {
         let (previous, all_sent) = self.take_uring_send(queue);
@@ -311,10 +311,10 @@ impl TcpConnection {
     }
 
     /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
-    fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, engine: &mut dyn EngineContext) {
+    fn finish_first(&mut self, queue: &mut VecDeque<QueuedTxOp>, engine: &mut dyn EngineContext) {
         let end = self.writer.total_written();
         self.writer.end_frame();
-        if let Some(QueuedOp {
+        if let Some(QueuedTxOp {
             op,
             tx_op,
             bytes_sent: sent,
@@ -327,7 +327,7 @@ impl TcpConnection {
 
     /// Cancels the send in io_uring and waits for its end. Returns the state before, and whether an
     /// owned send was sent completely.
-    fn take_uring_send(&mut self, queue: &mut VecDeque<QueuedOp>) -> (UringSend, bool) {
+    fn take_uring_send(&mut self, queue: &mut VecDeque<QueuedTxOp>) -> (UringSend, bool) {
         let Some(io) = &mut self.uring_io else {
             return (UringSend::Idle, false);
         };
@@ -344,13 +344,13 @@ impl TcpConnection {
         &mut self,
         sent: &SendResult,
         previous: UringSend,
-        queue: &mut VecDeque<QueuedOp>,
+        queue: &mut VecDeque<QueuedTxOp>,
     ) -> bool {
         self.write_blocked = false;
         let count = sent.result.unwrap_or(0);
         let pending_sent = count.min(sent.owned.len());
         self.writer.restore_pending(&sent.owned[pending_sent..]);
-        if let Some(QueuedOp {
+        if let Some(QueuedTxOp {
             bytes_sent: Some(sent),
             ..
         }) = queue.front_mut()

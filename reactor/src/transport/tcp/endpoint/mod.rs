@@ -33,7 +33,7 @@ use fabric_core::transport::{EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
-use super::connection::{QueuedOp, TcpConnection};
+use super::connection::{QueuedTxOp, TcpConnection};
 use super::handshake::{InboundHandshake, OutboundHandshake};
 use super::linger;
 use super::socket::TcpListener;
@@ -104,7 +104,7 @@ struct TcpPeer {
     connection: Option<usize>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
-    tx_queue: VecDeque<QueuedOp>,
+    tx_queue: VecDeque<QueuedTxOp>,
     /// Set while the peer refuses because it connects as well: when to retry, and the last delay.
     retry: Option<(Instant, Duration)>,
     /// When to stop retrying.

@@ -8,7 +8,7 @@ use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::super::connection::{QueuedOp, TcpConnection, TrySendResult};
+use super::super::connection::{QueuedTxOp, TcpConnection, TrySendResult};
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
 
 impl TcpEndpoint {
@@ -157,7 +157,7 @@ impl TcpEndpoint {
         {
             connection.check_supported(tx_op)?;
         }
-        self.peers[peer_index].tx_queue.push_back(QueuedOp {
+        self.peers[peer_index].tx_queue.push_back(QueuedTxOp {
             op,
             tx_op: *tx_op,
             bytes_sent: None,
