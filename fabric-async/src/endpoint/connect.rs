@@ -219,8 +219,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// # Errors
     /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
     /// disconnected (over `tcp` possibly reported only by the first receive); [`Error::TooLong`];
-    /// [`Error::Invalid`] when the request is of another provider, or the info of another type; [`Error::Unbound`] when the info asks for a shared
-    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`].
+    /// [`Error::Invalid`] when the request is of another provider, or the info of another type;
+    /// [`Error::Unbound`] when the info asks for a shared receive context, and none is bound;
+    /// [`Error::Closed`], [`Error::Os`].
     #[doc(alias = "fi_accept")]
     pub fn accept(
         self,

@@ -24,8 +24,8 @@
 //! Posting order is the order of these calls and first polls. `join!` polls its futures in the
 //! order in which they are written, `select!` in random order unless it is `biased`. A future that
 //! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
-//! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either; the
-//! task is polled again at once.
+//! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either;
+//! the task is polled again at once.
 //!
 //! An operation that is awaited, started or posted reports its end to exactly one place: the future
 //! or the queue. Bound counters are incremented as well. An inject reports only a failure.
