@@ -75,7 +75,7 @@ fn invalid_connect_requests_are_rejected_with_reason() {
             ("private data", with(2, 2), 0),
             ("byte order", with(24, 2), 0),
             ("not those of an FI_EP_RDM endpoint", no_private, 32),
-            ("not those of an FI_EP_RDM endpoint", other, 44),
+            ("not those of an FI_EP_RDM endpoint", other, 32),
             (
                 "not those of an FI_EP_RDM endpoint",
                 encode_request(0, 7),
