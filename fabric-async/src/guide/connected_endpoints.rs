@@ -76,7 +76,7 @@
 //!
 //! Over `shm`, connected endpoints have everything that connectionless ones have, such as loans,
 //! windows and single copies. A passive endpoint listens at its name; a connecting endpoint has a
-//! name of its own, at which nobody can connect to it, and an accepted endpoint has the name of the
+//! name of its own, at which no peer can connect to it, and an accepted endpoint has the name of the
 //! passive endpoint. Only processes of the same user can connect. The death of a process is an
 //! event at once: [`Shutdown`](EventKind::Shutdown) with [`Died`](DownReason::Died).
 //!

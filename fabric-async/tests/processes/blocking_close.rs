@@ -453,7 +453,7 @@ fn listening_socket_of_a_server_is_refused() {
         let serving = std::thread::spawn(move || {
             let connection = listener.accept_ready();
             rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
-            // The descriptor waits in a connection that nobody accepts.
+            // The descriptor waits in a connection that is never accepted.
             let listening = RawShmListener::listen(&backlog);
             let client =
                 rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();

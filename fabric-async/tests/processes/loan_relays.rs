@@ -126,7 +126,7 @@ pub(crate) async fn sink(name_and_held: &str) {
         if held.len() > held_count {
             held.pop_front();
         }
-        // What is held stays as it is, whoever has died.
+        // Held loans stay as they are when any of the processes has died.
         for frame in &held {
             frame.read_at(0, &mut number);
             assert!(is_uniform(frame, number[0]));

@@ -183,7 +183,7 @@ impl LoanedBuf {
     /// Borrows the message where it is.
     ///
     /// # Safety
-    /// Nobody may write to the memory while the result lives. Of a message [in the sender's
+    /// No process may write to the memory while the result lives. Of a message [in the sender's
     /// memory](Self::is_in_place) only the sender could, and if the message was passed on, the
     /// process that has allocated the memory. Endpoints of this crate do not; but a process of the
     /// same user can write to its own memory at any time.

@@ -2,7 +2,7 @@
 //!
 //! A chunk is shared memory that peers can only read. Its writer owns it until it is lent; then the
 //! receiver holds it, may pass it on to further peers, and returns it by a bit in the segment of
-//! the connection when nobody holds it any more. A returned chunk is reused, also for other peers.
+//! the connection when no process holds it any more. A returned chunk is reused, also for other peers.
 //! A chunk that a peer held when its connection ended, here or further down a chain, is never
 //! reused: it may still be read. The kernel frees the memory when the last process has unmapped it.
 //!

@@ -460,7 +460,7 @@ impl ShmSocket {
         let mut fds = Vec::new();
         // SAFETY: the kernel has filled the header and its control messages, which these macros
         // walk within `msg_controllen`. The data of the two kinds are open descriptors that belong
-        // to this process since the call and to nobody else.
+        // to this process since the call, and to nothing else in it.
         unsafe {
             let mut part = libc::CMSG_FIRSTHDR(&raw const header);
             while !part.is_null() {
@@ -611,7 +611,7 @@ impl SocketHandle {
             return;
         };
         act(fd.as_fd());
-        // The socket may have been dropped meanwhile, with descriptors that nobody received.
+        // The socket may have been dropped meanwhile, with descriptors that were not received.
         closer::discard(Arc::into_inner(fd).into_iter().collect());
     }
 }
