@@ -4,7 +4,7 @@ use fabric_async::{Endpoint, Result, WaitPolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
-use crate::suite::Microbench;
+use crate::suite::{Microbench, Work};
 
 /// Passes of one repetition.
 const PASSES: usize = 64;
@@ -12,10 +12,11 @@ const PASSES: usize = 64;
 const PASSES_UNTIL_IDLE: usize = 3000;
 
 pub(crate) fn all() -> Vec<Microbench> {
+    let bench = |name, peers| Microbench::new(name, move || empty_passes(peers)).operations(PASSES);
     vec![
-        ("64 empty passes/1 idle peer", empty_passes(1)),
-        ("64 empty passes/16 idle peers", empty_passes(16)),
-        ("64 empty passes/256 idle peers", empty_passes(256)),
+        bench("empty pass/1 idle peer", 1),
+        bench("empty pass/16 idle peers", 16),
+        bench("empty pass/256 idle peers", 256),
     ]
 }
 
@@ -66,12 +67,11 @@ impl IdlePeersFixture {
     }
 }
 
-/// The fixture is opened with the first repetition, so that other benchmarks run without it.
-fn empty_passes(peers: usize) -> Box<dyn FnMut() -> usize> {
-    let mut fixture = None;
+fn empty_passes(peers: usize) -> Work {
+    let fixture = IdlePeersFixture::open(peers);
     Box::new(move || {
-        let fixture = fixture.get_or_insert_with(|| IdlePeersFixture::open(peers));
-        let domain = fixture.ep.domain();
+        let IdlePeersFixture { ep, .. } = &fixture; // with its peers, not `fixture.ep` alone
+        let domain = ep.domain();
         (0..PASSES).filter(|_| !domain.progress()).count()
     })
 }

@@ -1,72 +1,128 @@
 //! Instruction counts of the microbenchmarks: `cargo bench -p fabric-bench --bench instructions`.
 //!
-//! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each
-//! benchmark, with few and with many repetitions; the difference is the cost of the repetitions
-//! without start-up and preparation.
+//! Counts are stable where times are not. Valgrind's callgrind runs this program once for each
+//! benchmark, and counts only within [`repeat`], not while the program starts and prepares.
+//!
+//! `-- --check FILE` compares the counts with a table and fails when a row has grown;
+//! `-- --update FILE` writes the table. Arguments that are no options select the rows that contain
+//! one of them.
 
 mod idle_peers;
 mod messages;
 mod suite;
 
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-const FEW: u64 = 100;
-const MANY: u64 = 1_100;
+use fabric_bench::instructions::{self, CountTable, Counts};
+use suite::Microbench;
+
+/// Repetitions before counting begins.
+const WARM_UP: u64 = 100;
+const REPETITIONS: u64 = 1_000;
+
+/// What to do with the counts.
+#[derive(Default)]
+struct Options {
+    check: Option<PathBuf>,
+    update: Option<PathBuf>,
+    /// Parts of the names of the rows to count; all rows without any.
+    rows: Vec<String>,
+}
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match &args[..] {
-        [flag, number, times] if flag == "--work" => {
-            let (Ok(number), Ok(times)) = (number.parse::<usize>(), times.parse::<u64>()) else {
-                eprintln!("usage: --work INDEX REPETITIONS");
-                return ExitCode::from(2);
-            };
-            if let Some((_, work)) = suite::all().get_mut(number) {
-                for _ in 0..times {
-                    black_box(work());
-                }
-            }
-            ExitCode::SUCCESS
+    let result = match &args[..] {
+        [flag, number] if flag == "--work" => work(number),
+        _ => parse_options(args).and_then(|options| count_all(&options)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
         }
-        // Cargo passes `--bench`, and `--test` when it only checks that this runs.
-        _ => count_all(),
     }
 }
 
-fn count_all() -> ExitCode {
+fn parse_options(args: Vec<String>) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut args = args.into_iter();
+    while let Some(arg) = args.next() {
+        let mut file = || {
+            let file = args.next().map(PathBuf::from);
+            file.ok_or_else(|| format!("{arg} needs the file of the table"))
+        };
+        match &arg[..] {
+            "--check" => options.check = Some(file()?),
+            "--update" => options.update = Some(file()?),
+            // Cargo passes `--bench`, and `--test` when it only checks that this runs.
+            "--bench" | "--test" => {}
+            _ if arg.starts_with('-') => return Err(format!("unknown option {arg}")),
+            _ => options.rows.push(arg),
+        }
+    }
+    Ok(options)
+}
+
+/// Prepares the benchmark with this index and repeats it: the program that callgrind runs.
+fn work(number: &str) -> Result<(), String> {
+    let benches = suite::all();
+    let index = number.parse::<usize>().ok();
+    let Some(bench) = index.and_then(|index| benches.get(index)) else {
+        return Err(format!("usage: --work INDEX, below {}", benches.len()));
+    };
+    let mut work = (bench.prepare)();
+    for _ in 0..WARM_UP {
+        black_box(work());
+    }
+    repeat(&mut work);
+    Ok(())
+}
+
+#[inline(never)] // counted by its name
+fn repeat(work: &mut suite::Work) {
+    for _ in 0..REPETITIONS {
+        black_box(work());
+    }
+}
+
+fn count_all(options: &Options) -> Result<(), String> {
     if Command::new("valgrind").arg("--version").output().is_err() {
         println!("skipped: valgrind is not installed; on Debian: apt-get install valgrind");
-        return ExitCode::SUCCESS;
+        return Ok(());
     }
-    println!("{:<36} instructions", "");
-    for (number, (name, _)) in suite::all().iter().enumerate() {
-        match (instructions(number, FEW), instructions(number, MANY)) {
-            (Ok(few), Ok(many)) => println!(
-                "{name:<36} {:>12.1}",
-                (many - few) as f64 / (MANY - FEW) as f64
-            ),
-            (Err(why), _) | (_, Err(why)) => {
-                eprintln!("{name}: {why}");
-                return ExitCode::FAILURE;
-            }
+    let mut table = CountTable::of_this_compiler();
+    println!("{:<44} instructions  of the loop  atomic", "");
+    for (number, bench) in suite::all().iter().enumerate() {
+        let is_selected = |part: &String| bench.name.contains(part.as_str());
+        if !options.rows.is_empty() && !options.rows.iter().any(is_selected) {
+            continue;
         }
+        let counts = count(number, bench).map_err(|why| format!("{}: {why}", bench.name))?;
+        println!(
+            "{:<44} {:>12.1} {:>12.1} {:>7.1}",
+            bench.name, counts.instructions, counts.in_loop, counts.atomics
+        );
+        table.push(bench.name, counts);
     }
-    ExitCode::SUCCESS
+    if let Some(file) = &options.update {
+        table.write(file)?;
+    }
+    match &options.check {
+        Some(file) => table.check_growth(&CountTable::read(file)?),
+        None => Ok(()),
+    }
 }
 
-/// Returns the instructions of a whole run with so many repetitions.
-fn instructions(number: usize, times: u64) -> Result<i64, String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(program)
-        .args(["--work", &number.to_string(), &times.to_string()])
-        .output()
-        .map_err(|error| format!("valgrind: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    let counted = text
-        .lines()
-        .find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok());
-    counted.ok_or_else(|| format!("valgrind ({}) counted nothing:\n{text}", output.status))
+/// Counts one operation of a benchmark.
+fn count(number: usize, bench: &Microbench) -> Result<Counts, String> {
+    let args = ["--work", &number.to_string()];
+    let (functions, repetitions) = match bench.counted {
+        Some(functions) => (functions, WARM_UP + REPETITIONS),
+        None => ("instructions::repeat", REPETITIONS),
+    };
+    let counts = instructions::count(&args, functions)?;
+    Ok(counts.per_operation(repetitions * bench.operations))
 }

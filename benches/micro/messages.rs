@@ -1,44 +1,41 @@
 //! Microbenchmarks of messages between two endpoints of one thread, over shared memory.
 
+use std::future::poll_fn;
 use std::hint::black_box;
 use std::iter::repeat_n;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
-use fabric_async::{Endpoint, FiAddr, Result, WaitPolicy};
+use fabric_async::{
+    Completion, CompletionQueue, Done, Endpoint, Failed, FiAddr, Result, WaitPolicy,
+};
 use tokio::runtime::Runtime;
 
-use crate::suite::Microbench;
+use crate::suite::{Microbench, Work};
 
 /// Messages of one repetition.
 const MESSAGES: usize = 64;
 
+/// Times are those of one repetition, instructions those of one message.
 pub(crate) fn all() -> Vec<Microbench> {
+    let bench = |name, prepare: fn() -> Work| Microbench::new(name, prepare).operations(MESSAGES);
+    let batched = || stream(Posted, MESSAGES, MESSAGES);
     vec![
-        ("64 messages/sent and received in turn", send_and_recv()),
-        (
-            "64 messages/injected in a batch",
-            stream(Injected, MESSAGES, MESSAGES),
-        ),
-        (
-            "64 messages/injected in batches of 1",
-            stream(Injected, 1, MESSAGES),
-        ),
-        (
-            "64 messages/injected one by one",
-            stream(Injected, 0, MESSAGES),
-        ),
-        (
-            "64 messages/posted in a batch",
-            stream(Posted, MESSAGES, MESSAGES),
-        ),
-        (
-            "64 messages/posted in batches of 1",
-            stream(Posted, 1, MESSAGES),
-        ),
-        ("64 messages/posted one by one", stream(Posted, 0, MESSAGES)),
-        (
-            "64 messages/receives posted one by one",
-            stream(Injected, MESSAGES, 0),
-        ),
+        bench("awaited/shared", send_and_recv),
+        bench("awaited/shared, from arrival to reply", reply).counted("*reply_to_arrived*"),
+        bench("batched/shared", batched),
+        bench("batched/shared, sending side", batched).counted("*send_and_drain*"),
+        bench("batched/shared, receiving side", batched).counted("*receiving_side*"),
+        bench("injected in a batch", || {
+            stream(Injected, MESSAGES, MESSAGES)
+        }),
+        bench("injected in batches of 1", || stream(Injected, 1, MESSAGES)),
+        bench("injected one by one", || stream(Injected, 0, MESSAGES)),
+        bench("posted in batches of 1", || stream(Posted, 1, MESSAGES)),
+        bench("posted one by one", || stream(Posted, 0, MESSAGES)),
+        bench("receives posted one by one", || {
+            stream(Injected, MESSAGES, 0)
+        }),
     ]
 }
 
@@ -74,6 +71,20 @@ impl EndpointPair {
         })
     }
 
+    /// Sends all messages, and takes their completions.
+    #[inline(never)] // counted by its name
+    fn send_and_drain(
+        &self,
+        mode: SendMode,
+        batch: usize,
+        (queue, entries): &mut (CompletionQueue, Vec<Completion>),
+    ) -> usize {
+        let sent = self.send(mode, batch);
+        queue.try_read_batch(entries, MESSAGES);
+        entries.clear();
+        sent
+    }
+
     /// Sends all messages in batches of this size, or one by one with 0.
     fn send(&self, mode: SendMode, batch: usize) -> usize {
         let bytes = black_box(&[7u8; 8]);
@@ -101,7 +112,8 @@ impl EndpointPair {
     }
 
     /// Posts receives, in a batch or one by one with 0.
-    fn receive(&self, buffers: &mut Vec<Vec<u8>>, batch: usize) -> usize {
+    #[inline(never)] // counted by its name
+    fn post_receiving_side(&self, buffers: &mut Vec<Vec<u8>>, batch: usize) -> usize {
         let requests = buffers
             .drain(..)
             .map(|buffer| self.receiver.recv_into(buffer));
@@ -123,7 +135,8 @@ fn open_pair() -> (Runtime, EndpointPair) {
     (runtime, pair)
 }
 
-fn send_and_recv() -> Box<dyn FnMut() -> usize> {
+/// Each message is awaited on both sides before the next one is sent.
+fn send_and_recv() -> Work {
     let (runtime, pair) = open_pair();
     let (mut buf, mut buffer) = (vec![7u8; 8], vec![0u8; 8]);
     Box::new(move || {
@@ -142,38 +155,111 @@ fn send_and_recv() -> Box<dyn FnMut() -> usize> {
     })
 }
 
+/// A type of its own, so that the code for it is inlined as in a program with one place that sends.
+type MessageBuffer = Box<[u8]>;
+
+fn message_buffer() -> MessageBuffer {
+    Box::new([0; 8])
+}
+
+/// A receive is posted, its message arrives, and the reply is sent at once.
+fn reply() -> Work {
+    let (runtime, pair) = open_pair();
+    let replying = runtime.block_on(pair.receiver.add_peer(pair.sender.name()));
+    let reply_to = replying.expect("the peer is known");
+    let (mut buffer, mut answer) = (message_buffer(), message_buffer());
+    Box::new(move || {
+        let trips = async {
+            for _ in 0..MESSAGES {
+                let receive = pair.receiver.recv_into(std::mem::take(&mut buffer));
+                let mut receive = pin!(receive.into_future());
+                let posted = poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx).is_pending()));
+                assert!(posted.await, "nothing has arrived yet");
+                pair.sender.send(pair.peer, &[7; 8]).inject()?;
+                buffer = poll_fn(|cx| {
+                    Poll::Ready(reply_to_arrived(
+                        cx,
+                        receive.as_mut(),
+                        &pair.receiver,
+                        reply_to,
+                    ))
+                })
+                .await?;
+                let received = pair.sender.recv_into(std::mem::take(&mut answer)).await?;
+                answer = received.into_buf();
+            }
+            Ok::<_, fabric_async::Error>(answer.len())
+        };
+        runtime
+            .block_on(tokio::task::unconstrained(trips))
+            .unwrap_or(0)
+    })
+}
+
+/// Takes the message that has arrived, and sends it back.
+#[inline(never)] // counted by its name
+fn reply_to_arrived(
+    cx: &mut Context<'_>,
+    receive: Pin<&mut impl Future<Output = Result<Done<MessageBuffer>, Failed<MessageBuffer>>>>,
+    ep: &Endpoint,
+    to: FiAddr,
+) -> Result<MessageBuffer> {
+    let Poll::Ready(received) = receive.poll(cx) else {
+        unreachable!("the message has arrived");
+    };
+    let reply = pin!(ep.send(to, received?.into_buf()).into_future());
+    let Poll::Ready(sent) = reply.poll(cx) else {
+        unreachable!("the ring has room");
+    };
+    Ok(sent?.into_buf())
+}
+
+/// The receiving side of a stream.
+struct StreamReceiver {
+    queue: CompletionQueue,
+    entries: Vec<Completion>,
+    buffers: Vec<Vec<u8>>,
+}
+
+impl StreamReceiver {
+    /// Takes the completions of all messages.
+    #[inline(never)] // counted by its name
+    fn drain_receiving_side(&mut self) -> usize {
+        while self.buffers.len() < MESSAGES {
+            self.queue.try_read_batch(&mut self.entries, MESSAGES);
+            let results = self.entries.drain(..).filter_map(|entry| {
+                let done = entry.into_result::<Vec<u8>>().ok()?;
+                Some(done.into_buf())
+            });
+            self.buffers.extend(results);
+        }
+        self.buffers.len()
+    }
+}
+
 /// Posts receives, sends messages, and takes the completions of both sides. A batch size of 0 posts
 /// one by one.
-fn stream(mode: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
+fn stream(mode: SendMode, batch: usize, receives: usize) -> Work {
     let (runtime, pair) = open_pair();
     let queue = |ep: &Endpoint| {
         ep.take_completions()
             .expect("the endpoint has a queue of its own")
     };
-    let (mut sent, mut received) = (queue(&pair.sender), queue(&pair.receiver));
-    let mut out = Vec::new();
-    let mut buffers = vec![vec![0u8; 8]; MESSAGES];
+    let mut sent = (queue(&pair.sender), Vec::new());
+    let mut receiver = StreamReceiver {
+        queue: queue(&pair.receiver),
+        entries: Vec::new(),
+        buffers: vec![vec![0u8; 8]; MESSAGES],
+    };
     Box::new(move || {
         let _keeps_tasks_alive = &runtime;
+        let posted = pair.post_receiving_side(&mut receiver.buffers, receives);
+        assert_eq!(posted, MESSAGES, "the queue has room for all");
         assert_eq!(
-            pair.receive(&mut buffers, receives),
+            pair.send_and_drain(mode, batch, &mut sent),
             MESSAGES,
             "the queue has room for all"
         );
-        assert_eq!(
-            pair.send(mode, batch),
-            MESSAGES,
-            "the queue has room for all"
-        );
-        sent.try_read_batch(&mut out, MESSAGES);
-        out.clear();
-        while buffers.len() < MESSAGES {
-            received.try_read_batch(&mut out, MESSAGES);
-            buffers.extend(
-                out.drain(..)
-                    .filter_map(|entry| Some(entry.into_result::<Vec<u8>>().ok()?.into_buf())),
-            );
-        }
-        buffers.len()
+        receiver.drain_receiving_side()
     })
 }

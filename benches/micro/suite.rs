@@ -8,29 +8,68 @@ use fabric_core::buf::BufferPool;
 use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
+/// The work of a microbenchmark. The result is zero on failure.
+use fabric_reactor::microbench::Microbench as NamedWork;
+pub(crate) use fabric_reactor::microbench::Work;
 
-/// A microbenchmark with its name; the result keeps the compiler from removing the work, and is
-/// zero on failure.
-pub(crate) type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
+/// A microbenchmark.
+pub(crate) struct Microbench {
+    pub(crate) name: &'static str,
+    /// The operations of one repetition: instructions are those of one operation.
+    pub(crate) operations: u64,
+    /// A pattern of the functions whose instructions are counted, with all that they call; the
+    /// whole repetition is counted without a pattern.
+    pub(crate) counted: Option<&'static str>,
+    /// Prepares the work.
+    pub(crate) prepare: Box<dyn Fn() -> Work>,
+}
 
-/// Returns all microbenchmarks, ready to be repeated.
+impl Microbench {
+    /// Creates a microbenchmark of one operation.
+    pub(crate) fn new(name: &'static str, prepare: impl Fn() -> Work + 'static) -> Self {
+        Self {
+            name,
+            operations: 1,
+            counted: None,
+            prepare: Box::new(prepare),
+        }
+    }
+
+    /// Sets the operations of one repetition.
+    pub(crate) fn operations(mut self, operations: usize) -> Self {
+        self.operations = operations as u64;
+        self
+    }
+
+    /// Limits counting to functions that match this pattern, and what they call.
+    pub(crate) fn counted(mut self, functions: &'static str) -> Self {
+        self.counted = Some(functions);
+        self
+    }
+}
+
+/// Returns all microbenchmarks.
 pub(crate) fn all() -> Vec<Microbench> {
-    let mut benches = fabric_reactor::microbench::all();
-    benches.extend(pure_benchmarks());
+    let parts = fabric_reactor::microbench::all()
+        .into_iter()
+        .chain(pure_benchmarks());
+    let mut benches: Vec<_> = parts
+        .map(|(name, prepare)| Microbench::new(name, prepare))
+        .collect();
     benches.extend(crate::messages::all());
     benches.extend(crate::idle_peers::all());
     benches
 }
 
-fn pure_benchmarks() -> Vec<Microbench> {
+fn pure_benchmarks() -> Vec<NamedWork> {
     vec![
-        ("matching/posted", posted(0)),
-        ("matching/posted behind 1000 others", posted(1000)),
-        ("matching/unexpected", unexpected()),
-        ("memory keys/check, 1000 regions", key_check()),
-        ("memory keys/insert and remove", key_insert()),
-        ("address/parse and print", address()),
-        ("pool/take and give 4 KiB", pool()),
+        ("matching/posted", || posted(0)),
+        ("matching/posted behind 1000 others", || posted(1000)),
+        ("matching/unexpected", unexpected),
+        ("memory keys/check, 1000 regions", key_check),
+        ("memory keys/insert and remove", key_insert),
+        ("address/parse and print", address),
+        ("pool/take and give 4 KiB", pool),
     ]
 }
 
@@ -55,7 +94,7 @@ fn envelope(matcher: &mut Matcher<u32, u32>, tag: u64) -> Envelope {
 }
 
 /// A receive is posted and its message arrives, behind so many receives that do not match.
-fn posted(others: u64) -> Box<dyn FnMut() -> usize> {
+fn posted(others: u64) -> Work {
     let mut matcher = Matcher::new();
     for tag in 0..others {
         assert!(
@@ -74,7 +113,7 @@ fn posted(others: u64) -> Box<dyn FnMut() -> usize> {
 }
 
 /// A message arrives before its receive.
-fn unexpected() -> Box<dyn FnMut() -> usize> {
+fn unexpected() -> Work {
     let mut matcher = Matcher::new();
     Box::new(move || {
         let message = envelope(&mut matcher, 7);
@@ -88,7 +127,7 @@ fn unexpected() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-fn key_check() -> Box<dyn FnMut() -> usize> {
+fn key_check() -> Work {
     let (mut table, memory) = (
         RegionTable::new(1),
         Arc::new(LocalMemory::new(4096).expect("a page")),
@@ -112,7 +151,7 @@ fn key_check() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-fn key_insert() -> Box<dyn FnMut() -> usize> {
+fn key_insert() -> Work {
     let (mut table, memory) = (
         RegionTable::new(1),
         Arc::new(LocalMemory::new(4096).expect("a page")),
@@ -125,14 +164,14 @@ fn key_insert() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-fn address() -> Box<dyn FnMut() -> usize> {
+fn address() -> Work {
     Box::new(|| {
         let address = black_box("fi_shm://some-service.42").parse::<Address>();
         address.map_or(0, |address| address.to_string().len())
     })
 }
 
-fn pool() -> Box<dyn FnMut() -> usize> {
+fn pool() -> Work {
     let pool = BufferPool::new();
     Box::new(move || {
         let mut buf = pool.take(black_box(4096));

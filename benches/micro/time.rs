@@ -7,8 +7,8 @@ mod suite;
 use criterion::{Criterion, criterion_group, criterion_main};
 
 fn pure_parts(criterion: &mut Criterion) {
-    for (name, mut work) in suite::all() {
-        criterion.bench_function(name, |bencher| bencher.iter(&mut work));
+    for bench in suite::all() {
+        criterion.bench_function(bench.name, |bencher| bencher.iter((bench.prepare)()));
     }
 }
 

@@ -9,6 +9,7 @@
 //! | [`peer_process`] | the second process: started, watched, controlled |
 //! | [`peers`], [`compare`] | other libraries behind one trait; measuring them in turn |
 //! | [`goals`], [`congestion`] | goals compared with other software; congestion control |
+//! | [`instructions`] | instruction counts of the microbenchmarks |
 //! | [`soak`] | all operations mixed, with every message accounted for |
 //! | [`samples`], [`cpu`], [`memory`], [`limits`] | histograms; CPU time; memory; descriptors |
 //! | [`record`], [`table`], [`output`], [`progress_bar`] | results as JSON and as rows; output |
@@ -24,6 +25,7 @@ pub mod error;
 pub mod floor;
 pub mod goals;
 pub mod info;
+pub mod instructions;
 pub mod limits;
 pub mod measure;
 pub mod memory;

@@ -10,25 +10,25 @@ use crate::domain_state::DomainState;
 use crate::ops::{CompletionTarget, OpState};
 use crate::transport::shm;
 
-/// A microbenchmark: its name, and a function that performs the operation once. The result keeps
-/// the compiler from optimising the operation away.
-pub type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
+/// Performs an operation once. The result keeps the compiler from optimising the operation away.
+pub type Work = Box<dyn FnMut() -> usize>;
 
-/// Returns all microbenchmarks, each ready to be repeated.
-///
-/// # Panics
-/// When the system cannot allocate shared memory.
+/// A microbenchmark: its name, and the function that prepares its work, which panics when the
+/// system cannot allocate shared memory.
+pub type Microbench = (&'static str, fn() -> Work);
+
+/// Returns all microbenchmarks.
 #[must_use]
 pub fn all() -> Vec<Microbench> {
     let mut all = shm::benchmarks();
-    all.push(("op slots/post, complete, take a receive", op_slots(true)));
-    all.push(("op slots/post, complete, take a send", op_slots(false)));
+    all.push(("op slots/post, complete, take a receive", || op_slots(true)));
+    all.push(("op slots/post, complete, take a send", || op_slots(false)));
     all
 }
 
 /// Returns a microbenchmark that posts an operation, completes it and takes the result as its
 /// future does.
-fn op_slots(recv: bool) -> Box<dyn FnMut() -> usize> {
+fn op_slots(recv: bool) -> Work {
     let mut domain = DomainState::new();
     let mut spare = vec![0u8; 8];
     Box::new(move || {

@@ -8,17 +8,17 @@ use super::control::{self, ControlMessage};
 use super::record::{MESSAGE, RecordLayout, TAGGED};
 use super::ring::{Consumer, ConsumerState, Producer};
 use super::segment::Segment;
-use crate::microbench::Microbench;
+use crate::microbench::{Microbench, Work};
 
 pub(crate) fn benchmarks() -> Vec<Microbench> {
     vec![
-        ("ring/8 B push and consume", ring_round_trip(8)),
-        ("ring/4 KiB push and consume", ring_round_trip(4096)),
-        ("ring/peek, empty", peek_empty_ring()),
-        ("codec/record layout, write and read", layout_round_trip()),
+        ("ring/8 B push and consume", || ring_round_trip(8)),
+        ("ring/4 KiB push and consume", || ring_round_trip(4096)),
+        ("ring/peek, empty", peek_empty_ring),
+        ("codec/record layout, write and read", layout_round_trip),
         (
             "codec/control message, encode and decode",
-            control_round_trip(),
+            control_round_trip,
         ),
     ]
 }
@@ -29,7 +29,7 @@ fn ring_ends() -> (Producer<Segment>, Consumer<Segment>) {
 }
 
 /// Publishes a record, finds it, copies it out and releases it.
-fn ring_round_trip(size: usize) -> Box<dyn FnMut() -> usize> {
+fn ring_round_trip(size: usize) -> Work {
     let (mut producer, mut consumer) = ring_ends();
     let (sent, mut received) = (vec![7; size], vec![0; size]);
     let layout = RecordLayout::for_payload(MESSAGE, 0, size);
@@ -50,12 +50,12 @@ fn ring_round_trip(size: usize) -> Box<dyn FnMut() -> usize> {
     })
 }
 
-fn peek_empty_ring() -> Box<dyn FnMut() -> usize> {
+fn peek_empty_ring() -> Work {
     let (_producer, mut consumer) = ring_ends();
     Box::new(move || usize::from(black_box(&mut consumer).peek() == Ok(None)))
 }
 
-fn layout_round_trip() -> Box<dyn FnMut() -> usize> {
+fn layout_round_trip() -> Work {
     Box::new(|| {
         let written = RecordLayout::for_payload(MESSAGE, black_box(TAGGED), black_box(100));
         let read = RecordLayout::for_record(MESSAGE, black_box(TAGGED), written.payload + 100);
@@ -63,6 +63,6 @@ fn layout_round_trip() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-fn control_round_trip() -> Box<dyn FnMut() -> usize> {
+fn control_round_trip() -> Work {
     Box::new(|| usize::from(control::round_trips(black_box(ControlMessage::Accept(7)))))
 }
