@@ -7,8 +7,8 @@ use Bench::{Bw, Lat, Rate};
 use GoalBound::{MaxExcessNs, MaxRatio, MinRatio};
 use Metric::{
     BytesPerIdleConnection, CacheLine, Constant, Fabric as Us, FabricAsSockets,
-    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricMapped,
-    FabricWithModes, Memcpy, Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong,
+    FabricAsSocketsBatch, FabricAwaited, FabricBatch, FabricDatagram, FabricIdlePeers,
+    FabricMapped, FabricWithModes, Memcpy, Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong,
 };
 
 /// A metric.
@@ -18,6 +18,8 @@ pub(super) enum Metric {
     Fabric(Bench, BenchOp, usize),
     /// The fabric, with completions taken from a queue in batches.
     FabricBatch(BenchOp, usize),
+    /// Messages of the fabric that are awaited one by one, with 64 under way.
+    FabricAwaited(usize),
     /// The fabric, by loads and stores on a mapped region instead of operations.
     FabricMapped(Bench, BenchOp, usize),
     /// Half a round trip of the fabric, with this wait policy and progress model.
@@ -59,6 +61,7 @@ pub(super) enum PeerProgram {
     Tokio,
     Ucx,
     UcxAm,
+    UcxPosix,
 }
 
 /// How the two metrics have to relate.
@@ -94,6 +97,7 @@ impl PeerProgram {
             Self::Tokio => &TokioSocket::Tcp,
             Self::Ucx => &UcxPerftest::TAG,
             Self::UcxAm => &UcxPerftest::AM,
+            Self::UcxPosix => &UcxPerftest::POSIX,
         }
     }
 
@@ -111,6 +115,7 @@ impl Metric {
         match self {
             Us(_, _, size)
             | FabricBatch(_, size)
+            | FabricAwaited(size)
             | FabricMapped(_, _, size)
             | FabricAsSocketsBatch(_, size)
             | FabricWithModes(_, _, size)
@@ -130,6 +135,7 @@ impl Metric {
         match self {
             Us(..)
             | FabricBatch(..)
+            | FabricAwaited(_)
             | FabricMapped(..)
             | FabricWithModes(..)
             | FabricAsSockets(..)
@@ -160,9 +166,11 @@ impl Metric {
                 format!("{:.3} us", value / 1e3)
             }
             Us(Bw, ..) | Memcpy(_) | PeerPingPong(..) => format!("{:.2} GB/s", value / 1e9),
-            Us(Rate, ..) | FabricBatch(..) | FabricAsSocketsBatch(..) | TcpSendRate => {
-                format!("{:.2} M/s", value / 1e6)
-            }
+            Us(Rate, ..)
+            | FabricBatch(..)
+            | FabricAwaited(_)
+            | FabricAsSocketsBatch(..)
+            | TcpSendRate => format!("{:.2} M/s", value / 1e6),
             BytesPerIdleConnection(_) | Constant(_) => format!("{:.1} KiB", value / 1024.0),
             Peer(_, bench, op, size)
             | FabricAsSockets(bench, op, size)

@@ -1,5 +1,6 @@
 //! An endpoint with its completion queues, and how messages move over it: the same on both sides.
 
+use fabric_async::buf::IoBuf;
 use fabric_async::ops::{BatchOp, RecvOp, SendOp};
 use fabric_async::{
     Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, Request,
@@ -101,7 +102,7 @@ impl BenchEndpoint {
         self.free_buffers.extend(buffers);
     }
 
-    pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> Request<'_, SendOp, Vec<u8>> {
+    pub(super) fn send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> Request<'_, SendOp, B> {
         let request = self.ep.send(peer, buf);
         if self.op == BenchOp::Tagged {
             request.tag(TAG)

@@ -94,6 +94,8 @@ struct Initiator {
     stamps: TimeStamps,
     /// The memory of one-sided operations.
     rma: Option<RmaBuffers>,
+    /// The bytes that a stream of awaited sends sends again and again.
+    stream_bytes: &'static [u8],
 }
 
 impl Initiator {
@@ -119,6 +121,7 @@ impl Initiator {
             floor,
             stamps: TimeStamps::new(0),
             rma: None,
+            stream_bytes: &[],
         })
     }
 
@@ -213,7 +216,9 @@ impl Initiator {
                 self.start_round(|count| RoundRequest::CountWrites { count }, count)
                     .await?;
             }
-            let began = rma.run_stream(&mut self.endpoint, op, count).await?;
+            let began = rma
+                .run_stream(&mut self.endpoint, op, count, self.plan.window)
+                .await?;
             if op == BenchOp::Writedata {
                 self.wait_replies(RoundReply::Finished).await?;
             }
@@ -309,7 +314,10 @@ impl Initiator {
                 }
                 buffers
             }
-            (_, Api::Await) => self.stream_futures(buffers, count as usize).await?,
+            (_, Api::Await) => {
+                self.stream_futures(size, count as usize).await?;
+                buffers
+            }
             _ => self.stream_queue(buffers, count as usize).await?,
         };
         self.wait_replies(RoundReply::Finished).await?;
@@ -318,28 +326,26 @@ impl Initiator {
         Ok(elapsed)
     }
 
-    /// Starts operations, and awaits the oldest one when the window is full. Returns the buffers.
-    async fn stream_futures(
-        &mut self,
-        mut free: Vec<Vec<u8>>,
-        count: usize,
-    ) -> Result<Vec<Vec<u8>>> {
-        let mut in_flight: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
+    /// Starts sends of the same bytes, as `ucx_perftest` does, and awaits the oldest send when the
+    /// window is full.
+    async fn stream_futures(&mut self, size: usize, count: usize) -> Result<()> {
+        if self.stream_bytes.len() != size {
+            // Not freed: there are few sizes, and the process ends with the measurement.
+            self.stream_bytes = Vec::leak(vec![7; size]);
+        }
+        let mut in_flight: VecDeque<Operation<&'static [u8]>> =
+            VecDeque::with_capacity(self.plan.window);
         for at in 0..count {
             let peer = self.peers[at % self.peers.len()];
-            let mut buf = match (free.pop(), in_flight.pop_front()) {
-                (Some(buf), oldest) => {
-                    in_flight.extend(oldest);
-                    buf
-                }
-                (None, Some(oldest)) => oldest.await?.into_buf(),
-                (None, None) => return Err(FabricError::Canceled.into()),
-            };
+            if in_flight.len() == self.plan.window
+                && let Some(oldest) = in_flight.pop_front()
+            {
+                oldest.await?;
+            }
             let operation = loop {
-                match self.endpoint.send(peer, buf).start() {
+                match self.endpoint.send(peer, self.stream_bytes).start() {
                     Ok(operation) => break operation,
                     Err(failed) if matches!(failed.error, FabricError::WouldBlock(_)) => {
-                        buf = failed.buf;
                         drop(self.endpoint.ep.reserve(peer).await?);
                     }
                     Err(failed) => return Err(failed.into()),
@@ -348,9 +354,9 @@ impl Initiator {
             in_flight.push_back(operation);
         }
         for operation in in_flight {
-            free.push(operation.await?.into_buf());
+            operation.await?;
         }
-        Ok(free)
+        Ok(())
     }
 
     /// Sends messages that complete on the queue. Returns the buffers.

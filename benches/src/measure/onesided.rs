@@ -187,13 +187,17 @@ impl RmaBuffers {
         Ok(stamps.elapsed())
     }
 
-    /// Does operations one after the other, without answers.
+    /// Does operations one after the other, or in batches of `window`, without answers.
     pub(super) async fn run_stream(
         &self,
         endpoint: &mut BenchEndpoint,
         op: BenchOp,
         count: u64,
+        window: usize,
     ) -> Result<Instant> {
+        if endpoint.api() == Api::Batch {
+            return self.run_batches(endpoint, count as usize, window).await;
+        }
         let mut buf = endpoint.buffers(1, self.size).swap_remove(0);
         let began = Instant::now();
         if let Some(mapping) = &self.mapping {
@@ -205,6 +209,33 @@ impl RmaBuffers {
             buf = self.run_op(endpoint, op, buf).await?;
         }
         endpoint.recycle([buf]);
+        Ok(began)
+    }
+
+    /// Posts writes in batches, and takes their completions from the queue.
+    async fn run_batches(
+        &self,
+        endpoint: &mut BenchEndpoint,
+        count: usize,
+        window: usize,
+    ) -> Result<Instant> {
+        let mut free = endpoint.buffers(window, self.size);
+        let (mut posted, mut completed) = (0, 0);
+        let began = Instant::now();
+        while completed < count {
+            let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
+            let requests =
+                requests.map(|(_, buf)| endpoint.ep.write(self.peer, self.remote.at(0), buf));
+            let (accepted, rest) = endpoint.post_all(requests)?;
+            posted += accepted;
+            free.extend(rest);
+            endpoint.wait_tx_completions().await?;
+            while endpoint.completion_count() > 0 {
+                free.push(endpoint.take_buffer()?);
+                completed += 1;
+            }
+        }
+        endpoint.recycle(free);
         Ok(began)
     }
 

@@ -85,6 +85,10 @@ impl Plan {
                 ));
             }
             Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != BenchOp::Loan => {}
+            Api::Batch if self.op == BenchOp::Write && self.bench != Bench::Lat => {}
+            Api::Batch if self.op == BenchOp::Write => {
+                return Err(self.invalid_request("batches are only measured by bw and rate"));
+            }
             _ if is_mappable => {
                 return Err(self.invalid_request("only measured with --api await or mapped"));
             }
@@ -170,11 +174,14 @@ impl Plan {
         buffers.max(2) * size as u128
     }
 
-    /// Returns the number of buffers of an initiator: a ping and a pong, or the window.
+    /// Returns the number of buffers of an initiator: a ping and a pong; for streams one whose bytes
+    /// are sent again and again, or the window where completions return the buffers.
     pub(super) fn initiator_buffers(&self) -> usize {
         match (self.bench, self.op) {
             (Bench::Lat, _) => 2,
-            (_, op) if op == BenchOp::Inject || op == BenchOp::Loan || op.is_one_sided() => 1,
+            (_, op) if op == BenchOp::Inject || op == BenchOp::Loan => 1,
+            (_, op) if op.is_one_sided() && self.api != Api::Batch => 1,
+            _ if self.api == Api::Await => 1,
             _ => self.window,
         }
     }
@@ -275,7 +282,8 @@ impl Plan {
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
                 // Nothing is in flight: the bytes are copied at once.
-                (_, op) if op == BenchOp::Inject || op == BenchOp::Loan || op.is_one_sided() => 0,
+                (_, op) if op == BenchOp::Inject || op == BenchOp::Loan => 0,
+                (_, op) if op.is_one_sided() && self.api != Api::Batch => 0,
                 _ => self.window,
             },
             peers: self.peers,

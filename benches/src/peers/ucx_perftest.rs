@@ -11,6 +11,7 @@ use crate::stop::Stop;
 use crate::{Error, Result};
 
 const PROGRAM: &str = "ucx_perftest";
+const ALL_SHARED_MEMORY: &str = "shm,self";
 /// The unit in which it prints bandwidth.
 const MEGABYTE: f64 = 1024.0 * 1024.0;
 
@@ -18,6 +19,8 @@ const MEGABYTE: f64 = 1024.0 * 1024.0;
 #[derive(Debug)]
 pub struct UcxPerftest {
     name: &'static str,
+    /// The transports that it may use (`UCX_TLS`).
+    transports: &'static str,
     op_name: &'static str,
     /// Its tests of messages: latency, and streams.
     test_names: [&'static str; 2],
@@ -28,6 +31,7 @@ impl UcxPerftest {
     /// Tagged messages, and one-sided operations.
     pub const TAG: Self = Self {
         name: "ucx_perftest shm",
+        transports: ALL_SHARED_MEMORY,
         op_name: "tagged",
         test_names: ["tag_lat", "tag_bw"],
         has_one_sided: true,
@@ -35,8 +39,17 @@ impl UcxPerftest {
     /// Active messages: a handler is called instead of matching a tag.
     pub const AM: Self = Self {
         name: "ucx_perftest am",
+        transports: ALL_SHARED_MEMORY,
         op_name: "am",
         test_names: ["ucp_am_lat", "ucp_am_bw"],
+        has_one_sided: false,
+    };
+    /// Tagged messages that are copied through shared memory, never directly between processes.
+    pub const POSIX: Self = Self {
+        name: "ucx_perftest posix",
+        transports: "posix,self",
+        op_name: "tagged",
+        test_names: ["tag_lat", "tag_bw"],
         has_one_sided: false,
     };
 
@@ -79,7 +92,7 @@ impl MeasuredLibrary for UcxPerftest {
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
             command
-                .env("UCX_TLS", "shm,self")
+                .env("UCX_TLS", self.transports)
                 .env("UCX_LOG_LEVEL", "error");
             command.args(["-v", "-p", &port.to_string()]);
             if is_one_sided {
