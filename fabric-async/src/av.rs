@@ -161,7 +161,7 @@ impl<M: ThreadModel> AddressVector<M> {
             id,
             domain: domain.inner.clone(),
         };
-        inner.node.publish()?;
+        inner.node.attach_to_parent()?;
         Ok(Self {
             inner: Arc::new(inner),
             model: PhantomData,
@@ -240,7 +240,7 @@ impl<M: ThreadModel> Clone for AddressVector<M> {
 impl Drop for AvInner {
     fn drop(&mut self) {
         self.domain.core.close_av(self.id);
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

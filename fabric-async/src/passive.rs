@@ -31,7 +31,7 @@ use crate::resolve;
 /// connections wait in the kernel's backlog. A client has ten seconds after connecting to send its
 /// request. At most 256 connections without a request are kept: a further one evicts the oldest. A
 /// connection that is rejected for a protocol error is an event,
-/// [`Rejected`](crate::EventKind::Rejected).
+/// [`InboundRefused`](crate::EventKind::InboundRefused).
 ///
 /// When the passive endpoint is dropped or closed, it stops listening, and queued requests are
 /// rejected. Accepted endpoints continue.
@@ -152,7 +152,7 @@ impl PassiveEndpointBuilder {
     /// the requests with [`PassiveEndpoint::try_accept`], in the same order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongParent`] when the queue is
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
@@ -415,7 +415,7 @@ impl ConnectionRequest {
         builder_with_queues(accept_domain, &self.info)?.accept(self, data)
     }
 
-    /// Rejects the request (`fi_reject`): the client gets [`Error::Rejected`] with these bytes.
+    /// Rejects the request (`fi_reject`): the client gets [`Error::RejectedByPeer`] with these bytes.
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; the request is

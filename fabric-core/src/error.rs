@@ -124,7 +124,8 @@ pub enum Error {
     /// `FI_ECONNRESET`.
     #[error("connection to {0} lost: the peer closed its endpoint, died or became unreachable")]
     PeerGone(Address),
-    /// The peer's endpoint refused the connection, with a reason. `FI_ECONNREFUSED`.
+    /// The peer's endpoint refused the connection before the peer's application saw the request.
+    /// `FI_ECONNREFUSED`.
     #[error("{peer} refused the connection: {reason}")]
     ConnectionRefused {
         /// The peer that refused.
@@ -132,13 +133,13 @@ pub enum Error {
         /// The peer's reason.
         reason: RefusalReason,
     },
-    /// The application at the peer rejected the connection request, with this private data
-    /// (`fi_reject`). `FI_ECONNREFUSED`.
+    /// The peer's application rejected the connection request of this endpoint, with this private
+    /// data (`fi_reject`). `FI_ECONNREFUSED`.
     #[error(
         "{peer} rejected the connection request (fi_reject), {}",
         describe_private_data(data)
     )]
-    Rejected {
+    RejectedByPeer {
         /// The peer that rejected.
         peer: Address,
         /// The private data of the rejection, up to 256 bytes.
@@ -257,9 +258,16 @@ pub enum Error {
         /// What is wrong with the key.
         why: &'static str,
     },
-    /// Two objects belong to different parents: endpoints, domains or fabrics. `FI_EDOMAIN`.
-    #[error("the {0} belongs to another {1} (FI_EDOMAIN)")]
-    WrongDomain(Class, Class),
+    /// The object has another parent than the object that it is to be used with: another domain, or
+    /// another fabric. `FI_EDOMAIN`.
+    #[doc(alias = "FI_EDOMAIN")]
+    #[error("the {object} belongs to another {parent} (FI_EDOMAIN)")]
+    WrongParent {
+        /// The class of the object.
+        object: Class,
+        /// The class of the parent that differs.
+        parent: Class,
+    },
     /// The provider does not offer the feature. `FI_EOPNOTSUPP`.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
@@ -447,7 +455,9 @@ impl Error {
             Self::TooLong { .. } | Self::OutOfBounds { .. } | Self::TooMany { .. } => 90,
             Self::BufferTooSmall { .. } => 257,
             Self::OutOfMemory { .. } => 12,
-            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => 111,
+            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {
+                111
+            }
             Self::TimedOut(_) => 110,
             Self::Unreachable { .. } => 113,
             Self::PeerGone(_) => 104,
@@ -464,7 +474,7 @@ impl Error {
             Self::Unbound(Class::Domain) => 262,
             Self::Unbound(_) => 258,
             Self::Key { .. } => 266,
-            Self::WrongDomain(..) => 262,
+            Self::WrongParent { .. } => 262,
             Self::NotSupported(_) => 95,
             Self::Runtime(_) => 38,
             Self::Os { errno, .. } => *errno,
@@ -483,7 +493,7 @@ impl Error {
     ///   address vector.
     ///
     /// False for all others. Of the errors about peers these are [`Error::ConnectionRefused`],
-    /// [`Error::Rejected`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
+    /// [`Error::RejectedByPeer`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
     /// answered; [`Error::Unreachable`], [`Error::NoSuchHost`] and [`Error::UnknownSource`], where
     /// no peer was asked; and [`Error::Canceled`], because this side ended the operation.
     #[must_use]
@@ -584,7 +594,7 @@ mod tests {
             Error::NoSuchPeer(_) => 9,
             Error::PeerGone(_) => 10,
             Error::ConnectionRefused { .. } => 11,
-            Error::Rejected { .. } => 12,
+            Error::RejectedByPeer { .. } => 12,
             Error::TimedOut(_) => 13,
             Error::Unreachable { .. } => 14,
             Error::OtherUser { .. } => 15,
@@ -600,7 +610,7 @@ mod tests {
             Error::BadFlags { .. } => 25,
             Error::Unbound(_) => 26,
             Error::Key { .. } => 27,
-            Error::WrongDomain(..) => 28,
+            Error::WrongParent { .. } => 28,
             Error::NotSupported(_) => 29,
             Error::Runtime(_) => 30,
             Error::Os { .. } => 31,
@@ -626,7 +636,7 @@ mod tests {
         });
         let fabric = crate::tree::ObjectNode::new(Class::Fabric, None);
         let domain = crate::tree::ObjectNode::new(Class::Domain, Some(fabric.clone()));
-        domain.publish().unwrap();
+        domain.attach_to_parent().unwrap();
         let handle = FiAddr {
             index: 17,
             generation: 0,
@@ -742,14 +752,14 @@ mod tests {
             ),
             (refused(RefusalReason::Other(77)), vec!["77"]),
             (
-                Error::Rejected {
+                Error::RejectedByPeer {
                     peer: peer(),
                     data: Vec::new(),
                 },
                 vec!["10.0.0.5:7000", "without private data"],
             ),
             (
-                Error::Rejected {
+                Error::RejectedByPeer {
                     peer: peer(),
                     data: vec![0; 9],
                 },
@@ -840,7 +850,10 @@ mod tests {
                 vec!["0x1f", "unknown"],
             ),
             (
-                Error::WrongDomain(Class::CompletionQueue, Class::Domain),
+                Error::WrongParent {
+                    object: Class::CompletionQueue,
+                    parent: Class::Domain,
+                },
                 vec!["completion queue", "another domain"],
             ),
             (

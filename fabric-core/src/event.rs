@@ -69,7 +69,7 @@ pub enum EventKind {
     },
     /// This endpoint could not be connected. The event is queued even if a task awaits the connect.
     ConnectFailed {
-        /// The reason. [`Error::Rejected`] holds the private data of the peer.
+        /// The reason. [`Error::RejectedByPeer`] holds the private data of the peer.
         error: Error,
     },
     /// The connection of this endpoint has ended (`FI_SHUTDOWN`). Messages that arrived before can
@@ -81,9 +81,9 @@ pub enum EventKind {
         /// Why the connection ended.
         reason: DownReason,
     },
-    /// This endpoint refused a peer's attempt to connect. In the opposite direction, where the peer
-    /// rejects, the connect of this endpoint fails with [`Error::Rejected`].
-    Rejected {
+    /// This endpoint refused the connection of a peer. (Where the peer refuses, the connect of this
+    /// endpoint fails: [`EventKind::ConnectFailed`].)
+    InboundRefused {
         /// The reason.
         error: Error,
     },

@@ -29,7 +29,7 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// * [`Error::NoSuchPeer`] when nothing listens at the address;
 /// * [`Error::NoSuchHost`], with the name, when a host has no address of the family of the [source
 ///   address](EndpointBuilder::name);
-/// * [`Error::Rejected`] with the private data of the peer when the peer rejects the request;
+/// * [`Error::RejectedByPeer`] with the private data of the peer when the peer rejects the request;
 /// * [`Error::TimedOut`];
 /// * [`Error::Protocol`] when the answer violates the protocol;
 /// * [`Error::PeerGone`] when the peer disconnects without an answer;

@@ -394,7 +394,7 @@ impl Drop for OpenEndpoint {
         // receive context hold references.
         let _ = self.inner.node.close();
         self.inner.domain.core.close_endpoint(self.inner.id);
-        self.inner.node.leave_parent();
+        self.inner.node.detach_from_parent();
     }
 }
 

@@ -47,7 +47,7 @@ impl Error {
             Self::Closed(_) => ErrorKind::BrokenPipe,
             Self::Canceled => ErrorKind::ConnectionAborted,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => {
+            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {
                 ErrorKind::ConnectionRefused
             }
             Self::PeerGone(_) => ErrorKind::ConnectionReset,
@@ -70,7 +70,7 @@ impl Error {
             | Self::BadFlags { .. }
             | Self::Unbound(_)
             | Self::Key { .. }
-            | Self::WrongDomain(..) => ErrorKind::InvalidInput,
+            | Self::WrongParent { .. } => ErrorKind::InvalidInput,
             Self::NoMatch(_) | Self::NotSupported(_) | Self::Runtime(_) => ErrorKind::Unsupported,
             Self::CounterError { .. } => ErrorKind::Other,
             Self::Os { errno, .. } => io::Error::from_raw_os_error(*errno).kind(),

@@ -245,7 +245,9 @@ impl ShmEndpoint {
                     "connection message out of order: accept before the request",
                 )
             }
-            (CmAnswer::Rejected(data), _) => AnswerStep::Failed(Error::Rejected { peer, data }),
+            (CmAnswer::Rejected(data), _) => {
+                AnswerStep::Failed(Error::RejectedByPeer { peer, data })
+            }
             (CmAnswer::Refused(reason), _) => {
                 AnswerStep::Failed(Error::ConnectionRefused { peer, reason })
             }

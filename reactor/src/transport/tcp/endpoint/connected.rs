@@ -194,10 +194,12 @@ impl TcpEndpoint {
             HandshakeStep::Failed(failure) => failure.into_error(self.local_addr, (name, *to)),
             // An FI_EP_MSG request gets no FI_EP_RDM reply.
             HandshakeStep::Reply(..) => Error::PeerGone(name.clone()),
-            HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => Error::Rejected {
-                peer: name.clone(),
-                data: private_data,
-            },
+            HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => {
+                Error::RejectedByPeer {
+                    peer: name.clone(),
+                    data: private_data,
+                }
+            }
             HandshakeStep::Answer(ConnectAnswer::Accepted {
                 byte_order,
                 vendor_extension,
