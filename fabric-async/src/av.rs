@@ -4,9 +4,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+#[cfg(doc)]
+use fabric_core::Error;
 use fabric_core::host::HostName;
 use fabric_core::tree::{Class, ObjectNode};
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
 use crate::close::{CloseError, close_object};
@@ -142,10 +144,7 @@ impl AvInner {
     pub(crate) fn insert(&self, peer: impl ToAddress) -> Result<(FiAddr, bool)> {
         self.node.check_open()?;
         let address = self.domain.address(peer)?;
-        let provider = self.domain.fabric.inner.transport.name();
-        if address.scheme().provider() != provider {
-            return Err(Error::WrongScheme { provider, address });
-        }
+        address.check_scheme(self.domain.scheme())?;
         address.check_peer()?;
         self.domain.core.insert_address(self.id, &address)
     }

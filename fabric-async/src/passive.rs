@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::info::{EpType, Info};
+use fabric_core::info::Info;
 use fabric_core::transport::{ConnReq, EpId, MAX_PRIVATE_DATA};
 use fabric_core::tree::{Class, DependencyGuard};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
@@ -16,7 +16,9 @@ use tokio::task::coop;
 use crate::av::ToAddress;
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner, DomainOptions};
-use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, set_once};
+use crate::endpoint::{
+    BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, check_msg_type, set_once,
+};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -65,8 +67,8 @@ pub struct PassiveEndpointBuilder {
 }
 
 impl Fabric {
-    /// Returns a builder for a passive endpoint, from an info of type [`EpType::Msg`]
-    /// (`fi_passive_ep`).
+    /// Returns a builder for a passive endpoint (`fi_passive_ep`), from an info of type
+    /// [`EpType::Msg`](crate::EpType::Msg).
     ///
     /// # Errors
     /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`]
@@ -74,16 +76,7 @@ impl Fabric {
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_endpoint(&self, info: &Info) -> Result<PassiveEndpointBuilder> {
         self.check_info(info)?;
-        if info.ep.ep_type != EpType::Msg {
-            let why = format!(
-                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
-                info.ep.ep_type
-            );
-            return Err(Error::Invalid {
-                what: "passive endpoint",
-                why,
-            });
-        }
+        check_msg_type(info)?;
         let (fabric, info, address) = (self.clone(), info.clone(), info.src_addr.clone());
         let options = DomainOptions::default();
         Ok(PassiveEndpointBuilder {

@@ -194,6 +194,35 @@ impl Address {
             .flatten()
     }
 
+    /// Checks that the provider of scheme `served` serves the address.
+    ///
+    /// # Errors
+    /// [`Error::WrongScheme`] when the address has another scheme.
+    #[doc(hidden)]
+    pub fn check_scheme(&self, served: Scheme) -> Result<()> {
+        if self.scheme == served {
+            return Ok(());
+        }
+        Err(Error::WrongScheme {
+            provider: served.provider(),
+            address: self.clone(),
+        })
+    }
+
+    /// Returns the socket address of a peer for the transport of scheme `served`.
+    ///
+    /// # Errors
+    /// [`Error::WrongScheme`] when the address has another scheme; [`Error::BadAddress`] when the
+    /// address holds no socket address.
+    #[doc(hidden)]
+    pub fn peer_socket_addr(&self, served: Scheme) -> Result<SocketAddr> {
+        self.check_scheme(served)?;
+        self.socket_addr().ok_or_else(|| Error::BadAddress {
+            text: self.to_string(),
+            why: "the address of a peer must hold an IP address and a port",
+        })
+    }
+
     /// Checks that the address can be the address of a peer.
     ///
     /// # Errors

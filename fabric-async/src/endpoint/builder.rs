@@ -393,6 +393,21 @@ pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     })
 }
 
+/// Checks that endpoints of this info are connection-oriented (`FI_EP_MSG`).
+///
+/// # Errors
+/// [`Error::Invalid`] for any other type.
+pub(crate) fn check_msg_type(info: &Info) -> Result<()> {
+    let ep_type = info.ep.ep_type;
+    if ep_type == EpType::Msg {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: "endpoint type",
+        why: format!("the info has ep_type {ep_type:?}, expected Msg (FI_EP_MSG)"),
+    })
+}
+
 /// Checks that endpoints of this type have address vectors.
 pub(super) fn check_av_allowed(info: &Info) -> Result<()> {
     if info.ep.ep_type == EpType::Msg {
