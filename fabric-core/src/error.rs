@@ -183,13 +183,13 @@ pub enum Error {
          disconnected, or the handle is of another address vector"
     )]
     StaleAddress(FiAddr),
-    /// The sender of the message is in no address vector, so no handle exists to answer it. Always
-    /// so for connected endpoints. `FI_EADDRNOTAVAIL`.
+    /// The sender of the message is in no address vector, so the message has no handle to reply
+    /// to. The case for every message of a connected endpoint. `FI_EADDRNOTAVAIL`.
     #[error("the sender has no address handle: its address is not in the address vector")]
     UnknownSource,
     /// Another endpoint, or a socket of another program, is bound to the address. With a port range
     /// ([`SocketOptions::port_range`](crate::SocketOptions::port_range)), no port of the range is
-    /// free, and the address has the last one tried. `FI_EADDRINUSE`.
+    /// free, and the address holds the last port tried. `FI_EADDRINUSE`.
     #[error("address {0} is already in use")]
     AddressInUse(Address),
     /// The text is not an address, or the address cannot be used here. `FI_EINVAL`.
@@ -341,7 +341,7 @@ impl fmt::Display for Resource {
                 free,
             } => write!(
                 f,
-                "no transmit credit for peer #{peer} (operations to it hold {in_use} of \
+                "no transmit credit for peer #{peer} (operations to this peer hold {in_use} of \
                  {peer_limit}, {free} of the endpoint are free; FI_EAGAIN): await the operation or \
                  Endpoint::reserve"
             ),
@@ -394,16 +394,19 @@ impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version { theirs, ours } => {
-                write!(f, "it speaks protocol version {theirs}, this side {ours}")
+                write!(
+                    f,
+                    "the peer speaks protocol version {theirs}, this side {ours}"
+                )
             }
-            Self::User => f.write_str("it accepts only processes of its own user"),
-            Self::Malformed => f.write_str("it could not parse the handshake"),
+            Self::User => f.write_str("the peer accepts only processes of its own user"),
+            Self::Malformed => f.write_str("the peer could not parse the handshake"),
             Self::Resources => f.write_str(
-                "it lacks memory or descriptors, is at its connection limit, or (tcp) its program \
-                 rejected this",
+                "the peer lacks memory or descriptors, is at its connection limit, or (tcp) its \
+                 program rejected the request",
             ),
             Self::EpType => f.write_str(
-                "its endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
+                "the peer's endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
             ),
             Self::Other(code) => write!(f, "unknown reason code {code}"),
         }
@@ -431,11 +434,44 @@ fn describe_unbound(class: Class) -> String {
     }
 }
 
+/// Returns the part of the text of [`Error::RejectedByPeer`] about the private data.
 fn describe_private_data(data: &[u8]) -> String {
     match data.len() {
         0 => "without private data".into(),
         len => format!("with {len} bytes of private data"),
     }
+}
+
+/// Error numbers of libfabric (`fi_errno(3)`); those below 256 are Linux error numbers.
+pub(crate) mod fi_errno {
+    pub(crate) const EAGAIN: i32 = 11;
+    pub(crate) const ENOMEM: i32 = 12;
+    pub(crate) const EACCES: i32 = 13;
+    pub(crate) const EBUSY: i32 = 16;
+    pub(crate) const ENODEV: i32 = 19;
+    pub(crate) const EINVAL: i32 = 22;
+    pub(crate) const ENOSYS: i32 = 38;
+    pub(crate) const ENODATA: i32 = 61;
+    pub(crate) const EPROTO: i32 = 71;
+    pub(crate) const EMSGSIZE: i32 = 90;
+    pub(crate) const EOPNOTSUPP: i32 = 95;
+    pub(crate) const EADDRINUSE: i32 = 98;
+    pub(crate) const EADDRNOTAVAIL: i32 = 99;
+    pub(crate) const ECONNRESET: i32 = 104;
+    pub(crate) const ETIMEDOUT: i32 = 110;
+    pub(crate) const ECONNREFUSED: i32 = 111;
+    pub(crate) const EHOSTUNREACH: i32 = 113;
+    pub(crate) const ECANCELED: i32 = 125;
+    pub(crate) const ETOOSMALL: i32 = 257;
+    pub(crate) const EOPBADSTATE: i32 = 258;
+    pub(crate) const EAVAIL: i32 = 259;
+    pub(crate) const EBADFLAGS: i32 = 260;
+    pub(crate) const ENOEQ: i32 = 261;
+    pub(crate) const EDOMAIN: i32 = 262;
+    pub(crate) const ENOCQ: i32 = 263;
+    pub(crate) const ETRUNC: i32 = 265;
+    pub(crate) const ENOKEY: i32 = 266;
+    pub(crate) const ENOAV: i32 = 267;
 }
 
 impl Error {
@@ -445,44 +481,50 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::WouldBlock(_) => 11,
-            Self::NoMatch(_) => 61,
-            Self::Busy(_) => 16,
-            Self::Closed(_) => 258,
-            Self::Canceled => 125,
-            Self::Truncated { .. } => 265,
-            Self::CounterError { .. } => 259,
-            Self::TooLong { .. } | Self::OutOfBounds { .. } | Self::TooMany { .. } => 90,
-            Self::BufferTooSmall { .. } => 257,
-            Self::OutOfMemory { .. } => 12,
-            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {
-                111
+            Self::WouldBlock(_) => fi_errno::EAGAIN,
+            Self::NoMatch(_) => fi_errno::ENODATA,
+            Self::Busy(_) => fi_errno::EBUSY,
+            Self::Closed(_) => fi_errno::EOPBADSTATE,
+            Self::Canceled => fi_errno::ECANCELED,
+            Self::Truncated { .. } => fi_errno::ETRUNC,
+            Self::CounterError { .. } => fi_errno::EAVAIL,
+            Self::TooLong { .. } | Self::OutOfBounds { .. } | Self::TooMany { .. } => {
+                fi_errno::EMSGSIZE
             }
-            Self::TimedOut(_) => 110,
-            Self::Unreachable { .. } => 113,
-            Self::PeerGone(_) => 104,
-            Self::OtherUser { .. } => 13,
-            Self::Protocol { .. } => 71,
-            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => 99,
-            Self::AddressInUse(_) => 98,
-            Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => 22,
-            Self::UnknownProvider { .. } => 19,
-            Self::BadFlags { .. } => 260,
-            Self::Unbound(Class::CompletionQueue) => 263,
-            Self::Unbound(Class::AddressVector) => 267,
-            Self::Unbound(Class::EventQueue) => 261,
-            Self::Unbound(Class::Domain) => 262,
-            Self::Unbound(_) => 258,
-            Self::Key { .. } => 266,
-            Self::WrongParent { .. } => 262,
-            Self::NotSupported(_) => 95,
-            Self::Runtime(_) => 38,
+            Self::BufferTooSmall { .. } => fi_errno::ETOOSMALL,
+            Self::OutOfMemory { .. } => fi_errno::ENOMEM,
+            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {
+                fi_errno::ECONNREFUSED
+            }
+            Self::TimedOut(_) => fi_errno::ETIMEDOUT,
+            Self::Unreachable { .. } => fi_errno::EHOSTUNREACH,
+            Self::PeerGone(_) => fi_errno::ECONNRESET,
+            Self::OtherUser { .. } => fi_errno::EACCES,
+            Self::Protocol { .. } => fi_errno::EPROTO,
+            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => {
+                fi_errno::EADDRNOTAVAIL
+            }
+            Self::AddressInUse(_) => fi_errno::EADDRINUSE,
+            Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => {
+                fi_errno::EINVAL
+            }
+            Self::UnknownProvider { .. } => fi_errno::ENODEV,
+            Self::BadFlags { .. } => fi_errno::EBADFLAGS,
+            Self::Unbound(Class::CompletionQueue) => fi_errno::ENOCQ,
+            Self::Unbound(Class::AddressVector) => fi_errno::ENOAV,
+            Self::Unbound(Class::EventQueue) => fi_errno::ENOEQ,
+            Self::Unbound(Class::Domain) => fi_errno::EDOMAIN,
+            Self::Unbound(_) => fi_errno::EOPBADSTATE,
+            Self::Key { .. } => fi_errno::ENOKEY,
+            Self::WrongParent { .. } => fi_errno::EDOMAIN,
+            Self::NotSupported(_) => fi_errno::EOPNOTSUPP,
+            Self::Runtime(_) => fi_errno::ENOSYS,
             Self::Os { errno, .. } => *errno,
         }
     }
 
-    /// Returns whether the operation failed because the peer is not there: it may succeed when the
-    /// peer is back or is looked up again.
+    /// Returns whether the peer is unavailable: the operation may succeed when the peer runs again,
+    /// or was inserted into the address vector again.
     ///
     /// True for exactly these errors:
     ///
@@ -512,8 +554,8 @@ impl Error {
 }
 
 impl From<NoMatch> for Error {
-    fn from(reasons: NoMatch) -> Self {
-        Self::NoMatch(Box::new(reasons))
+    fn from(no_match: NoMatch) -> Self {
+        Self::NoMatch(Box::new(no_match))
     }
 }
 

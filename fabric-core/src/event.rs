@@ -10,7 +10,7 @@ use crate::error::Error;
 pub struct Event {
     /// The id of the endpoint that the event is about (`Endpoint::id`); 0 for the queue itself.
     pub endpoint_id: u64,
-    /// The context that the endpoint was opened with.
+    /// The context value that the endpoint was opened with.
     pub context: u64,
     /// The event.
     pub kind: EventKind,
@@ -87,8 +87,8 @@ pub enum EventKind {
         /// The reason.
         error: Error,
     },
-    /// An operation failed that no future or queue reports: an inject, or one whose future was
-    /// dropped.
+    /// An operation failed, and no future or completion queue reports the failure: the operation is
+    /// an inject, or its future was dropped.
     OperationFailed {
         /// The destination peer, if there was one.
         peer: Option<FiAddr>,

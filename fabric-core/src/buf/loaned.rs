@@ -15,11 +15,11 @@ use super::{AnyBuf, BufferPool, CopySource, IoBuf, IoBufMut, LentPayload, Payloa
 use super::{payload::copy_in_chunks, sealed};
 use crate::error::Result;
 
-/// A received message. A loaned message is in its sender's memory, which is returned when this is
-/// dropped; a message that was sent otherwise is in memory of the domain's pool.
+/// A received message. A loaned message is in its sender's memory, which is returned when the
+/// `LoanedBuf` is dropped; any other message is in memory of the domain's pool.
 ///
-/// Another process may write to the memory of a loan, whatever it has agreed to, so it is not
-/// borrowed by safe code: [`read_at`](Self::read_at), [`to_vec`](Self::to_vec) and
+/// Another process may write to the memory of a loan, so safe code cannot borrow the memory:
+/// [`read_at`](Self::read_at), [`to_vec`](Self::to_vec) and
 /// [`for_each_chunk`](Self::for_each_chunk) copy bytes out, and [`write_to`](Self::write_to) has
 /// the kernel copy them. A program that trusts its peers borrows the memory with
 /// [`as_slice`](Self::as_slice).
@@ -27,8 +27,7 @@ use crate::error::Result;
 /// A loan that is sent on over shared memory, in the domain that received it, stays a loan.
 pub struct LoanedBuf(LoanedStorage);
 
-/// Where the message is. No larger than any other variant of `AnyBuf`, which is moved with every
-/// message.
+/// The memory of the message. It must not enlarge `AnyBuf`, which is moved with every message.
 enum LoanedStorage {
     Copied {
         buf: PooledBuf,
@@ -127,8 +126,8 @@ impl LoanedBuf {
         self.len() == 0
     }
 
-    /// Copies bytes from offset `offset` on into `out`. Returns how many bytes there were: fewer
-    /// than `out` has at the end of the message, 0 behind it.
+    /// Copies bytes from offset `offset` on into `out`. Returns the number of bytes copied, which
+    /// is less than the length of `out` when the message ends before.
     #[allow(clippy::must_use_candidate)] // the length of the message may be known
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> usize {
         let offset = offset.min(self.len());
@@ -161,8 +160,8 @@ impl LoanedBuf {
     }
 
     /// Writes bytes from offset `offset` on to a file, pipe or socket with one `write(2)`, which
-    /// copies them in the kernel. Returns how many bytes were written: as with any `write`, perhaps
-    /// not all.
+    /// copies them in the kernel. Returns the number of bytes written, which may be fewer than the
+    /// message has.
     ///
     /// The call blocks if the descriptor does. With the sockets of Tokio call it in `try_io`.
     ///
@@ -240,6 +239,7 @@ impl LoanedBuf {
         }
     }
 
+    /// Completes a message of `filled` bytes, as [`AnyBuf::finish`].
     pub(super) fn finish(&mut self, filled: usize) {
         match &mut self.0 {
             LoanedStorage::Copied { buf, .. } => buf.truncate(filled),

@@ -38,9 +38,9 @@ impl<'a> LentPayload<'a> {
         }
     }
 
-    /// Returns the memory, if the range begins where the memory does.
+    /// Returns the memory, if the range begins at its first byte.
     #[must_use]
-    pub fn whole_memory(self) -> Option<&'a Arc<dyn PeerMemory>> {
+    pub fn memory_from_start(self) -> Option<&'a Arc<dyn PeerMemory>> {
         (self.from == 0).then_some(self.memory)
     }
 }
@@ -77,6 +77,7 @@ pub(super) fn copy_in_chunks(
 #[derive(Clone, Copy, Debug)]
 pub struct VectoredPayload<'a> {
     parts: &'a [AnyBuf],
+    /// The offset of the range in the concatenation of all buffers.
     from: usize,
     len: usize,
 }
@@ -121,7 +122,7 @@ impl<'a> Payload<'a> {
     #[must_use]
     pub fn peer_memory(self) -> Option<&'a Arc<dyn PeerMemory>> {
         match self {
-            Self::Lent(lent) => lent.whole_memory(),
+            Self::Lent(lent) => lent.memory_from_start(),
             Self::Contiguous(_) | Self::Vectored(_) => None,
         }
     }
@@ -194,6 +195,7 @@ impl<'a> Payload<'a> {
 }
 
 impl<'a> VectoredPayload<'a> {
+    /// Calls `act` with every non-empty piece in order, and with its offset in the payload.
     #[cold]
     fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
         let (mut skip, mut at) = (self.from, 0);

@@ -89,7 +89,7 @@ mod tests {
             let converted = io::Error::from(error.clone());
             assert_eq!(converted.kind(), error.io_kind());
             assert_eq!(converted.to_string(), error.to_string());
-            let source = converted.get_ref().and_then(|it| it.downcast_ref());
+            let source = converted.get_ref().and_then(|source| source.downcast_ref());
             assert_eq!(source, Some(&error));
         }
     }
@@ -137,7 +137,7 @@ mod tests {
         }
         let error = fails().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
-        let source = error.get_ref().and_then(|it| it.downcast_ref());
+        let source = error.get_ref().and_then(|source| source.downcast_ref());
         assert_eq!(source, Some(&Error::Canceled));
     }
 }
