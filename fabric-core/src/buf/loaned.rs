@@ -2,7 +2,7 @@
 //!
 //! The sender could still write to the memory, so no reference to it is made but by
 //! [`LoanedBuf::as_slice`], which is unsafe: bytes are copied out, or written to a descriptor by
-//! the kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Lent`] and passes the
+//! the kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Loaned`] and passes the
 //! memory on, or copies it.
 
 use std::any::Any;
@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{AnyBuf, BufferPool, CopySource, IoBuf, IoBufMut, LentPayload, Payload, PooledBuf};
+use super::{AnyBuf, BufferPool, CopySource, IoBuf, IoBufMut, LoanedPayload, Payload, PooledBuf};
 use super::{payload::copy_in_chunks, sealed};
 use crate::error::Result;
 
@@ -29,11 +29,13 @@ pub struct LoanedBuf(LoanedStorage);
 
 /// The memory of the message. It must not enlarge `AnyBuf`, which is moved with every message.
 enum LoanedStorage {
+    /// A copy of the message in memory of the pool.
     Copied {
         buf: PooledBuf,
         /// Whether the next message may be taken in place.
         accepts_loan: bool,
     },
+    /// The first `len` bytes of the sender's memory.
     InPlace {
         memory: Arc<dyn PeerMemory>,
         len: usize,
@@ -151,7 +153,7 @@ impl LoanedBuf {
     pub fn for_each_chunk(&self, mut act: impl FnMut(&[u8])) {
         match &self.0 {
             LoanedStorage::Copied { buf, .. } => buf
-                .chunks(super::payload::LENT_CHUNK_LEN)
+                .chunks(super::payload::LOANED_CHUNK_LEN)
                 .for_each(&mut act),
             LoanedStorage::InPlace { memory, len, .. } => {
                 copy_in_chunks(&**memory, 0, *len, |_, chunk| act(chunk))
@@ -257,7 +259,7 @@ impl IoBuf for LoanedBuf {
         match &self.0 {
             LoanedStorage::Copied { buf, .. } => Payload::Contiguous(buf),
             LoanedStorage::InPlace { memory, len, .. } => {
-                Payload::Lent(LentPayload::new(memory, *len))
+                Payload::Loaned(LoanedPayload::new(memory, *len))
             }
         }
     }

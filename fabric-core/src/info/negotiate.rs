@@ -559,7 +559,9 @@ fn check_equal<T: Debug + PartialEq>(
             format!("{asked:?}"),
             format!("{offered:?}"),
         ),
-        (Some(asked), None) => mismatch(offer, attribute, format!("{asked:?}"), "no specific one"),
+        (Some(asked), None) => {
+            mismatch(offer, attribute, format!("{asked:?}"), "no specific value")
+        }
         _ => Ok(()),
     }
 }
