@@ -4,9 +4,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+#[cfg(doc)]
+use fabric_core::Error;
 use fabric_core::host::HostName;
 use fabric_core::tree::{Class, ObjectNode};
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
 use crate::close::{CloseError, close_object};
@@ -142,10 +144,7 @@ impl AvInner {
     pub(crate) fn insert(&self, peer: impl ToAddress) -> Result<(FiAddr, bool)> {
         self.node.check_open()?;
         let address = self.domain.address(peer)?;
-        let provider = self.domain.fabric.inner.transport.name();
-        if address.scheme().provider() != provider {
-            return Err(Error::WrongScheme { provider, address });
-        }
+        address.check_scheme(self.domain.scheme())?;
         address.check_peer()?;
         self.domain.core.insert_address(self.id, &address)
     }
@@ -161,7 +160,7 @@ impl<M: ThreadModel> AddressVector<M> {
             id,
             domain: domain.inner.clone(),
         };
-        inner.node.publish()?;
+        inner.node.attach_to_parent()?;
         Ok(Self {
             inner: Arc::new(inner),
             model: PhantomData,
@@ -240,7 +239,7 @@ impl<M: ThreadModel> Clone for AddressVector<M> {
 impl Drop for AvInner {
     fn drop(&mut self) {
         self.domain.core.close_av(self.id);
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

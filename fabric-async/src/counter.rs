@@ -66,7 +66,7 @@ impl<M: ThreadModel> Counter<M> {
             domain: domain.inner.clone(),
             wait: Mutex::new(None),
         };
-        inner.node.publish()?;
+        inner.node.attach_to_parent()?;
         Ok(Self {
             inner: Arc::new(inner),
             model: PhantomData,
@@ -225,7 +225,10 @@ impl RegionCounters {
             .parent()
             .is_some_and(|parent| Arc::ptr_eq(parent, &domain.node))
         {
-            return Err(Error::WrongDomain(Class::Counter, Class::Domain));
+            return Err(Error::WrongParent {
+                object: Class::Counter,
+                parent: Class::Domain,
+            });
         }
         let guard = DependencyGuard::new(&counter.node, Class::MemoryRegion)?;
         let bound_id = |kind| what.contains(kind).then_some(counter.id);
@@ -282,7 +285,7 @@ impl<M: ThreadModel> Clone for Counter<M> {
 impl Drop for CounterInner {
     fn drop(&mut self) {
         self.domain.core.close_counter(self.id);
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

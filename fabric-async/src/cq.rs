@@ -85,7 +85,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             domain: domain.inner.clone(),
             wait: OnceLock::new(),
         };
-        inner.node.publish()?;
+        inner.node.attach_to_parent()?;
         Ok(Self {
             inner: Arc::new(inner),
             buffered: VecDeque::with_capacity(STREAM_BATCH),
@@ -209,7 +209,7 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.domain.core.close_cq(self.id);
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

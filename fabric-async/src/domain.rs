@@ -308,7 +308,7 @@ impl<'a> DomainBuilder<'a> {
         } else if !has_thread {
             driver::spawn(&core)?;
         }
-        node.publish()?;
+        node.attach_to_parent()?;
         let core = DomainCore {
             node,
             core,
@@ -479,7 +479,7 @@ impl<M: ThreadModel> Domain<M> {
     /// can be bound once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongParent`] when the queue is
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
@@ -606,7 +606,7 @@ impl<M: ThreadModel> Clone for Domain<M> {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.state.node.leave_parent();
+        self.state.node.detach_from_parent();
     }
 }
 

@@ -60,7 +60,7 @@ impl EventQueue {
         }
         let node = ObjectNode::new(Class::EventQueue, Some(fabric.inner.node.clone()));
         let state = Arc::new(EqState::new(capacity));
-        node.publish()?;
+        node.attach_to_parent()?;
         let domains = Mutex::new(Vec::new());
         Ok(Self {
             inner: Arc::new(EventQueueInner {
@@ -162,7 +162,10 @@ impl EventQueueInner {
             .parent()
             .is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node))
         {
-            return Err(Error::WrongDomain(Class::EventQueue, Class::Fabric));
+            return Err(Error::WrongParent {
+                object: Class::EventQueue,
+                parent: Class::Fabric,
+            });
         }
         DependencyGuard::new(&self.node, by)
     }
@@ -233,7 +236,7 @@ impl Stream for EventQueue {
 
 impl Drop for EventQueueInner {
     fn drop(&mut self) {
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

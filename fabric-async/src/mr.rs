@@ -269,7 +269,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
             .inner
             .core
             .open_region(memory.clone(), access, key, virt_addr)?;
-        if let Err(error) = node.publish() {
+        if let Err(error) = node.attach_to_parent() {
             domain.inner.core.close_region(key);
             return Err(error);
         }
@@ -327,7 +327,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
     /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
-    /// counter is bound for the kind already; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// counter is bound for the kind already; [`Error::WrongParent`]; [`Error::Closed`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -454,7 +454,7 @@ impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
         if self.buf.is_some() {
             self.domain.core.close_region(self.remote.key);
         }
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::info::{EpType, Info};
+use fabric_core::info::Info;
 use fabric_core::transport::{ConnReq, EpId, MAX_PRIVATE_DATA};
 use fabric_core::tree::{Class, DependencyGuard};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
@@ -16,7 +16,9 @@ use tokio::task::coop;
 use crate::av::ToAddress;
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner, DomainOptions};
-use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, set_once};
+use crate::endpoint::{
+    BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, check_msg_type, set_once,
+};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -31,7 +33,7 @@ use crate::resolve;
 /// connections wait in the kernel's backlog. A client has ten seconds after connecting to send its
 /// request. At most 256 connections without a request are kept: a further one evicts the oldest. A
 /// connection that is rejected for a protocol error is an event,
-/// [`Rejected`](crate::EventKind::Rejected).
+/// [`InboundRefused`](crate::EventKind::InboundRefused).
 ///
 /// When the passive endpoint is dropped or closed, it stops listening, and queued requests are
 /// rejected. Accepted endpoints continue.
@@ -65,8 +67,8 @@ pub struct PassiveEndpointBuilder {
 }
 
 impl Fabric {
-    /// Returns a builder for a passive endpoint, from an info of type [`EpType::Msg`]
-    /// (`fi_passive_ep`).
+    /// Returns a builder for a passive endpoint (`fi_passive_ep`), from an info of type
+    /// [`EpType::Msg`](crate::EpType::Msg).
     ///
     /// # Errors
     /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`]
@@ -74,16 +76,7 @@ impl Fabric {
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_endpoint(&self, info: &Info) -> Result<PassiveEndpointBuilder> {
         self.check_info(info)?;
-        if info.ep.ep_type != EpType::Msg {
-            let why = format!(
-                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
-                info.ep.ep_type
-            );
-            return Err(Error::Invalid {
-                what: "passive endpoint",
-                why,
-            });
-        }
+        check_msg_type(info)?;
         let (fabric, info, address) = (self.clone(), info.clone(), info.src_addr.clone());
         let options = DomainOptions::default();
         Ok(PassiveEndpointBuilder {
@@ -152,7 +145,7 @@ impl PassiveEndpointBuilder {
     /// the requests with [`PassiveEndpoint::try_accept`], in the same order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongParent`] when the queue is
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
@@ -415,7 +408,7 @@ impl ConnectionRequest {
         builder_with_queues(accept_domain, &self.info)?.accept(self, data)
     }
 
-    /// Rejects the request (`fi_reject`): the client gets [`Error::Rejected`] with these bytes.
+    /// Rejects the request (`fi_reject`): the client gets [`Error::RejectedByPeer`] with these bytes.
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; the request is

@@ -92,7 +92,8 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         let opened = core
             .open_region(memory.clone(), access, key, virt_addr)
             .and_then(|key| {
-                node.publish().inspect_err(|_| core.close_region(key))?;
+                node.attach_to_parent()
+                    .inspect_err(|_| core.close_region(key))?;
                 Ok(key)
             });
         match opened {
@@ -163,7 +164,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
     /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
-    /// counter is bound for the kind already; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// counter is bound for the kind already; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.node.check_open()?;
@@ -208,7 +209,7 @@ impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
         if self.is_open {
             self.revoke();
         }
-        self.node.leave_parent();
+        self.node.detach_from_parent();
     }
 }
 

@@ -183,7 +183,7 @@ impl RemoteWindow {
 
     #[cold]
     fn closed(&self) -> Error {
-        self.memory.unreachable().unwrap_or(Error::Key {
+        self.memory.disconnect_error().unwrap_or(Error::Key {
             key: self.key,
             why: "was revoked by its owner",
         })

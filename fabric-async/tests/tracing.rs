@@ -155,7 +155,7 @@ async fn check_all_events(progress: Progress) {
     rustix::net::connect(&socket, &address).unwrap();
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
     wait_for_event(&[
-        "WARN fabric::connection message=incoming connection rejected",
+        "WARN fabric::connection message=inbound connection refused",
         &number,
         "hello is too short",
     ])

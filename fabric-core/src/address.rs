@@ -15,8 +15,8 @@ pub const MAX_NAME: usize = 80;
 ///
 /// Parses from and prints as text (`FI_ADDR_STR`). Text to be parsed may omit the `fi_` prefix and
 /// write the scheme in upper case; printed text has the prefix and lower case.
-/// An empty name requests a generated one when an endpoint is bound to it, and is no valid peer
-/// address.
+/// An endpoint that is bound to an address with an empty name gets a generated name. The address of
+/// a peer has a name.
 ///
 /// ```
 /// # use fabric_core as fabric_async;
@@ -81,7 +81,7 @@ impl Scheme {
     }
 
     /// Returns what is wrong with text that has no scheme.
-    fn no_scheme(self) -> &'static str {
+    fn missing_scheme_reason(self) -> &'static str {
         match self {
             Self::Shm => "the scheme is missing, as in shm://echo",
             Self::Tcp => "the scheme is missing, as in tcp://127.0.0.1:7000",
@@ -91,7 +91,7 @@ impl Scheme {
     }
 
     /// Returns what is wrong with a name that has no port.
-    fn no_port(self) -> &'static str {
+    fn missing_port_reason(self) -> &'static str {
         match self {
             Self::Udp => "the port is missing, as in udp://127.0.0.1:7000 or udp://[::1]:7000",
             _ => "the port is missing, as in tcp://127.0.0.1:7000 or tcp://[::1]:7000",
@@ -123,14 +123,16 @@ impl Address {
             return bad("the name is longer than 80 bytes");
         }
         if scheme.is_socket_addr() && !name.is_empty() {
-            let Ok(at) = name.parse::<SocketAddr>() else {
+            let Ok(socket_addr) = name.parse::<SocketAddr>() else {
                 let ip = name
                     .strip_prefix('[')
                     .and_then(|name| name.strip_suffix(']'));
                 let port = name.rsplit_once(':').map(|(_, port)| port);
                 return bad(match port {
-                    _ if ip.unwrap_or(name).parse::<IpAddr>().is_ok() => scheme.no_port(),
-                    None | Some("") => scheme.no_port(),
+                    _ if ip.unwrap_or(name).parse::<IpAddr>().is_ok() => {
+                        scheme.missing_port_reason()
+                    }
+                    None | Some("") => scheme.missing_port_reason(),
                     Some(port) if port.parse::<u16>().is_err() => {
                         "the port, after the last colon, is not a number from 0 to 65535"
                     }
@@ -140,15 +142,15 @@ impl Address {
                     }
                 });
             };
-            if at.ip().is_unspecified() {
+            if socket_addr.ip().is_unspecified() {
                 return bad(
                     "peers cannot reach an unspecified address; name one address of the machine",
                 );
             }
-            if at.ip().is_multicast() && scheme != Scheme::Udp {
+            if socket_addr.ip().is_multicast() && scheme != Scheme::Udp {
                 return bad("a multicast group is not the address of one machine");
             }
-            return Self::from_socket_addr(scheme, at);
+            return Self::from_socket_addr(scheme, socket_addr);
         }
         if !name
             .bytes()
@@ -167,11 +169,11 @@ impl Address {
     /// # Errors
     /// [`Error::BadAddress`] when the names of this scheme are not socket addresses.
     #[doc(hidden)]
-    pub fn from_socket_addr(scheme: Scheme, at: SocketAddr) -> Result<Self> {
-        let text = match at {
-            SocketAddr::V4(at) => at.to_string(),
+    pub fn from_socket_addr(scheme: Scheme, socket_addr: SocketAddr) -> Result<Self> {
+        let text = match socket_addr {
+            SocketAddr::V4(v4) => v4.to_string(),
             // Flow label and scope id are meaningful on this machine only.
-            SocketAddr::V6(at) => format!("[{}]:{}", at.ip(), at.port()),
+            SocketAddr::V6(v6) => format!("[{}]:{}", v6.ip(), v6.port()),
         };
         if scheme.is_socket_addr() {
             return Ok(Self {
@@ -185,13 +187,43 @@ impl Address {
         })
     }
 
-    /// Returns the socket address in the name, if the scheme has one.
+    /// Returns the IP address and port in the name; `None` for an empty name, and for a scheme
+    /// whose names are not socket addresses.
     #[must_use]
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         self.scheme
             .is_socket_addr()
             .then(|| self.name.parse().ok())
             .flatten()
+    }
+
+    /// Checks that the provider of scheme `served` serves the address.
+    ///
+    /// # Errors
+    /// [`Error::WrongScheme`] when the address has another scheme.
+    #[doc(hidden)]
+    pub fn check_scheme(&self, served: Scheme) -> Result<()> {
+        if self.scheme == served {
+            return Ok(());
+        }
+        Err(Error::WrongScheme {
+            provider: served.provider(),
+            address: self.clone(),
+        })
+    }
+
+    /// Returns the socket address of a peer for the transport of scheme `served`.
+    ///
+    /// # Errors
+    /// [`Error::WrongScheme`] when the address has another scheme; [`Error::BadAddress`] when the
+    /// address holds no socket address.
+    #[doc(hidden)]
+    pub fn peer_socket_addr(&self, served: Scheme) -> Result<SocketAddr> {
+        self.check_scheme(served)?;
+        self.socket_addr().ok_or_else(|| Error::BadAddress {
+            text: self.to_string(),
+            why: "the address of a peer must hold an IP address and a port",
+        })
     }
 
     /// Checks that the address can be the address of a peer.
@@ -216,23 +248,23 @@ impl Address {
         })
     }
 
-    /// Returns the scheme.
+    /// Returns the scheme of the address.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// Returns the name behind the scheme; empty for "any".
+    /// Returns the name, the part after `://`; empty in an address that requests a generated name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
-}
 
-impl Address {
-    /// Parses text where addresses of scheme `expected` are expected. `fi_sockaddr_in://…` and
-    /// `fi_sockaddr_in6://…` name a socket but no provider: they get the scheme `expected` if its
-    /// names are socket addresses, else [`Scheme::Tcp`].
+    /// Parses the text of an address.
+    ///
+    /// `fi_sockaddr_in://…` and `fi_sockaddr_in6://…` name a socket but no provider: such an
+    /// address gets the scheme `expected` if names of that scheme are socket addresses, else
+    /// [`Scheme::Tcp`].
     ///
     /// ```
     /// # use fabric_core as fabric_async;
@@ -244,7 +276,7 @@ impl Address {
     /// ```
     ///
     /// # Errors
-    /// [`Error::BadAddress`].
+    /// [`Error::BadAddress`] when the text has no known scheme, or as [`Address::new`].
     pub fn parse_for(text: &str, expected: Scheme) -> Result<Self> {
         let bad = |why| {
             Err(Error::BadAddress {
@@ -253,7 +285,7 @@ impl Address {
             })
         };
         let Some((scheme, name)) = text.split_once("://") else {
-            return bad(expected.no_scheme());
+            return bad(expected.missing_scheme_reason());
         };
         let Some(scheme) = Scheme::parse_for(scheme, expected) else {
             return bad("the scheme is unknown; known: shm, tcp, udp, sim");
@@ -293,11 +325,11 @@ impl fmt::Display for Address {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "fi_addr_t")]
 pub struct FiAddr {
-    /// Position in the table (`FI_AV_TABLE`).
+    /// The position in the table (`FI_AV_TABLE`).
     pub(crate) index: u32,
-    /// How often the position was reused.
+    /// The number of times that the position was reused.
     pub(crate) generation: u16,
-    /// Id of the address vector.
+    /// The id of the address vector.
     pub(crate) vector: u16,
 }
 

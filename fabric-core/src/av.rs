@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 
 /// A table of addresses by handle (`FI_AV_TABLE`).
 ///
-/// Inserting returns the lowest free index, removing frees the index, and a generation in the
-/// handle makes the handle of a removed peer an error.
+/// An inserted address gets the lowest free index, and a removed address frees its index. The
+/// generation in a handle distinguishes the peers that had the same index.
 #[derive(Debug)]
 #[doc(alias = "fi_av_open")]
 pub struct AddressTable {
@@ -18,12 +18,16 @@ pub struct AddressTable {
     entries: Vec<AvEntry>,
     /// Free indices, the lowest first.
     free: BinaryHeap<Reverse<u32>>,
+    /// The index of each address that is not detached.
     by_address: HashMap<Address, u32>,
 }
 
+/// A position of the table.
 #[derive(Debug)]
 struct AvEntry {
+    /// The generation of the handle that the position has or gets next.
     generation: u16,
+    /// `None` while the position is free.
     address: Option<Address>,
 }
 
@@ -90,7 +94,7 @@ impl AddressTable {
     /// handle.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`].
+    /// As [`get`](Self::get).
     pub fn detach(&mut self, addr: FiAddr) -> Result<()> {
         let address = self.get(addr)?.clone();
         if self.find(&address) == Some(addr) {
@@ -102,18 +106,18 @@ impl AddressTable {
     /// Removes an address; its handle becomes stale. Messages in flight are not affected.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`].
+    /// As [`get`](Self::get).
     pub fn remove(&mut self, addr: FiAddr) -> Result<Address> {
         self.detach(addr)?;
         let entry = &mut self.entries[addr.index as usize];
-        // A position whose generations are used up is not reused.
-        let next = entry.generation.checked_add(1);
-        entry.generation = next.unwrap_or(entry.generation);
+        // A position whose generations are used up is not freed.
+        let next_generation = entry.generation.checked_add(1);
+        entry.generation = next_generation.unwrap_or(entry.generation);
         let address = entry
             .address
             .take()
             .ok_or_else(|| Error::StaleAddress(addr))?;
-        if next.is_some() {
+        if next_generation.is_some() {
             self.free.push(Reverse(addr.index));
         }
         Ok(address)
@@ -131,18 +135,19 @@ impl AddressTable {
             })
     }
 
-    /// Returns how many addresses are in the table.
+    /// Returns the number of addresses, without those of detached handles.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Returns whether the table is empty.
+    /// Returns whether [`len`](Self::len) is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_address.is_empty()
     }
 
+    /// Returns the current handle of a position.
     fn handle(&self, index: u32) -> FiAddr {
         FiAddr {
             index,
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn address_of_another_av_is_refused() {
+    fn handle_of_another_table_is_stale() {
         let (mut one, mut two) = (AddressTable::new(), AddressTable::new());
         let (a, b) = (one.insert(address("a")), two.insert(address("a")));
         assert!(two.get(a).is_err() && one.get(b).is_err());

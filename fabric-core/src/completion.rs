@@ -57,12 +57,12 @@ impl OpKind {
     }
 }
 
-/// How far an operation has got when it completes (the completion levels of `fi_cq(3)`). Each level
+/// The progress at which an operation completes (the completion levels of `fi_cq(3)`). Each level
 /// includes the levels before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompletionLevel {
-    /// The provider has sent the message: at best it is in the peer's endpoint, and nothing on this
-    /// side is needed any more (`FI_TRANSMIT_COMPLETE`).
+    /// The provider has sent the message and needs nothing of this side any more. The peer's
+    /// endpoint may not have the message yet (`FI_TRANSMIT_COMPLETE`).
     #[default]
     #[doc(alias = "FI_TRANSMIT_COMPLETE")]
     Transmitted,
@@ -110,7 +110,9 @@ pub struct Transfer {
     pub source: Option<FiAddr>,
     /// The remote completion data that came with the message (`FI_REMOTE_CQ_DATA`).
     pub data: Option<u64>,
+    /// The sender of a received message, as the transport identifies peers.
     peer: PeerKey,
+    /// The arrival number of a received message: [`Envelope::arrival`].
     arrival: u64,
 }
 
@@ -180,7 +182,7 @@ impl Transfer {
 /// A transfer and its error, if it failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The bytes moved.
+    /// What was transferred.
     pub transfer: Transfer,
     /// The error, if the operation failed. Boxed, because outcomes are moved often and fail seldom.
     pub error: Option<Box<Error>>,
@@ -265,7 +267,7 @@ impl<B> Done<B> {
     ///
     /// # Errors
     /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint, and for
-    /// messages of connected endpoints (`FI_EP_MSG`), which have none.
+    /// messages of connected endpoints (`FI_EP_MSG`), which have no source.
     #[doc(alias = "fi_cq_readfrom")]
     pub fn source(&self) -> Result<FiAddr> {
         self.transfer.source.ok_or(Error::UnknownSource)
@@ -306,7 +308,7 @@ impl Deref for Done<LoanedBuf> {
 
 /// A failed operation, with its buffer, so that the operation can be retried.
 ///
-/// `?` converts it into its [`Error`], or into a [`std::io::Error`], and drops the buffer.
+/// `?` converts a `Failed` into its [`Error`] or a [`std::io::Error`], and drops the buffer.
 pub struct Failed<B> {
     /// The error.
     pub error: Error,
@@ -365,13 +367,14 @@ pub struct Completion {
     /// The error, if the operation failed. A failed operation is an entry like any other and does
     /// not end the stream. Boxed, because entries are moved often and fail seldom.
     pub error: Option<Box<Error>>,
+    /// The buffer of the operation, until [`take_buf`](Self::take_buf) takes it.
     buf: AnyBuf,
 }
 
 impl Completion {
     /// Creates an entry; for the progress engine.
     #[doc(hidden)]
-    #[inline(always)] // it is large
+    #[inline(always)] // a call would copy the large entry
     #[must_use]
     pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
         Self {

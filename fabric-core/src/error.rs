@@ -124,7 +124,8 @@ pub enum Error {
     /// `FI_ECONNRESET`.
     #[error("connection to {0} lost: the peer closed its endpoint, died or became unreachable")]
     PeerGone(Address),
-    /// The peer's endpoint refused the connection, with a reason. `FI_ECONNREFUSED`.
+    /// The peer's endpoint refused the connection before the peer's application saw the request.
+    /// `FI_ECONNREFUSED`.
     #[error("{peer} refused the connection: {reason}")]
     ConnectionRefused {
         /// The peer that refused.
@@ -132,13 +133,13 @@ pub enum Error {
         /// The peer's reason.
         reason: RefusalReason,
     },
-    /// The application at the peer rejected the connection request, with this private data
-    /// (`fi_reject`). `FI_ECONNREFUSED`.
+    /// The peer's application rejected the connection request of this endpoint, with this private
+    /// data (`fi_reject`). `FI_ECONNREFUSED`.
     #[error(
         "{peer} rejected the connection request (fi_reject), {}",
         describe_private_data(data)
     )]
-    Rejected {
+    RejectedByPeer {
         /// The peer that rejected.
         peer: Address,
         /// The private data of the rejection, up to 256 bytes.
@@ -182,13 +183,13 @@ pub enum Error {
          disconnected, or the handle is of another address vector"
     )]
     StaleAddress(FiAddr),
-    /// The sender of the message is in no address vector, so no handle exists to answer it. Always
-    /// so for connected endpoints. `FI_EADDRNOTAVAIL`.
+    /// The sender of the message is in no address vector, so the message has no handle to reply
+    /// to. The case for every message of a connected endpoint. `FI_EADDRNOTAVAIL`.
     #[error("the sender has no address handle: its address is not in the address vector")]
     UnknownSource,
     /// Another endpoint, or a socket of another program, is bound to the address. With a port range
     /// ([`SocketOptions::port_range`](crate::SocketOptions::port_range)), no port of the range is
-    /// free, and the address has the last one tried. `FI_EADDRINUSE`.
+    /// free, and the address holds the last port tried. `FI_EADDRINUSE`.
     #[error("address {0} is already in use")]
     AddressInUse(Address),
     /// The text is not an address, or the address cannot be used here. `FI_EINVAL`.
@@ -257,9 +258,16 @@ pub enum Error {
         /// What is wrong with the key.
         why: &'static str,
     },
-    /// Two objects belong to different parents: endpoints, domains or fabrics. `FI_EDOMAIN`.
-    #[error("the {0} belongs to another {1} (FI_EDOMAIN)")]
-    WrongDomain(Class, Class),
+    /// The object has another parent than the object that it is to be used with: another domain, or
+    /// another fabric. `FI_EDOMAIN`.
+    #[doc(alias = "FI_EDOMAIN")]
+    #[error("the {object} belongs to another {parent} (FI_EDOMAIN)")]
+    WrongParent {
+        /// The class of the object.
+        object: Class,
+        /// The class of the parent that differs.
+        parent: Class,
+    },
     /// The provider does not offer the feature. `FI_EOPNOTSUPP`.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
@@ -333,7 +341,7 @@ impl fmt::Display for Resource {
                 free,
             } => write!(
                 f,
-                "no transmit credit for peer #{peer} (operations to it hold {in_use} of \
+                "no transmit credit for peer #{peer} (operations to this peer hold {in_use} of \
                  {peer_limit}, {free} of the endpoint are free; FI_EAGAIN): await the operation or \
                  Endpoint::reserve"
             ),
@@ -386,16 +394,19 @@ impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version { theirs, ours } => {
-                write!(f, "it speaks protocol version {theirs}, this side {ours}")
+                write!(
+                    f,
+                    "the peer speaks protocol version {theirs}, this side {ours}"
+                )
             }
-            Self::User => f.write_str("it accepts only processes of its own user"),
-            Self::Malformed => f.write_str("it could not parse the handshake"),
+            Self::User => f.write_str("the peer accepts only processes of its own user"),
+            Self::Malformed => f.write_str("the peer could not parse the handshake"),
             Self::Resources => f.write_str(
-                "it lacks memory or descriptors, is at its connection limit, or (tcp) its program \
-                 rejected this",
+                "the peer lacks memory or descriptors, is at its connection limit, or (tcp) its \
+                 program rejected the request",
             ),
             Self::EpType => f.write_str(
-                "its endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
+                "the peer's endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
             ),
             Self::Other(code) => write!(f, "unknown reason code {code}"),
         }
@@ -423,11 +434,44 @@ fn describe_unbound(class: Class) -> String {
     }
 }
 
+/// Returns the part of the text of [`Error::RejectedByPeer`] about the private data.
 fn describe_private_data(data: &[u8]) -> String {
     match data.len() {
         0 => "without private data".into(),
         len => format!("with {len} bytes of private data"),
     }
+}
+
+/// Error numbers of libfabric (`fi_errno(3)`); those below 256 are Linux error numbers.
+pub(crate) mod fi_errno {
+    pub(crate) const EAGAIN: i32 = 11;
+    pub(crate) const ENOMEM: i32 = 12;
+    pub(crate) const EACCES: i32 = 13;
+    pub(crate) const EBUSY: i32 = 16;
+    pub(crate) const ENODEV: i32 = 19;
+    pub(crate) const EINVAL: i32 = 22;
+    pub(crate) const ENOSYS: i32 = 38;
+    pub(crate) const ENODATA: i32 = 61;
+    pub(crate) const EPROTO: i32 = 71;
+    pub(crate) const EMSGSIZE: i32 = 90;
+    pub(crate) const EOPNOTSUPP: i32 = 95;
+    pub(crate) const EADDRINUSE: i32 = 98;
+    pub(crate) const EADDRNOTAVAIL: i32 = 99;
+    pub(crate) const ECONNRESET: i32 = 104;
+    pub(crate) const ETIMEDOUT: i32 = 110;
+    pub(crate) const ECONNREFUSED: i32 = 111;
+    pub(crate) const EHOSTUNREACH: i32 = 113;
+    pub(crate) const ECANCELED: i32 = 125;
+    pub(crate) const ETOOSMALL: i32 = 257;
+    pub(crate) const EOPBADSTATE: i32 = 258;
+    pub(crate) const EAVAIL: i32 = 259;
+    pub(crate) const EBADFLAGS: i32 = 260;
+    pub(crate) const ENOEQ: i32 = 261;
+    pub(crate) const EDOMAIN: i32 = 262;
+    pub(crate) const ENOCQ: i32 = 263;
+    pub(crate) const ETRUNC: i32 = 265;
+    pub(crate) const ENOKEY: i32 = 266;
+    pub(crate) const ENOAV: i32 = 267;
 }
 
 impl Error {
@@ -437,42 +481,50 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::WouldBlock(_) => 11,
-            Self::NoMatch(_) => 61,
-            Self::Busy(_) => 16,
-            Self::Closed(_) => 258,
-            Self::Canceled => 125,
-            Self::Truncated { .. } => 265,
-            Self::CounterError { .. } => 259,
-            Self::TooLong { .. } | Self::OutOfBounds { .. } | Self::TooMany { .. } => 90,
-            Self::BufferTooSmall { .. } => 257,
-            Self::OutOfMemory { .. } => 12,
-            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => 111,
-            Self::TimedOut(_) => 110,
-            Self::Unreachable { .. } => 113,
-            Self::PeerGone(_) => 104,
-            Self::OtherUser { .. } => 13,
-            Self::Protocol { .. } => 71,
-            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => 99,
-            Self::AddressInUse(_) => 98,
-            Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => 22,
-            Self::UnknownProvider { .. } => 19,
-            Self::BadFlags { .. } => 260,
-            Self::Unbound(Class::CompletionQueue) => 263,
-            Self::Unbound(Class::AddressVector) => 267,
-            Self::Unbound(Class::EventQueue) => 261,
-            Self::Unbound(Class::Domain) => 262,
-            Self::Unbound(_) => 258,
-            Self::Key { .. } => 266,
-            Self::WrongDomain(..) => 262,
-            Self::NotSupported(_) => 95,
-            Self::Runtime(_) => 38,
+            Self::WouldBlock(_) => fi_errno::EAGAIN,
+            Self::NoMatch(_) => fi_errno::ENODATA,
+            Self::Busy(_) => fi_errno::EBUSY,
+            Self::Closed(_) => fi_errno::EOPBADSTATE,
+            Self::Canceled => fi_errno::ECANCELED,
+            Self::Truncated { .. } => fi_errno::ETRUNC,
+            Self::CounterError { .. } => fi_errno::EAVAIL,
+            Self::TooLong { .. } | Self::OutOfBounds { .. } | Self::TooMany { .. } => {
+                fi_errno::EMSGSIZE
+            }
+            Self::BufferTooSmall { .. } => fi_errno::ETOOSMALL,
+            Self::OutOfMemory { .. } => fi_errno::ENOMEM,
+            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {
+                fi_errno::ECONNREFUSED
+            }
+            Self::TimedOut(_) => fi_errno::ETIMEDOUT,
+            Self::Unreachable { .. } => fi_errno::EHOSTUNREACH,
+            Self::PeerGone(_) => fi_errno::ECONNRESET,
+            Self::OtherUser { .. } => fi_errno::EACCES,
+            Self::Protocol { .. } => fi_errno::EPROTO,
+            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => {
+                fi_errno::EADDRNOTAVAIL
+            }
+            Self::AddressInUse(_) => fi_errno::EADDRINUSE,
+            Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => {
+                fi_errno::EINVAL
+            }
+            Self::UnknownProvider { .. } => fi_errno::ENODEV,
+            Self::BadFlags { .. } => fi_errno::EBADFLAGS,
+            Self::Unbound(Class::CompletionQueue) => fi_errno::ENOCQ,
+            Self::Unbound(Class::AddressVector) => fi_errno::ENOAV,
+            Self::Unbound(Class::EventQueue) => fi_errno::ENOEQ,
+            Self::Unbound(Class::Domain) => fi_errno::EDOMAIN,
+            Self::Unbound(_) => fi_errno::EOPBADSTATE,
+            Self::Key { .. } => fi_errno::ENOKEY,
+            Self::WrongParent { .. } => fi_errno::EDOMAIN,
+            Self::NotSupported(_) => fi_errno::EOPNOTSUPP,
+            Self::Runtime(_) => fi_errno::ENOSYS,
             Self::Os { errno, .. } => *errno,
         }
     }
 
-    /// Returns whether the operation failed because the peer is not there: it may succeed when the
-    /// peer is back or is looked up again.
+    /// Returns whether the peer is unavailable: the operation may succeed when the peer runs again,
+    /// or was inserted into the address vector again.
     ///
     /// True for exactly these errors:
     ///
@@ -483,7 +535,7 @@ impl Error {
     ///   address vector.
     ///
     /// False for all others. Of the errors about peers these are [`Error::ConnectionRefused`],
-    /// [`Error::Rejected`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
+    /// [`Error::RejectedByPeer`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
     /// answered; [`Error::Unreachable`], [`Error::NoSuchHost`] and [`Error::UnknownSource`], where
     /// no peer was asked; and [`Error::Canceled`], because this side ended the operation.
     #[must_use]
@@ -502,8 +554,8 @@ impl Error {
 }
 
 impl From<NoMatch> for Error {
-    fn from(reasons: NoMatch) -> Self {
-        Self::NoMatch(Box::new(reasons))
+    fn from(no_match: NoMatch) -> Self {
+        Self::NoMatch(Box::new(no_match))
     }
 }
 
@@ -584,7 +636,7 @@ mod tests {
             Error::NoSuchPeer(_) => 9,
             Error::PeerGone(_) => 10,
             Error::ConnectionRefused { .. } => 11,
-            Error::Rejected { .. } => 12,
+            Error::RejectedByPeer { .. } => 12,
             Error::TimedOut(_) => 13,
             Error::Unreachable { .. } => 14,
             Error::OtherUser { .. } => 15,
@@ -600,7 +652,7 @@ mod tests {
             Error::BadFlags { .. } => 25,
             Error::Unbound(_) => 26,
             Error::Key { .. } => 27,
-            Error::WrongDomain(..) => 28,
+            Error::WrongParent { .. } => 28,
             Error::NotSupported(_) => 29,
             Error::Runtime(_) => 30,
             Error::Os { .. } => 31,
@@ -626,7 +678,7 @@ mod tests {
         });
         let fabric = crate::tree::ObjectNode::new(Class::Fabric, None);
         let domain = crate::tree::ObjectNode::new(Class::Domain, Some(fabric.clone()));
-        domain.publish().unwrap();
+        domain.attach_to_parent().unwrap();
         let handle = FiAddr {
             index: 17,
             generation: 0,
@@ -742,14 +794,14 @@ mod tests {
             ),
             (refused(RefusalReason::Other(77)), vec!["77"]),
             (
-                Error::Rejected {
+                Error::RejectedByPeer {
                     peer: peer(),
                     data: Vec::new(),
                 },
                 vec!["10.0.0.5:7000", "without private data"],
             ),
             (
-                Error::Rejected {
+                Error::RejectedByPeer {
                     peer: peer(),
                     data: vec![0; 9],
                 },
@@ -840,7 +892,10 @@ mod tests {
                 vec!["0x1f", "unknown"],
             ),
             (
-                Error::WrongDomain(Class::CompletionQueue, Class::Domain),
+                Error::WrongParent {
+                    object: Class::CompletionQueue,
+                    parent: Class::Domain,
+                },
                 vec!["completion queue", "another domain"],
             ),
             (

@@ -10,7 +10,7 @@ use crate::error::Error;
 pub struct Event {
     /// The id of the endpoint that the event is about (`Endpoint::id`); 0 for the queue itself.
     pub endpoint_id: u64,
-    /// The context that the endpoint was opened with.
+    /// The context value that the endpoint was opened with.
     pub context: u64,
     /// The event.
     pub kind: EventKind,
@@ -69,7 +69,7 @@ pub enum EventKind {
     },
     /// This endpoint could not be connected. The event is queued even if a task awaits the connect.
     ConnectFailed {
-        /// The reason. [`Error::Rejected`] holds the private data of the peer.
+        /// The reason. [`Error::RejectedByPeer`] holds the private data of the peer.
         error: Error,
     },
     /// The connection of this endpoint has ended (`FI_SHUTDOWN`). Messages that arrived before can
@@ -81,14 +81,14 @@ pub enum EventKind {
         /// Why the connection ended.
         reason: DownReason,
     },
-    /// This endpoint refused a peer's attempt to connect. In the opposite direction, where the peer
-    /// rejects, the connect of this endpoint fails with [`Error::Rejected`].
-    Rejected {
+    /// This endpoint refused the connection of a peer. (Where the peer refuses, the connect of this
+    /// endpoint fails: [`EventKind::ConnectFailed`].)
+    InboundRefused {
         /// The reason.
         error: Error,
     },
-    /// An operation failed that no future or queue reports: an inject, or one whose future was
-    /// dropped.
+    /// An operation failed, and no future or completion queue reports the failure: the operation is
+    /// an inject, or its future was dropped.
     OperationFailed {
         /// The destination peer, if there was one.
         peer: Option<FiAddr>,

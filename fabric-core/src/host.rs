@@ -19,8 +19,8 @@ pub struct HostName {
 }
 
 impl HostName {
-    /// Parses text where addresses of scheme `expected` are expected, as [`Address::parse_for`].
-    /// Returns `None` when the text names no host: the text is an address then, or malformed.
+    /// Parses a host name and port, with the scheme rules of [`Address::parse_for`]. Returns `None`
+    /// when the text names no host: the text is an address or malformed.
     ///
     /// ```
     /// use fabric_core::{Scheme, host::HostName};
@@ -70,11 +70,11 @@ impl HostName {
     /// Converts a socket address that the name was resolved to.
     ///
     /// # Errors
-    /// [`Error::BadAddress`](crate::Error::BadAddress) when it is not the address of one machine.
-    pub fn to_address(&self, found: SocketAddr) -> Result<Address> {
+    /// [`Error::BadAddress`](crate::Error::BadAddress) when the address is not that of one machine.
+    pub fn to_address(&self, resolved: SocketAddr) -> Result<Address> {
         Address::new(
             self.scheme,
-            Address::from_socket_addr(self.scheme, found)?.name(),
+            Address::from_socket_addr(self.scheme, resolved)?.name(),
         )
     }
 }

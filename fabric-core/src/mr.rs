@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
-use crate::error::{Error, Result};
+use crate::completion::OpKind;
+use crate::error::{Error, Result, fi_errno};
 use crate::flags::Access;
 use crate::transport::RmaIov;
 
@@ -64,9 +65,9 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
     /// Returns whether peers can access the memory.
     fn is_open(&self) -> bool;
 
-    /// Returns the reason why a peer's memory cannot be accessed any more, when the connection to
-    /// it has ended.
-    fn unreachable(&self) -> Option<Error> {
+    /// Returns the error of accesses to a peer's memory after the connection to the peer has ended;
+    /// `None` while accesses are possible.
+    fn disconnect_error(&self) -> Option<Error> {
         None
     }
 
@@ -80,14 +81,14 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
         false
     }
 
-    /// Begins an access by a peer; false when the owner holds the memory exclusively, or has closed
-    /// it. The caller [ends](Self::end_access) a begun access soon.
+    /// Begins an access by a peer, which the caller [ends](Self::end_access). Returns false, and
+    /// begins no access, when the owner holds or has closed the memory.
     #[must_use]
     fn begin_access(&self) -> bool {
         true
     }
 
-    /// Ends an access.
+    /// Ends an access that [`begin_access`](Self::begin_access) began.
     fn end_access(&self) {}
 }
 
@@ -144,39 +145,43 @@ impl DirectRegion {
     );
 }
 
-/// Checks a range of a region of `region` bytes, and the alignment of atomic values.
+/// Checks a range of a region of `region_len` bytes and the alignment of atomic values, and returns
+/// the offset at which the range begins.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`] when the range exceeds the region, [`Error::Invalid`] when the offset is
 /// not a multiple of `align`.
 #[inline]
-pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
+pub fn check_range(region_len: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     match start.checked_add(len) {
-        Some(end) if end <= region => {}
+        Some(end) if end <= region_len => {}
         _ => {
             return Err(Error::OutOfBounds {
                 offset,
                 len,
-                limit: region,
+                limit: region_len,
             });
         }
     }
     if !start.is_multiple_of(align) {
-        let why = format!("{offset} is not a multiple of {align}, the size of a value");
-        return Err(Error::Invalid {
-            what: "offset of an atomic operation",
-            why,
-        });
+        return Err(misaligned_error(offset, align));
     }
     Ok(start)
+}
+
+/// Returns the error of an atomic operation whose offset is not a multiple of the value's size.
+fn misaligned_error(offset: u64, size: usize) -> Error {
+    Error::Invalid {
+        what: "offset of an atomic operation",
+        why: format!("{offset} is not a multiple of {size}, the size of a value"),
+    }
 }
 
 /// Returns the access rights that an operation needs.
 #[must_use]
 #[inline]
-pub fn required_access(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Access {
-    use crate::completion::OpKind;
+pub fn required_access(kind: OpKind, atomic: Option<AtomicOp>) -> Access {
     match (kind, atomic) {
         (OpKind::Read, _) | (_, Some(AtomicOp::Read)) => Access::REMOTE_READ,
         (OpKind::FetchAtomic, _) => Access::REMOTE_READ.union(Access::REMOTE_WRITE),
@@ -184,13 +189,13 @@ pub fn required_access(kind: crate::completion::OpKind, atomic: Option<AtomicOp>
     }
 }
 
-/// Checks that the granted rights include the needed ones.
+/// Checks that the granted access rights include the required ones.
 ///
 /// # Errors
-/// [`Error::Key`].
+/// [`Error::Key`] when a required right is not granted.
 #[inline]
-pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
-    if granted.contains(wanted) {
+pub fn check_access(key: u64, granted: Access, required: Access) -> Result<()> {
+    if granted.contains(required) {
         return Ok(());
     }
     Err(Error::Key {
@@ -203,6 +208,7 @@ pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
 #[derive(Debug)]
 pub struct RegionTable {
     regions: HashMap<u64, Region>,
+    /// The key that is generated next, unless it is in use.
     next_key: u64,
 }
 
@@ -222,7 +228,8 @@ impl RegionTable {
     }
 
     /// Inserts a region under the requested key, or under a generated one, and returns the key.
-    /// With `by_address`, peers address its bytes by their virtual addresses in this process.
+    /// With `virt_addr`, peers address the bytes by their virtual addresses in this process
+    /// (`FI_MR_VIRT_ADDR`), else by offsets.
     ///
     /// # Errors
     /// [`Error::Key`] when the requested key is in use; [`Error::BadFlags`] when no right is
@@ -232,7 +239,7 @@ impl RegionTable {
         memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
-        by_address: bool,
+        virt_addr: bool,
     ) -> Result<u64> {
         if access.is_empty() {
             return Err(Error::BadFlags {
@@ -256,7 +263,7 @@ impl RegionTable {
                 }
             },
         };
-        let base = if by_address { memory.address() } else { 0 };
+        let base = if virt_addr { memory.address() } else { 0 };
         self.regions.insert(
             key,
             Region {
@@ -281,20 +288,21 @@ impl RegionTable {
         self.regions.is_empty()
     }
 
-    /// Returns the region of a key.
+    /// Returns the region of a key, if there is one.
     #[must_use]
     pub fn get(&self, key: u64) -> Option<&Region> {
         self.regions.get(&key)
     }
 
-    /// Notifies the owner of every operation of peers on this region from now on.
+    /// Notifies the owner of every operation of peers on this region from now on. Returns the
+    /// region; `None` when no region has the key.
     pub fn enable_rma_events(&mut self, key: u64) -> Option<&Region> {
         let region = self.regions.get_mut(&key)?;
         region.rma_events = true;
         Some(region)
     }
 
-    /// Removes and closes a region; later accesses by its key fail.
+    /// Removes, closes and returns a region; `None` when no region has the key.
     pub fn remove(&mut self, key: u64) -> Option<Region> {
         let region = self.regions.remove(&key)?;
         region.memory.close();
@@ -303,8 +311,8 @@ impl RegionTable {
 }
 
 /// Executes an atomic operation on an array of values from byte `at` on. `operands` holds the
-/// operands, followed by the comparands of a compare operation; `result` gets the old values, if it
-/// is as long.
+/// operands, followed by the comparands of a compare operation. `result` receives each old value
+/// that fits.
 pub fn execute_atomic_array(
     memory: &dyn RegionMemory,
     at: usize,
@@ -329,7 +337,29 @@ pub fn execute_atomic_array(
     }
 }
 
-/// Bytes copied in one critical section: an access does not block other accesses for long.
+/// Executes an atomic operation on the value at byte `at` of memory that the caller has locked, as
+/// [`RegionMemory::execute_atomic`].
+fn execute_atomic_locked(
+    bytes: &mut [u8],
+    at: usize,
+    op: AtomicOp,
+    datatype: Datatype,
+    operand: u64,
+    comparand: u64,
+) -> u64 {
+    let size = datatype.size();
+    assert!(
+        at.is_multiple_of(size),
+        "byte {at} is not aligned to the {size} bytes of an atomic value"
+    );
+    let value = bits_at(&bytes[at..at + size], 0, size);
+    let new = op.compute(datatype, value, operand, comparand);
+    bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
+    value
+}
+
+/// The largest number of bytes copied under the lock at a time, so that an access does not block
+/// other accesses for long.
 const COPY_CHUNK: usize = 256 << 10;
 
 /// Memory of this process alone: peers reach it through a transport inside this process.
@@ -346,11 +376,10 @@ impl LocalMemory {
     /// # Errors
     /// [`Error::Os`] when the allocation fails.
     pub fn new(len: usize) -> Result<Self> {
-        const ENOMEM: i32 = 12;
         let mut bytes = Vec::new();
         bytes
             .try_reserve_exact(len)
-            .map_err(|_| Error::os("malloc", ENOMEM))?;
+            .map_err(|_| Error::os("malloc", fi_errno::ENOMEM))?;
         bytes.resize(len, 0);
         Ok(Self {
             bytes: bytes.into(),
@@ -359,6 +388,7 @@ impl LocalMemory {
         })
     }
 
+    /// Calls `access` with all bytes, under the lock.
     fn with_bytes<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
         access(
             &mut self
@@ -375,16 +405,16 @@ impl RegionMemory for LocalMemory {
     }
 
     fn read(&self, at: usize, out: &mut [u8]) {
-        for (number, piece) in out.chunks_mut(COPY_CHUNK).enumerate() {
-            let at = at + number * COPY_CHUNK;
-            self.with_bytes(|bytes| piece.copy_from_slice(&bytes[at..at + piece.len()]));
+        for (index, chunk) in out.chunks_mut(COPY_CHUNK).enumerate() {
+            let at = at + index * COPY_CHUNK;
+            self.with_bytes(|bytes| chunk.copy_from_slice(&bytes[at..at + chunk.len()]));
         }
     }
 
     fn write(&self, at: usize, from: &[u8]) {
-        for (number, piece) in from.chunks(COPY_CHUNK).enumerate() {
-            let at = at + number * COPY_CHUNK;
-            self.with_bytes(|bytes| bytes[at..at + piece.len()].copy_from_slice(piece));
+        for (index, chunk) in from.chunks(COPY_CHUNK).enumerate() {
+            let at = at + index * COPY_CHUNK;
+            self.with_bytes(|bytes| bytes[at..at + chunk.len()].copy_from_slice(chunk));
         }
     }
 
@@ -396,17 +426,7 @@ impl RegionMemory for LocalMemory {
         operand: u64,
         comparand: u64,
     ) -> u64 {
-        let size = datatype.size();
-        assert!(
-            at.is_multiple_of(size),
-            "an atomic value is aligned to its size"
-        );
-        self.with_bytes(|bytes| {
-            let value = crate::atomic::bits_at(&bytes[at..at + size], 0, size);
-            let new = op.compute(datatype, value, operand, comparand);
-            bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
-            value
-        })
+        self.with_bytes(|bytes| execute_atomic_locked(bytes, at, op, datatype, operand, comparand))
     }
 
     fn close(&self) {
@@ -462,7 +482,6 @@ mod tests {
 
     #[test]
     fn access_rights_and_ranges_are_checked() {
-        use crate::completion::OpKind;
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
         assert_eq!(required_access(OpKind::Read, None), read);
         assert_eq!(required_access(OpKind::Write, None), write);

@@ -108,8 +108,8 @@ impl SocketOptions {
     /// retransmission timeout decides, which takes longer.
     #[doc(alias = "SO_KEEPALIVE")]
     #[must_use]
-    pub fn idle_timeout(mut self, at_most: Duration) -> Self {
-        self.idle_timeout = Some(at_most);
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeout = Some(timeout);
         self
     }
 

@@ -29,7 +29,8 @@ impl std::ops::AddAssign for OpStats {
     }
 }
 
-/// Counters of an endpoint since it was enabled. All values but the last group only grow.
+/// Counters of an endpoint since it was enabled, and its current load: `peers`, `unexpected` and
+/// `unexpected_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
@@ -46,8 +47,8 @@ pub struct EndpointStats {
     pub written: OpStats,
     /// Atomic operations on peers' memory, fetching ones included.
     pub atomics: OpStats,
-    /// Operations of peers on local memory, as far as peers notify this side: with remote
-    /// completion data, or counted.
+    /// Operations of peers on local memory of which this side is notified: writes with remote
+    /// completion data, and operations on regions whose owner counts remote accesses.
     pub remote_ops: OpStats,
     /// Operations that completed inside the posting call, of all operations started here. The
     /// others took a slot and a transmit credit.
@@ -71,8 +72,8 @@ pub struct EndpointStats {
     /// Sends over TCP that the kernel transmitted from the buffer without copying. See
     /// [`SocketOptions::zero_copy_threshold`](crate::SocketOptions::zero_copy_threshold).
     pub zero_copy: u64,
-    /// Zero-copy sends that the kernel copied nevertheless. At most one per connection, because a
-    /// connection stops requesting zero copy then.
+    /// Zero-copy sends that the kernel copied nevertheless. At most one per connection, because the
+    /// connection then stops requesting zero copy.
     pub zero_copy_fallbacks: u64,
     /// Unexpected messages that were discarded because the budget was used up. Only datagrams are
     /// discarded; datagrams that the network lost are not counted.
@@ -123,7 +124,7 @@ impl EndpointStats {
     #[doc(hidden)]
     #[inline]
     pub fn record(&mut self, kind: OpKind, len: usize) {
-        let moved = match kind {
+        let stats = match kind {
             OpKind::Send => &mut self.sent,
             OpKind::Recv => &mut self.received,
             OpKind::Read => &mut self.read,
@@ -132,36 +133,28 @@ impl EndpointStats {
             OpKind::RemoteWrite => &mut self.remote_ops,
             OpKind::Connect | OpKind::MultiRecvRelease => return,
         };
-        moved.record(len);
+        stats.record(len);
     }
 
     /// Adds the counters of the transport.
     #[doc(hidden)]
     #[must_use]
-    pub fn with_transport(mut self, provider: TransportStats) -> Self {
+    pub fn with_transport(mut self, transport: TransportStats) -> Self {
         let TransportStats {
             sent,
             written,
             atomics,
-            ..
-        } = provider;
-        let TransportStats {
             doorbells,
             loaned,
             segmented,
             single_copy_tx,
             single_copy_rx,
-            dropped,
-            ..
-        } = provider;
-        let TransportStats {
             zero_copy,
             zero_copy_fallbacks,
+            dropped,
             peers,
-            unexpected,
-            ..
-        } = provider;
-        let (unexpected, unexpected_bytes) = unexpected;
+            unexpected: (unexpected, unexpected_bytes),
+        } = transport;
         self.sent += sent;
         self.written += written;
         self.atomics += atomics;
@@ -192,11 +185,11 @@ pub struct DomainStats {
     pub polls: u64,
     /// Passes of the progress engine, by polls and by the driver.
     pub passes: u64,
-    /// Polls that found work only after more than one pass: spinning that paid off.
+    /// Polls that found work after more than one pass of the engine.
     pub spins_succeeded: u64,
-    /// Polls that spun in vain.
+    /// Polls that found no work after more than one pass of the engine.
     pub spins_timed_out: u64,
-    /// How often the driver went to sleep.
+    /// Number of times that the driver went to sleep.
     pub parks: u64,
 
     /// Operations that are pending now, or completed and not yet reported.

@@ -1,8 +1,9 @@
-//! The object tree: every open object knows its class, its parent and how many children of each
-//! class it has.
+//! The object tree: the class, the parent and the number of children of every object.
 //!
-//! A child is counted only when its creation has succeeded ([`ObjectNode::publish`] is its last
-//! step), and uncounted when it is closed or dropped. Clones of a handle are not children.
+//! An [`ObjectNode`] counts its open children by class, and cannot be closed while a count is above
+//! 0. A child is counted from [`ObjectNode::attach_to_parent`], the last step of its creation,
+//! until it is closed or dropped. Clones of a handle are not children. A [`DependencyGuard`] keeps
+//! an object open for a user that is not its child.
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,22 +119,25 @@ impl fmt::Display for Children {
     }
 }
 
-/// One object of the tree.
+/// One object of the tree, shared by all handles of the object.
 #[derive(Debug)]
 pub struct ObjectNode {
     class: Class,
     id: u64,
     parent: Option<Arc<ObjectNode>>,
+    /// The number of children and users of each class, at the index of the class in
+    /// [`Class::ALL`].
     children: [AtomicU32; Class::ALL.len()],
-    counted: AtomicBool,
+    /// Whether the parent counts this object.
+    attached: AtomicBool,
     closed: AtomicBool,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl ObjectNode {
-    /// Creates an object below `parent`, not yet counted there: call [`ObjectNode::publish`] when
-    /// nothing can fail any more.
+    /// Creates the node of an object with this parent. The parent does not count the object before
+    /// [`ObjectNode::attach_to_parent`].
     #[must_use]
     pub fn new(class: Class, parent: Option<Arc<ObjectNode>>) -> Arc<Self> {
         Arc::new(Self {
@@ -141,34 +145,36 @@ impl ObjectNode {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             parent,
             children: Default::default(),
-            counted: AtomicBool::new(false),
+            attached: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
     }
 
-    /// Counts this object as a child of its parent.
+    /// Counts this object as a child of its parent. Idempotent.
+    ///
+    /// The last step of the creation of an object, so that a failed creation leaves no count.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the parent was closed meanwhile.
-    pub fn publish(&self) -> Result<()> {
+    /// [`Error::Closed`] when the parent is closed.
+    pub fn attach_to_parent(&self) -> Result<()> {
         if let Some(parent) = &self.parent
-            && !self.counted.swap(true, Ordering::AcqRel)
+            && !self.attached.swap(true, Ordering::AcqRel)
         {
             parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
             // SYNC: pairs with `close`: either `close` sees the count, or this load sees `closed`.
             if parent.closed.load(Ordering::SeqCst) {
-                self.leave_parent();
+                self.detach_from_parent();
                 return Err(Error::Closed(parent.class));
             }
         }
         Ok(())
     }
 
-    /// Closes the object: it accepts no more children, and its parent does not count it any more.
+    /// Closes the object and detaches it from its parent. A closed object accepts no children.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the open children by class, and nothing has changed; [`Error::Closed`]
-    /// when the object was closed before.
+    /// [`Error::Busy`], with the number of children and users by class, while there are any: the
+    /// object stays open. [`Error::Closed`] when the object was closed before.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::SeqCst) {
             return Err(Error::Closed(self.class));
@@ -178,14 +184,15 @@ impl ObjectNode {
             self.closed.store(false, Ordering::SeqCst);
             return Err(Error::Busy(children));
         }
-        self.leave_parent();
+        self.detach_from_parent();
         Ok(())
     }
 
-    /// Uncounts this object at its parent; for the drop of a handle. Idempotent.
-    pub fn leave_parent(&self) {
+    /// Ends the count of this object in its parent. Idempotent. Called when the last handle is
+    /// dropped without a close.
+    pub fn detach_from_parent(&self) {
         if let Some(parent) = &self.parent
-            && self.counted.swap(false, Ordering::AcqRel)
+            && self.attached.swap(false, Ordering::AcqRel)
         {
             parent.children[self.class as usize].fetch_sub(1, Ordering::SeqCst);
         }
@@ -194,7 +201,7 @@ impl ObjectNode {
     /// Checks that the object is open.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`] when the object is closed.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) {
             Err(Error::Closed(self.class))
@@ -203,7 +210,7 @@ impl ObjectNode {
         }
     }
 
-    /// Returns the class.
+    /// Returns the class of the object.
     #[must_use]
     pub fn class(&self) -> Class {
         self.class
@@ -230,33 +237,35 @@ impl ObjectNode {
     }
 }
 
-/// A guard that keeps an object from being closed while another object, of class `holder_class`,
-/// uses it without being its child, as an endpoint uses a completion queue.
+/// A guard that keeps an object open for a user of the object that is not its child, such as an
+/// endpoint that uses a completion queue. The drop of the guard ends the use.
 #[derive(Debug)]
 pub struct DependencyGuard {
+    /// The object that is used.
     node: Arc<ObjectNode>,
-    holder_class: Class,
+    /// The class of the user.
+    user_class: Class,
 }
 
 impl DependencyGuard {
-    /// Holds `node` open for an object of class `holder_class`.
+    /// Keeps `node` open for a user of class `user_class`.
     ///
     /// # Errors
-    /// [`Error::Closed`].
-    pub fn new(node: &Arc<ObjectNode>, holder_class: Class) -> Result<Self> {
-        node.children[holder_class as usize].fetch_add(1, Ordering::SeqCst);
+    /// [`Error::Closed`] when the object of `node` is closed.
+    pub fn new(node: &Arc<ObjectNode>, user_class: Class) -> Result<Self> {
+        node.children[user_class as usize].fetch_add(1, Ordering::SeqCst);
         let guard = Self {
             node: node.clone(),
-            holder_class,
+            user_class,
         };
-        // SYNC: pairs with `ObjectNode::close`, as in `ObjectNode::publish`.
+        // SYNC: pairs with `ObjectNode::close`, as in `ObjectNode::attach_to_parent`.
         node.check_open().map(|()| guard)
     }
 }
 
 impl Drop for DependencyGuard {
     fn drop(&mut self) {
-        self.node.children[self.holder_class as usize].fetch_sub(1, Ordering::SeqCst);
+        self.node.children[self.user_class as usize].fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -265,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn close_with_open_children_is_busy_and_names_them() {
+    fn close_of_object_with_children_fails_and_counts_them() {
         let domain = ObjectNode::new(Class::Domain, None);
         let queues: Vec<_> = (0..2)
             .map(|_| ObjectNode::new(Class::CompletionQueue, Some(domain.clone())))
@@ -273,10 +282,10 @@ mod tests {
         assert_eq!(
             domain.children().total(),
             0,
-            "not counted before it is published"
+            "a child is not counted before attach_to_parent"
         );
         for queue in &queues {
-            queue.publish().unwrap();
+            queue.attach_to_parent().unwrap();
         }
         let error = domain.close().unwrap_err();
         assert_eq!(
@@ -285,11 +294,11 @@ mod tests {
         );
         assert!(
             domain.check_open().is_ok(),
-            "a refused close changes nothing"
+            "a failed close leaves the object open"
         );
         queues[0].close().unwrap();
-        queues[1].leave_parent();
-        queues[1].leave_parent();
+        queues[1].detach_from_parent();
+        queues[1].detach_from_parent();
         domain.close().unwrap();
         assert_eq!(domain.close(), Err(Error::Closed(Class::Domain)));
     }
@@ -313,7 +322,7 @@ mod tests {
         let domain = ObjectNode::new(Class::Domain, None);
         let child = ObjectNode::new(Class::Counter, Some(domain.clone()));
         domain.close().unwrap();
-        assert_eq!(child.publish(), Err(Error::Closed(Class::Domain)));
+        assert_eq!(child.attach_to_parent(), Err(Error::Closed(Class::Domain)));
         assert_eq!(domain.children().total(), 0);
     }
 }

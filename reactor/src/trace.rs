@@ -87,9 +87,8 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
         EventKind::Shutdown { peer, reason } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection shut down");
         }
-        // This side refused a peer. `Error::Rejected` is the opposite: a peer rejected this side.
-        EventKind::Rejected { error } => {
-            tracing::warn!(target: "fabric::connection", endpoint, %error, "incoming connection rejected");
+        EventKind::InboundRefused { error } => {
+            tracing::warn!(target: "fabric::connection", endpoint, %error, "inbound connection refused");
         }
         // `OperationFailed` concerns one operation; `Overrun` is not traced.
         _ => {}

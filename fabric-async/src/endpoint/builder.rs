@@ -98,7 +98,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] without a direction; [`Error::Invalid`] when a queue is bound for the
-    /// direction already; [`Error::WrongDomain`] when the queue is of another domain;
+    /// direction already; [`Error::WrongParent`] when the queue is of another domain;
     /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
@@ -126,7 +126,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when a vector is bound already; [`Error::NotSupported`] for a connected
-    /// endpoint; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// endpoint; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_av_allowed(&self.info)?;
@@ -148,7 +148,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when a context is bound already, or the info is not for shared contexts,
-    /// or its type differs from the context's; [`Error::WrongDomain`] when the context is of
+    /// or its type differs from the context's; [`Error::WrongParent`] when the context is of
     /// another domain; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_shared_rx(mut self, shared: &SharedRxContext<M>) -> Result<Self> {
@@ -181,7 +181,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind; [`Error::NotSupported`] for the remote kinds without
     /// `RMA_EVENT`; [`Error::Invalid`] when a counter is bound for a kind already;
-    /// [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what.is_empty() {
@@ -224,7 +224,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Binds an event queue, which replaces the domain's (`fi_ep_bind`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongParent`] when the queue is
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
@@ -344,7 +344,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             info: self.info,
             shares_receives: self.shared_rx.is_some(),
         };
-        let published = inner.node.publish();
+        let attached = inner.node.attach_to_parent();
         let dependencies = Dependencies {
             domain: self.domain.inner,
             av,
@@ -354,7 +354,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         };
         // The endpoint is dropped, and closed with that, if the domain was closed in the meantime.
         let ep = Endpoint::opened(inner, dependencies);
-        published.map(|()| ep)
+        attached.map(|()| ep)
     }
 
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
@@ -374,7 +374,10 @@ pub(super) fn dependency_on<M: ThreadModel>(
         .parent()
         .is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node))
     {
-        return Err(Error::WrongDomain(node.class(), Class::Domain));
+        return Err(Error::WrongParent {
+            object: node.class(),
+            parent: Class::Domain,
+        });
     }
     DependencyGuard::new(node, by)
 }
@@ -387,6 +390,21 @@ pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     Err(Error::Invalid {
         what,
         why: format!("{size} is not within 1 to {MAX_QUEUE_SIZE}"),
+    })
+}
+
+/// Checks that endpoints of this info are connection-oriented (`FI_EP_MSG`).
+///
+/// # Errors
+/// [`Error::Invalid`] for any other type.
+pub(crate) fn check_msg_type(info: &Info) -> Result<()> {
+    let ep_type = info.ep.ep_type;
+    if ep_type == EpType::Msg {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: "endpoint type",
+        why: format!("the info has ep_type {ep_type:?}, expected Msg (FI_EP_MSG)"),
     })
 }
 

@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_core::info::EpType;
 use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EpId};
 use fabric_core::tree::ObjectNode;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use super::bind::builder_with_queues;
+use super::builder::check_msg_type;
 use super::{BindOptions, ConnectedEndpoint, Endpoint, EndpointBuilder};
 use crate::av::{AvInner, ToAddress};
 use crate::domain::DomainInner;
@@ -29,7 +29,7 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// * [`Error::NoSuchPeer`] when nothing listens at the address;
 /// * [`Error::NoSuchHost`], with the name, when a host has no address of the family of the [source
 ///   address](EndpointBuilder::name);
-/// * [`Error::Rejected`] with the private data of the peer when the peer rejects the request;
+/// * [`Error::RejectedByPeer`] with the private data of the peer when the peer rejects the request;
 /// * [`Error::TimedOut`];
 /// * [`Error::Protocol`] when the answer violates the protocol;
 /// * [`Error::PeerGone`] when the peer disconnects without an answer;
@@ -169,7 +169,7 @@ impl UnconnectedEndpoint {
 
 impl<M: ThreadModel> EndpointBuilder<M> {
     /// Connects to the passive endpoint at this address (`fi_connect`), from an info of type
-    /// [`EpType::Msg`].
+    /// [`EpType::Msg`](crate::EpType::Msg).
     ///
     /// The future resolves when the peer has accepted. The event queue reports the result too, as
     /// [`Connected`](crate::EventKind::Connected) or
@@ -212,9 +212,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Connect::new(Box::new(|_| Ok(self)), to)
     }
 
-    /// Accepts a connection request (`fi_accept`), from an info of type [`EpType::Msg`], such as
-    /// [that of the request](ConnectionRequest::info). `data` is sent to the peer, up to
-    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Accepts a connection request (`fi_accept`), from an info of type
+    /// [`EpType::Msg`](crate::EpType::Msg), such as [that of the request](ConnectionRequest::info).
+    /// `data` is sent to the peer, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
     /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
@@ -276,16 +276,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         (data, peer_supports_tags): (&[u8], bool),
         mode: ConnectMode<'_>,
     ) -> Result<UnconnectedEndpoint> {
-        if self.info.ep.ep_type != EpType::Msg {
-            let why = format!(
-                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
-                self.info.ep.ep_type
-            );
-            return Err(Error::Invalid {
-                what: "endpoint type",
-                why,
-            });
-        }
+        check_msg_type(&self.info)?;
         let domain = self.domain.inner.clone();
         let (av, fi_addr) = AvInner::with_peer(&domain, peer);
         let (node, bound) = self.bindings(av.id)?;

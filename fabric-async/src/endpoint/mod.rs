@@ -22,7 +22,7 @@ mod shared_rx;
 pub use bind::BindOptions;
 pub(crate) use bind::builder_with_queues;
 pub use builder::EndpointBuilder;
-pub(crate) use builder::set_once;
+pub(crate) use builder::{check_msg_type, set_once};
 pub use connect::Connect;
 pub use connected::{AnyEndpoint, ConnectedEndpoint};
 pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
@@ -394,7 +394,7 @@ impl Drop for OpenEndpoint {
         // receive context hold references.
         let _ = self.inner.node.close();
         self.inner.domain.core.close_endpoint(self.inner.id);
-        self.inner.node.leave_parent();
+        self.inner.node.detach_from_parent();
     }
 }
 

@@ -239,7 +239,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] for another direction; [`Error::Invalid`] when a queue is bound already;
-    /// [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
         if directions & !CqBind::SELECTIVE_COMPLETION != CqBind::RECV {
@@ -259,7 +259,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when a vector is bound already; [`Error::NotSupported`] for connected
-    /// endpoints; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// endpoints; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_av_allowed(&self.info)?;
@@ -273,7 +273,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] for another kind; [`Error::Invalid`] when a counter is bound already;
-    /// [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what != CounterBind::RECV {
@@ -336,7 +336,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             fast_path: None,
             shares_receives: false,
         };
-        let published = inner.node.publish();
+        let attached = inner.node.attach_to_parent();
         let dependencies = Dependencies {
             domain,
             av,
@@ -346,7 +346,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         };
         // The context is dropped, and closed with that, if the domain was closed in the meantime.
         let ep = Endpoint::opened(inner, dependencies);
-        published.map(|()| SharedRxContext { ep })
+        attached.map(|()| SharedRxContext { ep })
     }
 
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {

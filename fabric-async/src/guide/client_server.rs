@@ -199,7 +199,7 @@
 //! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
 //! | `fabric::connection` | info | peer ended while holding loans (their memory is not reused) | `endpoint`, `peer`, `loans` |
 //! | `fabric::connection` | warn | protocol violation by peer | `endpoint`, `peer`, `what` |
-//! | `fabric::connection` | warn | incoming connection rejected | `endpoint`, `error` |
+//! | `fabric::connection` | warn | inbound connection refused | `endpoint`, `error` |
 //! | `fabric::connection` | debug | connection requested, connected: of [connected endpoints](super::connected_endpoints) | `endpoint`, `peer` |
 //! | `fabric::connection` | debug | connection shut down: of a connected endpoint | `endpoint`, `peer`, `reason` |
 //! | `fabric::connection` | info | connect failed: of a connected endpoint | `endpoint`, `error` |

@@ -42,7 +42,7 @@
 //! assert_eq!(&ep.recv().await?[..], b"hello");
 //!
 //! let rejected = ConnectedEndpoint::connect(&name).await.unwrap_err();
-//! assert_eq!(rejected, Error::Rejected { peer: name, data: b"friends only".to_vec() });
+//! assert_eq!(rejected, Error::RejectedByPeer { peer: name, data: b"friends only".to_vec() });
 //! # Ok(()) }
 //! ```
 //!
@@ -55,7 +55,7 @@
 //! | error | when |
 //! |---|---|
 //! | [`NoSuchPeer`](Error::NoSuchPeer) | no process listens there |
-//! | [`Rejected`](Error::Rejected) | the peer's program rejected, with its private data; over `tcp` also: the endpoint there is connectionless, without data |
+//! | [`RejectedByPeer`](Error::RejectedByPeer) | the peer's program rejected, with its private data; over `tcp` also: the endpoint there is connectionless, without data |
 //! | [`Protocol`](Error::Protocol) | something else listens there |
 //! | [`ConnectionRefused`](Error::ConnectionRefused) | over `shm`: the endpoint there is connectionless, or the queue of the kernel is full |
 //! | [`OtherUser`](Error::OtherUser) | over `shm`: the process there is another user's |

@@ -48,12 +48,12 @@
 //!
 //! | kind | errors |
 //! |---|---|
-//! | `WouldBlock`, `OutOfMemory`, `TimedOut`, `ConnectionRefused` | those of the same name; `NoSuchPeer` and `Rejected` are `ConnectionRefused` |
+//! | `WouldBlock`, `OutOfMemory`, `TimedOut`, `ConnectionRefused` | those of the same name; `NoSuchPeer` and `RejectedByPeer` are `ConnectionRefused` |
 //! | `ConnectionReset`, `ConnectionAborted`, `BrokenPipe` | `PeerGone`, `Canceled`, `Closed` |
 //! | `HostUnreachable`, `PermissionDenied`, `ResourceBusy` | `Unreachable`, `OtherUser`, `Busy` |
 //! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `StaleAddress`, `UnknownSource`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
-//! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongDomain` |
+//! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongParent` |
 //! | `Unsupported`, `NotFound`, `Other` | `NotSupported`, `NoMatch`, `Runtime`; `UnknownProvider`; `CounterError` |
 //! | that of the error number | `Os` |
 //!
@@ -115,7 +115,7 @@
 //! descriptor on every side that maps it. If this process lacks one, the operation fails with
 //! [`Error::Os`], which names the system call, and can be posted again later. If the peer lacks
 //! one, the connecting side gets [`Error::ConnectionRefused`] with [`RefusalReason::Resources`],
-//! and the peer's event queue an [`EventKind::Rejected`].
+//! and the peer's event queue an [`EventKind::InboundRefused`].
 //!
 //! # Fork
 //!
@@ -149,14 +149,14 @@
 //! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
 //! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connected peer died or closed; never for a receive from any source, except on a connected endpoint |
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |
-//! | [`NoSuchPeer`](Error::NoSuchPeer), [`ConnectionRefused`](Error::ConnectionRefused), [`Rejected`](Error::Rejected) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; its endpoint refused, with a reason; its program rejected, with private data |
+//! | [`NoSuchPeer`](Error::NoSuchPeer), [`ConnectionRefused`](Error::ConnectionRefused), [`RejectedByPeer`](Error::RejectedByPeer) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; the peer's endpoint refused, with a reason; the peer's program rejected, with private data |
 //! | [`Unreachable`](Error::Unreachable) | `FI_EHOSTUNREACH` | 113 | no route from the address the endpoint is bound to |
 //! | [`Canceled`](Error::Canceled) | `FI_ECANCELED` | 125 | the operation was canceled, or its endpoint or connection ended before it completed |
 //! | [`BufferTooSmall`](Error::BufferTooSmall) | `FI_ETOOSMALL` | 257 | a buffer has no room for all that is to be read |
 //! | [`Closed`](Error::Closed) | `FI_EOPBADSTATE` | 258 | the object is closed |
 //! | [`CounterError`](Error::CounterError) | `FI_EAVAIL` | 259 | an operation failed while a task waited for its counter |
 //! | [`BadFlags`](Error::BadFlags) | `FI_EBADFLAGS` | 260 | flags that the call does not take |
-//! | [`WrongDomain`](Error::WrongDomain) | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
+//! | [`WrongParent`](Error::WrongParent) | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
 //! | [`Truncated`](Error::Truncated) | `FI_ETRUNC` | 265 | the message was longer than the buffer |
 //! | [`Key`](Error::Key) | `FI_ENOKEY` | 266 | a memory key that is in use, unknown or closed, or lacks the right |
 //! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV`, `FI_ENOEQ`, `FI_EDOMAIN`, `FI_EOPBADSTATE` | 263, 267, 261, 262, 258 | not bound: a completion queue; an address vector; an event queue; a domain; a shared receive context |

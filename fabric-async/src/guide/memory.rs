@@ -270,9 +270,10 @@
 //! processes of one user, nothing that a peer writes is trusted: lengths, tags and kinds are copied
 //! out of shared memory once and then checked, and the memory is sealed so that it cannot shrink. A
 //! peer that breaks the protocol loses its connection, and the [`DownReason`] of
-//! [`EventKind::PeerDown`] says why. A refused connection attempt is an [`EventKind::Rejected`].
-//! Descriptors from peers are closed on up to eight threads of their own; while all of these are
-//! blocked and 64 descriptors wait, no connection is accepted, and established ones go on.
+//! [`EventKind::PeerDown`] says why. A connection that this endpoint refused is an
+//! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight threads of their
+//! own; while all of these are blocked and 64 descriptors wait, no connection is accepted, and
+//! established ones go on.
 //!
 //! A hostile process of the same user *can*
 //!

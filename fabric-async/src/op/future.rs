@@ -139,7 +139,7 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B
 /// Empties the buffer of an operation that took its content.
 #[cold]
 pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
-    done.buf.take_lent();
+    done.buf.drop_lent();
     done
 }
 

@@ -84,7 +84,7 @@ impl<B: IoBuf> Operation<B> {
         match op.post(ep, buf, CompletionTarget::Future, CreditMode::NoWait)? {
             PostResult::Done(transfer, mut buf) => {
                 if O::BUFFER_IS_LENT {
-                    buf.take_lent();
+                    buf.drop_lent();
                 }
                 Ok(Self::done_inline(buf, transfer))
             }

@@ -99,7 +99,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         let initiating = here.connect(&pep).into_future();
         let rejecting = async { pep.accept().await.unwrap().reject(pattern(len, 3)).unwrap() };
         let (refused, ()) = tokio::join!(initiating, rejecting);
-        let error = Error::Rejected {
+        let error = Error::RejectedByPeer {
             peer: pep.name().clone(),
             data: pattern(len, 3).to_vec(),
         };
@@ -116,7 +116,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
     let (refused, ()) = tokio::join!(initiating, dropping);
     assert_eq!(
         refused.unwrap_err(),
-        Error::Rejected {
+        Error::RejectedByPeer {
             peer: pep.name().clone(),
             data: Vec::new()
         }
@@ -131,7 +131,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
     pep.close().unwrap();
     assert_eq!(
         initiating.await.unwrap_err(),
-        Error::Rejected {
+        Error::RejectedByPeer {
             peer: name.clone(),
             data: Vec::new()
         }
@@ -159,7 +159,7 @@ pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
             .unwrap_err(),
         too_long
     );
-    let rejected = Error::Rejected {
+    let rejected = Error::RejectedByPeer {
         peer: pep.name().clone(),
         data: Vec::new(),
     };
@@ -389,7 +389,7 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
                 tokio::task::yield_now().await;
             };
             assert_eq!(rejected.endpoint_id, pep.id());
-            let EventKind::Rejected {
+            let EventKind::InboundRefused {
                 error: Error::Protocol { .. },
             } = rejected.kind
             else {

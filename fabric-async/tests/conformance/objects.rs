@@ -281,7 +281,12 @@ pub(crate) async fn endpoint_name_is_in_use_until_close(setup: Setup) {
 pub(crate) async fn objects_of_another_domain_cannot_be_bound(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let builder = || a.domain.endpoint(&a.info).unwrap();
-    let foreign = |class| Err(Error::WrongDomain(class, Class::Domain));
+    let foreign = |class| {
+        Err(Error::WrongParent {
+            object: class,
+            parent: Class::Domain,
+        })
+    };
     assert_eq!(
         builder().bind_cq(&b.cq, CqBind::RECV).map(drop),
         foreign(Class::CompletionQueue)
@@ -296,7 +301,10 @@ pub(crate) async fn objects_of_another_domain_cannot_be_bound(setup: Setup) {
             .map(drop),
         foreign(Class::Counter)
     );
-    let of_fabric = Err(Error::WrongDomain(Class::EventQueue, Class::Fabric));
+    let of_fabric = Err(Error::WrongParent {
+        object: Class::EventQueue,
+        parent: Class::Fabric,
+    });
     assert_eq!(builder().bind_eq(&b.eq).map(drop), of_fabric);
     let fresh = a.fabric.domain(&a.info).unwrap();
     assert_eq!(fresh.bind_eq(&b.eq), of_fabric.clone().map(drop));

@@ -156,7 +156,7 @@ pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
     ));
     assert!(matches!(
         bind(&mut mapped, &foreign, read).unwrap_err(),
-        Error::WrongDomain(..)
+        Error::WrongParent { .. }
     ));
     for what in [
         CounterBind::empty(),

@@ -364,7 +364,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     };
     let (refused, answered) = tokio::join!(initiating.into_future(), answering);
     assert_eq!(answered, unbound);
-    assert!(matches!(refused.unwrap_err(), Error::Rejected { .. }));
+    assert!(matches!(refused.unwrap_err(), Error::RejectedByPeer { .. }));
     // Connected endpoints have no address vectors.
     let rdm_info = Hints::new()
         .provider(setup.provider)
@@ -417,7 +417,10 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .bind_shared_rx(other_fixture.shared_rx());
     assert_eq!(
         foreign.map(drop),
-        Err(Error::WrongDomain(Class::SharedReceive, Class::Domain))
+        Err(Error::WrongParent {
+            object: Class::SharedReceive,
+            parent: Class::Domain
+        })
     );
     // A closed context cannot be bound.
     let gone = domain

@@ -137,7 +137,10 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let foreign = builder().bind_av(&other.av);
     assert_eq!(
         foreign.map(drop),
-        Err(Error::WrongDomain(Class::AddressVector, Class::Domain))
+        Err(Error::WrongParent {
+            object: Class::AddressVector,
+            parent: Class::Domain
+        })
     );
     let mut large = info.clone();
     large.rx.size = 0;
@@ -189,7 +192,10 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .bind_shared_rx(&other_fixture.shared_rx);
     assert_eq!(
         foreign.map(drop),
-        Err(Error::WrongDomain(Class::SharedReceive, Class::Domain))
+        Err(Error::WrongParent {
+            object: Class::SharedReceive,
+            parent: Class::Domain
+        })
     );
     // Posts need a queue, and futures do not.
     let without_cq = builder().bind_av(&fixture.av).unwrap().open().unwrap();

@@ -244,7 +244,7 @@ fn both_sides_can_reject_connections() {
         let error = connecting.await.unwrap().unwrap_err();
         assert_eq!(
             error,
-            Error::Rejected {
+            Error::RejectedByPeer {
                 peer: name.parse().unwrap(),
                 data: b"go-away".to_vec()
             }

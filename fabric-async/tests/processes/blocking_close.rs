@@ -162,7 +162,8 @@ fn descriptors_of_another_user_delay_no_peer() {
                         b"ping"
                     );
                     while let Some(event) = events.try_read() {
-                        refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
+                        refused +=
+                            usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
                     }
                 }
                 // Peers connect and leave without a trace. The attacker's descriptors may still be
@@ -322,7 +323,8 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                     bystander.send(to_ep, "ping").await.unwrap();
                     assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
                     while let Some(event) = events.try_read() {
-                        refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
+                        refused +=
+                            usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
                     }
                 }
                 drop((files, one, other));

@@ -21,7 +21,7 @@ pub(crate) async fn assert_still_works(ep: &Endpoint) {
 /// Returns the reason of the next connection that the endpoint rejects.
 pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
     loop {
-        if let EventKind::Rejected { error } = events.read().await.kind {
+        if let EventKind::InboundRefused { error } = events.read().await.kind {
             return error;
         }
     }

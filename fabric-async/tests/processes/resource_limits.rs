@@ -118,7 +118,7 @@ impl EchoHostFixture {
         let events = std::iter::from_fn(|| self.events.try_read());
         events
             .filter_map(|event| match event.kind {
-                EventKind::Rejected { error } => Some(error),
+                EventKind::InboundRefused { error } => Some(error),
                 _ => None,
             })
             .collect()
@@ -334,7 +334,7 @@ fn tcp_listener_at_fd_limit_accepts_when_fds_are_free() {
                     .await
                     .unwrap();
                 let error = loop {
-                    if let EventKind::Rejected { error } = events.read().await.kind {
+                    if let EventKind::InboundRefused { error } = events.read().await.kind {
                         break error;
                     }
                 };

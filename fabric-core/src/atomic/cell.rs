@@ -105,7 +105,7 @@ mod tests {
                     }
                     for (value, operand) in values
                         .iter()
-                        .flat_map(|v| values.iter().map(move |o| (*v, *o)))
+                        .flat_map(|value| values.iter().map(move |operand| (*value, *operand)))
                     {
                         let (value, operand) = (value & mask, operand & mask);
                         let (one, two) = (AtomicU8::new(value as u8), AtomicU16::new(value as u16));
@@ -121,9 +121,9 @@ mod tests {
                             value,
                             "{op:?} {datatype:?}"
                         );
-                        let left = cell.execute(AtomicOp::Read, datatype, 0, 0);
+                        let stored = cell.execute(AtomicOp::Read, datatype, 0, 0);
                         assert_eq!(
-                            left,
+                            stored,
                             op.compute(datatype, value, operand, 1) & mask,
                             "{op:?} {datatype:?}"
                         );

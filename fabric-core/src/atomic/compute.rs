@@ -90,18 +90,18 @@ macro_rules! impl_atomic_types {
     ($(
         $type:ident $variant:ident $bits:ty,
         |$a:ident, $b:ident| $sum:expr, $prod:expr,
-        |$value:ident| $to:expr, |$from:ident| $of:expr;
+        |$value:ident| $to_bits:expr, |$bits_in:ident| $from_bits:expr;
     )*) => {$(
         impl sealed::Sealed for $type {}
         impl AtomicType for $type {
             const DATATYPE: Datatype = Datatype::$variant;
             fn bits(self) -> u64 {
                 let $value = self;
-                u64::from($to)
+                u64::from($to_bits)
             }
             fn from_bits(bits: u64) -> Self {
-                let $from = bits as $bits;
-                $of
+                let $bits_in = bits as $bits;
+                $from_bits
             }
         }
         impl AtomicArithmetic for $type {

@@ -9,7 +9,7 @@ pub trait AtomicValues: Clone + Send + Unpin + 'static {
     type Element: AtomicType;
     /// Returns the values.
     fn elements(&self) -> &[Self::Element];
-    /// Creates a collection of the same length.
+    /// Creates values of the same number, where `element` returns the value at each index.
     #[must_use]
     fn like_from_fn(&self, element: impl FnMut(usize) -> Self::Element) -> Self;
 }

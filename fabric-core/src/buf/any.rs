@@ -235,9 +235,7 @@ impl AnyBuf {
             _ => {}
         }
     }
-}
 
-impl AnyBuf {
     /// Empties the buffer after an incomplete message, keeping its capacity. Memory that was taken
     /// from a pool for the message is returned, for the caller to drop.
     #[doc(hidden)]
@@ -280,7 +278,10 @@ impl fmt::Debug for AnyBuf {
     }
 }
 
-/// Copies part of `source` behind the first `at` bytes of `buf`, which has the capacity for it.
+/// Copies `count` bytes of `source`, from offset `from` on, behind the first `at` bytes of `buf`.
+///
+/// # Panics
+/// When `buf` has fewer than `at` bytes or no capacity for `count` more.
 #[inline]
 pub(crate) fn append(
     buf: &mut Vec<u8>,

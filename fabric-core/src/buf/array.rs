@@ -24,6 +24,7 @@ impl InlineBuf {
     /// with every message, would be larger.
     pub const CAPACITY: usize = 31;
 
+    /// Copies an array; `None` when it is longer than [`CAPACITY`](Self::CAPACITY).
     fn new(from: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::CAPACITY];
         bytes.get_mut(..from.len())?.copy_from_slice(from);

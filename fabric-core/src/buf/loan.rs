@@ -1,11 +1,11 @@
-//! Loans for the sender: memory that is written in place and that the peer reads there.
+//! Loans for the sender: memory that the sender writes in place and the peer reads without a copy.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fi_errno};
 
-/// Memory that is written in place and lent to a peer, which reads it where it is.
+/// Memory that is written in place and lent to a peer, which reads the memory without a copy.
 ///
 /// When dropped without being sent, the memory is reused for the next loan. A successful send gives
 /// the memory to the peer, and leaves the loan empty.
@@ -24,9 +24,6 @@ pub trait LoanMemory: Send + Sync + 'static {
     /// Returns the bytes for writing.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
-
-/// `ENOMEM`, the error number.
-const ENOMEM: i32 = 12;
 
 impl Loan {
     /// The largest length in bytes.
@@ -66,16 +63,13 @@ impl Loan {
         }
         // Probed before the allocation, because `vec!` aborts the process when the allocation
         // fails. Pages are zeroed when they are touched, not here.
-        let has_memory = Vec::<u8>::new().try_reserve_exact(len).is_ok();
-        if !has_memory {
-            return Err(Error::Os {
-                call: "allocation of loan memory",
-                errno: ENOMEM,
-            });
+        if Vec::<u8>::new().try_reserve_exact(len).is_err() {
+            return Err(Error::os("allocation of loan memory", fi_errno::ENOMEM));
         }
         Ok(Self::new(Box::new(vec![0; len])))
     }
 
+    /// Returns the [key](LoanMemory::key) of the memory; `None` for an empty loan too.
     #[doc(hidden)]
     #[must_use]
     pub fn key(&self) -> Option<u64> {

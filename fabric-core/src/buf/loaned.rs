@@ -2,7 +2,7 @@
 //!
 //! The sender could still write to the memory, so no reference to it is made but by
 //! [`LoanedBuf::as_slice`], which is unsafe: bytes are copied out, or written to a descriptor by
-//! the kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Lent`] and passes the
+//! the kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Loaned`] and passes the
 //! memory on, or copies it.
 
 use std::any::Any;
@@ -11,15 +11,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{AnyBuf, BufferPool, CopySource, IoBuf, IoBufMut, LentPayload, Payload, PooledBuf};
+use super::{AnyBuf, BufferPool, CopySource, IoBuf, IoBufMut, LoanedPayload, Payload, PooledBuf};
 use super::{payload::copy_in_chunks, sealed};
 use crate::error::Result;
 
-/// A received message. A loaned message is in its sender's memory, which is returned when this is
-/// dropped; a message that was sent otherwise is in memory of the domain's pool.
+/// A received message. A loaned message is in its sender's memory, which is returned when the
+/// `LoanedBuf` is dropped; any other message is in memory of the domain's pool.
 ///
-/// Another process may write to the memory of a loan, whatever it has agreed to, so it is not
-/// borrowed by safe code: [`read_at`](Self::read_at), [`to_vec`](Self::to_vec) and
+/// Another process may write to the memory of a loan, so safe code cannot borrow the memory:
+/// [`read_at`](Self::read_at), [`to_vec`](Self::to_vec) and
 /// [`for_each_chunk`](Self::for_each_chunk) copy bytes out, and [`write_to`](Self::write_to) has
 /// the kernel copy them. A program that trusts its peers borrows the memory with
 /// [`as_slice`](Self::as_slice).
@@ -27,14 +27,15 @@ use crate::error::Result;
 /// A loan that is sent on over shared memory, in the domain that received it, stays a loan.
 pub struct LoanedBuf(LoanedStorage);
 
-/// Where the message is. No larger than any other variant of `AnyBuf`, which is moved with every
-/// message.
+/// The memory of the message. It must not enlarge `AnyBuf`, which is moved with every message.
 enum LoanedStorage {
+    /// A copy of the message in memory of the pool.
     Copied {
         buf: PooledBuf,
         /// Whether the next message may be taken in place.
         accepts_loan: bool,
     },
+    /// The first `len` bytes of the sender's memory.
     InPlace {
         memory: Arc<dyn PeerMemory>,
         len: usize,
@@ -127,8 +128,8 @@ impl LoanedBuf {
         self.len() == 0
     }
 
-    /// Copies bytes from offset `offset` on into `out`. Returns how many bytes there were: fewer
-    /// than `out` has at the end of the message, 0 behind it.
+    /// Copies bytes from offset `offset` on into `out`. Returns the number of bytes copied, which
+    /// is less than the length of `out` when the message ends before.
     #[allow(clippy::must_use_candidate)] // the length of the message may be known
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> usize {
         let offset = offset.min(self.len());
@@ -152,7 +153,7 @@ impl LoanedBuf {
     pub fn for_each_chunk(&self, mut act: impl FnMut(&[u8])) {
         match &self.0 {
             LoanedStorage::Copied { buf, .. } => buf
-                .chunks(super::payload::LENT_CHUNK_LEN)
+                .chunks(super::payload::LOANED_CHUNK_LEN)
                 .for_each(&mut act),
             LoanedStorage::InPlace { memory, len, .. } => {
                 copy_in_chunks(&**memory, 0, *len, |_, chunk| act(chunk))
@@ -161,8 +162,8 @@ impl LoanedBuf {
     }
 
     /// Writes bytes from offset `offset` on to a file, pipe or socket with one `write(2)`, which
-    /// copies them in the kernel. Returns how many bytes were written: as with any `write`, perhaps
-    /// not all.
+    /// copies them in the kernel. Returns the number of bytes written, which may be fewer than the
+    /// message has.
     ///
     /// The call blocks if the descriptor does. With the sockets of Tokio call it in `try_io`.
     ///
@@ -240,6 +241,7 @@ impl LoanedBuf {
         }
     }
 
+    /// Completes a message of `filled` bytes, as [`AnyBuf::finish`].
     pub(super) fn finish(&mut self, filled: usize) {
         match &mut self.0 {
             LoanedStorage::Copied { buf, .. } => buf.truncate(filled),
@@ -257,7 +259,7 @@ impl IoBuf for LoanedBuf {
         match &self.0 {
             LoanedStorage::Copied { buf, .. } => Payload::Contiguous(buf),
             LoanedStorage::InPlace { memory, len, .. } => {
-                Payload::Lent(LentPayload::new(memory, *len))
+                Payload::Loaned(LoanedPayload::new(memory, *len))
             }
         }
     }

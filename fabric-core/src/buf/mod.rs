@@ -18,7 +18,7 @@ pub use any::{AnyBuf, CustomBuf};
 pub use array::InlineBuf;
 pub use loan::{Loan, LoanMemory};
 pub use loaned::{LoanedBuf, PeerMemory};
-pub use payload::{LentPayload, Payload, VectoredPayload};
+pub use payload::{LoanedPayload, Payload, VectoredPayload};
 pub use pool::{BufferPool, PooledBuf};
 pub use source::CopySource;
 pub use vectored::{Gather, Scatter};
@@ -56,7 +56,7 @@ pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     }
     /// Drops memory that a send has given to the peer.
     #[doc(hidden)]
-    fn take_lent(&mut self) {}
+    fn drop_lent(&mut self) {}
     /// Returns the bytes to send.
     fn payload(&self) -> Payload<'_>;
     /// Returns the number of buffers.
@@ -159,7 +159,7 @@ impl IoBuf for Loan {
     fn lent_key(&self) -> Option<u64> {
         self.key()
     }
-    fn take_lent(&mut self) {
+    fn drop_lent(&mut self) {
         *self = Self::empty();
     }
     fn payload(&self) -> Payload<'_> {

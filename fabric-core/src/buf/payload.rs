@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{AnyBuf, PeerMemory};
 
 /// Bytes of a peer's memory that are copied to the stack at a time.
-pub(super) const LENT_CHUNK_LEN: usize = 4096;
+pub(super) const LOANED_CHUNK_LEN: usize = 4096;
 
 /// Borrowed bytes of a buffer, or of part of it. A vector of buffers has several pieces. The bytes
 /// of a received loan can be copied but not borrowed.
@@ -17,18 +17,18 @@ pub enum Payload<'a> {
     /// The pieces of several buffers.
     Vectored(VectoredPayload<'a>),
     /// Bytes in memory of a peer.
-    Lent(LentPayload<'a>),
+    Loaned(LoanedPayload<'a>),
 }
 
 /// A range of a received loan.
 #[derive(Clone, Copy)]
-pub struct LentPayload<'a> {
+pub struct LoanedPayload<'a> {
     memory: &'a Arc<dyn PeerMemory>,
     from: usize,
     len: usize,
 }
 
-impl<'a> LentPayload<'a> {
+impl<'a> LoanedPayload<'a> {
     /// Returns the first `len` bytes of this memory.
     pub(super) fn new(memory: &'a Arc<dyn PeerMemory>, len: usize) -> Self {
         Self {
@@ -38,16 +38,16 @@ impl<'a> LentPayload<'a> {
         }
     }
 
-    /// Returns the memory, if the range begins where the memory does.
+    /// Returns the memory, if the range begins at its first byte.
     #[must_use]
-    pub fn whole_memory(self) -> Option<&'a Arc<dyn PeerMemory>> {
+    pub fn memory_from_start(self) -> Option<&'a Arc<dyn PeerMemory>> {
         (self.from == 0).then_some(self.memory)
     }
 }
 
-impl fmt::Debug for LentPayload<'_> {
+impl fmt::Debug for LoanedPayload<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LentPayload")
+        f.debug_struct("LoanedPayload")
             .field("from", &self.from)
             .field("len", &self.len)
             .finish_non_exhaustive()
@@ -63,10 +63,10 @@ pub(super) fn copy_in_chunks(
     len: usize,
     mut act: impl FnMut(usize, &[u8]),
 ) {
-    let mut chunk = [0; LENT_CHUNK_LEN];
+    let mut chunk = [0; LOANED_CHUNK_LEN];
     let mut at = 0;
     while at < len {
-        let chunk = &mut chunk[..(len - at).min(LENT_CHUNK_LEN)];
+        let chunk = &mut chunk[..(len - at).min(LOANED_CHUNK_LEN)];
         memory.copy_to_init(from + at, chunk);
         act(at, chunk);
         at += chunk.len();
@@ -77,6 +77,7 @@ pub(super) fn copy_in_chunks(
 #[derive(Clone, Copy, Debug)]
 pub struct VectoredPayload<'a> {
     parts: &'a [AnyBuf],
+    /// The offset of the range in the concatenation of all buffers.
     from: usize,
     len: usize,
 }
@@ -98,7 +99,7 @@ impl<'a> Payload<'a> {
         match self {
             Self::Contiguous(bytes) => bytes.len(),
             Self::Vectored(pieces) => pieces.len,
-            Self::Lent(lent) => lent.len,
+            Self::Loaned(loaned) => loaned.len,
         }
     }
 
@@ -113,7 +114,7 @@ impl<'a> Payload<'a> {
     pub fn as_contiguous(self) -> Option<&'a [u8]> {
         match self {
             Self::Contiguous(bytes) => Some(bytes),
-            Self::Vectored(_) | Self::Lent(_) => None,
+            Self::Vectored(_) | Self::Loaned(_) => None,
         }
     }
 
@@ -121,7 +122,7 @@ impl<'a> Payload<'a> {
     #[must_use]
     pub fn peer_memory(self) -> Option<&'a Arc<dyn PeerMemory>> {
         match self {
-            Self::Lent(lent) => lent.whole_memory(),
+            Self::Loaned(loaned) => loaned.memory_from_start(),
             Self::Contiguous(_) | Self::Vectored(_) => None,
         }
     }
@@ -145,15 +146,15 @@ impl<'a> Payload<'a> {
                     ..pieces
                 })
             }
-            Self::Lent(lent) => {
+            Self::Loaned(loaned) => {
                 assert!(
-                    from <= lent.len && count <= lent.len - from,
+                    from <= loaned.len && count <= loaned.len - from,
                     "the range exceeds the payload"
                 );
-                Self::Lent(LentPayload {
-                    from: lent.from + from,
+                Self::Loaned(LoanedPayload {
+                    from: loaned.from + from,
                     len: count,
-                    ..lent
+                    ..loaned
                 })
             }
         }
@@ -166,7 +167,7 @@ impl<'a> Payload<'a> {
         match self {
             Self::Contiguous(bytes) => act(0, bytes),
             Self::Vectored(pieces) => pieces.for_each(act),
-            Self::Lent(lent) => copy_in_chunks(&**lent.memory, lent.from, lent.len, act),
+            Self::Loaned(loaned) => copy_in_chunks(&**loaned.memory, loaned.from, loaned.len, act),
         }
     }
 
@@ -180,7 +181,7 @@ impl<'a> Payload<'a> {
         match self {
             Self::Contiguous(bytes) => act(bytes),
             Self::Vectored(pieces) => pieces.for_each(|_, piece| act(piece)),
-            Self::Lent(_) => panic!("bytes in memory of a peer cannot be borrowed"),
+            Self::Loaned(_) => panic!("bytes in memory of a peer cannot be borrowed"),
         }
     }
 
@@ -194,6 +195,7 @@ impl<'a> Payload<'a> {
 }
 
 impl<'a> VectoredPayload<'a> {
+    /// Calls `act` with every non-empty piece in order, and with its offset in the payload.
     #[cold]
     fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
         let (mut skip, mut at) = (self.from, 0);

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Base-2 logarithms of the smallest and largest size that the pool keeps.
 const MIN_CLASS_SHIFT: u32 = 8;
 const MAX_CLASS_SHIFT: u32 = 20;
-/// Maximum number of free bytes that are kept of each size.
+/// The most bytes that the pool keeps free in one size class.
 const MAX_FREE_BYTES: usize = 1 << 22;
 
 /// Free buffers by size class, powers of two from 256 B to 1 MiB. Larger buffers are allocated and
@@ -22,6 +22,7 @@ const MAX_FREE_BYTES: usize = 1 << 22;
 /// address space; the kernel provides pages as bytes arrive. So an announced length costs address
 /// space, and memory only for the bytes that a peer really sends.
 pub struct BufferPool {
+    /// The free buffers of each size class, the smallest class first.
     free: [Mutex<Vec<Vec<u8>>>; (MAX_CLASS_SHIFT - MIN_CLASS_SHIFT + 1) as usize],
 }
 
@@ -43,12 +44,14 @@ impl BufferPool {
         }
     }
 
+    /// Takes an empty vector with a capacity of at least `len` bytes.
     fn take_vec(&self, len: usize) -> Vec<u8> {
         // Aborts the process when the allocation fails, because this function returns no error.
         self.try_take_vec(len)
             .unwrap_or_else(|_| Vec::with_capacity(len))
     }
 
+    /// As [`take_vec`](Self::take_vec), with [`Error::OutOfMemory`] when the allocation fails.
     fn try_take_vec(&self, len: usize) -> Result<Vec<u8>> {
         if len > 1 << MAX_CLASS_SHIFT {
             return allocate(len);
@@ -67,6 +70,8 @@ impl BufferPool {
         }
     }
 
+    /// Returns a vector to the pool. Frees a vector of another size than the classes, or of a full
+    /// class.
     fn recycle(&self, mut data: Vec<u8>) {
         let capacity = data.capacity();
         if !(1 << MIN_CLASS_SHIFT..=1 << MAX_CLASS_SHIFT).contains(&capacity)
@@ -108,6 +113,7 @@ impl fmt::Debug for BufferPool {
 /// Dereferences to its bytes. [`PooledBuf::into_bytes`] converts it to `Bytes` without copying.
 pub struct PooledBuf {
     data: Vec<u8>,
+    /// The pool that the memory returns to; `None` for memory that is freed.
     pool: Option<Arc<BufferPool>>,
 }
 

@@ -35,13 +35,13 @@ pub struct Gather {
 ///
 /// ```
 /// # use fabric_core::buf::{AnyBuf, Scatter};
-/// let mut room = Scatter::from((Vec::with_capacity(4), vec![0u8; 4].into_boxed_slice()));
-/// # let mut any = fabric_core::buf::IoBuf::into_any(room);
+/// let mut scatter = Scatter::from((Vec::with_capacity(4), vec![0u8; 4].into_boxed_slice()));
+/// # let mut any = fabric_core::buf::IoBuf::into_any(scatter);
 /// # any.receive(&&[1u8, 2, 3, 4, 5][..]).unwrap();
-/// # room = fabric_core::buf::IoBuf::from_any(any).unwrap();
+/// # scatter = fabric_core::buf::IoBuf::from_any(any).unwrap();
 /// // … a message of five bytes was received …
-/// assert_eq!(room.pieces().collect::<Vec<_>>(), [&[1u8, 2, 3, 4][..], &[5]]);
-/// assert_eq!(room.take::<Vec<u8>>(0), Some(vec![1, 2, 3, 4]));
+/// assert_eq!(scatter.pieces().collect::<Vec<_>>(), [&[1u8, 2, 3, 4][..], &[5]]);
+/// assert_eq!(scatter.take::<Vec<u8>>(0), Some(vec![1, 2, 3, 4]));
 /// ```
 #[derive(Debug, Default)]
 #[doc(alias = "fi_recvv")]
@@ -260,7 +260,7 @@ impl Scatter {
             }
             at = at.saturating_sub(room);
         }
-        assert_eq!(left, 0, "the bytes fit into the buffers");
+        assert_eq!(left, 0, "{left} bytes exceed the buffers");
     }
 
     /// As [`AnyBuf::finish`].

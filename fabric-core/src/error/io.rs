@@ -47,7 +47,7 @@ impl Error {
             Self::Closed(_) => ErrorKind::BrokenPipe,
             Self::Canceled => ErrorKind::ConnectionAborted,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => {
+            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {
                 ErrorKind::ConnectionRefused
             }
             Self::PeerGone(_) => ErrorKind::ConnectionReset,
@@ -70,7 +70,7 @@ impl Error {
             | Self::BadFlags { .. }
             | Self::Unbound(_)
             | Self::Key { .. }
-            | Self::WrongDomain(..) => ErrorKind::InvalidInput,
+            | Self::WrongParent { .. } => ErrorKind::InvalidInput,
             Self::NoMatch(_) | Self::NotSupported(_) | Self::Runtime(_) => ErrorKind::Unsupported,
             Self::CounterError { .. } => ErrorKind::Other,
             Self::Os { errno, .. } => io::Error::from_raw_os_error(*errno).kind(),
@@ -89,7 +89,7 @@ mod tests {
             let converted = io::Error::from(error.clone());
             assert_eq!(converted.kind(), error.io_kind());
             assert_eq!(converted.to_string(), error.to_string());
-            let source = converted.get_ref().and_then(|it| it.downcast_ref());
+            let source = converted.get_ref().and_then(|source| source.downcast_ref());
             assert_eq!(source, Some(&error));
         }
     }
@@ -137,7 +137,7 @@ mod tests {
         }
         let error = fails().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
-        let source = error.get_ref().and_then(|it| it.downcast_ref());
+        let source = error.get_ref().and_then(|source| source.downcast_ref());
         assert_eq!(source, Some(&Error::Canceled));
     }
 }

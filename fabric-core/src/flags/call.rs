@@ -45,7 +45,7 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[doc(alias = "fi_ep_bind")]
     pub struct CqBind: u32 {
-        /// Completions of operations that were started here: sends, RMA and atomic operations.
+        /// Completions of operations that this endpoint started: sends, RMA and atomic operations.
         #[doc(alias = "FI_TRANSMIT")]
         const TRANSMIT = 1;
         /// Completions of receives, and of peers' writes with remote completion data.

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn rma_target_needs_rma_or_atomic_and_no_local_only_direction() {
+    fn rma_target_needs_rma_or_atomic_and_a_remote_direction() {
         assert!(Caps::RMA.is_rma_target());
         assert!((Caps::ATOMIC | Caps::REMOTE_READ).is_rma_target());
         assert!(!(Caps::RMA | Caps::READ | Caps::WRITE).is_rma_target());

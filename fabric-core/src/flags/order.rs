@@ -80,8 +80,8 @@ impl MsgOrder {
         .union(Self::SAW)
         .union(Self::SAS);
 
-    /// Adds the narrower pairs that the general ones imply: a provider that orders all reads and
-    /// writes orders RMA alone and atomics alone.
+    /// Returns this set with the narrower pairs that the set implies: a provider that orders all
+    /// reads and writes orders RMA alone and atomics alone.
     #[must_use]
     pub fn with_implied(self) -> Self {
         [

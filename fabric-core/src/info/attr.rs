@@ -17,9 +17,9 @@ pub const SHARED_CONTEXT: usize = usize::MAX;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "FI_VERSION")]
 pub struct Version {
-    /// Changes with incompatible changes.
+    /// Incremented by incompatible changes.
     pub major: u16,
-    /// Changes with additions.
+    /// Incremented by additions.
     pub minor: u16,
 }
 
@@ -75,7 +75,7 @@ pub struct DomainAttr {
     /// Whether the provider or the application makes progress on data transfers. In 2.x one field
     /// holds both.
     pub data_progress: Progress,
-    /// Whether overruns are prevented.
+    /// Whether the provider prevents overruns of queues.
     pub resource_mgmt: ResourceMgmt,
     /// The type of address vectors; `None` when either is supported.
     pub av_type: Option<AvType>,
@@ -91,9 +91,9 @@ pub struct DomainAttr {
     pub cq_cnt: usize,
     /// Number of endpoints that can be addressed.
     pub ep_cnt: usize,
-    /// Number of transmit contexts that work in parallel; more contexts share.
+    /// Number of transmit contexts that work in parallel; further contexts share resources.
     pub tx_ctx_cnt: usize,
-    /// Number of receive contexts that work in parallel; more contexts share.
+    /// Number of receive contexts that work in parallel; further contexts share resources.
     pub rx_ctx_cnt: usize,
     /// Number of transmit contexts that one endpoint can have.
     pub max_ep_tx_ctx: usize,

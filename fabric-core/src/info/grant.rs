@@ -8,7 +8,7 @@
 
 use crate::flags::{Caps, Mode, MrMode};
 
-use super::{Hints, Info, mr_mode};
+use super::{EpType, Hints, Info, mr_mode};
 
 /// Returns the offer, adjusted to hints that it satisfies.
 pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
@@ -82,12 +82,12 @@ fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
 }
 
 /// Returns the capabilities of the endpoint, with explicit directions: the requested ones and the
-/// secondary ones that are free; or, when none were requested, all that the agreed mode bits allow.
+/// harmless secondary ones; or, when none were requested, all that the agreed mode bits allow.
 pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     let all = offer.caps.with_directions();
     if let Some(asked) = hints.requested_caps() {
         let asked = with_offered_directions(asked, all);
-        return asked | free_secondary_caps(all & Caps::SECONDARY, asked, offer);
+        return asked | harmless_secondary_caps(all & Caps::SECONDARY, asked, offer);
     }
 
     let agreed = mr_mode::agreed(hints, offer);
@@ -101,19 +101,20 @@ pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     drop_undirected(caps)
 }
 
-/// Adds the offered directions to requested capabilities without directions.
+/// Returns the requested capabilities, where operations without directions get all offered
+/// directions.
 fn with_offered_directions(asked: Caps, offered: Caps) -> Caps {
     asked | (asked.with_directions() & offered)
 }
 
 /// Returns the secondary capabilities that change nothing for an application that did not request
 /// them.
-fn free_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
+fn harmless_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
     // SOURCE_ERR would add errors about unknown senders.
     let mut granted = secondary.difference(Caps::SOURCE_ERR);
     let receives = |kind| asked.intersects(kind) && asked.contains(Caps::RECV);
-    let connectionless = offer.ep.ep_type != super::EpType::Msg;
-    for (bit, has_its_base) in [
+    let connectionless = offer.ep.ep_type != EpType::Msg;
+    for (bit, has_base) in [
         (Caps::MULTI_RECV, receives(Caps::MSG)),
         (Caps::TAGGED_MULTI_RECV, receives(Caps::TAGGED)),
         (
@@ -123,7 +124,7 @@ fn free_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
         (Caps::RMA_EVENT, asked.is_rma_target()),
         (Caps::RMA_PMEM, asked.contains(Caps::RMA)),
     ] {
-        if !has_its_base {
+        if !has_base {
             granted.remove(bit);
         }
     }
@@ -147,8 +148,8 @@ fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
     }
 }
 
-/// Removes operations without any direction left: an empty set of directions would mean all
-/// directions.
+/// Removes the operations of which no direction is left, because an empty set of directions means
+/// all directions.
 fn drop_undirected(mut caps: Caps) -> Caps {
     if !caps.intersects(Caps::MSG_DIRECTIONS) {
         caps.remove(Caps::MSG | Caps::TAGGED);
@@ -171,10 +172,12 @@ fn clone_from_hint<T: Clone>(field: &mut Option<T>, hint: &Option<T>) {
     }
 }
 
+/// Sets a field to the requested count, unless the hint is absent or 0.
 fn set_count(field: &mut usize, hint: Option<usize>) {
     set_from_hint(field, hint.filter(|&count| count != 0));
 }
 
+/// Sets an authorization key and its size to the requested key, unless the hint is absent or empty.
 fn set_key(key: &mut Option<Vec<u8>>, size: &mut usize, hint: Option<&[u8]>) {
     if let Some(asked) = hint.filter(|key| !key.is_empty()) {
         *key = Some(asked.to_owned());

@@ -206,9 +206,9 @@ impl TrafficClass {
             // EF, expedited forwarding; CS6.
             Self::DedicatedAccess => 46,
             Self::NetworkCtrl => 48,
-            Self::Dscp(point) if point < 64 => point,
-            Self::Dscp(point) => {
-                let why = format!("DSCP {point} is not within 0 to 63");
+            Self::Dscp(code_point) if code_point < 64 => code_point,
+            Self::Dscp(code_point) => {
+                let why = format!("DSCP {code_point} is not within 0 to 63");
                 return Err(Error::Invalid {
                     what: "traffic class",
                     why,
@@ -289,6 +289,7 @@ impl AddrFormat {
         self == asked || self.includes(asked) || asked.includes(self)
     }
 
+    /// Returns whether `other` is a special case of this format.
     fn includes(self, other: Self) -> bool {
         match self {
             Self::Sockaddr => matches!(
@@ -315,7 +316,7 @@ mod tests {
     #[test]
     fn specific_and_general_address_formats_are_compatible() {
         use AddrFormat::{Sockaddr, SockaddrIn, SockaddrIn6, SockaddrIp, Str};
-        for (offer, asked, good) in [
+        for (offer, asked, compatible) in [
             (Str, Str, true),
             (Str, Sockaddr, false),
             (Sockaddr, SockaddrIn, true),
@@ -323,7 +324,11 @@ mod tests {
             (SockaddrIp, SockaddrIn6, true),
             (SockaddrIn, SockaddrIn6, false),
         ] {
-            assert_eq!(offer.is_compatible(asked), good, "{offer:?} for {asked:?}");
+            assert_eq!(
+                offer.is_compatible(asked),
+                compatible,
+                "{offer:?} for {asked:?}"
+            );
         }
     }
 }

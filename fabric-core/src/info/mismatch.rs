@@ -26,6 +26,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
+    /// Creates the mismatch of one attribute of `offer`.
     pub(super) fn new(
         offer: &Info,
         attribute: &'static str,
@@ -53,14 +54,14 @@ impl fmt::Display for Mismatch {
             offered,
             ..
         } = self;
-        let which = match (self.ep_type, self.protocol) {
+        let variant = match (self.ep_type, self.protocol) {
             (EpType::Msg, _) => " (msg)",
             (EpType::Rdm, Some(Protocol::Rxm)) => ";ofi_rxm",
             _ => "",
         };
         write!(
             f,
-            "{provider}{which}: {attribute}: asked for {asked}, offers {offered}"
+            "{provider}{variant}: {attribute}: asked for {asked}, offers {offered}"
         )
     }
 }
@@ -114,7 +115,7 @@ mod tests {
             refusal.to_string(),
             "shm: threading: asked for Safe, offers Domain"
         );
-        let of = |ep_type, protocol| {
+        let text_of = |ep_type, protocol| {
             Mismatch {
                 ep_type,
                 protocol,
@@ -122,8 +123,8 @@ mod tests {
             }
             .to_string()
         };
-        assert!(of(EpType::Msg, None).starts_with("shm (msg): threading"));
-        assert!(of(EpType::Rdm, Some(Protocol::Rxm)).starts_with("shm;ofi_rxm: threading"));
+        assert!(text_of(EpType::Msg, None).starts_with("shm (msg): threading"));
+        assert!(text_of(EpType::Rdm, Some(Protocol::Rxm)).starts_with("shm;ofi_rxm: threading"));
         let none = NoMatch {
             mismatches: vec![refusal.clone(), refusal],
         };

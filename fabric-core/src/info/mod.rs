@@ -136,16 +136,14 @@ impl Info {
 
 /// Checks that a domain may be opened from `info` in a fabric of this provider and name.
 ///
-/// Called before any child is counted or memory allocated, so that a refusal leaves nothing to
-/// undo.
-///
 /// # Errors
 /// [`Error::Invalid`] when `info` describes another provider or another fabric.
 pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()> {
-    let differs = |what: &str, theirs: &str, ours: &str| Error::Invalid {
+    let differs = |what: &str, of_info: &str, opened: &str| Error::Invalid {
         what: "info",
         why: format!(
-            "it describes the {what} {theirs:?}, but this fabric was opened for the {what} {ours:?}"
+            "the info is of the {what} {of_info:?}, but the fabric was opened for the {what} \
+             {opened:?}"
         ),
     };
     if info.fabric.provider != provider {

@@ -62,12 +62,12 @@ pub(super) fn granted(hints: &Hints, offer: &Info, caps: Caps) -> MrMode {
 /// requested legacy mode.
 pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     let offered = offer.domain.mr_mode;
-    let refuse = |what: String| {
+    let refuse = |offered_text: String| {
         Err(Mismatch::new(
             offer,
             "mr_mode",
             flag_names(hints.mr_mode),
-            what,
+            offered_text,
         ))
     };
 
@@ -96,25 +96,26 @@ pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
 }
 
 /// Returns the legacy mode that the hints request, if any. Before 1.5, an empty mode requests
-/// either: the one with fewer requirements that the offer supports.
+/// `SCALABLE` where the offer allows that mode, else `BASIC`.
 fn legacy_mode(hints: &Hints, offer: &Info) -> Option<MrMode> {
     if hints.mr_mode.intersects(MrMode::LEGACY) {
         return Some(hints.mr_mode.intersection(MrMode::LEGACY));
     }
-    let either = hints.mr_mode.is_empty() && before_separate_mode_bits(hints, offer);
+    let accepts_either = hints.mr_mode.is_empty() && before_separate_mode_bits(hints, offer);
     let bits = required(
         hints.requested_caps().unwrap_or(offer.caps),
         offer.domain.mr_mode,
     )
     .difference(MrMode::LOCAL);
     let scalable = bits.is_empty() && supports(offer, MrMode::SCALABLE);
-    either.then_some(if scalable {
+    accepts_either.then_some(if scalable {
         MrMode::SCALABLE
     } else {
         MrMode::BASIC
     })
 }
 
+/// Returns whether the offer supports this legacy mode.
 fn supports(offer: &Info, legacy: MrMode) -> bool {
     let supported = offer.domain.mr_mode.intersection(MrMode::LEGACY);
     supported.is_empty() || supported.contains(legacy)

@@ -294,6 +294,7 @@ fn check_domain_attr(hints: &Hints, offer: &Info) -> CheckResult {
         )?;
     }
     if api >= Version::new(2, 5) {
+        // An offer of 0 stands for all 64 bits.
         let limit = |value| if value == 0 { u64::MAX } else { value };
         check_at_most(
             offer,
@@ -466,6 +467,7 @@ fn check_context_caps(
     check_subset(offer, attribute, asked, endpoint_caps(hints, offer))
 }
 
+/// Returns the mode bits agreed to for a context: those of the info where the context has none.
 fn or_inherited(context_mode: Option<Mode>, info_mode: Mode) -> Mode {
     context_mode
         .filter(|mode| !mode.is_empty())
@@ -557,7 +559,9 @@ fn check_equal<T: Debug + PartialEq>(
             format!("{asked:?}"),
             format!("{offered:?}"),
         ),
-        (Some(asked), None) => mismatch(offer, attribute, format!("{asked:?}"), "no specific one"),
+        (Some(asked), None) => {
+            mismatch(offer, attribute, format!("{asked:?}"), "no specific value")
+        }
         _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Reasons for which a peer's access to a region is refused, and their encoding.
 
-use super::{Region, check_access, required_access};
+use super::{Region, check_access, misaligned_error, required_access};
 use crate::completion::OpKind;
 use crate::error::Error;
 use crate::flags::Access;
@@ -11,7 +11,7 @@ use crate::transport::RmaIov;
 pub enum AccessError {
     /// No region has the key.
     UnknownKey,
-    /// The region does not grant the right.
+    /// The region does not grant the access right.
     NotGranted,
     /// The range exceeds the region, which is this many bytes long.
     OutOfBounds(usize),
@@ -49,7 +49,8 @@ impl AccessError {
         }
     }
 
-    /// Encodes the reason as a code and a detail.
+    /// Encodes the reason as a code above 0 and a detail, which is the length of the region for
+    /// [`OutOfBounds`](Self::OutOfBounds).
     #[must_use]
     pub fn to_words(self) -> (u64, u64) {
         match self {
@@ -97,12 +98,7 @@ impl AccessError {
                 limit,
             },
             Self::Misaligned => {
-                let size = atomic.map_or(1, |atomic| atomic.datatype.size());
-                let why = format!("{offset} is not a multiple of {size}, the size of a value");
-                Error::Invalid {
-                    what: "offset of an atomic operation",
-                    why,
-                }
+                misaligned_error(offset, atomic.map_or(1, |atomic| atomic.datatype.size()))
             }
         }
     }

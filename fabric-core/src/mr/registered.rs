@@ -1,14 +1,14 @@
-//! Registered buffers: a user's buffer under a key, which stays in place. Peers reach it through
-//! its owner's process.
+//! Registered buffers: buffers of the application that peers access by a key. The process of the
+//! owner executes the accesses.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::RegionMemory;
-use crate::atomic::{AtomicOp, Datatype, bits_at};
+use super::{RegionMemory, execute_atomic_locked};
+use crate::atomic::{AtomicOp, Datatype};
 use crate::buf::AnyBuf;
 use crate::error::{Error, Result};
 
-/// A registered buffer. Peers can access it while its owner does not hold it.
+/// A registered buffer. Peers can access the buffer while its owner does not hold it.
 #[derive(Debug)]
 pub struct RegisteredMemory {
     state: Mutex<RegisteredState>,
@@ -30,7 +30,7 @@ impl RegisteredMemory {
     /// Registers a buffer, all of whose bytes must be writable in place.
     ///
     /// # Errors
-    /// [`Error::Invalid`], with the buffer, when its bytes are not writable.
+    /// [`Error::Invalid`], with the buffer, when the buffer has bytes that are not writable.
     pub fn new(mut buf: AnyBuf) -> Result<Self, (Error, AnyBuf)> {
         let len = buf.bytes().len();
         if buf.bytes_mut().len() != len {
@@ -74,6 +74,10 @@ impl RegisteredMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls `access` with all bytes, under the lock.
+    ///
+    /// # Panics
+    /// When the owner holds the buffer: callers are between `begin_access` and `end_access`.
     fn with_bytes<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
         let mut state = self.lock();
         let buf = state
@@ -105,17 +109,7 @@ impl RegionMemory for RegisteredMemory {
         operand: u64,
         comparand: u64,
     ) -> u64 {
-        let size = datatype.size();
-        assert!(
-            at.is_multiple_of(size),
-            "an atomic value is aligned to its size"
-        );
-        self.with_bytes(|bytes| {
-            let value = bits_at(&bytes[at..at + size], 0, size);
-            let new = op.compute(datatype, value, operand, comparand);
-            bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
-            value
-        })
+        self.with_bytes(|bytes| execute_atomic_locked(bytes, at, op, datatype, operand, comparand))
     }
 
     fn close(&self) {

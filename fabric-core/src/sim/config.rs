@@ -46,7 +46,7 @@ impl SimConfig {
     /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] when something
     /// else than one to three numbers follows the `@`.
     pub fn from_address(address: &Address) -> Result<Self> {
-        check_scheme(address)?;
+        address.check_scheme(Scheme::Sim)?;
         let mut config = Self::default();
         let Some((_, numbers)) = split_name(address.name()) else {
             return Ok(config);
@@ -78,17 +78,6 @@ impl SimConfig {
             None => Ok(config),
         }
     }
-}
-
-/// Fails for addresses of other providers.
-pub(super) fn check_scheme(address: &Address) -> Result<()> {
-    if address.scheme() == Scheme::Sim {
-        return Ok(());
-    }
-    Err(Error::WrongScheme {
-        provider: super::NAME,
-        address: address.clone(),
-    })
 }
 
 /// Splits a name into its label and its parameters, if it has any.

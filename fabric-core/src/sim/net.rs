@@ -22,7 +22,7 @@ use crate::matching::AckRequest;
 use crate::mr::Region;
 use crate::transport::{Incarnation, RemoteAccess, WaitSet};
 
-use super::config::{DelayRng, SimConfig, check_scheme, split_name};
+use super::config::{DelayRng, SimConfig, split_name};
 
 /// One incarnation of an endpoint. Names are reused, node ids are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -207,7 +207,7 @@ pub(super) fn close(node: NodeId) {
 
 /// Returns the endpoint with this name.
 pub(super) fn lookup(address: &Address) -> Result<NodeId> {
-    check_scheme(address)?;
+    address.check_scheme(Scheme::Sim)?;
     let node = with_network(|net, _| net.names.get(address).copied());
     node.ok_or_else(|| Error::NoSuchPeer(address.clone()))
 }

@@ -49,10 +49,10 @@ impl RegionMemory for Window {
     fn close(&self) {}
 
     fn is_open(&self) -> bool {
-        self.memory.is_open() && self.unreachable().is_none()
+        self.memory.is_open() && self.disconnect_error().is_none()
     }
 
-    fn unreachable(&self) -> Option<Error> {
+    fn disconnect_error(&self) -> Option<Error> {
         if !net::is_open(self.local) {
             Some(Error::Closed(Class::Endpoint))
         } else if !net::is_open(self.remote) {

@@ -52,54 +52,34 @@ prop_compose! {
     }
 }
 
-/// Counts and sizes that are limits, with functions that read each from an offer and request it.
+/// The name of a hint whose value is a minimum, and functions that read the limit of an offer and
+/// request a value.
 type Limit = (&'static str, fn(&Info) -> usize, fn(Hints, usize) -> Hints);
 
-const LIMITS: &[Limit] = &[
-    (
-        "cq_data_size",
-        |o| o.domain.cq_data_size,
-        Hints::cq_data_size,
-    ),
-    ("cntr_cnt", |o| o.domain.cntr_cnt, Hints::cntr_cnt),
-    (
-        "mr_iov_limit",
-        |o| o.domain.mr_iov_limit,
-        Hints::mr_iov_limit,
-    ),
-    (
-        "max_err_data",
-        |o| o.domain.max_err_data,
-        Hints::max_err_data,
-    ),
-    ("mr_cnt", |o| o.domain.mr_cnt, Hints::mr_cnt),
-    (
-        "max_ep_auth_key",
-        |o| o.domain.max_ep_auth_key,
-        Hints::max_ep_auth_key,
-    ),
-    ("max_msg_size", |o| o.ep.max_msg_size, Hints::max_msg_size),
-    (
-        "ep_tx_ctx_cnt",
-        |o| o.domain.max_ep_tx_ctx,
-        Hints::ep_tx_ctx_cnt,
-    ),
-    (
-        "ep_rx_ctx_cnt",
-        |o| o.domain.max_ep_rx_ctx,
-        Hints::ep_rx_ctx_cnt,
-    ),
-    ("rx_size", |o| o.rx.size, Hints::rx_size),
-    ("rx_iov_limit", |o| o.rx.iov_limit, Hints::rx_iov_limit),
-    ("tx_size", |o| o.tx.size, Hints::tx_size),
-    ("tx_iov_limit", |o| o.tx.iov_limit, Hints::tx_iov_limit),
-    ("inject_size", |o| o.tx.inject_size, Hints::inject_size),
-    (
-        "rma_iov_limit",
-        |o| o.tx.rma_iov_limit,
-        Hints::rma_iov_limit,
-    ),
-];
+/// Builds a [`Limit`] for each `HINT: FIELD of Info`.
+macro_rules! limits {
+    ($($hint:ident: $($field:ident).+,)+) => {
+        &[$((stringify!($hint), |offer| offer.$($field).+, Hints::$hint)),+]
+    };
+}
+
+const LIMITS: &[Limit] = limits! {
+    cq_data_size: domain.cq_data_size,
+    cntr_cnt: domain.cntr_cnt,
+    mr_iov_limit: domain.mr_iov_limit,
+    max_err_data: domain.max_err_data,
+    mr_cnt: domain.mr_cnt,
+    max_ep_auth_key: domain.max_ep_auth_key,
+    max_msg_size: ep.max_msg_size,
+    ep_tx_ctx_cnt: domain.max_ep_tx_ctx,
+    ep_rx_ctx_cnt: domain.max_ep_rx_ctx,
+    rx_size: rx.size,
+    rx_iov_limit: rx.iov_limit,
+    tx_size: tx.size,
+    tx_iov_limit: tx.iov_limit,
+    inject_size: tx.inject_size,
+    rma_iov_limit: tx.rma_iov_limit,
+};
 
 proptest! {
     #[test]

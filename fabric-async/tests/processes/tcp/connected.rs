@@ -318,7 +318,7 @@ fn connections_without_a_request_time_out() {
             .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
         for _ in 0..2 {
-            let EventKind::Rejected { error } = eq.read().await.kind else {
+            let EventKind::InboundRefused { error } = eq.read().await.kind else {
                 panic!("expected a rejection")
             };
             assert!(error.to_string().contains("no connect request"), "{error}");

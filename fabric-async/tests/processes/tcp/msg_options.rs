@@ -227,7 +227,7 @@ fn connect_resolves_host_names() {
             listener.accept().await.unwrap().reject("no").unwrap();
         });
         assert!(
-            matches!(refused, Err(Error::Rejected { .. })),
+            matches!(refused, Err(Error::RejectedByPeer { .. })),
             "{refused:?}"
         );
         assert!(listener.try_accept().is_none());

@@ -258,7 +258,7 @@ impl RegionMemory for MappedRegionHandle {
         self.mapping.is_valid() && self.disconnected.get().is_none()
     }
 
-    fn unreachable(&self) -> Option<Error> {
+    fn disconnect_error(&self) -> Option<Error> {
         self.disconnected.get().cloned()
     }
 }

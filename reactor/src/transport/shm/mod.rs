@@ -260,25 +260,17 @@ impl ShmDomain {
     }
 }
 
-/// Returns the name that was asked for; `None` for any.
-fn checked_name(at: Option<&Address>) -> Result<Option<&Address>> {
-    match at {
-        Some(at) if at.scheme() != Scheme::Shm => Err(Error::WrongScheme {
-            provider: "shm",
-            address: at.clone(),
-        }),
-        at => Ok(at),
-    }
-}
-
-/// Opens at this name, or else at a name that is free.
+/// Opens at this name, or at a generated name where `at` is `None` or has an empty name.
 fn with_free_name<T>(
     at: Option<&Address>,
     mut open: impl FnMut(&Address) -> Result<T>,
 ) -> Result<T> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    if let Some(at) = at.filter(|at| !at.name().is_empty()) {
-        return open(at);
+    if let Some(at) = at {
+        at.check_scheme(Scheme::Shm)?;
+        if !at.name().is_empty() {
+            return open(at);
+        }
     }
     // A process in another PID namespace on the same network may have an endpoint of the same name.
     loop {
@@ -299,7 +291,6 @@ impl TransportDomain for ShmDomain {
         at: Option<&Address>,
         receiving: RxSource<'_>,
     ) -> Result<Address> {
-        let at = checked_name(at)?;
         let resources = self.tx_resources();
         let opened = with_free_name(at, |name| {
             let wait = self.wait_set.clone();
@@ -312,7 +303,7 @@ impl TransportDomain for ShmDomain {
     }
 
     fn listen(&mut self, ep: EpId, _info: &Info, at: Option<&Address>) -> Result<Address> {
-        let opened = with_free_name(checked_name(at)?, |name| {
+        let opened = with_free_name(at, |name| {
             ShmPassiveEndpoint::open(ep, name.clone(), self.wait_set.clone())
         })?;
         let name = opened.name().clone();

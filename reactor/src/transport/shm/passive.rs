@@ -137,7 +137,7 @@ impl ShmPassiveEndpoint {
                 Ok(None) => return,
                 Err(errno) => {
                     let error = Error::os("accept4", errno.raw_os_error());
-                    engine.event(self.id, EventKind::Rejected { error });
+                    engine.event(self.id, EventKind::InboundRefused { error });
                     return self.retry_accept();
                 }
             }
@@ -227,7 +227,7 @@ impl ShmPassiveEndpoint {
             }
             Err(Rejection { reason, error }) => {
                 control::send_control(&socket, ControlMessage::Reject(reason));
-                engine.event(self.id, EventKind::Rejected { error });
+                engine.event(self.id, EventKind::InboundRefused { error });
             }
         }
     }
@@ -266,7 +266,7 @@ impl ShmPassiveEndpoint {
             let Rejection { reason, error } =
                 Rejection::protocol(RefusalReason::Malformed, peer, what);
             control::send_control(&handshake.socket, ControlMessage::Reject(reason));
-            engine.event(self.id, EventKind::Rejected { error });
+            engine.event(self.id, EventKind::InboundRefused { error });
             self.take_handshake(oldest);
         }
         self.arm_timer();

@@ -153,11 +153,8 @@ fn with_rxm_protocol(mut info: Info) -> Info {
 /// Returns the address an endpoint listens at. Without an address of its own that is any port in
 /// the network of the offer, or else of the loopback interface.
 fn listen_address(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
-    if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
-        return Err(Error::WrongScheme {
-            provider: "tcp",
-            address: at.clone(),
-        });
+    if let Some(at) = at {
+        at.check_scheme(Scheme::Tcp)?;
     }
     let chosen = info.src_addr.as_ref().and_then(Address::socket_addr);
     let any = SocketAddr::new(

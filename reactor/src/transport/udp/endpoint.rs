@@ -129,12 +129,7 @@ impl UdpEndpoint {
                 "multicast groups (the endpoint has no FI_MULTICAST)",
             ));
         }
-        if group.scheme() != Scheme::Udp {
-            return Err(Error::WrongScheme {
-                provider: "udp",
-                address: group.clone(),
-            });
-        }
+        group.check_scheme(Scheme::Udp)?;
         let invalid = |why: String| Err(Error::Invalid { what: "group", why });
         let Some(at) = group.socket_addr().filter(|at| at.ip().is_multicast()) else {
             return invalid(format!(

@@ -123,11 +123,8 @@ impl TransportDomain for UdpDomain {
         at: Option<&Address>,
         rx_source: RxSource<'_>,
     ) -> Result<Address> {
-        if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
-            return Err(Error::WrongScheme {
-                provider: "udp",
-                address: at.clone(),
-            });
+        if let Some(at) = at {
+            at.check_scheme(Scheme::Udp)?;
         }
         let config = SocketConfig::from_info(&self.options, info)?;
         let endpoint = UdpEndpoint::open(ep, info, (at, config), self.wait_set.clone(), rx_source)?;

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
-use fabric_core::{Error, FiAddr, Result};
+use fabric_core::{Error, FiAddr, Result, Scheme};
 use rustix::io::Errno;
 
 use super::batch::MAX_MESSAGE;
@@ -186,12 +186,7 @@ impl UdpEndpoint {
         addr: FiAddr,
     ) -> Result<SocketAddr> {
         let address = engine.address_of(self.id, addr)?;
-        let Some(to) = address.socket_addr() else {
-            return Err(Error::WrongScheme {
-                provider: "udp",
-                address,
-            });
-        };
+        let to = address.peer_socket_addr(Scheme::Udp)?;
         if to.is_ipv4() != self.local_addr.is_ipv4() {
             let why = format!(
                 "{address} and {} are of different address families",

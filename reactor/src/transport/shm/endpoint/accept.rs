@@ -60,7 +60,7 @@ impl ShmEndpoint {
                     self.reserve_fd = None;
                     if let Ok(Some(socket)) = listener.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());
-                        engine.event(self.id, EventKind::Rejected { error });
+                        engine.event(self.id, EventKind::InboundRefused { error });
                         control::send_control(
                             &socket,
                             ControlMessage::Reject(RefusalReason::Resources),
@@ -131,7 +131,7 @@ impl ShmEndpoint {
                 self.progress_rx(engine);
             }
             HandshakeOutcome::Rejected(error) => {
-                engine.event(self.id, EventKind::Rejected { error })
+                engine.event(self.id, EventKind::InboundRefused { error })
             }
             HandshakeOutcome::Disconnected => {}
         }

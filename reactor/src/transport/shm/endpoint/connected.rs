@@ -94,10 +94,7 @@ impl ShmEndpoint {
         (wait, receiving): (Arc<dyn WaitSet>, RxSource<'_>),
     ) -> Result<Self> {
         let (peer, addr) = (params.peer, params.fi_addr);
-        if let Some(address) = not_shm(Some(peer)) {
-            let provider = "shm";
-            return Err(Error::WrongScheme { provider, address });
-        }
+        peer.check_scheme(Scheme::Shm)?;
         // The name is known once the connection is established.
         let resources = (info, tx_resources.clone());
         let mut endpoint = Self::new(id, peer.clone(), None, resources, wait, receiving);
@@ -135,9 +132,8 @@ impl ShmEndpoint {
         let Some((peer, at)) = self.msg_peer() else {
             return Ok(());
         };
-        if let Some(address) = not_shm(from) {
-            let provider = "shm";
-            return Err(Error::WrongScheme { provider, address });
+        if let Some(from) = from {
+            from.check_scheme(Scheme::Shm)?;
         }
         let timer = Timer::new()?;
         timer.watch(&*self.wait_set, ShmToken::Timer.pack(self.id))?;
@@ -245,7 +241,9 @@ impl ShmEndpoint {
                     "connection message out of order: accept before the request",
                 )
             }
-            (CmAnswer::Rejected(data), _) => AnswerStep::Failed(Error::Rejected { peer, data }),
+            (CmAnswer::Rejected(data), _) => {
+                AnswerStep::Failed(Error::RejectedByPeer { peer, data })
+            }
             (CmAnswer::Refused(reason), _) => {
                 AnswerStep::Failed(Error::ConnectionRefused { peer, reason })
             }
@@ -529,11 +527,4 @@ impl ShmEndpoint {
         // A multi-receive takes its messages in passes, and fails afterwards.
         self.resume_due = self.rx.own.is_busy();
     }
-}
-
-/// Returns the address if it is of another scheme.
-fn not_shm(address: Option<&Address>) -> Option<Address> {
-    address
-        .filter(|address| address.scheme() != Scheme::Shm)
-        .cloned()
 }

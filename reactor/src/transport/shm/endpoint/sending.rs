@@ -70,12 +70,7 @@ impl ShmEndpoint {
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
             }
-            if peer.scheme() != Scheme::Shm {
-                return Err(Error::WrongScheme {
-                    provider: "shm",
-                    address: peer,
-                });
-            }
+            peer.check_scheme(Scheme::Shm)?;
             self.tx_connections.insert(
                 peer_index,
                 TxConnection::new(peer, tx_op.peer, self.tx_resources.clone()),

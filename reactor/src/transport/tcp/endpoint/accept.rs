@@ -45,7 +45,7 @@ impl TcpEndpoint {
                     self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
                     self.arm_timer();
                     let error = Error::os("accept4", errno.raw_os_error());
-                    return engine.event(self.id, EventKind::Rejected { error });
+                    return engine.event(self.id, EventKind::InboundRefused { error });
                 }
             }
         }
@@ -98,7 +98,7 @@ impl TcpEndpoint {
         self.inbound.retain(|inbound| *inbound != connection_index);
         self.connections.try_remove(connection_index);
         if let Some(error) = error {
-            engine.event(self.id, EventKind::Rejected { error });
+            engine.event(self.id, EventKind::InboundRefused { error });
         }
     }
 

@@ -60,14 +60,7 @@ impl TcpEndpoint {
         }: ConnectParams<'_>,
         (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
-        let wrong_scheme = || Error::WrongScheme {
-            provider: "tcp",
-            address: name.clone(),
-        };
-        let remote_addr = name
-            .socket_addr()
-            .filter(|_| name.scheme() == Scheme::Tcp)
-            .ok_or_else(wrong_scheme)?;
+        let remote_addr = name.peer_socket_addr(Scheme::Tcp)?;
         let (vendor_extension, supports_tags) = (
             VendorExtension::from_caps(caps),
             caps.contains(Caps::TAGGED),
@@ -194,10 +187,12 @@ impl TcpEndpoint {
             HandshakeStep::Failed(failure) => failure.into_error(self.local_addr, (name, *to)),
             // An FI_EP_MSG request gets no FI_EP_RDM reply.
             HandshakeStep::Reply(..) => Error::PeerGone(name.clone()),
-            HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => Error::Rejected {
-                peer: name.clone(),
-                data: private_data,
-            },
+            HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => {
+                Error::RejectedByPeer {
+                    peer: name.clone(),
+                    data: private_data,
+                }
+            }
             HandshakeStep::Answer(ConnectAnswer::Accepted {
                 byte_order,
                 vendor_extension,

@@ -121,12 +121,7 @@ impl TcpEndpoint {
             Some(peer_index) => peer_index,
             None => {
                 let name = engine.address_of(self.id, tx_op.peer)?;
-                let Some(to) = name.socket_addr() else {
-                    return Err(Error::WrongScheme {
-                        provider: "tcp",
-                        address: name,
-                    });
-                };
+                let to = name.peer_socket_addr(Scheme::Tcp)?;
                 let peer_index = self.find_or_add_peer(to)?;
                 if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
                     .connection
