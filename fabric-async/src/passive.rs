@@ -291,13 +291,7 @@ impl BindOptions {
     #[doc(alias = "fi_listen")]
     pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
-        let (last, others) = found
-            .split_last()
-            .expect("resolution returns at least one address");
-        others
-            .iter()
-            .find_map(|at| self.listen_at(at).ok())
-            .map_or_else(|| self.listen_at(last), Ok)
+        resolve::try_addresses(found, |at| std::future::ready(self.listen_at(&at))).await
     }
 
     fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {

@@ -13,8 +13,9 @@ use crate::av::ToAddress;
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
-/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) resolve names themselves, and try the
-/// addresses in turn. Synchronous calls such as
+/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) resolve names themselves. They try the
+/// addresses in this order until one succeeds. If every address fails, they return the error of the
+/// last address, as `tokio::net::TcpStream::connect` does. Synchronous calls such as
 /// [`AddressVector::insert`](crate::AddressVector::insert) take addresses only: resolve the name
 /// first and choose an address.
 ///
@@ -83,6 +84,29 @@ impl AddressOrHost {
     }
 }
 
+/// Calls `attempt` with each address, in order, until one call succeeds. If every call fails,
+/// returns the error of the last one, as `tokio::net::TcpStream::connect` does, and a `tracing`
+/// event states the number of addresses.
+///
+/// # Panics
+/// If `addresses` is empty; [`AddressOrHost::resolve`] returns at least one address.
+pub(crate) async fn try_addresses<T, F: Future<Output = Result<T>>>(
+    addresses: Vec<Address>,
+    mut attempt: impl FnMut(Address) -> F,
+) -> Result<T> {
+    let (tried, mut last_error) = (addresses.len(), None);
+    for address in addresses {
+        match attempt(address).await {
+            Ok(opened) => return Ok(opened),
+            Err(error) => last_error = Some(error),
+        }
+    }
+    if tried > 1 {
+        tracing::debug!(target: "fabric::connection", tried, "every address of the host failed");
+    }
+    Err(last_error.expect("resolution returns at least one address"))
+}
+
 async fn resolve_host(
     name: &HostName,
     is_useful: impl Fn(SocketAddr) -> bool,
@@ -111,4 +135,45 @@ async fn resolve_host(
         ));
     }
     Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tries three addresses, of which only `usable` succeeds. Returns the result and the ports of
+    /// the addresses that were tried.
+    async fn try_three(usable: Option<u16>) -> (Result<Address>, Vec<u16>) {
+        let addresses = (1..=3).map(|port| {
+            let at = SocketAddr::from(([127, 0, 0, 1], port));
+            Address::from_socket_addr(Scheme::Tcp, at).unwrap()
+        });
+        let mut tried = Vec::new();
+        let result = try_addresses(addresses.collect(), |address| {
+            let port = address.socket_addr().unwrap().port();
+            tried.push(port);
+            std::future::ready(match usable {
+                Some(usable) if usable == port => Ok(address),
+                _ => Err(Error::NoSuchPeer(address)),
+            })
+        });
+        (result.await, tried)
+    }
+
+    #[tokio::test]
+    async fn first_usable_address_ends_the_attempts() {
+        let (result, tried) = try_three(Some(2)).await;
+        assert_eq!(result.unwrap().socket_addr().unwrap().port(), 2);
+        assert_eq!(tried, [1, 2], "address 3 is not tried");
+    }
+
+    #[tokio::test]
+    async fn last_error_is_returned_after_every_address_was_tried() {
+        let (result, tried) = try_three(None).await;
+        assert!(
+            matches!(&result, Err(Error::NoSuchPeer(last)) if last.socket_addr().unwrap().port() == 3),
+            "{result:?}"
+        );
+        assert_eq!(tried, [1, 2, 3]);
+    }
 }

@@ -169,13 +169,7 @@ impl BindOptions {
     /// As [`Endpoint::bind`].
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
-        let (last, others) = found
-            .split_last()
-            .expect("resolution returns at least one address");
-        others
-            .iter()
-            .find_map(|at| self.bind_at(at).ok())
-            .map_or_else(|| self.bind_at(last), Ok)
+        resolve::try_addresses(found, |at| std::future::ready(self.bind_at(&at))).await
     }
 
     fn bind_at(&self, at: &Address) -> Result<Endpoint> {

@@ -16,7 +16,7 @@ use super::{BindOptions, ConnectedEndpoint, Endpoint, EndpointBuilder};
 use crate::av::{AvInner, ToAddress};
 use crate::domain::DomainInner;
 use crate::passive::ConnectionRequest;
-use crate::resolve::AddressOrHost;
+use crate::resolve::{AddressOrHost, try_addresses};
 use crate::thread_model::{Shared, ThreadModel};
 
 /// Default connect timeout.
@@ -104,27 +104,18 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
             let found = to
                 .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
                 .await?;
-            let mut last_error = None;
-            for to in found {
-                match builder
-                    .try_connect(
-                        &to,
-                        (&self.private_data, self.peer_supports_tags),
-                        self.timeout,
-                    )
-                    .await
-                {
-                    Ok((attempt, connected)) => {
-                        let data = connected.data.clone();
-                        return attempt.into_endpoint(builder, connected, to, data);
-                    }
-                    Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => {
-                        last_error = Some(error)
-                    }
-                    Err(error) => return Err(error),
+            let options = (&self.private_data[..], self.peer_supports_tags);
+            let (to, attempt, connected) = try_addresses(found, |to| {
+                let builder = &builder;
+                async move {
+                    let (attempt, connected) =
+                        builder.try_connect(&to, options, self.timeout).await?;
+                    Ok((to, attempt, connected))
                 }
-            }
-            Err(last_error.expect("resolution returns at least one address"))
+            })
+            .await?;
+            let data = connected.data.clone();
+            attempt.into_endpoint(builder, connected, to, data)
         })
     }
 }
@@ -305,8 +296,8 @@ impl ConnectedEndpoint {
     /// Connects to the passive endpoint at this address, with its own fabric, domain, completion
     /// queue and event queue, as [`Endpoint::bind`].
     ///
-    /// For a host name, as in `tcp://localhost:7000`, its addresses are tried in turn while there
-    /// is no listener or no answer; see [`resolve`](crate::resolve()). The peer is a
+    /// For a host name, as in `tcp://localhost:7000`, its addresses are tried in order until one
+    /// accepts; see [`resolve`](crate::resolve()). The peer is a
     /// [`PassiveEndpoint`](crate::PassiveEndpoint) or a libfabric program with a `fid_pep`.
     ///
     /// ```

@@ -168,7 +168,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// peer is only inserted. [`AddressVector::insert`] inserts a peer without connecting.
     ///
     /// For a host name, as in `tcp://localhost:7000`, its addresses of this endpoint's family are
-    /// tried in turn; see [`resolve`](crate::resolve()). The handle stands for the address that
+    /// tried in order; see [`resolve`](crate::resolve()). The handle stands for the address that
     /// answered.
     ///
     /// # Errors
@@ -184,26 +184,17 @@ impl<M: ThreadModel> Endpoint<M> {
     /// continues.
     #[doc(alias = "fi_av_insert")]
     pub async fn add_peer(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        // A host may have several addresses: the first that accepts a connection is the peer.
         let is_ipv4 = self.name().socket_addr().is_none_or(|at| at.is_ipv4());
         let found = resolve::resolve_filtered(&peer, self.inner.domain.scheme(), |at| {
             at.is_ipv4() == is_ipv4
         })
         .await?;
-        let (last, others) = found
-            .split_last()
-            .expect("resolution returns at least one address");
-        for address in others {
-            if let Ok(peer) = self.insert_and_connect(address).await {
-                return Ok(peer);
-            }
-        }
-        self.insert_and_connect(last).await
+        resolve::try_addresses(found, |address| self.insert_and_connect(address)).await
     }
 
-    async fn insert_and_connect(&self, address: &Address) -> Result<FiAddr> {
+    async fn insert_and_connect(&self, address: Address) -> Result<FiAddr> {
         let av = self.address_vector();
-        let (peer, is_new) = av.inner.insert(address)?;
+        let (peer, is_new) = av.inner.insert(&address)?;
         let tx_op = TxOp::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
         let connected = match core.send(

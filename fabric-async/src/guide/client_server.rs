@@ -203,6 +203,7 @@
 //! | `fabric::connection` | debug | connection requested, connected: of [connected endpoints](super::connected_endpoints) | `endpoint`, `peer` |
 //! | `fabric::connection` | debug | connection shut down: of a connected endpoint | `endpoint`, `peer`, `reason` |
 //! | `fabric::connection` | info | connect failed: of a connected endpoint | `endpoint`, `error` |
+//! | `fabric::connection` | debug | every address of the host failed: of a bind or connect to a host with several addresses | `tried`, the number of addresses |
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
 //!

@@ -62,8 +62,8 @@
 //! | [`PeerGone`](Error::PeerGone) | the peer closed the connection |
 //! | [`TimedOut`](Error::TimedOut) | no answer within ten seconds, or [`Connect::timeout`]; a libfabric program answers only while it reads its event queue |
 //!
-//! A host name, as in `tcp://localhost:7000`, is resolved. Its addresses are tried in turn until
-//! one answers. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
+//! A host name, as in `tcp://localhost:7000`, is resolved. Its addresses are tried in order until
+//! one accepts. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
 //! sees the end.
 //!
 //! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a request

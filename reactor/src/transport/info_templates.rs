@@ -1,16 +1,16 @@
-//! Parts that the offers of these providers have in common.
+//! Infos that shm, tcp and udp complete into the offers of their providers.
 
 use fabric_core::flags::{Caps, MrMode, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Version};
 
-/// Number of endpoints, queues, counters and contexts that a domain serves well: advice, no limit.
+/// Number of endpoints, queues, counters and contexts of a domain: a recommendation, not a limit.
 const ADVISED_OBJECT_COUNT: usize = 1024;
-/// Outstanding sends, and posted receives, of an endpoint.
+/// Default `tx_attr.size` and `rx_attr.size`: outstanding sends and posted receives of an endpoint.
 const DEFAULT_QUEUE_SIZE: usize = 1024;
-/// Buffers of one vectored operation: far below where walking them would cost noticeable time.
+/// Default `iov_limit`: buffers of one vectored operation.
 const IOV_LIMIT: usize = 64;
 
-/// Returns an offer of messages, of a provider whose fabric and domain have its name.
+/// Returns an info for untagged messages (`FI_MSG`). Fabric and domain have the provider's name.
 pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     let mut info = Info::template(provider, provider, provider);
     info.fabric.provider_version = Version::new(0, 1);
@@ -32,13 +32,14 @@ pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     info
 }
 
-/// Returns an offer of reliable, optionally tagged messages, and of one-sided operations.
+/// Returns an info for reliable connectionless endpoints (`FI_EP_RDM`) with tagged and untagged
+/// messages, RMA and atomics.
 pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
-    let receives = Caps::DIRECTED_RECV | Caps::MULTI_RECV | Caps::TAGGED_MULTI_RECV;
-    let memory = Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT;
+    let recv_caps = Caps::DIRECTED_RECV | Caps::MULTI_RECV | Caps::TAGGED_MULTI_RECV;
+    let rma_caps = Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT;
     let mut info = base_info(
         provider,
-        caps | Caps::TAGGED | receives | memory | Caps::FENCE,
+        caps | Caps::TAGGED | recv_caps | rma_caps | Caps::FENCE,
     );
     info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.mr_cnt = 1 << 16;
@@ -52,7 +53,7 @@ pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
     info
 }
 
-/// Turns an offer into one for connected endpoints (`FI_EP_MSG`): a single peer needs neither
+/// Converts an info into one for connected endpoints (`FI_EP_MSG`): a single peer needs neither
 /// directed receives nor a source address nor an address vector.
 pub(super) fn with_msg_endpoints(mut info: Info) -> Info {
     info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;

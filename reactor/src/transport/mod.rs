@@ -1,5 +1,5 @@
-//! The registry of transports. A new one needs a folder here, an entry in `TRANSPORTS`, and its
-//! scheme and protocol names in `fabric-core` (`address.rs`, `info/level.rs`).
+//! The registry of transports. A new transport needs a folder here, an entry in `TRANSPORTS`, and
+//! its scheme and protocol names in `fabric-core` (`address.rs`, `info/level.rs`).
 
 pub(crate) mod fork_guard;
 mod info_templates;
@@ -21,7 +21,7 @@ static TRANSPORTS: [&dyn Transport; 4] = [
     &SimTransport,
 ];
 
-/// Returns every transport, the preferred one first.
+/// Returns every transport, in order of preference.
 #[must_use]
 pub fn all() -> &'static [&'static dyn Transport] {
     &TRANSPORTS
@@ -30,13 +30,16 @@ pub fn all() -> &'static [&'static dyn Transport] {
 /// Returns the transport of the provider with this name.
 ///
 /// # Errors
-/// [`Error::UnknownProvider`], which lists the existing names.
+/// [`Error::UnknownProvider`], which lists the names of all providers.
 pub fn by_name(name: &str) -> Result<&'static dyn Transport> {
     TRANSPORTS
         .into_iter()
-        .find(|provider| provider.name() == name)
+        .find(|transport| transport.name() == name)
         .ok_or_else(|| Error::UnknownProvider {
             asked: name.into(),
-            known: TRANSPORTS.iter().map(|provider| provider.name()).collect(),
+            known: TRANSPORTS
+                .iter()
+                .map(|transport| transport.name())
+                .collect(),
         })
 }

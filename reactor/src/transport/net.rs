@@ -1,4 +1,4 @@
-//! Internet sockets, shared by the transports tcp and udp.
+//! Opening, configuring and binding Internet sockets, for the transports tcp and udp.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 #[derive(Clone, Debug, Default)]
 pub(super) struct SocketConfig {
     pub(super) options: SocketOptions,
-    /// The DSCP of the traffic class, if there is one.
+    /// The DSCP of the info's traffic class (`FI_TC_*`); `None` leaves the kernel's default.
     dscp: Option<u8>,
 }
 
@@ -25,7 +25,7 @@ impl SocketConfig {
     /// Returns the configuration of an endpoint with this info.
     ///
     /// # Errors
-    /// The traffic class has no valid code point.
+    /// [`Error::Invalid`] when the DSCP of the traffic class is above 63.
     pub(super) fn from_info(options: &SocketOptions, info: &Info) -> Result<Self> {
         let class = info.tx.tclass.or(info.domain.tclass);
         Ok(Self {
@@ -45,15 +45,15 @@ impl SocketConfig {
             set_socket_recv_buffer_size(socket, bytes)?;
         }
         match self.dscp {
-            // The two lower bits are ECN, which belongs to the kernel.
+            // The two lower bits are ECN, which the kernel sets.
             Some(dscp) if at.is_ipv4() => set_ip_tos(socket, dscp << 2),
             Some(dscp) => set_ipv6_tclass(socket, u32::from(dscp) << 2),
             None => Ok(()),
         }
     }
 
-    /// Opens something at this address; with port 0 and a configured port range, at the first free
-    /// port of the range, beginning at a random one.
+    /// Calls `open` with this address. With port 0 and a configured port range, calls `open` with
+    /// the ports of the range, from a random port on, until a port is not in use.
     pub(super) fn bind_in_port_range<T>(
         &self,
         at: SocketAddr,
@@ -75,7 +75,7 @@ impl SocketConfig {
     }
 }
 
-/// Opens a non-blocking socket of the family of this address.
+/// Opens a non-blocking socket of the address family of `at`.
 pub(super) fn open_socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
     let family = if at.is_ipv4() {
         AddressFamily::INET
@@ -95,13 +95,14 @@ pub(super) fn bind(socket: impl AsFd, scheme: Scheme, at: SocketAddr) -> Result<
     rustix::net::bind(socket, &at).map_err(addr_error("bind", scheme, at))
 }
 
-/// Returns the address a socket is bound to, with the port that the kernel chose for port 0.
+/// Returns the address to which a socket is bound, with the port that the kernel chose for port 0.
 pub(super) fn local_addr(socket: impl AsFd) -> Result<SocketAddr> {
     let name = rustix::net::getsockname(socket).and_then(SocketAddr::try_from);
     name.map_err(|errno| Error::os("getsockname", errno.raw_os_error()))
 }
 
-/// Returns the conversion of an `errno` of a call that takes an address.
+/// Returns the conversion of an errno of `call`, a system call with the address `at`, into an
+/// [`Error`].
 pub(super) fn addr_error(
     call: &'static str,
     scheme: Scheme,

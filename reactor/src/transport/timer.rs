@@ -1,4 +1,4 @@
-//! A timer that is watched like a socket.
+//! A timerfd that a wait set watches like a socket.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use super::fork_guard::ForkGuard;
 use crate::wait::epoll_ctl_error;
 
-/// A timerfd, watched like a socket.
+/// A timerfd that a wait set watches like a socket.
 #[derive(Debug)]
 pub(crate) struct Timer {
     fd: OwnedFd,
@@ -28,29 +28,33 @@ impl Timer {
         })
     }
 
+    /// Adds the timer to a wait set, which reports `token` when the timer expires.
     pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
         wait_set
             .watch(self.fd.as_fd(), token)
             .map_err(epoll_ctl_error)
     }
 
+    /// Removes the timer from a wait set; no effect in a forked child, which shares the epoll
+    /// descriptor with its parent.
     pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
             wait_set.unwatch(self.fd.as_fd());
         }
     }
 
-    /// Makes the timer readable after this time; `None` disarms it.
+    /// Makes the timer readable after this time, at least one microsecond; `None` disarms it.
     pub(crate) fn set(&self, after: Option<Duration>) {
+        // The value zero would disarm the timer.
         let after = after.map(|after| after.max(Duration::from_micros(1)));
         let value = after.and_then(|after| Timespec::try_from(after).ok());
-        let none = Timespec {
+        let zero = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         let spec = Itimerspec {
-            it_interval: none,
-            it_value: value.unwrap_or(none),
+            it_interval: zero,
+            it_value: value.unwrap_or(zero),
         };
         let _ = rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &spec);
     }

@@ -5,7 +5,7 @@
 //!
 //! The kernel gets pointers to the parts of an [`MmsgBuffers`], which is allocated once, never
 //! moves, and is reached through one pointer only. The pointers are set when it is created.
-//! Afterwards only lengths change, and never beyond the room there is. The kernel writes during a
+//! Afterwards only lengths change, and never exceed the memory. The kernel writes during a
 //! call that has exclusive access to the batch (`&mut self`), and keeps no pointer afterwards. It
 //! writes bytes, lengths and addresses; for all of these types every bit pattern is valid.
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use fabric_core::buf::Payload;
 use rustix::io::Errno;
 
-/// Most datagrams that one call moves.
+/// Most datagrams of one `sendmmsg` or `recvmmsg`.
 pub(super) const BATCH_LEN: usize = 32;
 
 /// Longest message, in bytes, as in libfabric: what Ethernet carries in one IPv4 datagram.
@@ -34,7 +34,7 @@ struct MmsgBuffers {
     bytes: [[u8; MAX_MESSAGE]; BATCH_LEN],
 }
 
-/// A batch of datagrams.
+/// Memory for [`BATCH_LEN`] datagrams, used either for sending or for receiving.
 pub(super) struct DatagramBatch {
     buffers: NonNull<MmsgBuffers>,
     /// Number of datagrams of the last receive.
@@ -45,9 +45,9 @@ pub(super) struct DatagramBatch {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram<'a> {
     pub(super) from: SocketAddr,
-    /// Length of the datagram, in bytes.
+    /// Length of the datagram, in bytes; longer than `bytes` if the datagram was truncated.
     pub(super) len: usize,
-    /// Its bytes, at most [`MAX_MESSAGE`] of them.
+    /// The first [`MAX_MESSAGE`] bytes of the datagram.
     pub(super) bytes: &'a [u8],
 }
 
@@ -105,8 +105,7 @@ impl DatagramBatch {
                     return self.received;
                 }
                 Err(_) if last_error() == Errno::INTR => {}
-                // Nothing is queued, or the call failed for a reason that the next pass meets
-                // again.
+                // No datagram is queued, or the call failed; the next pass calls it again.
                 Err(_) => return 0,
             }
         }
@@ -133,7 +132,7 @@ impl DatagramBatch {
         })
     }
 
-    /// Returns the socket address a datagram came from.
+    /// Returns the source address of a datagram; `None` if it is neither IPv4 nor IPv6.
     fn source_addr(&self, at: usize) -> Option<SocketAddr> {
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for an address of any
@@ -164,10 +163,10 @@ impl DatagramBatch {
         }
     }
 
-    /// Copies a message of at most [`MAX_MESSAGE`] bytes into the batch, to be sent to `to`.
+    /// Copies a message of at most [`MAX_MESSAGE`] bytes to index `at`, with the destination `to`.
     ///
     /// # Panics
-    /// If the message is longer.
+    /// If the message is longer, or `at` is not below [`BATCH_LEN`].
     pub(super) fn write(&mut self, at: usize, to: SocketAddr, payload: Payload<'_>) {
         self.set_destination(at, to);
         let buffers = self.buffers.as_ptr();

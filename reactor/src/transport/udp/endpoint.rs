@@ -29,7 +29,7 @@ const UNEXPECTED_BYTES: usize = 4 << 20;
 /// Passes without input after which the sockets are not polled until one is ready.
 const IDLE_PASSES: u32 = 2000;
 
-/// Returns the token of an endpoint's socket, or of one of its groups.
+/// Returns the token of an endpoint's socket, or of the socket of the group with this index.
 pub(super) fn watch_token(ep: EpId, group: Option<usize>) -> u64 {
     group.map_or_else(
         || token::pack(0, ep, 0),
@@ -42,10 +42,11 @@ pub(super) fn endpoint_of(token: u64) -> EpId {
     token::unpack(token).1
 }
 
-/// A multicast group that was joined at least once.
+/// A multicast group with at least one membership.
 struct JoinedGroup {
     socket_addr: SocketAddr,
     socket: UdpSocket,
+    /// Joins minus leaves; the group is removed at 0.
     join_count: usize,
 }
 
@@ -68,8 +69,9 @@ pub(super) struct UdpEndpoint {
     pub(super) destinations: DestinationTable,
     pub(super) send_batch: SendBatch,
     pub(super) tx_queue: VecDeque<QueuedDatagram>,
-    /// The socket had no room; it is watched for room.
+    /// Whether the last send found no room in the socket, which is watched for room since.
     pub(super) write_blocked: bool,
+    /// Passes without input since the last input, send or ready event, up to [`IDLE_PASSES`].
     idle_passes: u32,
 }
 
@@ -81,8 +83,8 @@ impl UdpEndpoint {
         wait_set: Arc<dyn WaitSet>,
         rx_source: RxSource<'_>,
     ) -> Result<Self> {
-        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        let at = at.and_then(Address::socket_addr).unwrap_or(any);
+        let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let at = at.and_then(Address::socket_addr).unwrap_or(loopback);
         if at.ip().is_multicast() {
             let why =
                 format!("{at} is a multicast address: join the group instead of binding to it");
@@ -123,6 +125,7 @@ impl UdpEndpoint {
 
     // ---- groups
 
+    /// Joins a multicast group; returns the index of the group, for `leave_group`.
     pub(super) fn join_group(&mut self, group: &Address) -> Result<u32> {
         if !self.multicast_enabled {
             return Err(Error::NotSupported(
@@ -179,6 +182,7 @@ impl UdpEndpoint {
 
     // ---- progress
 
+    /// Sends queued messages and receives; returns whether anything was moved.
     pub(super) fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut moved = self.rx.drain_unexpected(engine);
         moved |= self.progress_tx(engine);
@@ -195,6 +199,7 @@ impl UdpEndpoint {
         self.idle_passes = 0;
     }
 
+    /// Handles a ready socket: sends and receives.
     pub(super) fn ready(&mut self, engine: &mut dyn EngineContext) {
         self.reset_idle();
         if std::mem::take(&mut self.write_blocked) {
@@ -203,7 +208,7 @@ impl UdpEndpoint {
         self.progress(engine);
     }
 
-    /// Receives from each socket as much as one call returns.
+    /// Receives with one `recvmmsg` from each socket; returns whether any datagram arrived.
     fn receive(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut has_input = self.receive_from(engine, None);
         for group in 0..self.groups.capacity() {
@@ -239,12 +244,13 @@ impl UdpEndpoint {
         count > 0
     }
 
+    /// Returns whether the endpoint may sleep until epoll reports one of its sockets.
     pub(super) fn arm(&self) -> bool {
-        // Epoll reports ready sockets, but no event reports messages that could be sent now.
+        // Unsent messages need a pass, unless the socket is watched for room.
         self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
     }
 
-    // ---- the receive side
+    // ---- receiving
 
     pub(super) fn rx_queue(&mut self) -> &mut RxQueue {
         &mut self.rx
@@ -301,14 +307,14 @@ impl UdpEndpoint {
         });
     }
 
-    // ---- its end
+    // ---- closing
 
     pub(super) fn close(mut self, engine: &mut dyn EngineContext) {
         self.rx.close(engine);
         if self.socket.in_original_process() {
             self.send_batch.flush(engine, self.socket.as_fd());
         }
-        // Batched messages for which there is no room now are lost.
+        // Batched messages that the socket has no room for are canceled.
         self.send_batch.fail(engine, &Error::Canceled);
         self.fail_sends(engine, |_| Some(Error::Canceled));
         self.senders.close(engine);

@@ -1,9 +1,9 @@
-//! UDP, on the wire of libfabric's provider of that name: a message is a datagram, and nothing
-//! else.
+//! The transport udp, with the wire format of libfabric's provider udp: a message is the payload of
+//! one datagram, without a header.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | an endpoint: its sockets, what is received, its end |
+//! | `endpoint` | an endpoint: its sockets, receiving, closing |
 //! | `sending`, `send_batch` | sends: immediate, queued, or batched for one `sendmmsg` |
 //! | `senders` | the senders of received datagrams |
 //! | `socket` | sockets: bound, watched, joined to multicast groups |
@@ -12,14 +12,15 @@
 //! A send finds the peer's socket address by its handle and makes one call. Without room in the
 //! socket the operation waits in the endpoint's queue, and the socket is watched for room. Messages
 //! posted with FI_MORE are batched (`send_batch`) and leave with one `sendmmsg`. A pass fills a
-//! `DatagramBatch` with one `recvmmsg` for each socket; `senders` says who sent each datagram, and
-//! the receive queue takes it. What exceeds its budget is dropped and counted. Each multicast group
+//! `DatagramBatch` with one `recvmmsg` for each socket; `senders` maps each source
+//! address to an address handle, and the receive queue matches the message. A message beyond the
+//! budget of the receive queue is dropped and counted. Each multicast group
 //! has a socket of its own: Linux delivers to a group only through sockets that are bound to it or
 //! to no address.
 //!
 //! Decision: sockets are not connected. One socket serves all peers, so the kernel reports no late
-//! errors, and none can be taken for that of another send. A sender is recorded with its first
-//! datagram and forgotten when others need its place, so an unknown sender costs a bounded table.
+//! errors, which could be mistaken for the error of another send. The table of senders is bounded:
+//! a new sender evicts an idle one.
 
 mod batch;
 mod endpoint;

@@ -1,4 +1,5 @@
-//! Batched messages: posted with FI_MORE, sent with one `sendmmsg`.
+//! Batched messages: posted with FI_MORE, and sent with one `sendmmsg` by a post without FI_MORE, a
+//! flush, a full batch or a progress pass.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -19,12 +20,12 @@ struct BatchedOp {
     len: usize,
 }
 
-/// Messages that were copied for the next `sendmmsg`, with their operations.
+/// Copies of messages for the next `sendmmsg`, with their operations.
 #[derive(Default)]
 pub(super) struct SendBatch {
     /// Allocated with the first message.
     batch: Option<(DatagramBatch, [Option<BatchedOp>; BATCH_LEN])>,
-    /// Indices of the messages in `batch` that were not sent.
+    /// Indices of the messages in `batch` that are not sent yet.
     pending: Range<usize>,
 }
 
@@ -37,8 +38,8 @@ impl SendBatch {
         self.pending.end == BATCH_LEN
     }
 
-    /// Adds a message. Its operation is set next, by [`set_last_op`](Self::set_last_op). The batch
-    /// must not be full.
+    /// Copies a message into the batch, which must not be full. The caller sets the operation of
+    /// the message with [`set_last_op`](Self::set_last_op).
     pub(super) fn push(&mut self, to: SocketAddr, payload: Payload<'_>) {
         let (batch, ops) = self
             .batch
@@ -48,7 +49,7 @@ impl SendBatch {
         self.pending.end += 1;
     }
 
-    /// Sets the operation of the message that was added last.
+    /// Sets the operation of the message that was added last, and the length of the message.
     pub(super) fn set_last_op(&mut self, op: OpKey, len: usize) {
         if let Some((_, ops)) = &mut self.batch
             && let Some(last) = self.pending.clone().last()
@@ -57,8 +58,8 @@ impl SendBatch {
         }
     }
 
-    /// Sends the messages, and completes the operations of those that were sent. Returns false if
-    /// messages are left because the socket had no room.
+    /// Sends the messages, and completes their operations. Returns false if messages are left
+    /// because the socket had no room (EAGAIN).
     pub(super) fn flush(&mut self, engine: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
         let Some((batch, ops)) = &mut self.batch else {
             return true;
@@ -86,7 +87,7 @@ impl SendBatch {
         true
     }
 
-    /// Fails the operations of the messages that are left, and removes the messages.
+    /// Removes the unsent messages and fails their operations.
     pub(super) fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         let Some((_, ops)) = &mut self.batch else {
             return;

@@ -1,8 +1,8 @@
 //! The senders of received datagrams, and their address handles.
 //!
-//! There are no connections: a sender is recorded with its first datagram, and evicted when too
-//! many others have sent since its last one. The address handle of an auto-inserted peer is valid
-//! for as long.
+//! UDP has no connections. The first datagram of a sender records the sender. When the table is
+//! full, a new sender evicts an idle one. Eviction releases the address handle of an auto-inserted
+//! peer.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -13,7 +13,8 @@ use fabric_core::transport::{EngineContext, EpId, Incarnation};
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
 
-/// Datagrams do not distinguish the senders at one socket, so all are one incarnation.
+/// The incarnation of every sender: datagrams do not tell whether the process at a socket address
+/// was restarted.
 const SOCKET_INCARNATION: Incarnation = Incarnation(0);
 /// Most senders that are recorded at a time.
 const MAX_SENDERS: usize = 1024;
@@ -25,19 +26,21 @@ pub(super) struct Senders {
     next_peer_key: u32,
     entries: Slab<Sender>,
     by_socket_addr: HashMap<SocketAddr, usize>,
-    /// The next candidate for eviction is first.
+    /// Indices in `entries`; the next candidate for eviction is first.
     eviction_queue: VecDeque<usize>,
 }
 
+/// A recorded sender.
 #[derive(Debug)]
 struct Sender {
     socket_addr: SocketAddr,
     peer_key: PeerKey,
-    /// The sender's address handle now.
+    /// The sender's address handle now; `None` if the sender is not in the address vector.
     source: Option<FiAddr>,
-    /// The sender's address handle at its first datagram.
+    /// The sender's address handle at its first datagram, which auto-insertion may have created. It
+    /// is passed to `peer_disconnected` at the end.
     addr_at_first_datagram: Option<FiAddr>,
-    /// Whether a datagram has arrived since its last turn in the eviction queue.
+    /// Whether a datagram of the sender arrived since eviction last considered the sender.
     active: bool,
 }
 
@@ -52,7 +55,7 @@ impl Senders {
         }
     }
 
-    /// Returns key and address handle of the sender of a datagram.
+    /// Returns the key and the address handle of the sender of a datagram; records a new sender.
     pub(super) fn find_or_insert(
         &mut self,
         engine: &mut dyn EngineContext,
@@ -95,7 +98,7 @@ impl Senders {
         index
     }
 
-    /// Evicts about the least recently active sender (second chance).
+    /// Evicts a sender without recent datagrams (second-chance replacement).
     fn evict_idle(&mut self, engine: &mut dyn EngineContext, rx: &mut RxQueue) {
         while let Some(index) = self.eviction_queue.pop_front() {
             if std::mem::take(&mut self.entries[index].active) {
@@ -138,6 +141,7 @@ impl Senders {
             .source
     }
 
+    /// Reports every sender as disconnected.
     pub(super) fn close(self, engine: &mut dyn EngineContext) {
         for (_, sender) in &self.entries {
             engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);

@@ -1,4 +1,5 @@
-//! Sends of a datagram endpoint, and their destinations.
+//! Sends of a datagram endpoint: immediate, batched, or queued until the socket has room; and the
+//! cache of destination addresses.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -23,7 +24,7 @@ pub(super) struct QueuedDatagram {
     pub(super) peer: FiAddr,
 }
 
-/// Socket addresses of peers, by their address handles.
+/// Cache of the socket addresses of peers, indexed by address handle.
 #[derive(Debug, Default)]
 pub(super) struct DestinationTable(Vec<Option<(FiAddr, SocketAddr)>>);
 
@@ -107,7 +108,7 @@ impl UdpEndpoint {
         Ok(())
     }
 
-    /// Sends the batched messages; false when there is no room for all of them.
+    /// Sends the batched messages; returns false if the socket has no room for all of them.
     pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.send_batch.is_empty() {
             return true;
@@ -123,7 +124,7 @@ impl UdpEndpoint {
         flushed
     }
 
-    /// Sends the queued messages, as far as there is room.
+    /// Sends batched and queued messages while the socket has room; returns whether any was sent.
     pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
@@ -158,6 +159,7 @@ impl UdpEndpoint {
         moved
     }
 
+    /// Blocks further sends until the wait set reports room in the socket.
     fn wait_writable(&mut self) {
         if !self.write_blocked {
             self.write_blocked = true;
@@ -165,6 +167,7 @@ impl UdpEndpoint {
         }
     }
 
+    /// Checks that udp supports the operation; returns the socket address of its peer.
     fn destination(&mut self, engine: &mut dyn EngineContext, tx_op: &TxOp) -> Result<SocketAddr> {
         if !matches!(tx_op.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over udp"));
@@ -207,8 +210,8 @@ impl UdpEndpoint {
     }
 }
 
-/// Sends a message. An error concerns this message: an unconnected socket does not report errors of
-/// earlier ones.
+/// Sends a message. An error is that of this message: an unconnected socket does not report errors
+/// of earlier messages.
 fn send_datagram(socket: &UdpSocket, to: SocketAddr, payload: Payload<'_>) -> Result<SendToResult> {
     let len = payload.len();
     if len > MAX_MESSAGE {
@@ -370,7 +373,7 @@ mod tests {
         }
 
         /// Returns how many batched messages have completed without error.
-        fn ended(&self) -> usize {
+        fn completed_count(&self) -> usize {
             let ops = &self.domain_state.ops;
             self.batched
                 .iter()
@@ -418,24 +421,32 @@ mod tests {
             .domain
             .flush(&mut fixture.domain_state, fixture.ep)
             .unwrap();
-        assert_eq!(fixture.ended(), 0, "the batched message was not sent");
+        assert_eq!(
+            fixture.completed_count(),
+            0,
+            "the batched message was not sent"
+        );
         assert_eq!(
             fixture.try_send(2, false),
             TrySend::WouldBlock,
-            "it would overtake the batched message"
+            "a send must not overtake the batched message"
         );
         let (queued, canceled) = (fixture.queue_send(2), fixture.queue_send(9));
         assert_eq!(
             fixture.try_send(3, true),
             TrySend::WouldBlock,
-            "it would overtake the batched message"
+            "a send must not overtake the batched message"
         );
         fixture.queue_send(3);
         assert!(
             fixture.domain.arm(),
-            "the socket reports when there is room"
+            "the wait set reports room in the socket"
         );
-        assert_eq!(fixture.unexpected_count(), 1, "nothing is sent before that");
+        assert_eq!(
+            fixture.unexpected_count(),
+            1,
+            "no message is sent before the socket has room"
+        );
         assert!(
             fixture
                 .domain
@@ -453,7 +464,7 @@ mod tests {
         );
         assert_eq!(fixture.interest(), Some(Interest::Read));
         assert_eq!(fixture.unexpected_count(), 4);
-        assert_eq!(fixture.ended(), 1);
+        assert_eq!(fixture.completed_count(), 1);
         assert!(
             !fixture
                 .domain
@@ -464,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn full_send_batch_is_flushed_or_blocks() {
+    fn full_send_batch_is_flushed_or_blocks_further_sends() {
         let mut fixture = UdpFixture::new();
         for byte in 0..100 {
             assert_eq!(fixture.try_send(byte, true), TrySend::Batched);
@@ -473,7 +484,7 @@ mod tests {
             .domain
             .flush(&mut fixture.domain_state, fixture.ep)
             .unwrap();
-        assert_eq!(fixture.ended(), 100);
+        assert_eq!(fixture.completed_count(), 100);
         while fixture.unexpected_count() < 100 {}
         fixture.endpoint().wait_writable();
         let taken = (0..100)
@@ -495,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn queued_sends_fail_on_av_remove_and_close() {
+    fn unsent_messages_fail_on_close_and_queued_ones_on_av_remove() {
         for close in [false, true] {
             let mut fixture = UdpFixture::new();
             assert_eq!(fixture.try_send(0, true), TrySend::Batched);

@@ -1,4 +1,4 @@
-//! Datagram sockets.
+//! Datagram sockets of an endpoint and of its multicast groups.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,10 +16,10 @@ use crate::transport::fork_guard::ForkGuard;
 use crate::transport::net::{self, SocketConfig};
 use crate::wait::epoll_ctl_error;
 
-/// Receive buffer that is requested from the kernel, in bytes; the kernel caps it at its limit.
+/// Default `SO_RCVBUF`, in bytes; the kernel caps the value at `net.core.rmem_max`.
 const DEFAULT_RECV_BUFFER: usize = 4 << 20;
 
-/// A bound, watched, non-blocking socket.
+/// A bound, non-blocking socket that a wait set watches.
 pub(super) struct UdpSocket {
     fd: OwnedFd,
     fork_guard: ForkGuard,
@@ -27,7 +27,7 @@ pub(super) struct UdpSocket {
     token: u64,
 }
 
-/// The result of a send.
+/// The result of a `sendto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendToResult {
     Sent,
@@ -40,14 +40,14 @@ fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
 
 fn apply_config(fd: &OwnedFd, at: SocketAddr, config: &SocketConfig) -> Result<()> {
     if config.options.receive_buffer.is_none() {
-        // A smaller buffer than requested works too.
+        // With a smaller buffer the kernel drops more datagrams, which UDP permits.
         let _ = set_socket_recv_buffer_size(fd, DEFAULT_RECV_BUFFER);
     }
     config.apply(fd, at).map_err(os_error("setsockopt"))
 }
 
 impl UdpSocket {
-    /// Binds a socket, and returns the address with the actual port.
+    /// Opens and binds a socket; returns the socket and its address, with the actual port.
     pub(super) fn open(
         at: SocketAddr,
         config: &SocketConfig,
@@ -64,8 +64,8 @@ impl UdpSocket {
         Ok((Self::register(fd, watch)?, name))
     }
 
-    /// Binds a socket to a multicast group, which other sockets of this machine may do too, and
-    /// joins the group on this interface.
+    /// Opens a socket, binds the socket to a multicast group with `SO_REUSEADDR`, and joins the
+    /// group on the interface with this address.
     pub(super) fn open_group(
         group: SocketAddrV4,
         interface: Ipv4Addr,
@@ -110,9 +110,9 @@ impl UdpSocket {
         self.fork_guard.in_original_process()
     }
 
-    /// Starts or stops watching for room to send.
-    pub(super) fn watch_writable(&self, is_blocked: bool) {
-        let interest = if is_blocked {
+    /// Starts (`enabled`) or stops watching for room in the socket's send buffer.
+    pub(super) fn watch_writable(&self, enabled: bool) {
+        let interest = if enabled {
             Interest::Both
         } else {
             Interest::Read
