@@ -14,8 +14,9 @@ use crate::av::ToAddress;
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
 /// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) resolve names themselves. They try the
-/// addresses in this order until one succeeds. If every address fails, they return the error of the
-/// last address, as `tokio::net::TcpStream::connect` does. Synchronous calls such as
+/// addresses in this order until one succeeds, or the program at one of them rejects the connection.
+/// If every address fails, they return the error of the last address, as
+/// `tokio::net::TcpStream::connect` does. Synchronous calls such as
 /// [`AddressVector::insert`](crate::AddressVector::insert) take addresses only: resolve the name
 /// first and choose an address.
 ///
@@ -84,9 +85,9 @@ impl AddressOrHost {
     }
 }
 
-/// Calls `attempt` with each address, in order, until one call succeeds. If every call fails,
-/// returns the error of the last one, as `tokio::net::TcpStream::connect` does, and a `tracing`
-/// event states the number of addresses.
+/// Calls `attempt` with each address, in order, until one call succeeds or the program at an address
+/// rejects the connection. If every call fails, returns the error of the last one, as
+/// `tokio::net::TcpStream::connect` does, and a `tracing` event states the number of addresses.
 ///
 /// # Panics
 /// If `addresses` is empty; [`AddressOrHost::resolve`] returns at least one address.
@@ -98,6 +99,8 @@ pub(crate) async fn try_addresses<T, F: Future<Output = Result<T>>>(
     for address in addresses {
         match attempt(address).await {
             Ok(opened) => return Ok(opened),
+            // The program that was meant has decided; its other addresses lead to the same program.
+            Err(error @ Error::RejectedByPeer { .. }) => return Err(error),
             Err(error) => last_error = Some(error),
         }
     }
@@ -141,9 +144,12 @@ async fn resolve_host(
 mod tests {
     use super::*;
 
-    /// Tries three addresses, of which only `usable` succeeds. Returns the result and the ports of
-    /// the addresses that were tried.
-    async fn try_three(usable: Option<u16>) -> (Result<Address>, Vec<u16>) {
+    /// Tries three addresses. The one at the port `decisive` yields what `outcome` makes of it, the
+    /// others fail. Returns the result and the ports of the addresses that were tried.
+    async fn try_three(
+        decisive: u16,
+        outcome: impl Fn(Address) -> Result<Address>,
+    ) -> (Result<Address>, Vec<u16>) {
         let addresses = (1..=3).map(|port| {
             let at = SocketAddr::from(([127, 0, 0, 1], port));
             Address::from_socket_addr(Scheme::Tcp, at).unwrap()
@@ -152,9 +158,10 @@ mod tests {
         let result = try_addresses(addresses.collect(), |address| {
             let port = address.socket_addr().unwrap().port();
             tried.push(port);
-            std::future::ready(match usable {
-                Some(usable) if usable == port => Ok(address),
-                _ => Err(Error::NoSuchPeer(address)),
+            std::future::ready(if port == decisive {
+                outcome(address)
+            } else {
+                Err(Error::NoSuchPeer(address))
             })
         });
         (result.await, tried)
@@ -162,18 +169,34 @@ mod tests {
 
     #[tokio::test]
     async fn first_usable_address_ends_the_attempts() {
-        let (result, tried) = try_three(Some(2)).await;
+        let (result, tried) = try_three(2, Ok).await;
         assert_eq!(result.unwrap().socket_addr().unwrap().port(), 2);
         assert_eq!(tried, [1, 2], "address 3 is not tried");
     }
 
     #[tokio::test]
     async fn last_error_is_returned_after_every_address_was_tried() {
-        let (result, tried) = try_three(None).await;
+        let (result, tried) = try_three(0, Ok).await;
         assert!(
             matches!(&result, Err(Error::NoSuchPeer(last)) if last.socket_addr().unwrap().port() == 3),
             "{result:?}"
         );
         assert_eq!(tried, [1, 2, 3]);
+    }
+
+    #[tokio::test]
+    async fn rejection_by_the_program_ends_the_attempts() {
+        let reject = |peer| {
+            Err(Error::RejectedByPeer {
+                peer,
+                data: b"busy".to_vec(),
+            })
+        };
+        let (result, tried) = try_three(2, reject).await;
+        assert!(
+            matches!(&result, Err(Error::RejectedByPeer { data, .. }) if data == b"busy"),
+            "{result:?}"
+        );
+        assert_eq!(tried, [1, 2], "address 3 leads to the same program");
     }
 }
