@@ -17,7 +17,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult, check_atomic};
 use tokio::task::coop;
 
 use super::operation::drop_posted;
-use super::traits::{DeliveryOp, Op, QueuedOp, SelectiveOp, TransmitOp, TxOptions, sealed};
+use super::traits::{DeliveryOp, Op, SelectiveOp, TransmitOp, TxOptions, sealed};
 use super::{Operation, POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint::EndpointInner;
 use crate::mr::RemoteAddr;
@@ -110,7 +110,6 @@ impl<R: AtomicValues, A: AtomicMode<R>> TransmitOp for RemoteAtomicOp<R, A> {
     }
 }
 impl<R: AtomicValues, A: AtomicMode<R>> DeliveryOp for RemoteAtomicOp<R, A> {}
-impl<R: AtomicValues, A: AtomicMode<R>> QueuedOp for RemoteAtomicOp<R, A> {}
 impl<R: AtomicValues, A: AtomicMode<R>> SelectiveOp for RemoteAtomicOp<R, A> {}
 
 /// # Posting atomic operations

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::Failed;
 use fabric_core::{Error, Result};
-use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS};
+use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
 use super::traits::{BufferOp, Op};
 use super::{CompletionOptions, Request};
@@ -154,22 +154,27 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     }
 }
 
-/// Posts a chunk request by request, until one is refused.
-#[inline(always)] // in the path of small messages
+/// Posts the requests of a chunk under one lock of the domain, until one is refused.
+#[inline(always)] // on the small-message path
 pub(super) fn post_until_error<O, B>(
+    ep: &EndpointInner,
     chunk: &mut [QueuedRequest<O, B>],
-    mut post: impl FnMut(&O, B, CompletionOptions) -> Result<(), Failed<B>>,
+    mut post: impl FnMut(&mut PostBatch<'_>, &O, B, CompletionOptions) -> Result<(), Failed<B>>,
 ) -> ChunkResult {
+    let mut posts = ep.domain.core.batch(ep.id);
     for (at, queued) in chunk.iter_mut().enumerate() {
         let Some(buf) = queued.buf.take() else {
             continue;
         };
-        if let Err(failed) = post(&queued.op, buf, queued.report) {
+        if let Err(failed) = post(&mut posts, &queued.op, buf, queued.report) {
             queued.buf = Some(failed.buf);
+            // The error of the refused request takes precedence over that of a peer that
+            // disconnected.
+            let _ = posts.finish();
             return (at, Err(failed.error));
         }
     }
-    (chunk.len(), Ok(()))
+    (chunk.len(), posts.finish())
 }
 
 fn check_same_endpoint(ep: &Arc<EndpointInner>, of: &Arc<EndpointInner>) -> Result<()> {

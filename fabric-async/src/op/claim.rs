@@ -16,7 +16,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use super::Request;
 use super::probe::Probing;
-use super::traits::{BufferOp, BytesOp, MatchingOp, Op, QueuedOp, SelectiveOp, sealed};
+use super::traits::{BufferOp, BytesOp, MatchingOp, Op, sealed};
 use crate::endpoint::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -194,15 +194,9 @@ impl<M: ThreadModel> Op for ClaimedRecvOp<M> {
     /// A claimed message does not borrow its endpoint.
     type Ep<'a> = Arc<EndpointInner>;
 }
-impl<M: ThreadModel> QueuedOp for ClaimedRecvOp<M> {}
-impl<M: ThreadModel> SelectiveOp for ClaimedRecvOp<M> {}
 impl<M: ThreadModel> BytesOp for ClaimedRecvOp<M> {}
 
 impl<B: IoBufMut, M: ThreadModel> BufferOp<B> for ClaimedRecvOp<M> {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_rx
-    }
-
     fn post(
         &mut self,
         ep: &EndpointInner,

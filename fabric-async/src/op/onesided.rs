@@ -9,10 +9,9 @@ use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
-use super::send::{check_injected_level, post_payload, try_fast_path};
+use super::send::{check_injected_level, try_fast_path};
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, QueuedOp, SelectiveOp, TransmitOp,
-    TxOptions, sealed,
+    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, TransmitOp, TxOptions, sealed,
 };
 use crate::endpoint::EndpointInner;
 use crate::mr::{RemoteAddr, RemoteSlice};
@@ -221,9 +220,12 @@ impl TransmitOp for WriteOp {
     }
 }
 impl DeliveryOp for WriteOp {}
-impl QueuedOp for WriteOp {}
-impl SelectiveOp for WriteOp {}
-impl BytesOp for WriteOp {}
+impl BytesOp for WriteOp {
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
+}
 
 impl InjectOp for WriteOp {
     #[inline(always)] // on the small-message path
@@ -247,14 +249,6 @@ impl InjectOp for WriteOp {
 }
 
 impl<B: IoBuf> BufferOp<B> for WriteOp {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
-
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
         match self.to {
@@ -270,19 +264,15 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let len = buf.payload().len();
-        let tx_op = self.to_tx(len);
-        let Some(ranges) = self.to.as_list() else {
-            return match self.check_target(ep, len) {
-                Ok(()) => post_payload(ep, tx_op, buf, target, credit),
-                Err(error) => Err(Failed::new(error, buf)),
-            };
-        };
         if let Err(error) = self.check(ep, &buf) {
             return Err(Failed::new(error, buf));
         }
+        let tx_op = self.to_tx(buf.payload().len());
         let core = &ep.domain.core;
-        core.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit)
+        match self.to.as_list() {
+            None => core.send(ep.id, tx_op, buf, target, credit),
+            Some(ranges) => core.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
+        }
     }
 }
 
@@ -304,8 +294,7 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.core.batch(ep.id);
-        let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
+        batch::post_until_error(ep, chunk, |posts, op, buf, report| {
             let target = report.target(ep.selective_tx);
             let tx_op = TxOp {
                 more: true,
@@ -315,9 +304,7 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
                 None => posts.send(&tx_op, buf, target),
                 Some(ranges) => posts.write_rma_iov(tx_op, ranges, buf, target),
             }
-        });
-        // The error of a refused request takes precedence over a peer that disconnected.
-        (count, stopped.and(posts.finish()))
+        })
     }
 }
 
@@ -348,19 +335,14 @@ impl TransmitOp for ReadOp {
         &mut self.options
     }
 }
-impl QueuedOp for ReadOp {}
-impl SelectiveOp for ReadOp {}
-impl BytesOp for ReadOp {}
+impl BytesOp for ReadOp {
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
+}
 
 impl<B: IoBufMut> BufferOp<B> for ReadOp {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
-
     fn post(
         &mut self,
         ep: &EndpointInner,

@@ -17,8 +17,7 @@ use tokio::task::coop;
 
 use super::send::{SendOp, post_payload};
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, MessageOp, Op, QueuedOp, SelectiveOp, TaggedOp,
-    TransmitOp, TxOptions, sealed,
+    BufferOp, BytesOp, DataOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
 use super::{POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint::{AnyEndpoint, Endpoint, EndpointInner};
@@ -173,22 +172,15 @@ impl<M: ThreadModel> TransmitOp for PermitSendOp<M> {
         self.send.options()
     }
 }
-impl<M: ThreadModel> DeliveryOp for PermitSendOp<M> {}
 impl<M: ThreadModel> MessageOp for PermitSendOp<M> {}
-impl<M: ThreadModel> QueuedOp for PermitSendOp<M> {}
-impl<M: ThreadModel> SelectiveOp for PermitSendOp<M> {}
-impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
+impl<M: ThreadModel> BytesOp for PermitSendOp<M> {
+    fn tx_options(&self) -> Option<&TxOptions> {
+        self.send.tx_options()
+    }
+}
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
     const BUFFER_IS_LENT: bool = B::IS_LENT;
-
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.send.cancels_on_drop()
-    }
 
     fn post(
         &mut self,

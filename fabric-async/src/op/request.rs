@@ -356,7 +356,11 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
             ..
         } = self;
         let ep = ep.borrow();
-        let target = report.target(O::is_selective(ep));
+        let is_selective = match op.tx_options() {
+            Some(_) => ep.selective_tx,
+            None => ep.selective_rx,
+        };
+        let target = report.target(is_selective);
         op.post(ep, buf, target, CreditMode::NoWait).map(drop)
     }
 }

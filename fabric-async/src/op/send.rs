@@ -10,8 +10,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MessageOp, Op, QueuedOp, SelectiveOp,
-    TaggedOp, TransmitOp, TxOptions, sealed,
+    BufferOp, BytesOp, DataOp, InjectOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
 use crate::endpoint::EndpointInner;
 
@@ -46,10 +45,6 @@ impl SendOp {
             ..TxOp::new(OpKind::Send, self.peer)
         }
     }
-
-    pub(super) fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
 }
 
 impl sealed::Sealed for SendOp {}
@@ -74,11 +69,13 @@ impl TransmitOp for SendOp {
         &mut self.options
     }
 }
-impl DeliveryOp for SendOp {}
 impl MessageOp for SendOp {}
-impl QueuedOp for SendOp {}
-impl SelectiveOp for SendOp {}
-impl BytesOp for SendOp {}
+impl BytesOp for SendOp {
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
+}
 
 impl InjectOp for SendOp {
     #[inline(always)] // on the small-message path
@@ -116,14 +113,6 @@ fn level_error() -> Error {
 
 impl<B: IoBuf> BufferOp<B> for SendOp {
     const BUFFER_IS_LENT: bool = B::IS_LENT;
-
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
 
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
@@ -163,7 +152,7 @@ pub(super) fn try_fast_path<B: IoBuf>(
         .then(|| Transfer::sent(len, tx_op.tag))
 }
 
-/// Checks and posts a message or a write.
+/// Checks and posts a message.
 #[inline(always)] // the operation is large
 pub(super) fn post_payload<B: IoBuf>(
     ep: &EndpointInner,
@@ -194,15 +183,12 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.core.batch(ep.id);
-        let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
+        batch::post_until_error(ep, chunk, |posts, op, buf, report| {
             let tx_op = TxOp {
                 more: true,
                 ..op.to_tx(ep, buf.lent_key())
             };
             posts.send(&tx_op, buf, report.target(ep.selective_tx))
-        });
-        // The error of a refused request takes precedence over a peer that disconnected.
-        (count, stopped.and(posts.finish()))
+        })
     }
 }

@@ -64,15 +64,20 @@ pub trait DeliveryOp: TransmitOp {}
 
 /// An operation that sends a message: it has [`match_complete`](crate::Request::match_complete) and
 /// [`transmit_complete`](crate::Request::transmit_complete).
-pub trait MessageOp: DeliveryOp {}
+pub trait MessageOp: TransmitOp {}
+
+impl<O: MessageOp> DeliveryOp for O {}
 
 /// An operation that can report to a completion queue: it has
 /// [`context`](crate::Request::context).
 pub trait QueuedOp: Op {}
 
 /// An operation that reports to a completion queue once: it has
-/// [`completion`](crate::Request::completion).
-pub trait SelectiveOp: QueuedOp {}
+/// [`completion`](crate::Request::completion). A multi-receive reports each message, and so is only
+/// a [`QueuedOp`].
+pub trait SelectiveOp: Op {}
+
+impl<O: SelectiveOp> QueuedOp for O {}
 
 /// An operation that takes borrowed bytes: it has [`inject`](crate::Request::inject).
 pub trait InjectOp: Op {
@@ -89,7 +94,24 @@ pub trait InjectOp: Op {
 // Coherence: another crate may implement `BufferOp<B>` for its own type `B` and an operation of
 // this crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
 // `Request` for `O: BytesOp` do not overlap its impls for the other operations.
-pub trait BytesOp: SelectiveOp {}
+pub trait BytesOp: Op {
+    /// Returns the modifiers of a transmit operation; `None` for a receive.
+    #[doc(hidden)]
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        None
+    }
+
+    /// Returns whether a dropped future withdraws the operation if it has not begun.
+    #[doc(hidden)]
+    #[inline]
+    fn cancels_on_drop(&self) -> bool {
+        self.tx_options()
+            .is_some_and(|options| options.cancel_on_drop)
+    }
+}
+
+impl<O: BytesOp> SelectiveOp for O {}
 
 /// An operation that owns a buffer of type `B` until it ends: it has
 /// [`start`](crate::Request::start) and [`post`](crate::Request::post), and can be awaited.
@@ -98,16 +120,6 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
     /// empty.
     #[doc(hidden)]
     const BUFFER_IS_LENT: bool = false;
-
-    /// Returns whether the endpoint's queue for this operation is bound for selective completion.
-    #[doc(hidden)]
-    fn is_selective(ep: &EndpointInner) -> bool;
-
-    /// Returns whether a dropped future withdraws the operation if it has not begun.
-    #[doc(hidden)]
-    fn cancels_on_drop(&self) -> bool {
-        false
-    }
 
     /// Executes the operation without the domain's lock, if that is possible now.
     #[doc(hidden)]
