@@ -14,7 +14,7 @@
 //! ```
 
 pub use crate::op::{
-    BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, InjectOp, MatchingOp,
-    MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, QueuedOp, ReadFrom, ReadOp, RecvOp,
-    SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp, WriteTo,
+    AwaitableOp, BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, InjectOp,
+    MatchingOp, MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, QueuedOp, ReadFrom, ReadOp,
+    RecvOp, SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp, WriteTo,
 };

@@ -23,7 +23,7 @@ mod request;
 mod send;
 mod traits;
 
-pub use atomic::{AtomicFuture, AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};
+pub use atomic::{AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};
 pub(crate) use batch::post_all;
 pub use batch::{BatchError, BatchOp};
 pub use claim::{ClaimOp, Claimed, ClaimedRecvOp, Claiming};
@@ -37,8 +37,8 @@ pub use recv::{Message, RecvOp};
 pub use request::Request;
 pub use send::SendOp;
 pub use traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op, QueuedOp,
-    SelectiveOp, TaggedOp, TransmitOp,
+    AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
+    QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
 };
 
 use fabric_reactor::CompletionTarget;

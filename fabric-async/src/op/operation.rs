@@ -14,8 +14,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::future::empty_buffer;
-use super::traits::BufferOp;
+use super::traits::{BufferOp, empty_buffer, unwrap_buffer};
 use crate::endpoint::EndpointInner;
 
 /// A posted operation, to be awaited. It resolves to [`Done`] or [`Failed`], each with the buffer.
@@ -52,13 +51,13 @@ enum OperationState<B> {
     Resolved,
 }
 
-/// The result of cancelling an operation.
+/// The result of cancelling an operation with a buffer of type `B`, or with operands of type `B`.
 #[derive(Debug)]
-pub enum CancelOutcome<B> {
-    /// The operation was cancelled before it took effect. This is its buffer.
+pub enum CancelOutcome<B, T = Result<Done<B>, Failed<B>>> {
+    /// The operation was cancelled before it took effect. This is its buffer, or its operands.
     Canceled(B),
     /// The operation completed before it could be cancelled, with this result.
-    Completed(Result<Done<B>, Failed<B>>),
+    Completed(T),
 }
 
 impl<B: IoBuf> Operation<B> {
@@ -135,13 +134,13 @@ impl<B: IoBuf> Operation<B> {
     }
 
     /// Cancels the operation if it has not taken effect.
-    fn withdraw(&mut self) -> Option<B> {
+    pub(super) fn withdraw(&mut self) -> Option<B> {
         let OperationState::Posted { ep, key, .. } = &self.state else {
             return None;
         };
-        let buf = withdraw_posted(ep, *key)?;
+        let buf = ep.domain.core.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
-        Some(buf)
+        Some(unwrap_buffer(buf))
     }
 }
 
@@ -149,9 +148,9 @@ impl<B: IoBuf> Operation<B> {
 pub(super) async fn cancel_or_wait<F, B>(
     mut future: F,
     withdraw: impl Fn(&mut F) -> Option<B>,
-) -> CancelOutcome<B>
+) -> CancelOutcome<B, F::Output>
 where
-    F: Future<Output = Result<Done<B>, Failed<B>>> + Unpin,
+    F: Future + Unpin,
 {
     poll_fn(|cx| {
         if let Some(buf) = withdraw(&mut future) {
@@ -168,12 +167,6 @@ where
         }
     })
     .await
-}
-
-/// Cancels a posted operation if it has not taken effect, and returns its buffer.
-pub(super) fn withdraw_posted<B: IoBuf>(ep: &EndpointInner, key: OpKey) -> Option<B> {
-    let buf = B::from_any(ep.domain.core.cancel(key).ok()?);
-    Some(buf.unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with")))
 }
 
 impl<B: IoBuf> Future for Operation<B> {

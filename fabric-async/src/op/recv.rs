@@ -69,7 +69,12 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
     }
 
     #[inline]
-    fn post_and_poll(&mut self, ep: &EndpointInner, buf: B, cx: &mut Context<'_>) -> FirstPoll<B> {
+    fn post_and_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
         if let Err(error) = self.check(ep, &buf) {
             return FirstPoll::Ready(Err(Failed::new(error, buf)));
         }

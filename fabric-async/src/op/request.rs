@@ -7,14 +7,14 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, Payload};
-use fabric_core::completion::{CompletionLevel, Done, Failed};
+use fabric_core::completion::{CompletionLevel, Failed};
 use fabric_core::matching::TagMatch;
 use fabric_core::{FiAddr, Result};
 use fabric_reactor::CreditMode;
 
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op, QueuedOp,
-    SelectiveOp, TaggedOp, TransmitOp,
+    AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
+    QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
 };
 use super::{CompletionOptions, Operation, RequestFuture};
 use crate::endpoint::{Endpoint, EndpointInner};
@@ -35,7 +35,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// | operation | future | result of `start` |
 /// |---|---|---|
 /// | send, receive, write, read | [`RequestFuture`] | [`Operation`] |
-/// | atomic operation | [`AtomicFuture`](crate::atomic::AtomicFuture) | [`AtomicOperation`](crate::atomic::AtomicOperation) |
+/// | atomic operation | [`RequestFuture`] | [`AtomicOperation`](crate::atomic::AtomicOperation) |
 /// | multi-receive | none | [`MultiRecv`](crate::MultiRecv), a stream |
 /// | probe, claim | [`Probing`](crate::Probing), [`Claiming`](crate::Claiming) | none |
 ///
@@ -423,8 +423,8 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
 
 /// Nothing is posted before the first poll. Without credit the operation then waits for one, behind
 /// operations that were posted before; the number of awaited operations is not limited.
-impl<'a, O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> IntoFuture for Request<'a, O, B, M> {
-    type Output = Result<Done<B>, Failed<B>>;
+impl<'a, O: AwaitableOp<B>, B: Unpin, M: ThreadModel> IntoFuture for Request<'a, O, B, M> {
+    type Output = O::Output;
     type IntoFuture = RequestFuture<'a, O, B, M>;
 
     #[inline(always)] // the request is large

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use fabric_core::Result;
-use fabric_core::buf::IoBuf;
+use fabric_core::buf::{AnyBuf, IoBuf};
 use fabric_core::completion::{CompletionLevel, Done, Failed, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::transport::{OpKey, TxOp};
-use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
+use fabric_reactor::{CompletedOp, CompletionTarget, CreditMode, PostResult};
 
 use crate::endpoint::EndpointInner;
 
@@ -140,7 +140,12 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
 
     /// Posts the operation for a future that is being polled, and polls it.
     #[doc(hidden)]
-    fn post_and_poll(&mut self, ep: &EndpointInner, buf: B, cx: &mut Context<'_>) -> FirstPoll<B> {
+    fn post_and_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
         match self.post(ep, buf, CompletionTarget::Future, CreditMode::Wait) {
             Ok(PostResult::Done(transfer, buf)) => FirstPoll::Ready(Ok(Done { buf, transfer })),
             Ok(PostResult::Pending(key)) => match ep.domain.core.poll_op(key, cx) {
@@ -155,10 +160,89 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
     }
 }
 
-/// The outcome of the first poll of a future.
-pub enum FirstPoll<B> {
+/// An operation that can be awaited: all but multi-receives, probes and claims, whose futures and
+/// streams have their own types.
+pub trait AwaitableOp<B>: Op {
+    /// The output of the future.
+    type Output;
+
+    /// Returns whether a dropped future withdraws the operation if it has not begun.
+    #[doc(hidden)]
+    fn cancels_on_drop(&self) -> bool;
+
+    /// Posts the operation and polls it. Called once.
+    #[doc(hidden)]
+    fn first_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Self::Output>;
+
+    /// Returns the output of a posted operation that has completed.
+    #[doc(hidden)]
+    fn output(&self, completed: CompletedOp<'_>) -> Self::Output;
+
+    /// Returns the request's buffer, or its operands, of an operation that was canceled. `posted` is
+    /// the buffer that was posted.
+    #[doc(hidden)]
+    fn take_back(&mut self, posted: AnyBuf) -> B;
+}
+
+impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    fn cancels_on_drop(&self) -> bool {
+        BytesOp::cancels_on_drop(self)
+    }
+
+    #[inline(always)] // on the small-message path
+    fn first_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Self::Output> {
+        if let Some(transfer) = self.try_fast_path(ep, &buf) {
+            return FirstPoll::Ready(Ok(Done { buf, transfer }));
+        }
+        match self.post_and_poll(ep, buf, cx) {
+            FirstPoll::Ready(result) if O::BUFFER_IS_LENT => {
+                FirstPoll::Ready(result.map(empty_buffer))
+            }
+            outcome => outcome,
+        }
+    }
+
+    #[inline(always)] // the result is large
+    fn output(&self, completed: CompletedOp<'_>) -> Self::Output {
+        if O::BUFFER_IS_LENT {
+            return completed.take().map(empty_buffer);
+        }
+        completed.take()
+    }
+
+    fn take_back(&mut self, posted: AnyBuf) -> B {
+        unwrap_buffer(posted)
+    }
+}
+
+/// Empties the buffer of an operation that took its content.
+#[cold]
+pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
+    done.buf.take_lent();
+    done
+}
+
+/// Returns the buffer that an operation was posted with.
+pub(super) fn unwrap_buffer<B: IoBuf>(buf: AnyBuf) -> B {
+    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with"))
+}
+
+/// The outcome of the first poll of a future with output `T`.
+pub enum FirstPoll<T> {
     /// The operation has ended.
-    Ready(Result<Done<B>, Failed<B>>),
+    Ready(T),
     /// The operation was posted.
     Pending(OpKey),
 }
@@ -172,7 +256,7 @@ pub struct TxOptions {
     pub(super) cancel_on_drop: bool,
 }
 
-impl<B> fmt::Debug for FirstPoll<B> {
+impl<T> fmt::Debug for FirstPoll<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ready(_) => "FirstPoll::Ready",
