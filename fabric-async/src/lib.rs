@@ -109,6 +109,7 @@ mod discover;
 mod domain;
 mod driver;
 mod endpoint;
+mod endpoint_inner;
 mod eq;
 mod fabric;
 mod flush;
@@ -135,16 +136,16 @@ pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
 pub use endpoint::{
-    AnyEndpoint, BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder,
-    SharedRxContext, SharedRxContextBuilder,
+    BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder, SharedRxContext,
+    SharedRxContextBuilder,
 };
 pub use eq::EventQueue;
 pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv, Operation,
-    Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
+    AnyEndpoint, BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv,
+    Operation, Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};

@@ -7,7 +7,8 @@ use fabric_core::flags::Caps;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::av::ToAddress;
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint::Endpoint;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
 /// A multicast group that an endpoint has joined (`fid_mc`): the endpoint receives the messages

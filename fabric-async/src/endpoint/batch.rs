@@ -103,6 +103,6 @@ impl<M: ThreadModel> Endpoint<M> {
         &'a self,
         requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
     ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
-        op::post_all(self, requests)
+        op::post_all(&self.inner, requests)
     }
 }

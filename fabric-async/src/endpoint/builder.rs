@@ -12,11 +12,12 @@ use fabric_core::{Address, Error, Result};
 use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
 
 use super::shared_rx::check_shared_rx_info;
-use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, OwnedQueues, SharedRxContext};
+use super::{Dependencies, Endpoint, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
+use crate::endpoint_inner::EndpointInner;
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::thread_model::{Shared, ThreadModel};
 

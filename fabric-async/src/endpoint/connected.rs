@@ -14,11 +14,12 @@ use super::Endpoint;
 use crate::close::CloseError;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
+use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
 use crate::mr::{RemoteAddr, RemoteRegion};
 use crate::op::{
-    BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp, RecvOp,
-    RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo,
+    AnyEndpoint, BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp,
+    RecvOp, RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo, sealed,
 };
 use crate::thread_model::{Shared, ThreadModel};
 use crate::window::RemoteWindow;
@@ -477,30 +478,9 @@ impl<M: ThreadModel> fmt::Debug for ConnectedEndpoint<M> {
     }
 }
 
-/// An [`Endpoint`] or a [`ConnectedEndpoint`], for calls that take either, such as
-/// [`Permit::send`](crate::Permit::send).
-pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::AsEndpoint<M> {}
-
-impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {}
-impl<M: ThreadModel> AnyEndpoint<M> for ConnectedEndpoint<M> {}
-
-mod sealed {
-    use super::{ConnectedEndpoint, Endpoint, ThreadModel};
-
-    pub trait AsEndpoint<M: ThreadModel> {
-        /// Returns the endpoint that posts the requests.
-        fn as_endpoint(&self) -> &Endpoint<M>;
-    }
-
-    impl<M: ThreadModel> AsEndpoint<M> for Endpoint<M> {
-        fn as_endpoint(&self) -> &Self {
-            self
-        }
-    }
-
-    impl<M: ThreadModel> AsEndpoint<M> for ConnectedEndpoint<M> {
-        fn as_endpoint(&self) -> &Endpoint<M> {
-            &self.ep
-        }
+impl<M: ThreadModel> sealed::Sealed for ConnectedEndpoint<M> {}
+impl<M: ThreadModel> AnyEndpoint<M> for ConnectedEndpoint<M> {
+    fn inner(&self) -> &Arc<EndpointInner> {
+        &self.ep.inner
     }
 }

@@ -2,10 +2,9 @@
 
 use bytes::BytesMut;
 use fabric_core::buf::{IoBufMut, Loan, LoanedBuf, PooledBuf};
-use fabric_core::transport::{FastPath, FastPathResult};
 use fabric_core::{FiAddr, Result};
 
-use super::{Endpoint, EndpointInner};
+use super::Endpoint;
 use crate::op::{MultiRecvOp, ProbeOp, RecvOp, Request, Reserving, SendOp};
 use crate::thread_model::ThreadModel;
 
@@ -41,7 +40,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_inject")]
     #[inline]
     pub fn send<B>(&self, peer: FiAddr, buf: B) -> Request<'_, SendOp, B, M> {
-        Request::new(self, SendOp::new(peer), buf)
+        Request::new(&self.inner, SendOp::new(peer), buf)
     }
 
     /// Receives a message of any length into memory of the domain's pool (`fi_recv`).
@@ -54,7 +53,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_recv")]
     pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
         Request::new(
-            self,
+            &self.inner,
             RecvOp::new(),
             PooledBuf::empty(self.inner.domain.core.pool()),
         )
@@ -74,7 +73,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_recvmsg")]
     #[doc(alias = "fi_trecvmsg")]
     pub fn recv_into<B: IoBufMut>(&self, buf: B) -> Request<'_, RecvOp, B, M> {
-        Request::new(self, RecvOp::new(), buf)
+        Request::new(&self.inner, RecvOp::new(), buf)
     }
 
     /// Receives several messages into the spare capacity of this buffer (`FI_MULTI_RECV`): as a
@@ -111,7 +110,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Safe: see [`MultiRecv`](crate::MultiRecv).
     #[doc(alias = "FI_MULTI_RECV")]
     pub fn recv_multi(&self, buf: BytesMut) -> Request<'_, MultiRecvOp, BytesMut, M> {
-        Request::new(self, MultiRecvOp::new(), buf)
+        Request::new(&self.inner, MultiRecvOp::new(), buf)
     }
 
     /// Returns a request for the length, tag and sender of a message before it is received
@@ -159,7 +158,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "FI_PEEK")]
     #[doc(alias = "FI_CLAIM")]
     pub fn probe(&self) -> Request<'_, ProbeOp, (), M> {
-        Request::new(self, ProbeOp::new(), ())
+        Request::new(&self.inner, ProbeOp::new(), ())
     }
 
     /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
@@ -234,7 +233,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Safe, as [`Endpoint::recv`].
     pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
         Request::new(
-            self,
+            &self.inner,
             RecvOp::new(),
             LoanedBuf::empty(self.inner.domain.core.pool()),
         )
@@ -254,28 +253,6 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Dropping the future gives up its place in the queue, which it takes with the first poll.
     pub fn reserve(&self, peer: FiAddr) -> Reserving<'_, M> {
-        Reserving::new(self, peer)
-    }
-}
-
-impl EndpointInner {
-    /// Executes an operation without the domain's lock. Returns whether it was done.
-    #[inline]
-    pub(crate) fn try_fast_path(
-        &self,
-        try_op: impl FnOnce(&dyn FastPath) -> FastPathResult,
-    ) -> bool {
-        match self
-            .fast_path
-            .as_deref()
-            .map_or(FastPathResult::WouldBlock, try_op)
-        {
-            FastPathResult::Done => true,
-            FastPathResult::SentPollDue => {
-                self.domain.core.poll_fds();
-                true
-            }
-            FastPathResult::WouldBlock => false,
-        }
+        Reserving::new(&self.inner, peer)
     }
 }

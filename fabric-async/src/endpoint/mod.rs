@@ -1,4 +1,7 @@
-//! Endpoints.
+//! Endpoints: creation, parts, requests.
+//!
+//! `endpoint_inner` has the part of an endpoint that operations refer to, with the checks of
+//! operations against capabilities and limits.
 //!
 //! | file | subject |
 //! |---|---|
@@ -7,12 +10,10 @@
 //! | `connect`, `connected` | connection attempts and accepting; connected endpoints |
 //! | `shared_rx` | shared receive contexts |
 //! | `messages`, `onesided`, `batch` | operations: messages, one-sided operations, batches |
-//! | `checks` | checks of operations against capabilities and limits |
 
 mod batch;
 mod bind;
 mod builder;
-mod checks;
 mod connect;
 mod connected;
 mod messages;
@@ -24,29 +25,29 @@ pub(crate) use bind::builder_with_queues;
 pub use builder::EndpointBuilder;
 pub(crate) use builder::set_once;
 pub use connect::Connect;
-pub use connected::{AnyEndpoint, ConnectedEndpoint};
+pub use connected::ConnectedEndpoint;
 pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fabric_core::completion::{CompletionLevel, OpKind};
-use fabric_core::flags::Caps;
+use fabric_core::completion::OpKind;
 use fabric_core::info::Info;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, TxOp};
-use fabric_core::tree::{DependencyGuard, ObjectNode};
+use fabric_core::transport::TxOp;
+use fabric_core::tree::DependencyGuard;
 use fabric_core::{Address, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::{CloseError, close_object};
 use crate::cq::CompletionQueue;
-use crate::domain::{Domain, DomainCore, DomainInner};
+use crate::domain::{Domain, DomainInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
 use crate::flush::flush;
-use crate::op::Operation;
+use crate::op::{AnyEndpoint, Operation, sealed};
 use crate::resolve;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -102,31 +103,6 @@ pub(super) struct Dependencies {
     pub(super) shared: Option<Arc<OpenEndpoint>>,
     pub(super) guards: Vec<DependencyGuard>,
     pub(super) owned_queues: OwnedQueues,
-}
-
-/// An endpoint, open or closed. Operations refer to it.
-pub struct EndpointInner {
-    pub(crate) node: Arc<ObjectNode>,
-    pub(crate) id: EpId,
-    pub(crate) domain: Arc<DomainCore>,
-    /// `None` for a shared receive context.
-    name: Option<Address>,
-    pub(crate) info: Info,
-    /// Capabilities that operations are checked against.
-    caps: Caps,
-    /// The capabilities that apply to transmit operations: those that its one peer lacks are left
-    /// out.
-    tx_caps: Caps,
-    /// Whether a successful operation posted to the transmit queue (`selective_tx`) or receive
-    /// queue (`selective_rx`) is reported only if its request asks for it.
-    pub(crate) selective_tx: bool,
-    pub(crate) selective_rx: bool,
-    /// Default completion level of messages.
-    pub(crate) completion_level: CompletionLevel,
-    /// Executes operations without the domain's lock where the provider can.
-    fast_path: Option<Arc<dyn FastPath>>,
-    /// Whether the endpoint uses a shared receive context.
-    shares_receives: bool,
 }
 
 /// Queues of an endpoint from `bind`.
@@ -398,14 +374,6 @@ impl Drop for OpenEndpoint {
     }
 }
 
-impl fmt::Debug for EndpointInner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointInner")
-            .field("id", &self.node.id())
-            .finish_non_exhaustive()
-    }
-}
-
 impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
@@ -417,5 +385,12 @@ impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
             .field("name", &format_args!("{}", self.name()))
             .field("caps", &self.inner.info.caps)
             .finish()
+    }
+}
+
+impl<M: ThreadModel> sealed::Sealed for Endpoint<M> {}
+impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {
+    fn inner(&self) -> &Arc<EndpointInner> {
+        &self.inner
     }
 }

@@ -75,7 +75,7 @@ impl<M: ThreadModel> Endpoint<M> {
         to: impl Into<WriteTo>,
         buf: B,
     ) -> Request<'_, WriteOp, B, M> {
-        Request::new(self, WriteOp::new(peer, to.into()), buf)
+        Request::new(&self.inner, WriteOp::new(peer, to.into()), buf)
     }
 
     /// Returns a request to read a range of a peer's memory (`fi_read`), or a list of ranges as one
@@ -115,7 +115,7 @@ impl<M: ThreadModel> Endpoint<M> {
         from: impl Into<ReadFrom>,
         buf: B,
     ) -> Request<'_, ReadOp, B, M> {
-        Request::new(self, ReadOp::new(peer, from.into()), buf)
+        Request::new(&self.inner, ReadOp::new(peer, from.into()), buf)
     }
 
     /// Maps a region of a peer (`ucp_rkey_ptr`), for many small accesses by plain calls instead of
@@ -206,7 +206,11 @@ impl<M: ThreadModel> Endpoint<M> {
         op: AtomicOp,
         operands: R,
     ) -> Request<'_, RemoteAtomicOp<R, NoFetch>, R, M> {
-        Request::new(self, RemoteAtomicOp::new(peer, at, op, None), operands)
+        Request::new(
+            &self.inner,
+            RemoteAtomicOp::new(peer, at, op, None),
+            operands,
+        )
     }
 
     /// Returns a request for an atomic operation that returns the previous values
@@ -219,7 +223,11 @@ impl<M: ThreadModel> Endpoint<M> {
         op: AtomicOp,
         operands: R,
     ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
-        Request::new(self, RemoteAtomicOp::new(peer, at, op, None), operands)
+        Request::new(
+            &self.inner,
+            RemoteAtomicOp::new(peer, at, op, None),
+            operands,
+        )
     }
 
     /// Returns a request for an atomic operation with comparands (`fi_compare_atomic`), as
@@ -235,7 +243,7 @@ impl<M: ThreadModel> Endpoint<M> {
         comparands: R,
     ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
         Request::new(
-            self,
+            &self.inner,
             RemoteAtomicOp::new(peer, at, op, Some(comparands)),
             operands,
         )

@@ -14,12 +14,13 @@ use fabric_core::{Error, Result};
 use fabric_reactor::{Bindings, CounterBindings, CounterId, CqId};
 
 use super::builder::{check_av_allowed, check_size, dependency_on, set_once};
-use super::{Dependencies, Endpoint, EndpointInner, OwnedQueues};
+use super::{Dependencies, Endpoint, OwnedQueues};
 use crate::av::{AddressVector, AvInner};
 use crate::close::CloseError;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
+use crate::endpoint_inner::EndpointInner;
 use crate::op::{BatchError, MultiRecvOp, ProbeOp, RecvOp, Request};
 use crate::thread_model::{Shared, ThreadModel};
 

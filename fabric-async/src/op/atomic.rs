@@ -23,7 +23,7 @@ use super::traits::{
     AwaitableOp, DeliveryOp, FirstPoll, Op, SelectiveOp, TransmitOp, TxOptions, sealed,
 };
 use super::{Operation, POLLED_AFTER_COMPLETION, Request};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::mr::RemoteAddr;
 use crate::thread_model::ThreadModel;
 

@@ -10,11 +10,11 @@ use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
 use super::traits::{BufferOp, Op};
 use super::{CompletionOptions, Request};
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
 /// An operation that can be posted in a batch with others of its type
-/// ([`Endpoint::post_all`]): a send, a write or a receive.
+/// ([`Endpoint::post_all`](crate::Endpoint::post_all)): a send, a write or a receive.
 pub trait BatchOp<B: IoBuf>: BufferOp<B> + for<'a> Op<Ep<'a> = &'a Arc<EndpointInner>> {
     /// Checks that this endpoint can post the request.
     #[doc(hidden)]
@@ -41,7 +41,7 @@ pub struct QueuedRequest<O, B> {
     report: CompletionOptions,
 }
 
-/// The error of a batch that stopped before its end ([`Endpoint::post_all`]).
+/// The error of a batch that stopped before its end ([`Endpoint::post_all`](crate::Endpoint::post_all)).
 ///
 /// `?` turns it into its [`Error`] and drops the unposted requests. Retry only after
 /// [`Error::WouldBlock`]: after any other error the first unposted request would fail again.
@@ -92,7 +92,7 @@ impl<R> From<BatchError<R>> for std::io::Error {
 }
 
 pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
-    ep: &'a Endpoint<M>,
+    ep: &'a Arc<EndpointInner>,
     requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
 ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
     let mut requests = requests.into_iter();
@@ -106,8 +106,8 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
             let Some(request) = requests.next() else {
                 break;
             };
-            let checked = check_same_endpoint(&ep.inner, request.ep)
-                .and_then(|()| request.op.check(&ep.inner, &request.buf));
+            let checked = check_same_endpoint(ep, request.ep)
+                .and_then(|()| request.op.check(ep, &request.buf));
             if let Err(error) = checked {
                 refused = Some((request, error));
                 break;
@@ -128,7 +128,7 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
         let (count, sent) = if chunk.is_empty() {
             (0, Ok(()))
         } else {
-            O::post_chunk(&ep.inner, &mut chunk)
+            O::post_chunk(ep, &mut chunk)
         };
         posted += count;
         let (request, error) = match (sent, refused) {
@@ -142,7 +142,7 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
         let mut unposted: Vec<_> = chunk
             .into_iter()
             .filter_map(|QueuedRequest { op, buf, report }| {
-                Some(Request::from_parts(&ep.inner, op, buf?, report))
+                Some(Request::from_parts(ep, op, buf?, report))
             })
             .collect();
         unposted.extend(request);

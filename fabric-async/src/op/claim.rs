@@ -17,7 +17,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use super::Request;
 use super::probe::Probing;
 use super::traits::{BufferOp, BytesOp, MatchingOp, Op, sealed};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A search for a message that takes it for one receive (`FI_PEEK | FI_CLAIM`). Awaited, it waits
@@ -157,7 +157,7 @@ impl<M: ThreadModel> Claimed<M> {
 
     /// Returns a request to receive it into this buffer, as [`recv`](Self::recv).
     pub fn recv_into<B: IoBufMut>(self, buf: B) -> Request<'static, ClaimedRecvOp<M>, B, M> {
-        Request::with_ep(self.ep.clone(), ClaimedRecvOp { claimed: self }, buf)
+        Request::new(self.ep.clone(), ClaimedRecvOp { claimed: self }, buf)
     }
 
     /// Discards the message, including bytes that have not arrived yet (`FI_DISCARD`).

@@ -31,11 +31,12 @@ pub use future::RequestFuture;
 pub use multi_recv::{MessageSlice, MultiRecv, MultiRecvOp, PostedMultiRecv};
 pub use onesided::{ReadFrom, ReadOp, WriteOp, WriteTo};
 pub use operation::{CancelOutcome, Operation};
-pub use permit::{Permit, PermitSendOp, Reserving};
+pub use permit::{AnyEndpoint, Permit, PermitSendOp, Reserving};
 pub use probe::{ProbeOp, Probing};
 pub use recv::{Message, RecvOp};
 pub use request::Request;
 pub use send::SendOp;
+pub(crate) use traits::sealed;
 pub use traits::{
     AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
     QueuedOp, SelectiveOp, TaggedOp, TransmitOp,

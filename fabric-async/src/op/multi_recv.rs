@@ -19,7 +19,7 @@ use tokio::task::coop;
 use super::Request;
 use super::recv::ANY_UNTAGGED;
 use super::traits::{MatchingOp, Op, QueuedOp, sealed};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
 /// Default of `min_free`, in bytes.

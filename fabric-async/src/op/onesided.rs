@@ -13,7 +13,7 @@ use super::send::{check_injected_level, try_fast_path};
 use super::traits::{
     BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, TransmitOp, TxOptions, sealed,
 };
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::mr::{RemoteAddr, RemoteSlice};
 
 /// Where a write goes: a position in a peer's memory ([`RemoteAddr`]), which gets all bytes of the

@@ -15,7 +15,7 @@ use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
 use super::traits::{BufferOp, empty_buffer, unwrap_buffer};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 
 /// A posted operation, to be awaited. It resolves to [`Done`] or [`Failed`], each with the buffer.
 ///

@@ -20,10 +20,10 @@ use super::traits::{
     BufferOp, BytesOp, DataOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
 use super::{POLLED_AFTER_COMPLETION, Request};
-use crate::endpoint::{AnyEndpoint, Endpoint, EndpointInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The future of [`Endpoint::reserve`]: waits for a transmit credit, in order with waiting sends.
+/// The future of [`Endpoint::reserve`](crate::Endpoint::reserve): waits for a transmit credit, in order with waiting sends.
 ///
 /// It takes its place in the queue at the first poll.
 ///
@@ -58,9 +58,9 @@ pub struct Permit<M: ThreadModel = Shared> {
 }
 
 impl<'a, M: ThreadModel> Reserving<'a, M> {
-    pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr) -> Self {
+    pub(crate) fn new(ep: &'a Arc<EndpointInner>, peer: FiAddr) -> Self {
         Self {
-            ep: &ep.inner,
+            ep,
             peer,
             state: ReservingState::Unposted,
         }
@@ -127,8 +127,16 @@ impl<M: ThreadModel> Permit<M> {
             send: SendOp::new(self.peer),
             permit: Some(self),
         };
-        Request::new(ep.as_endpoint(), op, buf)
+        Request::new(ep.inner(), op, buf)
     }
+}
+
+/// An [`Endpoint`](crate::Endpoint) or a [`ConnectedEndpoint`](crate::ConnectedEndpoint), for calls
+/// that take either, such as [`Permit::send`].
+pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
+    /// Returns what requests refer to.
+    #[doc(hidden)]
+    fn inner(&self) -> &Arc<EndpointInner>;
 }
 
 impl<M: ThreadModel> Drop for Permit<M> {

@@ -17,7 +17,7 @@ use super::Request;
 use super::claim::ClaimOp;
 use super::recv::ANY_UNTAGGED;
 use super::traits::{MatchingOp, Op, sealed};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A look at a message without receiving it ([`Endpoint::probe`](crate::Endpoint::probe)).
@@ -57,7 +57,7 @@ impl<'a, M: ThreadModel> Request<'a, ProbeOp, (), M> {
     #[doc(alias = "FI_CLAIM")]
     pub fn claim(self) -> Request<'a, ClaimOp, (), M> {
         let op = ClaimOp { spec: self.op.spec };
-        Request::with_ep(self.ep, op, ())
+        Request::new(self.ep, op, ())
     }
 }
 

@@ -11,7 +11,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
 use super::traits::{BufferOp, BytesOp, FirstPoll, MatchingOp, Op, sealed};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 
 /// A received message in a buffer of the domain's pool.
 ///

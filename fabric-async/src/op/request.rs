@@ -4,7 +4,6 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, Payload};
 use fabric_core::completion::{CompletionLevel, Failed};
@@ -17,7 +16,7 @@ use super::traits::{
     QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
 };
 use super::{CompletionOptions, Operation, RequestFuture};
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A request for an operation `O` with a buffer `B`: the operation and its modifiers, not posted
@@ -96,16 +95,9 @@ pub struct Request<'a, O: Op, B, M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-impl<'a, O: Op<Ep<'a> = &'a Arc<EndpointInner>>, B, M: ThreadModel> Request<'a, O, B, M> {
-    #[inline(always)] // the request is large
-    pub(crate) fn new(ep: &'a Endpoint<M>, op: O, buf: B) -> Self {
-        Self::with_ep(&ep.inner, op, buf)
-    }
-}
-
 impl<'a, O: Op, B, M: ThreadModel> Request<'a, O, B, M> {
     #[inline(always)] // the request is large
-    pub(super) fn with_ep(ep: O::Ep<'a>, op: O, buf: B) -> Self {
+    pub(crate) fn new(ep: O::Ep<'a>, op: O, buf: B) -> Self {
         Self::from_parts(ep, op, buf, CompletionOptions::default())
     }
 
@@ -156,7 +148,7 @@ impl<O: MatchingOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// When a connected peer disconnects, receives directed at it fail with
     /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages it had sent. A receive that
     /// is posted later waits for the peer to come back if the application inserted the peer; the
-    /// [event queue](Endpoint::take_events) reports the disconnect. For an auto-inserted peer the
+    /// [event queue](crate::Endpoint::take_events) reports the disconnect. For an auto-inserted peer the
     /// later receive fails: with `PeerGone` while messages of the peer wait, with
     /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A pending receive whose
     /// address handle is removed ends with `StaleAddress`.
@@ -314,7 +306,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
     /// `Ok` means that the operation was accepted. A send makes progress under every wait policy,
     /// and may still be queued in this process, for the connection or for room in the peer's ring.
     /// What has not left the process when the process ends or the endpoint is closed is lost: await
-    /// the operation, or [`Endpoint::flush`].
+    /// the operation, or [`Endpoint::flush`](crate::Endpoint::flush).
     ///
     /// # Errors
     /// With the buffer:
@@ -373,7 +365,7 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
     /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
     /// room there, into a queue of this process, which is sent from there. Queued bytes are lost
     /// when the process ends or the endpoint is closed. To avoid that, await the request instead,
-    /// or await [`flush`](Endpoint::flush) or a later send to the same peer, which completes after
+    /// or await [`flush`](crate::Endpoint::flush) or a later send to the same peer, which completes after
     /// earlier ones.
     ///
     /// The context is not used, and there is no completion level.

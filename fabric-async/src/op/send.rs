@@ -12,7 +12,7 @@ use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
 use super::traits::{
     BufferOp, BytesOp, DataOp, InjectOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 
 /// A send ([`Endpoint::send`](crate::Endpoint::send)).
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::transport::{OpKey, TxOp};
 use fabric_reactor::{CompletedOp, CompletionTarget, CreditMode, PostResult};
 
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 
 pub(crate) mod sealed {
     pub trait Sealed {}
@@ -94,6 +94,7 @@ pub trait InjectOp: Op {
 // Coherence: another crate may implement `BufferOp<B>` for its own type `B` and an operation of
 // this crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
 // `Request` for `O: BytesOp` do not overlap its impls for the other operations.
+#[doc(hidden)]
 pub trait BytesOp: Op {
     /// Returns the modifiers of a transmit operation; `None` for a receive.
     #[doc(hidden)]
