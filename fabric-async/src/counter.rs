@@ -12,7 +12,7 @@ use fabric_core::{Error, Result};
 use fabric_reactor::{CounterBindings, CounterId, WaitFd, WaitObject};
 use tokio::task::coop;
 
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 use crate::try_wait::TryWait;
@@ -220,14 +220,7 @@ impl RegionCounters {
                 "counters of remote accesses (the domain has no FI_RMA_EVENT)",
             ));
         }
-        if !counter
-            .node
-            .parent()
-            .is_some_and(|parent| Arc::ptr_eq(parent, &domain.node))
-        {
-            return Err(Error::WrongDomain(Class::Counter, Class::Domain));
-        }
-        let guard = DependencyGuard::new(&counter.node, Class::MemoryRegion)?;
+        let guard = dependency_on(&counter.node, &domain.node, Class::MemoryRegion)?;
         let bound_id = |kind| what.contains(kind).then_some(counter.id);
         let (remote_read, remote_write) = (
             bound_id(CounterBind::REMOTE_READ),

@@ -16,7 +16,7 @@ use fabric_reactor as reactor;
 use fabric_reactor::{WaitFd, WaitPolicy};
 
 use crate::av::{AddressVector, ToAddress};
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::driver;
@@ -483,7 +483,8 @@ impl<M: ThreadModel> Domain<M> {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
-        let guard = eq.inner.dependency_for(&self.inner.fabric, Class::Domain)?;
+        let fabric = &self.inner.fabric.inner;
+        let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Domain)?;
         let mut bound = self.inner.lock_eq();
         // Under the lock: a domain that is closed later releases this binding.
         self.inner.node.check_open()?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use fabric_core::event::Event;
-use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
+use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{EqState, WaitFd, WaitObject};
 use futures_core::Stream;
@@ -155,18 +155,6 @@ impl EventQueue {
 }
 
 impl EventQueueInner {
-    /// Keeps the queue open for an object of this fabric, of class `by`.
-    pub(crate) fn dependency_for(&self, fabric: &Fabric, by: Class) -> Result<DependencyGuard> {
-        if !self
-            .node
-            .parent()
-            .is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node))
-        {
-            return Err(Error::WrongDomain(Class::EventQueue, Class::Fabric));
-        }
-        DependencyGuard::new(&self.node, by)
-    }
-
     /// Registers a domain as a source of events.
     pub(crate) fn attach_domain(&self, domain: &Arc<DomainInner>) {
         domain.core.register_eq(&self.state);

@@ -14,7 +14,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::av::ToAddress;
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::{Domain, DomainInner, DomainOptions};
 use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, set_once};
 use crate::eq::{EventQueue, EventQueueInner};
@@ -156,9 +156,8 @@ impl PassiveEndpointBuilder {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        let guard = eq
-            .inner
-            .dependency_for(&self.fabric, Class::PassiveEndpoint)?;
+        let fabric = &self.fabric.inner;
+        let guard = dependency_on(&eq.inner.node, &fabric.node, Class::PassiveEndpoint)?;
         set_once("event queue", &mut self.eq, (eq.inner.clone(), guard))?;
         Ok(self)
     }

@@ -14,6 +14,7 @@ use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
 use super::shared_rx::check_shared_rx_info;
 use super::{Dependencies, Endpoint, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
+use crate::close::dependency_on;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
@@ -229,10 +230,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        self.dependencies.push(
-            eq.inner
-                .dependency_for(&self.domain.inner.fabric, Class::Endpoint)?,
-        );
+        let fabric = &self.domain.inner.fabric.inner;
+        let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Endpoint)?;
+        self.dependencies.push(guard);
         set_once("event queue", &mut self.eq, eq.inner.clone())?;
         eq.inner.attach_domain(&self.domain.inner);
         Ok(self)
@@ -359,25 +359,13 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
-        self.dependencies
-            .push(dependency_on(&self.domain, node, Class::Endpoint)?);
+        self.dependencies.push(dependency_on(
+            node,
+            &self.domain.inner.node,
+            Class::Endpoint,
+        )?);
         Ok(())
     }
-}
-
-/// Keeps an object of this domain open for one of class `by`.
-pub(super) fn dependency_on<M: ThreadModel>(
-    domain: &Domain<M>,
-    node: &Arc<ObjectNode>,
-    by: Class,
-) -> Result<DependencyGuard> {
-    if !node
-        .parent()
-        .is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node))
-    {
-        return Err(Error::WrongDomain(node.class(), Class::Domain));
-    }
-    DependencyGuard::new(node, by)
 }
 
 /// Checks a transmit or receive size.

@@ -13,10 +13,10 @@ use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{Bindings, CounterBindings, CounterId, CqId};
 
-use super::builder::{check_av_allowed, check_size, dependency_on, set_once};
+use super::builder::{check_av_allowed, check_size, set_once};
 use super::{Dependencies, Endpoint, OwnedQueues};
 use crate::av::{AddressVector, AvInner};
-use crate::close::CloseError;
+use crate::close::{CloseError, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
@@ -351,8 +351,11 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     }
 
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
-        self.dependencies
-            .push(dependency_on(&self.domain, node, Class::SharedReceive)?);
+        self.dependencies.push(dependency_on(
+            node,
+            &self.domain.inner.node,
+            Class::SharedReceive,
+        )?);
         Ok(())
     }
 }
