@@ -1,8 +1,8 @@
 //! The part of an endpoint, or of a shared receive context, that operations refer to.
 //!
-//! An [`EndpointInner`] has what operations need to be checked and posted. Module `endpoint` creates
-//! it, and creates requests of module `op`; module `op` uses no other part of an endpoint. An
-//! `EndpointInner` keeps nothing open: it outlives the close of its endpoint.
+//! An [`EndpointInner`] has what operations need to be checked and posted. Module `endpoint`
+//! creates it, and creates requests of module `op`; module `op` uses no other part of an endpoint.
+//! An `EndpointInner` keeps nothing open: it outlives the close of its endpoint.
 
 use std::fmt;
 use std::sync::Arc;

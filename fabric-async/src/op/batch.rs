@@ -41,7 +41,8 @@ pub struct QueuedRequest<O, B> {
     report: CompletionOptions,
 }
 
-/// The error of a batch that stopped before its end ([`Endpoint::post_all`](crate::Endpoint::post_all)).
+/// The error of a batch that stopped before its end
+/// ([`Endpoint::post_all`](crate::Endpoint::post_all)).
 ///
 /// `?` turns it into its [`Error`] and drops the unposted requests. Retry only after
 /// [`Error::WouldBlock`]: after any other error the first unposted request would fail again.

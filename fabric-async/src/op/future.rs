@@ -17,8 +17,8 @@ use super::traits::{AwaitableOp, FirstPoll};
 use crate::thread_model::{Shared, ThreadModel};
 
 /// The future of a [`Request`](crate::Request) to send, receive, write or read, which resolves to
-/// [`Done`](crate::Done) or [`Failed`](crate::Failed), each with the buffer; and of a request for an
-/// [atomic operation](crate::atomic::RemoteAtomicOp), which resolves to the previous values.
+/// [`Done`](crate::Done) or [`Failed`](crate::Failed), each with the buffer; and of a request for
+/// an [atomic operation](crate::atomic::RemoteAtomicOp), which resolves to the previous values.
 ///
 /// The first poll posts the request; a poll for which the task has no [cooperative
 /// budget](tokio::task::coop) left posts nothing. So operations are posted in the order of first

@@ -23,7 +23,8 @@ use super::{POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The future of [`Endpoint::reserve`](crate::Endpoint::reserve): waits for a transmit credit, in order with waiting sends.
+/// The future of [`Endpoint::reserve`](crate::Endpoint::reserve): waits for a transmit credit, in
+/// order with waiting sends.
 ///
 /// It takes its place in the queue at the first poll.
 ///

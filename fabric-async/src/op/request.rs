@@ -148,8 +148,8 @@ impl<O: MatchingOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// When a connected peer disconnects, receives directed at it fail with
     /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages it had sent. A receive that
     /// is posted later waits for the peer to come back if the application inserted the peer; the
-    /// [event queue](crate::Endpoint::take_events) reports the disconnect. For an auto-inserted peer the
-    /// later receive fails: with `PeerGone` while messages of the peer wait, with
+    /// [event queue](crate::Endpoint::take_events) reports the disconnect. For an auto-inserted
+    /// peer the later receive fails: with `PeerGone` while messages of the peer wait, with
     /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A pending receive whose
     /// address handle is removed ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]
@@ -365,8 +365,8 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
     /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
     /// room there, into a queue of this process, which is sent from there. Queued bytes are lost
     /// when the process ends or the endpoint is closed. To avoid that, await the request instead,
-    /// or await [`flush`](crate::Endpoint::flush) or a later send to the same peer, which completes after
-    /// earlier ones.
+    /// or await [`flush`](crate::Endpoint::flush) or a later send to the same peer, which completes
+    /// after earlier ones.
     ///
     /// The context is not used, and there is no completion level.
     ///

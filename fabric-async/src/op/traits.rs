@@ -184,8 +184,8 @@ pub trait AwaitableOp<B>: Op {
     #[doc(hidden)]
     fn output(&self, completed: CompletedOp<'_>) -> Self::Output;
 
-    /// Returns the request's buffer, or its operands, of an operation that was canceled. `posted` is
-    /// the buffer that was posted.
+    /// Returns the request's buffer, or its operands, of an operation that was canceled. `posted`
+    /// is the buffer that was posted.
     #[doc(hidden)]
     fn take_back(&mut self, posted: AnyBuf) -> B;
 }
