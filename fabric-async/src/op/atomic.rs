@@ -1,4 +1,7 @@
 //! Atomic operations on a peer's memory.
+//!
+//! The operands of a request are values, not bytes: a post encodes them, and a fetching operation
+//! decodes its result in their shape. Short operations are tried at once and need no allocation.
 
 use std::fmt;
 use std::future::Future;
@@ -27,7 +30,7 @@ use crate::endpoint_inner::EndpointInner;
 use crate::mr::RemoteAddr;
 use crate::thread_model::ThreadModel;
 
-/// Bytes of operands, comparands or results that are handled without an allocation.
+/// Length in bytes up to which operands, comparands and results need no allocation.
 const INLINE_BYTES: usize = 64;
 
 /// Whether an atomic operation returns the previous values.
@@ -37,7 +40,8 @@ pub trait AtomicMode<R>: sealed::Sealed + Send + Unpin + 'static {
     /// Whether the operation returns values.
     #[doc(hidden)]
     const FETCHES: bool;
-    /// Decodes the result. The result has the shape of `operands`.
+    /// Decodes the previous values. The output has the shape of `operands`: a value, an array or a
+    /// vector.
     #[doc(hidden)]
     fn decode(operands: &R, bytes: &[u8]) -> Self::Output;
 }
@@ -144,7 +148,7 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Request<'_, RemoteAtomic
     /// # Errors
     /// As [`start`](Self::start), and as of a write that is posted.
     pub fn post(self) -> Result<()> {
-        let target = self.report.target(self.ep.selective_tx);
+        let target = self.completion_options.target(self.ep.selective_tx);
         AtomicPost::new(&self.op, &self.buf, self.ep)?
             .post(target, CreditMode::NoWait)
             .map(drop)
@@ -204,14 +208,16 @@ struct AtomicPost<'r, R, A> {
     len: usize,
 }
 
-/// The outcome of posting an atomic operation for a future.
+/// The outcome of posting an atomic operation for a future with output `T`.
 enum Submitted<T> {
+    /// Completed by the post.
     Done(T),
+    /// Posted, with this key.
     Pending(OpKey),
 }
 
 impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
-    /// Checks the operation.
+    /// Checks the operation, and prepares it for the engine.
     fn new(op: &'r RemoteAtomicOp<R, A>, operands: &'r R, ep: &'r EndpointInner) -> Result<Self> {
         let datatype = R::Element::DATATYPE;
         let (kind, call) = match (A::FETCHES, &op.comparands) {
@@ -225,7 +231,9 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
             .as_ref()
             .map_or(count, |values| values.elements().len());
         if comparands != count {
-            let why = format!("it has {count} operands and {comparands} comparands");
+            let why = format!(
+                "it has {count} operands and {comparands} comparands, expected equal numbers"
+            );
             return Err(Error::Invalid {
                 what: "atomic operation",
                 why,
@@ -259,7 +267,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         })
     }
 
-    /// Posts the operation for a future; a short one is tried at once.
+    /// Posts the operation for a future. An operation of up to [`INLINE_BYTES`] is tried first
+    /// without a slot in the engine.
     fn submit(&self, credit: CreditMode) -> Result<Submitted<A::Output>> {
         let (ep, len) = (self.ep, self.len);
         if len <= INLINE_BYTES {
@@ -287,6 +296,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         })
     }
 
+    /// Posts the operation with encoded operands.
     fn post(&self, target: CompletionTarget, credit: CreditMode) -> Result<PostResult<Vec<u8>>> {
         let operands = self.encode_operands();
         let core = &self.ep.domain.core;
@@ -302,6 +312,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         self.operands.elements().iter().chain(comparands).copied()
     }
 
+    /// Encodes operands and comparands into `bytes`, in little-endian order.
     fn write_operands(&self, bytes: &mut [u8]) {
         let size = R::Element::DATATYPE.size();
         for (slot, value) in bytes
@@ -312,6 +323,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         }
     }
 
+    /// Encodes operands and comparands into a new vector, as
+    /// [`write_operands`](Self::write_operands).
     fn encode_operands(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.operands_and_comparands()
@@ -323,8 +336,9 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
 /// A posted atomic operation, to be awaited.
 ///
 /// # Cancel safety
-/// Dropping it does not cancel the operation, which takes effect once, unless
-/// [`cancel_on_drop`](Request::cancel_on_drop) was set and it has not begun.
+/// Dropping the future does not cancel the operation, which takes effect once, unless
+/// [`cancel_on_drop`](Request::cancel_on_drop) was set and the operation has not begun.
+/// [`cancel`](Self::cancel) returns the operands.
 ///
 /// # Panics
 /// When polled after it has resolved.
@@ -332,6 +346,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
 pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>>(AtomicOperationState<R, A>);
 
 enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>> {
+    /// Ended; `None` after the future has resolved.
     Done(Option<A::Output>),
     Posted(Operation<Vec<u8>>, R),
 }
@@ -341,10 +356,10 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
-            AtomicOperationState::Done(answer) => {
+            AtomicOperationState::Done(output) => {
                 let budget = ready!(coop::poll_proceed(cx));
                 budget.made_progress();
-                Ok(answer.take().expect(POLLED_AFTER_COMPLETION))
+                Ok(output.take().expect(POLLED_AFTER_COMPLETION))
             }
             AtomicOperationState::Posted(operation, operands) => {
                 match ready!(Pin::new(operation).poll(cx)) {

@@ -1,4 +1,5 @@
-//! The future of a request.
+//! The future of a request: posts the operation at the first poll, and refers to its operation slot
+//! in the engine by the key until it resolves.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -25,7 +26,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// polls.
 ///
 /// # Cancel safety
-/// Dropping it before the first poll posts nothing, and drops the buffer. Afterwards:
+/// Dropping the future before the first poll posts nothing, and drops the buffer. Afterwards:
 ///
 /// * Dropping a receive loses no message: a message that has arrived, or is arriving, goes to the
 ///   next receive that accepts it.
@@ -52,7 +53,7 @@ enum FutureState<B> {
 }
 
 impl<'a, O: AwaitableOp<B>, B, M: ThreadModel> RequestFuture<'a, O, B, M> {
-    #[inline(always)] // it is large
+    #[inline(always)] // the future is large
     pub(super) fn new(ep: O::Ep<'a>, op: O, buf: B) -> Self {
         Self {
             ep,
@@ -65,8 +66,8 @@ impl<'a, O: AwaitableOp<B>, B, M: ThreadModel> RequestFuture<'a, O, B, M> {
 
 impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> RequestFuture<'_, O, B, M> {
     /// Cancels the operation if it has not taken effect, else waits for its completion, as
-    /// [`Operation::cancel`](crate::Operation::cancel). A request that was not posted is not posted
-    /// any more.
+    /// [`Operation::cancel`](crate::Operation::cancel). Before the first poll, nothing is posted
+    /// and the buffer is returned.
     ///
     /// # Cancel safety
     /// Dropping the returned future drops this one.
@@ -78,7 +79,7 @@ impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> RequestFuture<'_, O, B, M> {
         cancel_or_wait(self, Self::withdraw).await
     }
 
-    /// Cancels the operation if it has not taken effect.
+    /// Cancels the operation if it has not taken effect, and returns its buffer or operands.
     fn withdraw(&mut self) -> Option<B> {
         if let FutureState::Posted(key) = self.state {
             let posted = self.ep.borrow().domain.core.cancel(key).ok()?;

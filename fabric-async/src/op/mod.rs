@@ -5,7 +5,7 @@
 //! | `request` | `Request`: modifiers, `start`, `post`, `inject` |
 //! | `traits` | which modifier applies to which operation |
 //! | `future`, `operation` | the future of a request; an operation that was started |
-//! | `send`, `recv`, `onesided`, `atomic`, `multi_recv` | the operations |
+//! | `send`, `recv`, `onesided`, `atomic`, `multi_recv` | messages, writes and reads, atomic operations, multi-receives |
 //! | `batch` | posting several requests together |
 //! | `permit`, `probe`, `claim` | credits ahead of a send; messages ahead of a receive |
 
@@ -44,21 +44,23 @@ pub use traits::{
 
 use fabric_reactor::CompletionTarget;
 
-/// Panic text of a poll after completion.
+/// Panic text of a poll of a future that has resolved.
 const POLLED_AFTER_COMPLETION: &str = "the operation was polled after it had resolved";
 
-/// How a posted request reports to its queue.
+/// What the completion of a posted request has, and when it is an entry of the queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CompletionOptions {
     context: u64,
-    /// Whether success is reported although the queue is bound for selective completion.
+    /// Whether a success is an entry although the queue is bound for selective completion
+    /// (`FI_COMPLETION`).
     completion: bool,
 }
 
 impl CompletionOptions {
-    /// Returns the completion target; `selective` is that of the endpoint's queue.
-    fn target(self, selective: bool) -> CompletionTarget {
-        if selective && !self.completion {
+    /// Returns the completion target. `is_selective` says whether the endpoint's queue is bound for
+    /// selective completion.
+    fn target(self, is_selective: bool) -> CompletionTarget {
+        if is_selective && !self.completion {
             CompletionTarget::CqOnError(self.context)
         } else {
             CompletionTarget::Cq(self.context)

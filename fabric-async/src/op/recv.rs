@@ -1,4 +1,4 @@
-//! Receives.
+//! Receives of one message each.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -101,7 +101,7 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
         let mut began = None;
-        batch::post_until_error(ep, chunk, |posts, op, buf, report| {
+        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
             let began = began.get_or_insert_with(|| posts.received_bytes());
             if posts.received_bytes() - *began >= MAX_BATCH_BYTES as u64 {
                 // Waiting messages were copied into these receives: other users of the domain get
@@ -109,7 +109,7 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
                 posts.yield_lock();
                 *began = posts.received_bytes();
             }
-            posts.recv(op.spec, buf, report.target(ep.selective_rx))
+            posts.recv(op.spec, buf, completion_options.target(ep.selective_rx))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Sends.
+//! Sends, and what sends and writes share: the fast path and the check of injected bytes.
 
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ impl SendOp {
         }
     }
 
+    /// Returns the transmit operation for the engine. `loan` is the id of the buffer's memory if
+    /// the buffer is a loan.
     #[inline(always)] // on the small-message path
     pub(super) fn to_tx(&self, ep: &EndpointInner, loan: Option<u64>) -> TxOp {
         TxOp {
@@ -94,7 +96,8 @@ impl InjectOp for SendOp {
     }
 }
 
-/// Checks that no completion level was requested for borrowed bytes.
+/// Checks that no completion level above `Transmitted` was requested for injected bytes, which have
+/// no completion.
 #[inline]
 pub(super) fn check_injected_level(options: &TxOptions) -> Result<()> {
     match options.level {
@@ -135,14 +138,15 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
     }
 }
 
-/// Sends or writes without the domain's lock, if that is possible now.
+/// Tries to send or write without the domain's lock. `None` if the operation must be posted
+/// instead.
 #[inline(always)] // on the small-message path
 pub(super) fn try_fast_path<B: IoBuf>(
     ep: &EndpointInner,
     tx_op: &TxOp,
     buf: &B,
 ) -> Option<Transfer> {
-    // An operation that waits for an acknowledgement never completes at once.
+    // An operation that needs an acknowledgement of the peer never completes by the post.
     if tx_op.level.needs_ack() || ep.check_tx_op(tx_op).is_err() || ep.check_tx_iov(buf).is_err() {
         return None;
     }
@@ -183,12 +187,12 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        batch::post_until_error(ep, chunk, |posts, op, buf, report| {
+        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
             let tx_op = TxOp {
                 more: true,
                 ..op.to_tx(ep, buf.lent_key())
             };
-            posts.send(&tx_op, buf, report.target(ep.selective_tx))
+            posts.send(&tx_op, buf, completion_options.target(ep.selective_tx))
         })
     }
 }

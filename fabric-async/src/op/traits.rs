@@ -1,4 +1,7 @@
-//! Traits of operations: they decide which modifiers a request has. All are sealed.
+//! Traits of operations: they decide which modifiers a request has, and how it is posted. All are
+//! sealed.
+//!
+//! An operation implements only its most specific traits; blanket implementations add the others.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -117,12 +120,13 @@ impl<O: BytesOp> SelectiveOp for O {}
 /// An operation that owns a buffer of type `B` until it ends: it has
 /// [`start`](crate::Request::start) and [`post`](crate::Request::post), and can be awaited.
 pub trait BufferOp<B: IoBuf>: BytesOp {
-    /// Whether the buffer is lent: on success the peer keeps the memory, and the returned buffer is
-    /// empty.
+    /// Whether the buffer is a loan: after a success the peer has the memory, and the returned
+    /// buffer is empty.
     #[doc(hidden)]
     const BUFFER_IS_LENT: bool = false;
 
-    /// Executes the operation without the domain's lock, if that is possible now.
+    /// Tries to execute the operation without the domain's lock. `None` if the operation must be
+    /// posted instead.
     #[doc(hidden)]
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, _ep: &EndpointInner, _buf: &B) -> Option<Transfer> {
@@ -228,7 +232,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
     }
 }
 
-/// Empties the buffer of an operation that took its content.
+/// Empties the loan of a send that has succeeded: the peer has the memory.
 #[cold]
 pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
     done.buf.take_lent();
@@ -242,9 +246,9 @@ pub(super) fn unwrap_buffer<B: IoBuf>(buf: AnyBuf) -> B {
 
 /// The outcome of the first poll of a future with output `T`.
 pub enum FirstPoll<T> {
-    /// The operation has ended.
+    /// The operation has ended, with this output.
     Ready(T),
-    /// The operation was posted.
+    /// The operation was posted, and the task's waker is registered.
     Pending(OpKey),
 }
 
