@@ -305,6 +305,7 @@ impl BindOptions {
     #[doc(alias = "fi_listen")]
     pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
+        // The error is that of the last address.
         let (last, others) = found
             .split_last()
             .expect("resolution returns at least one address");

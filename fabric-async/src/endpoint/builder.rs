@@ -44,10 +44,11 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     pub(super) address: Option<Address>,
     context: u64,
     av: Option<Arc<AvInner>>,
+    /// The open shared receive context.
     shared_rx: Option<Arc<OpenEndpoint>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
-    /// Directions whose successful operations are reported only on request.
+    /// The directions that are bound for selective completion.
     selective: CqBind,
     counters: CounterBindings,
     eq: Option<Arc<EventQueueInner>>,
@@ -137,8 +138,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Binds a shared receive context, which replaces the endpoint's own one: receives are posted
-    /// there.
+    /// Binds a shared receive context (`fi_ep_bind`): receives for this endpoint are posted to the
+    /// context.
     ///
     /// The info must have `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::info::SHARED_CONTEXT) (see
     /// [`Hints::ep_rx_ctx_cnt`](crate::Hints::ep_rx_ctx_cnt)) and the endpoint type of the context.
@@ -150,16 +151,15 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when a context is bound already, or the info is not for shared contexts,
-    /// or its type differs from the context's; [`Error::WrongDomain`] when the context is of
-    /// another domain; [`Error::Closed`].
+    /// or its endpoint type differs from that of the context; [`Error::WrongDomain`] when the
+    /// context is of another domain; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_shared_rx(mut self, shared: &SharedRxContext<M>) -> Result<Self> {
         check_shared_rx_info(&self.info)?;
         let (ep_type, shared_type) = (self.info.ep.ep_type, shared.info().ep.ep_type);
         if ep_type != shared_type {
-            let why = format!(
-                "it is for endpoints of type {shared_type:?}, this endpoint has type {ep_type:?}"
-            );
+            let why =
+                format!("the context is for ep_type {shared_type:?}, the endpoint has {ep_type:?}");
             return Err(Error::Invalid {
                 what: "shared receive context",
                 why,
@@ -280,6 +280,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         self.into_endpoint(node, opened?, av, None)
     }
 
+    /// Sets the queues that the application takes from the endpoint.
     pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
         self.owned_queues = owned_queues;
         self
@@ -312,8 +313,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok((node, bound))
     }
 
-    /// Creates the handle of an endpoint that the engine has opened. `peer_caps` has what a
-    /// connected peer executes among tagged messages and atomics.
+    /// Creates the handle of an endpoint that the engine has opened, with this id and name.
+    /// `peer_caps` has `TAGGED` and `ATOMIC` if the peer of a connected endpoint supports them;
+    /// `None` for an endpoint that is not connected.
     pub(super) fn into_endpoint(
         self,
         node: Arc<ObjectNode>,
@@ -322,8 +324,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         peer_caps: Option<Caps>,
     ) -> Result<Endpoint<M>> {
         let fast_path = self.domain.inner.core.fast_path(id);
-        let unsupported = peer_caps.map_or(Caps::empty(), |executed| {
-            (Caps::TAGGED | Caps::ATOMIC) - executed
+        let unsupported = peer_caps.map_or(Caps::empty(), |supported| {
+            (Caps::TAGGED | Caps::ATOMIC) - supported
         });
         let inner = EndpointInner {
             node,
@@ -349,15 +351,16 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let dependencies = Dependencies {
             domain: self.domain.inner,
             av,
-            shared: self.shared_rx,
+            shared_rx: self.shared_rx,
             guards: self.dependencies,
             owned_queues: self.owned_queues,
         };
-        // The endpoint is dropped, and closed with that, if the domain was closed in the meantime.
+        // If the domain was closed meanwhile, the drop of `ep` closes the endpoint.
         let ep = Endpoint::opened(inner, dependencies);
         published.map(|()| ep)
     }
 
+    /// Keeps a bound object of this domain open until the endpoint is closed.
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
         self.dependencies.push(dependency_on(
             node,
@@ -368,7 +371,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 }
 
-/// Checks a transmit or receive size.
+/// Checks a transmit or receive size in operations. `what` names the size.
 pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     if (1..=MAX_QUEUE_SIZE).contains(&size) {
         return Ok(());
@@ -389,6 +392,7 @@ pub(super) fn check_av_allowed(info: &Info) -> Result<()> {
     Ok(())
 }
 
+/// Sets a binding that can be set once. `what` names the bound object.
 pub(crate) fn set_once<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
     if slot.is_some() {
         return Err(Error::Invalid {
