@@ -13,9 +13,9 @@ use crate::thread_model::ThreadModel;
 /// # Batches
 ///
 /// A batch is posted in order, in chunks of up to 32 requests or about 64 KiB. A chunk locks the
-/// domain once, checks once whether a peer sleeps, and rings its doorbell at most once; a single post
-/// does so for each request. Between chunks the domain is unlocked. The iterator never runs under
-/// the lock.
+/// domain once, checks once whether a peer sleeps, and rings its doorbell at most once; a single
+/// post does so for each request. Between chunks the domain is unlocked. The iterator never runs
+/// under the lock.
 ///
 /// There is no `FI_MORE` flag: all requests of a batch but the last are posted with `FI_MORE`, and
 /// the batch ends with the call, also after an error or a panic of the iterator. A panic drops the

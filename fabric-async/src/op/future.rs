@@ -168,6 +168,7 @@ mod tests {
         assert!(size_of::<RequestFuture<'_, RecvOp, Buf>>() <= LIMIT);
         assert!(size_of::<RequestFuture<'_, WriteOp, Buf>>() <= LIMIT);
         assert!(size_of::<RequestFuture<'_, ReadOp, Buf>>() <= LIMIT);
+        assert!(size_of::<RequestFuture<'_, RemoteAtomicOp<u64, Fetching>, u64>>() <= LIMIT);
         assert!(size_of::<Operation<Buf>>() <= LIMIT);
         type Output = Result<Done<Buf>, Failed<Buf>>;
         assert!(size_of::<Output>() <= size_of::<Buf>() + 128);

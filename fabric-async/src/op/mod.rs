@@ -5,7 +5,8 @@
 //! | `request` | `Request`: modifiers, `start`, `post`, `inject` |
 //! | `traits` | which modifier applies to which operation |
 //! | `future`, `operation` | the future of a request; an operation that was started |
-//! | `send`, `recv`, `onesided`, `atomic`, `multi_recv` | messages, writes and reads, atomic operations, multi-receives |
+//! | `send`, `recv`, `multi_recv` | messages |
+//! | `onesided`, `atomic` | writes, reads, atomic operations |
 //! | `batch` | posting several requests together |
 //! | `permit`, `probe`, `claim` | credits ahead of a send; messages ahead of a receive |
 

@@ -228,7 +228,7 @@ impl MultiRecv {
         }
     }
 
-    /// Returns the rest of the buffer. A stream that has not ended is cancelled: messages that were
+    /// Returns the rest of the buffer. A stream that has not ended is canceled: messages that were
     /// not taken go to the next receives, as when the stream is dropped.
     ///
     /// When its messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer
