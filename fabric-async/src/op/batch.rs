@@ -172,19 +172,19 @@ pub(super) fn post_until_error<O, B>(
     mut post: impl FnMut(&mut PostBatch<'_>, &O, B, CompletionOptions) -> Result<(), Failed<B>>,
 ) -> ChunkResult {
     let mut posts = ep.domain.core.batch(ep.id);
+    let (mut count, mut refused) = (chunk.len(), Ok(()));
     for (at, queued) in chunk.iter_mut().enumerate() {
         let Some(buf) = queued.buf.take() else {
             continue;
         };
         if let Err(failed) = post(&mut posts, &queued.op, buf, queued.completion_options) {
             queued.buf = Some(failed.buf);
-            // The error of the refused request takes precedence over that of a peer that
-            // disconnected.
-            let _ = posts.finish();
-            return (at, Err(failed.error));
+            (count, refused) = (at, Err(failed.error));
+            break;
         }
     }
-    (chunk.len(), posts.finish())
+    // The error of a refused request takes precedence over that of a peer that disconnected.
+    (count, refused.and(posts.finish()))
 }
 
 /// Checks that a request in a batch of endpoint `ep` is a request of `ep`.
