@@ -4,4 +4,4 @@
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, AtomicValues, Datatype};
 
-pub use crate::op::{AtomicFuture, AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};
+pub use crate::op::{AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};

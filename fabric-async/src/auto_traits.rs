@@ -39,7 +39,7 @@ assert_shareable! {
     Request<'static, SendOp, Buf>, Request<'static, RecvOp, Buf>, Request<'static, WriteOp, Buf>,
     Request<'static, ReadOp, Buf>, Request<'static, MultiRecvOp, BytesMut>,
     Request<'static, ProbeOp, ()>, Request<'static, ClaimOp, ()>, Atomic<NoFetch>, Atomic<Fetching>,
-    RequestFuture<'static, SendOp, Buf>, AtomicFuture<'static, u64, Fetching>,
+    RequestFuture<'static, SendOp, Buf>, RequestFuture<'static, RemoteAtomicOp<u64, Fetching>, u64>,
     AtomicOperation<u64, Fetching>, NoFetch, Fetching, MultiRecv, PostedMultiRecv, Message,
     MessageSlice, Probing<'static>, Claiming<'static>, Claimed, Reserving<'static>, Permit,
     Operation<Buf>, WriteTo, ReadFrom,

@@ -1,4 +1,4 @@
-//! Address vectors: peers of endpoints, by `FiAddr`.
+//! Address vectors: peers of endpoints, by `FiAddr`. The engine has the table.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -45,8 +45,8 @@ pub trait ToAddress {
     /// [`Error::BadAddress`] when the text does not parse.
     fn to_address(&self) -> Result<Address>;
 
-    /// Returns the address, where `expected` is the scheme of text that leaves it open: as
-    /// [`Address::parse_for`].
+    /// Returns the address, as [`Address::parse_for`]. `expected` is the scheme of text that names
+    /// none.
     ///
     /// # Errors
     /// As [`ToAddress::to_address`].
@@ -113,8 +113,8 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 }
 
 impl AvInner {
-    /// Creates the vector of a connected endpoint, with its one peer. It is part of the endpoint,
-    /// not counted as a child of the domain, and not accessible to the application.
+    /// Creates the vector of a connected endpoint, with its one peer. The vector is part of the
+    /// endpoint: not counted as a child of the domain, and not accessible to the application.
     pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let (id, fi_addr) = domain.core.open_single_peer_av(peer);
@@ -128,8 +128,9 @@ impl AvInner {
         )
     }
 
-    /// Creates the empty vector of a shared receive context for connected endpoints. It is part of
-    /// the context, not counted as a child of the domain, and not accessible to the application.
+    /// Creates the empty vector of a shared receive context for connected endpoints. The vector is
+    /// part of the context: not counted as a child of the domain, and not accessible to the
+    /// application.
     pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let id = domain.core.open_av(false);
@@ -151,6 +152,7 @@ impl AvInner {
 }
 
 impl<M: ThreadModel> AddressVector<M> {
+    /// Opens a vector; with `auto_insert`, one that inserts peers which connect.
     pub(crate) fn open(domain: &Domain<M>, auto_insert: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = ObjectNode::new(Class::AddressVector, Some(domain.inner.node.clone()));
@@ -175,8 +177,9 @@ impl<M: ThreadModel> AddressVector<M> {
     }
 
     /// Inserts a peer and returns its address handle, an `FiAddr` (`fi_av_insert`). A peer that is
-    /// in the vector already keeps its handle; that of an auto-inserted peer becomes permanent.
-    /// Nothing is sent to the peer: the first operation fails if the peer does not exist.
+    /// in the vector already keeps its handle; the handle of an auto-inserted peer becomes
+    /// permanent. Nothing is sent to the peer: the first operation fails if the peer does not
+    /// exist.
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;
@@ -186,9 +189,10 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.insert(peer).map(|(addr, _)| addr)
     }
 
-    /// Removes a peer (`fi_av_remove`): its `FiAddr` is an error from then on, also when the table
-    /// entry is reused. Pending operations to the handle, and receives directed at it, end with
-    /// [`Error::StaleAddress`]. Messages from the peer still arrive, from an unknown source.
+    /// Removes a peer and returns its address (`fi_av_remove`): its `FiAddr` is
+    /// [`Error::StaleAddress`] from then on, also when the table entry is reused. Pending
+    /// operations to the handle, and receives directed at it, end with [`Error::StaleAddress`].
+    /// Messages from the peer still arrive, from an unknown source.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].
@@ -207,8 +211,8 @@ impl<M: ThreadModel> AddressVector<M> {
     }
 
     /// Returns all peers with their handles: inserted ones, whether they exist or not, and
-    /// auto-inserted ones. The way to resynchronise after
-    /// [`EventKind::Overrun`](crate::EventKind::Overrun).
+    /// auto-inserted ones. After
+    /// [`EventKind::Overrun`](crate::EventKind::Overrun), this call returns the current peers.
     #[must_use]
     pub fn peers(&self) -> Vec<(FiAddr, Address)> {
         self.inner.domain.core.addresses(self.inner.id)
@@ -217,8 +221,8 @@ impl<M: ThreadModel> AddressVector<M> {
     /// Closes the vector, for all its clones (`fi_close`): their calls fail with [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to it;
-    /// [`Error::Closed`] when it was closed before.
+    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to the vector;
+    /// [`Error::Closed`] when the vector was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let av = close_object(self, |av| &av.inner.node)?;

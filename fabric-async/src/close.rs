@@ -1,21 +1,26 @@
-//! Closing objects.
+//! Closing objects, and keeping the objects that another object uses from being closed.
+//!
+//! Every handle with a `close` uses [`close_object`]. A bind call holds a [`DependencyGuard`] from
+//! [`dependency_on`]: while the guard lives, closing the bound object fails with [`Error::Busy`].
 
+use std::sync::Arc;
 use std::{fmt, io};
 
-use fabric_core::Error;
-use fabric_core::tree::ObjectNode;
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
+use fabric_core::{Error, Result};
 
 /// A refused close (`fi_close`), with the handle. Every object is closed in [the same
 /// way](crate::guide::errors#closing).
 pub struct CloseError<H> {
-    /// The reason: [`Error::Busy`], with the objects that use this one by class, which leaves the
-    /// object open and unchanged; or [`Error::Closed`] when it was closed through another handle.
+    /// The reason: [`Error::Busy`], with the number of objects by class that use the object, which
+    /// stays open and unchanged; or [`Error::Closed`] when the object was closed through another
+    /// handle.
     pub error: Error,
-    /// The handle.
+    /// The handle whose `close` was refused.
     pub handle: H,
 }
 
-/// Closes the object of a handle, for all its handles.
+/// Closes the object of a handle, for all handles of the object. Returns the handle.
 pub(crate) fn close_object<H>(
     handle: H,
     node: impl FnOnce(&H) -> &ObjectNode,
@@ -26,8 +31,27 @@ pub(crate) fn close_object<H>(
     }
 }
 
+/// Keeps an object open while an object of class `by` uses it.
+///
+/// # Errors
+/// [`Error::WrongParent`] when `parent`, a domain or a fabric, is not the parent of the object;
+/// [`Error::Closed`].
+pub(crate) fn dependency_on(
+    node: &Arc<ObjectNode>,
+    parent: &Arc<ObjectNode>,
+    by: Class,
+) -> Result<DependencyGuard> {
+    if !node.parent().is_some_and(|of| Arc::ptr_eq(of, parent)) {
+        return Err(Error::WrongParent {
+            object: node.class(),
+            parent: parent.class(),
+        });
+    }
+    DependencyGuard::new(node, by)
+}
+
 impl<H> CloseError<H> {
-    /// Turns the handle into another one of the same object.
+    /// Converts the handle.
     pub(crate) fn map_handle<T>(self, convert: impl FnOnce(H) -> T) -> CloseError<T> {
         CloseError {
             error: self.error,

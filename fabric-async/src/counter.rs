@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::ready;
+use std::task::{Poll, ready};
 
 use fabric_core::flags::{Caps, CounterBind};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
@@ -12,14 +12,14 @@ use fabric_core::{Error, Result};
 use fabric_reactor::{CounterBindings, CounterId, WaitFd, WaitObject};
 use tokio::task::coop;
 
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 use crate::try_wait::TryWait;
 
 /// A counter (`fid_cntr`): the number of operations that succeeded and of those that failed.
 ///
-/// Bind it to an endpoint with
+/// Bind a counter to an endpoint with
 /// [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a region with
 /// [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Operations are counted in
 /// addition to their completion by future or queue. Cheap to clone.
@@ -33,17 +33,19 @@ pub(crate) struct CounterInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CounterId,
     pub(crate) domain: Arc<DomainInner>,
-    /// Created by the first call that needs it.
+    /// `None` before the first `wait_fd` or `prepare_wait`.
     wait: Mutex<Option<CounterWait>>,
 }
 
-/// The descriptor of a counter, and the registration of its waker.
+/// The descriptor of a counter.
 struct CounterWait {
     object: WaitObject,
+    /// The id of the descriptor's waker in the engine, while it is registered.
     waiter: Option<u64>,
 }
 
 impl CounterInner {
+    /// Calls `act` with the descriptor, which the first call creates, under the lock.
     fn with_wait<T>(&self, act: impl FnOnce(&mut CounterWait) -> T) -> Result<T> {
         let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wait) = &mut *wait {
@@ -98,7 +100,7 @@ impl<M: ThreadModel> Counter<M> {
             .add_to_counter(self.inner.id, count, 0);
     }
 
-    /// Adds to the error value, which ends waits with an error (`fi_cntr_adderr`).
+    /// Adds to the error value (`fi_cntr_adderr`). A pending [`wait`](Self::wait) fails then.
     #[doc(alias = "fi_cntr_adderr")]
     pub fn add_errors(&self, count: u64) {
         self.inner
@@ -111,11 +113,10 @@ impl<M: ThreadModel> Counter<M> {
     ///
     /// # Errors
     /// [`Error::CounterError`], with both values, as soon as the error value increases during the
-    /// wait;
-    /// [`Error::Closed`] when the counter is closed, before or during the wait.
+    /// wait; [`Error::Closed`] when the counter is closed, before or during the wait.
     ///
     /// # Cancel safety
-    /// Safe.
+    /// Safe: the wait changes nothing.
     #[doc(alias = "fi_cntr_wait")]
     pub async fn wait(&self, threshold: u64) -> Result<u64> {
         let errors_before = self.errors();
@@ -129,7 +130,7 @@ impl<M: ThreadModel> Counter<M> {
             let counts =
                 ready!(core.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
             budget.made_progress();
-            std::task::Poll::Ready(counts)
+            Poll::Ready(counts)
         })
         .await;
         match counts {
@@ -144,27 +145,29 @@ impl<M: ThreadModel> Counter<M> {
     }
 
     /// Returns the counter's descriptor for an event loop (`FI_GETWAIT`): the same at each call and
-    /// for all clones, so one thread at a time waits on it.
+    /// for all clones. Only one thread at a time may wait on the descriptor.
     ///
-    /// The first call opens two descriptors. Block on it only after
+    /// The first call opens two descriptors. Block on the descriptor only after
     /// [`prepare_wait`](Self::prepare_wait).
     ///
     /// # Errors
-    /// [`Error::Os`] without descriptors.
+    /// [`Error::Os`] when the process is out of descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
         self.inner.with_wait(|wait| wait.object.fd())
     }
 
-    /// Makes progress once, and says whether the program, which has read this value and error
-    /// count, may block on the [descriptor](Self::wait_fd) (`fi_trywait(3)`).
+    /// Makes progress once, and returns whether the program may block on the
+    /// [descriptor](Self::wait_fd) (`fi_trywait(3)`). `value` and `errors` are what the program has
+    /// read before.
     ///
-    /// The result is [`TryWait::Poll`] when the counter has changed since then. After
+    /// The result is [`TryWait::Poll`] when the counter has other values. After
     /// [`TryWait::Block`] the next change makes the descriptor readable. In other respects as
     /// [`CompletionQueue::prepare_wait`](crate::CompletionQueue::prepare_wait).
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Os`] without descriptors, if the counter has none yet.
+    /// [`Error::Closed`]; [`Error::Os`] when the process is out of descriptors, possible only at
+    /// the first call.
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&self, value: u64, errors: u64) -> Result<TryWait> {
         self.inner.node.check_open()?;
@@ -172,18 +175,18 @@ impl<M: ThreadModel> Counter<M> {
         let (object, mut waiter) = self
             .inner
             .with_wait(|wait| (wait.object.clone(), wait.waiter))?;
-        // The pass runs wakers, which may use this counter: the lock is not held.
+        // The lock is not held during the pass, which runs wakers that may use this counter.
         let may_block = core.prepare_counter_wait(id, (value, errors), &mut waiter, &object);
         self.inner.with_wait(|wait| wait.waiter = waiter)?;
         Ok(TryWait::from_may_block(may_block))
     }
 
-    /// Closes the counter, for all its clones (`fi_close`): tasks that wait for it get
+    /// Closes the counter, for all its clones (`fi_close`): pending waits fail with
     /// [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Busy`] while it is bound to endpoints, shared receive contexts or regions;
-    /// [`Error::Closed`] when it was closed before.
+    /// [`Error::Busy`] while the counter is bound to endpoints, shared receive contexts or regions;
+    /// [`Error::Closed`] when the counter was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let counter = close_object(self, |counter| &counter.inner.node)?;
@@ -192,15 +195,15 @@ impl<M: ThreadModel> Counter<M> {
     }
 }
 
-/// The counters bound to a region: at most one for each kind of access.
+/// The counters bound to a region: at most one for `REMOTE_READ` and one for `REMOTE_WRITE`.
 #[derive(Default)]
 pub(crate) struct RegionCounters(Option<Box<[Option<BoundCounter>; 2]>>);
 
 type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
 impl RegionCounters {
-    /// Binds the counter: remote accesses of the kinds `what` to the region with this key are
-    /// counted from now on.
+    /// Binds a counter to the region with this key: it counts remote accesses of the kinds `what`
+    /// from now on.
     pub(crate) fn bind(
         &mut self,
         domain: &DomainInner,
@@ -220,17 +223,7 @@ impl RegionCounters {
                 "counters of remote accesses (the domain has no FI_RMA_EVENT)",
             ));
         }
-        if !counter
-            .node
-            .parent()
-            .is_some_and(|parent| Arc::ptr_eq(parent, &domain.node))
-        {
-            return Err(Error::WrongParent {
-                object: Class::Counter,
-                parent: Class::Domain,
-            });
-        }
-        let guard = DependencyGuard::new(&counter.node, Class::MemoryRegion)?;
+        let guard = dependency_on(&counter.node, &domain.node, Class::MemoryRegion)?;
         let bound_id = |kind| what.contains(kind).then_some(counter.id);
         let (remote_read, remote_write) = (
             bound_id(CounterBind::REMOTE_READ),
@@ -244,21 +237,19 @@ impl RegionCounters {
                 ..CounterBindings::default()
             },
         )?;
-        let unused = self
-            .0
-            .get_or_insert_default()
-            .iter_mut()
-            .find(|bound| bound.is_none());
-        if let Some(unused) = unused {
+        // The engine refuses a second counter for a kind, so at most two are bound.
+        let slots = self.0.get_or_insert_default();
+        if let Some(unused) = slots.iter_mut().find(|bound| bound.is_none()) {
             *unused = Some((counter.clone(), guard));
         }
         Ok(())
     }
 }
 
-/// Removes the waiter of a dropped wait from its counter.
+/// A wait for a counter. Dropping this unregisters its waker.
 struct CounterWaitGuard<'a> {
     counter: &'a CounterInner,
+    /// The id of the waker in the engine, while it is registered.
     id: Option<u64>,
 }
 

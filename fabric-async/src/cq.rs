@@ -1,4 +1,5 @@
-//! Completion queues as streams.
+//! Completion queues as streams. The engine has the entries; a queue has one handle, which reads
+//! them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,10 +28,10 @@ const STREAM_BATCH: usize = 32;
 /// A completion queue (`fid_cq`): a stream of the completions of operations that were posted with
 /// `.post()`.
 ///
-/// It cannot overrun: an operation reserves its entry when it is posted, and fails with
-/// [`Error::WouldBlock`] when all entries are taken. A failed operation is an entry like any other.
-/// A queue has one consumer: the handle cannot be cloned. When the handle is dropped while
-/// endpoints are bound to the queue, its completions are lost and posted receives are cancelled, so
+/// A completion queue cannot overrun: an operation reserves an entry when it is posted, and fails
+/// with [`Error::WouldBlock`] when all entries are taken. A failed operation is an entry like any
+/// other. A queue has one consumer: the handle cannot be cloned. When the handle is dropped while
+/// endpoints are bound to the queue, its completions are lost and posted receives are canceled, so
 /// that other receives get their messages; pending sends continue, and further posts fail with
 /// [`Error::Closed`].
 ///
@@ -43,6 +44,7 @@ pub struct CompletionQueue<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CqInner>,
     /// Completions taken from the queue in one batch and not yielded yet.
     buffered: VecDeque<Completion>,
+    /// Receives a batch from the engine; empty between polls.
     scratch: Vec<Completion>,
     model: PhantomData<M>,
 }
@@ -51,16 +53,17 @@ pub(crate) struct CqInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
-    /// Created by the first call that needs it.
+    /// Unset before the first `wait_fd` or `prepare_wait`.
     wait: OnceLock<WaitObject>,
 }
 
 impl CqInner {
+    /// Returns the queue's descriptor, which the first call creates.
     fn wait_object(&self) -> Result<&WaitObject> {
         if self.wait.get().is_none() {
             let wait = WaitObject::new()?;
             wait.watch(&self.domain.core)?;
-            // Another thread may have been first; then this descriptor is closed again.
+            // If another thread has set a descriptor meanwhile, this one is closed again.
             let _ = self.wait.set(wait);
         }
         Ok(self.wait.get().expect("set above, and never unset"))
@@ -97,8 +100,8 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Waits for completions, moves up to `max` of them to `out` and returns their number
     /// (`fi_cq_sread`).
     ///
-    /// The call never returns while no operation is pending. After a refused post, wait only if
-    /// earlier operations are pending.
+    /// The call does not return while no operation is pending: after a refused post, call this only
+    /// if earlier operations are pending.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.
@@ -144,7 +147,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
 
     /// Returns the queue's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
     ///
-    /// The first call opens two descriptors. Block on it only after
+    /// The first call opens two descriptors. Block on the descriptor only after
     /// [`prepare_wait`](Self::prepare_wait).
     ///
     /// # Errors
@@ -154,7 +157,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
         self.inner.wait_object().map(WaitObject::fd)
     }
 
-    /// Makes progress once, and says whether the program may block on the
+    /// Makes progress once, and returns whether the program may block on the
     /// [descriptor](Self::wait_fd) (`fi_trywait(3)`).
     ///
     /// After [`TryWait::Block`] the next completion makes the descriptor readable. In a
@@ -175,10 +178,10 @@ impl<M: ThreadModel> CompletionQueue<M> {
         Ok(TryWait::from_may_block(may_block))
     }
 
-    /// Closes the queue (`fi_close`). Completions in it are lost.
+    /// Closes the queue (`fi_close`). Completions in the queue are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to it.
+    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to the queue.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |cq| &cq.inner.node).map(drop)

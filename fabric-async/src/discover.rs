@@ -6,17 +6,17 @@ use fabric_reactor::transport;
 
 /// Returns what the providers offer for these hints (`fi_getinfo`), best first.
 ///
-/// The result has one info for each offer that satisfies the hints, adjusted to them. A provider
-/// makes each offer twice, with manual and with automatic progress. "Best first" is a fixed order,
+/// The result has one info for each offer that satisfies the hints, adjusted to the hints. A
+/// provider makes each offer twice, with manual and with automatic progress. The order is fixed,
 /// nothing is measured: `shm`, `tcp`, `udp`, and manual before automatic progress (without a hint,
 /// progress is manual). The provider `sim`, which is for tests, is offered only to hints that [name
-/// it](Hints::provider). So the first info is the one to use, and the others are alternatives.
-/// Hints that ask for manual progress yield two equal infos, because an offer of automatic progress
-/// satisfies them too.
+/// `sim`](Hints::provider). Use the first info, unless you need an alternative. Hints that ask for
+/// manual progress yield two equal infos, because an offer of automatic progress satisfies them
+/// too.
 ///
 /// `tcp` first offers the fabric and domain `tcp`, which stand for any network; an endpoint without
-/// an address of its own then gets one inside this machine. It then offers each network this
-/// machine is in at the moment, as `fi_info` shows them: the fabric is the network
+/// an address of its own gets a loopback address. The next offers of `tcp` are the networks of this
+/// machine, as `fi_info` shows them: the fabric is the network
 /// (`192.0.2.0/24`), the domain the interface (`eth0`), and `src_addr` the address of this machine
 /// there, which endpoints without an address of their own get. [`Hints::fabric_name`],
 /// [`Hints::domain_name`] and [`Hints::source`] choose one; [`Hints::dest`] omits networks of the
@@ -41,7 +41,7 @@ use fabric_reactor::transport;
 /// ```
 ///
 /// # Errors
-/// [`Error::NoMatch`] when no offer satisfies the hints: it names, for every offer of every
+/// [`Error::NoMatch`] when no offer satisfies the hints: the error names, for every offer of every
 /// provider (of those that the hints name, if any), the attribute, the value asked for and the
 /// value offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
 #[doc(alias = "fi_getinfo")]
@@ -58,11 +58,11 @@ pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
             known,
         });
     }
-    let asked = all
+    let candidates = all
         .iter()
         .filter(|provider| hints.admits_provider(provider.name()))
         .filter(|provider| hints.provider.is_some() || !provider.is_offered_by_name_only());
-    let offers: Vec<Info> = asked.flat_map(|provider| provider.offers()).collect();
+    let offers: Vec<Info> = candidates.flat_map(|provider| provider.offers()).collect();
     Ok(select(hints, &offers)?)
 }
 
@@ -93,6 +93,10 @@ mod tests {
         let Err(Error::NoMatch(none)) = discover(&impossible) else {
             panic!("no provider sends messages of this length");
         };
-        assert!(none.mismatches.iter().all(|it| it.provider != "sim"));
+        assert!(
+            none.mismatches
+                .iter()
+                .all(|mismatch| mismatch.provider != "sim")
+        );
     }
 }

@@ -16,7 +16,7 @@ use fabric_reactor as reactor;
 use fabric_reactor::{WaitFd, WaitPolicy};
 
 use crate::av::{AddressVector, ToAddress};
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::driver;
@@ -32,7 +32,7 @@ use crate::try_wait::TryWait;
 /// A domain (`fid_domain`): the scope within which endpoints, queues, address vectors, memory
 /// regions and counters work together, and the unit of progress.
 ///
-/// Cheap to clone. Its handles and its children keep it open, operations do not (see
+/// Cheap to clone. Handles and children keep a domain open, operations do not (see
 /// [handles](crate::guide::errors#handles)); [`Domain::close`] fails while children are open.
 /// `Debug` prints class, id, parent, provider, capabilities, limits and the number of children by
 /// class.
@@ -42,10 +42,11 @@ pub struct Domain<M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-/// Keeps a domain open: its handles and its children share one. The domain closes when the last
-/// reference is dropped.
+/// Keeps a domain open: its handles and its children share one `DomainInner`. The domain closes
+/// when the last reference is dropped.
 pub(crate) struct DomainInner {
     state: Arc<DomainCore>,
+    /// The default event queue of the domain and its endpoints.
     eq: Mutex<Option<EqBinding>>,
 }
 
@@ -55,8 +56,8 @@ struct EqBinding {
     _guard: DependencyGuard,
 }
 
-/// The state of a domain, open or closed. Operations refer to it, because it stores their results
-/// until these are taken.
+/// The state of an open or closed domain. Operations refer to a `DomainCore`, because the engine
+/// stores their results until they are taken.
 pub(crate) struct DomainCore {
     pub(crate) node: Arc<ObjectNode>,
     /// The domain in the crate `reactor`: its engine and transport.
@@ -93,6 +94,7 @@ impl DomainInner {
         &self.state
     }
 
+    /// Locks the binding of the event queue.
     fn lock_eq(&self) -> MutexGuard<'_, Option<EqBinding>> {
         self.eq.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,14 +116,15 @@ impl std::ops::Deref for DomainInner {
 }
 
 impl DomainCore {
-    /// Returns the scheme of addresses of the domain's provider, which `fi_sockaddr_in://` does not
-    /// name.
+    /// Returns the scheme of addresses of the domain's provider: that of text without one, such as
+    /// `fi_sockaddr_in://`.
     pub(crate) fn scheme(&self) -> Scheme {
         Scheme::from_provider(self.fabric.inner.transport.name()).unwrap_or(Scheme::Tcp)
     }
 
-    pub(crate) fn address(&self, of: impl ToAddress) -> Result<Address> {
-        of.to_address_for(self.scheme())
+    /// Parses an address. Text that names no scheme is of the domain's provider.
+    pub(crate) fn address(&self, text: impl ToAddress) -> Result<Address> {
+        text.to_address_for(self.scheme())
     }
 }
 
@@ -174,10 +177,10 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Sets how many bytes of memory for [loans](crate::Endpoint::loan) the domain has at most:
-    /// held, lent, or free for the next loan. 4 GiB by default, which is the most; at least 4 KiB.
-    /// A loan takes a power of two, or the whole limit. Providers without shared memory copy loans
-    /// and have no limit but that of one loan, 4 GiB.
+    /// Sets the largest size in bytes of the domain's memory for [loans](crate::Endpoint::loan),
+    /// whether held by the application, lent to peers or free. The default and maximum is 4 GiB,
+    /// the minimum 4 KiB. A loan takes a power of two, or the whole limit. Providers without shared
+    /// memory copy loans and have no limit but that of one loan, 4 GiB.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -212,8 +215,8 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Sets options of the domain's sockets, for providers with sockets. The traffic class is not
-    /// among them: set it with [hints](crate::Hints::tclass). See
+    /// Sets options of the domain's sockets, for providers with sockets. The traffic class is set
+    /// with [hints](crate::Hints::tclass) instead. See
     /// [`guide::tcp`](crate::guide::tcp#sockets).
     ///
     /// ```
@@ -230,34 +233,34 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Opens the domain without a driver: an event loop of the program drives it. This needs manual
-    /// progress, and no Tokio runtime.
+    /// Opens the domain without a driver: an event loop of the program drives the domain. Such a
+    /// domain needs manual progress, and no Tokio runtime.
     ///
     /// The program makes progress with [`Domain::progress`], or by reading a queue, and waits on a
     /// descriptor after `prepare_wait` of the domain, a queue or a counter returned
-    /// [`TryWait::Block`]. Between these calls nothing of the domain moves: a started send that has
-    /// not left, an acknowledgement of a peer, an accepted connection. A future of the domain is
-    /// woken by the event loop, too. See [`guide::event_loops`](crate::guide::event_loops).
+    /// [`TryWait::Block`]. Between these calls the domain makes no progress: queued sends stay
+    /// queued, acknowledgements are not read, connections are not accepted, and futures of the
+    /// domain are not woken. See [`guide::event_loops`](crate::guide::event_loops).
     pub fn driven_by_event_loop(mut self) -> Self {
         self.driven_by_event_loop = true;
         self
     }
 
-    /// Sets the value that [`Domain::context`] returns. Events of the domain do not carry it.
+    /// Sets the value that [`Domain::context`] returns. Events of the domain do not have it.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
         self
     }
 
-    /// Opens the domain.
+    /// Opens the domain (`fi_domain`).
     ///
     /// The steps are: check `info` against this fabric and against the offers of its provider, as
-    /// [`discover`](crate::discover()) does; let the provider allocate; start the driver; count and
-    /// publish the domain. A failure in any step leaves nothing behind.
+    /// [`discover`](crate::discover()) does; let the provider allocate; start the driver; add the
+    /// domain to the object tree. If a step fails, all earlier steps are undone.
     ///
-    /// Under manual progress this starts a task on the current Tokio runtime, unless [an event loop
-    /// drives the domain](Self::driven_by_event_loop), under automatic progress a thread. Both
-    /// sleep while there is nothing to do, and end with the domain.
+    /// The driver is a task on the current Tokio runtime under manual progress, and a thread under
+    /// automatic progress; a domain that [an event loop drives](Self::driven_by_event_loop) has
+    /// none. The driver sleeps while there is nothing to do, and ends with the domain.
     ///
     /// # Errors
     /// [`Error::Invalid`] when `info` describes another provider or fabric, for socket options that
@@ -274,7 +277,8 @@ impl<'a> DomainBuilder<'a> {
         })
     }
 
-    /// Opens the domain as an object of this class: passive endpoints make progress as domains do.
+    /// Opens the domain as an object of this class: `Class::Domain`, or `Class::PassiveEndpoint`
+    /// for the domain in which a passive endpoint makes progress.
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check_info(self.info)?;
         let has_thread = self.info.domain.data_progress == Progress::Auto;
@@ -289,13 +293,13 @@ impl<'a> DomainBuilder<'a> {
         let name = format!("{}-{}", provider.name(), node.id());
         let DomainOptions {
             wait_policy,
-            single_copy_threshold: single_copy_from,
+            single_copy_threshold,
             loan_limit,
             socket_io,
             socket_options,
         } = self.options;
         let core = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
-        if let Some(len) = single_copy_from {
+        if let Some(len) = single_copy_threshold {
             core.set_single_copy_threshold(len);
         }
         if let Some(bytes) = loan_limit {
@@ -335,7 +339,7 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// # Errors
     /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric;
-    /// [`Error::NoMatch`] when it asks for more than the provider offers.
+    /// [`Error::NoMatch`] when `info` asks for more than the provider offers.
     #[doc(alias = "fi_endpoint")]
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
         self.inner.node.check_open()?;
@@ -374,12 +378,12 @@ impl<M: ThreadModel> Domain<M> {
     }
 
     /// Opens an address vector that automatically inserts peers which connect, so that the
-    /// application can reply to them. It removes an auto-inserted peer when the peer has
+    /// application can reply to them. The vector removes an auto-inserted peer when the peer has
     /// disconnected and its last message has been received and consumed.
     ///
-    /// After that, the handle of the peer is [`Error::StaleAddress`]. The handle stands for the
-    /// endpoint that connected: another process that takes the same name gets another handle, and
-    /// sends to the first one fail. A peer that the application inserts, by
+    /// After the removal, the handle of the peer is [`Error::StaleAddress`]. The handle stands for
+    /// the endpoint that connected: another process that takes the same name gets another handle,
+    /// and sends to the first one fail. A peer that the application inserts, by
     /// [`AddressVector::insert`] or [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it
     /// connects or while it is auto-inserted, is not removed. See
     /// [`guide::client_server`](crate::guide::client_server).
@@ -413,7 +417,8 @@ impl<M: ThreadModel> Domain<M> {
     /// # Errors
     /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
     /// descriptors or memory (all of the memory is reserved at once, and a length above the
-    /// machine's available memory is refused); [`Error::NotSupported`] by the provider;
+    /// machine's available memory is refused); [`Error::NotSupported`] when the provider has no
+    /// memory regions;
     /// [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::alloc(self, len, access, None)
@@ -483,7 +488,8 @@ impl<M: ThreadModel> Domain<M> {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
-        let guard = eq.inner.dependency_for(&self.inner.fabric, Class::Domain)?;
+        let fabric = &self.inner.fabric.inner;
+        let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Domain)?;
         let mut bound = self.inner.lock_eq();
         // Under the lock: a domain that is closed later releases this binding.
         self.inner.node.check_open()?;
@@ -500,32 +506,33 @@ impl<M: ThreadModel> Domain<M> {
 
     /// Makes progress once, without waiting. Returns whether anything was done.
     ///
-    /// Under manual progress every poll of an operation or queue also drives the domain, so this is
-    /// for applications that poll nothing or drive the domain themselves.
-    #[allow(clippy::must_use_candidate)] // mostly called for what it does
+    /// Under manual progress every poll of an operation or queue also drives the domain, so this
+    /// call is for applications that poll nothing or drive the domain themselves.
+    #[allow(clippy::must_use_candidate)] // most callers ignore the result
     pub fn progress(&self) -> bool {
         self.inner.core.progress()
     }
 
     /// Returns the domain's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
     ///
-    /// Block on it only after [`prepare_wait`](Self::prepare_wait).
+    /// Block on the descriptor only after [`prepare_wait`](Self::prepare_wait).
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when the domain has a driver: wait on its queues and counters.
+    /// [`Error::NotSupported`] when the domain has a driver: wait on its queues and counters
+    /// instead.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
         self.check_event_loop()?;
         Ok(self.inner.core.wait_fd())
     }
 
-    /// Makes progress once, and says whether the program may block on the
+    /// Makes progress once, and returns whether the program may block on the
     /// [descriptor](Self::wait_fd) (`fi_trywait(3)`).
     ///
     /// After [`TryWait::Block`] everything that needs progress makes the descriptor readable: a
     /// message, an acknowledgement, a new connection, the end of a peer. Completions that are in a
-    /// queue do not: ask the queue. With several threads, what another thread moves does not wake
-    /// this one; it wakes those that wait for the completion.
+    /// queue do not: call `prepare_wait` of the queue. Progress by another thread does not make the
+    /// descriptor readable; it wakes the tasks and queues that wait for the completions.
     ///
     /// # Errors
     /// [`Error::NotSupported`] when the domain has a driver.
@@ -535,6 +542,7 @@ impl<M: ThreadModel> Domain<M> {
         Ok(TryWait::from_may_block(self.inner.core.prepare_wait()))
     }
 
+    /// Checks that the domain was opened with [`DomainBuilder::driven_by_event_loop`].
     fn check_event_loop(&self) -> Result<()> {
         if self.inner.core.is_in_event_loop() {
             return Ok(());
@@ -582,11 +590,11 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.node.children()
     }
 
-    /// Closes the domain, for all its clones (`fi_close`). Its thread or task ends with the last
-    /// clone.
+    /// Closes the domain, for all its clones (`fi_close`). The driver ends with the last clone.
     ///
     /// # Errors
-    /// [`Error::Busy`] while children are open; [`Error::Closed`] when it was closed before.
+    /// [`Error::Busy`] while children are open; [`Error::Closed`] when the domain was closed
+    /// before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;

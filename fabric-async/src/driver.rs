@@ -1,5 +1,5 @@
 //! The task that drives a domain under manual progress while no operation is polled.
-#![allow(unsafe_code)] // AsyncFd::register requires a promise that the descriptor stays open
+#![allow(unsafe_code)] // AsyncFd::register_with_interest: the descriptor stays open
 
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 
 use crate::io_driver;
 
+/// The wait descriptor of a domain, as [`AsyncFd`] takes descriptors.
 struct WaitFdSource(WaitFd);
 
 impl AsRawFd for WaitFdSource {
@@ -28,9 +29,9 @@ pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
     let mut driver = domain.task_driver();
     let source = WaitFdSource(driver.wait_fd());
     let registered = io_driver::catch_missing_io_driver(|| {
-        // SAFETY: the descriptor is that of the epoll set which `WaitFd` owns a share of, so it
-        // stays open and the same as long as the `WaitFd` exists; `AsyncFd` deregisters it before
-        // it drops the `WaitFd`.
+        // SAFETY: the descriptor is that of an epoll set. The `WaitFd` owns a share of the set, so
+        // the descriptor stays open and the same as long as the `WaitFd` exists. `AsyncFd`
+        // deregisters the descriptor before it drops the `WaitFd`.
         unsafe { AsyncFd::register_with_interest(source, Interest::READABLE) }
     });
     let fd = match registered {

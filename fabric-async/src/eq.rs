@@ -1,4 +1,7 @@
 //! Event queues as streams.
+//!
+//! An [`EqState`] of the engine has the events. [`EventQueueInner`] also knows the domains that
+//! report to the queue, because a task that waits for events makes progress in these domains.
 
 use std::fmt;
 use std::pin::Pin;
@@ -6,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use fabric_core::event::Event;
-use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
+use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{EqState, WaitFd, WaitObject};
 use futures_core::Stream;
@@ -20,12 +23,12 @@ use crate::try_wait::TryWait;
 /// An event queue (`fid_eq`): a stream of events of domains and endpoints that belong to no posted
 /// operation.
 ///
-/// Bind it to a domain with [`Domain::bind_eq`](crate::Domain::bind_eq), or to one endpoint with
-/// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond the queue's
-/// capacity are counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun);
-/// [`guide::backpressure`](crate::guide::backpressure) says how to continue then.
+/// Bind a queue to a domain with [`Domain::bind_eq`](crate::Domain::bind_eq), or to one endpoint
+/// with [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond the queue's
+/// capacity are counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun); see
+/// [`guide::backpressure`](crate::guide::backpressure) for how to continue after that.
 ///
-/// [`read`](Self::read) returns the events one by one. So does the stream, which never ends.
+/// [`read`](Self::read) and the stream return the events one by one. The stream never ends.
 ///
 /// # Cancel safety
 /// Dropping a pending [`read`](Self::read) or `next` of the stream loses no event.
@@ -39,12 +42,12 @@ pub(crate) struct EventQueueInner {
     pub(crate) state: Arc<EqState>,
     /// Domains that report to this queue. A task that waits for events drives them.
     domains: Mutex<Vec<Weak<DomainInner>>>,
-    /// Created by the first call that needs it.
+    /// `None` before the first `wait_fd` or `prepare_wait`.
     wait: Mutex<Option<EqWait>>,
     _fabric: Fabric,
 }
 
-/// The descriptor of an event queue, and the domains that it watches.
+/// The descriptor of an event queue, and the domains that make it readable.
 struct EqWait {
     object: WaitObject,
     watched: Vec<Weak<DomainInner>>,
@@ -92,45 +95,47 @@ impl EventQueue {
                 self.0.unregister_waker();
             }
         }
-        let _leave = UnregisterOnDrop(self.inner.state.clone());
+        let _unregister = UnregisterOnDrop(self.inner.state.clone());
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
     /// Returns the queue's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
     ///
-    /// The first call opens two descriptors. Block on it only after
+    /// The first call opens two descriptors. Block on the descriptor only after
     /// [`prepare_wait`](Self::prepare_wait).
     ///
     /// # Errors
-    /// [`Error::Os`] without descriptors.
+    /// [`Error::Os`] when the process is out of descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
         self.inner.with_wait(|wait| wait.object.fd())
     }
 
-    /// Makes progress once in the domains that report to this queue, and says whether the program
-    /// may block on the [descriptor](Self::wait_fd) (`fi_trywait(3)`).
+    /// Makes progress once in the domains that report to this queue, and returns whether the
+    /// program may block on the [descriptor](Self::wait_fd) (`fi_trywait(3)`).
     ///
     /// After [`TryWait::Block`] the next event makes the descriptor readable, and so does binding a
     /// further domain. In other respects as
     /// [`CompletionQueue::prepare_wait`](crate::CompletionQueue::prepare_wait).
     ///
     /// # Errors
-    /// [`Error::Os`] without descriptors, if the queue has none yet or watches another domain.
+    /// [`Error::Os`] when the process is out of descriptors; possible only at the first call, and
+    /// at the first call after another domain was bound.
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&mut self) -> Result<TryWait> {
         self.inner.prepare_wait().map(TryWait::from_may_block)
     }
 
-    /// Closes the queue (`fi_close`). Events in it are lost.
+    /// Closes the queue (`fi_close`). Events in the queue are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while it is bound to domains, endpoints or passive endpoints.
+    /// [`Error::Busy`] while the queue is bound to domains, endpoints or passive endpoints.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |eq| &eq.inner.node).map(drop)
     }
 
+    /// Returns the next event, or registers the waker and makes progress in the queue's domains.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         let budget = ready!(coop::poll_proceed(cx));
         let mut event = self.inner.state.pop_or_register(cx.waker());
@@ -155,21 +160,6 @@ impl EventQueue {
 }
 
 impl EventQueueInner {
-    /// Keeps the queue open for an object of this fabric, of class `by`.
-    pub(crate) fn dependency_for(&self, fabric: &Fabric, by: Class) -> Result<DependencyGuard> {
-        if !self
-            .node
-            .parent()
-            .is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node))
-        {
-            return Err(Error::WrongParent {
-                object: Class::EventQueue,
-                parent: Class::Fabric,
-            });
-        }
-        DependencyGuard::new(&self.node, by)
-    }
-
     /// Registers a domain as a source of events.
     pub(crate) fn attach_domain(&self, domain: &Arc<DomainInner>) {
         domain.core.register_eq(&self.state);
@@ -184,6 +174,7 @@ impl EventQueueInner {
         }
     }
 
+    /// Calls `act` with the descriptor, which the first call creates, under the lock.
     fn with_wait<T>(&self, act: impl FnOnce(&mut EqWait) -> T) -> Result<T> {
         let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wait) = &mut *wait {
@@ -194,7 +185,8 @@ impl EventQueueInner {
         Ok(act(wait.insert(EqWait { object, watched })))
     }
 
-    /// Returns whether the reader may block on the descriptor.
+    /// Makes progress once in each domain, and returns whether the reader may block on the
+    /// descriptor.
     fn prepare_wait(&self) -> Result<bool> {
         let domains = self.domains();
         let waker = self.with_wait(|wait| {
@@ -212,14 +204,15 @@ impl EventQueueInner {
         if !self.state.register_if_empty(&waker) {
             return Ok(false);
         }
-        // Every domain is prepared, also after one that has something to do. A pass that reports an
-        // event unregisters the waker, and the descriptor is readable then.
+        // Every domain is prepared, also when an earlier one must not block. A pass that reports an
+        // event wakes the registered waker: the descriptor is readable then.
         let may_block = domains.iter().fold(true, |may_block, domain| {
             domain.core.prepare_wait() & may_block
         });
         Ok(may_block && self.state.is_empty())
     }
 
+    /// Returns the open domains that report to this queue.
     fn domains(&self) -> Vec<Arc<DomainInner>> {
         let domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
         domains.iter().filter_map(Weak::upgrade).collect()

@@ -15,7 +15,7 @@ use crate::eq::EventQueue;
 
 /// A fabric (`fid_fabric`): domains that can reach each other, and the event queues they report to.
 ///
-/// Cheap to clone. Its children keep it open; [`Fabric::close`] fails while there are any.
+/// Cheap to clone. Children keep their fabric open; [`Fabric::close`] fails while there are any.
 #[derive(Clone)]
 #[doc(alias = "fid_fabric")]
 pub struct Fabric {
@@ -47,7 +47,7 @@ impl Fabric {
         })
     }
 
-    /// Opens a domain with default options. [`Fabric::domain_builder`] sets others.
+    /// Opens a domain with default options (`fi_domain`). [`Fabric::domain_builder`] sets others.
     ///
     /// # Errors
     /// As [`DomainBuilder::open`].
@@ -56,7 +56,7 @@ impl Fabric {
         self.domain_builder(info).open()
     }
 
-    /// Returns a builder for a domain with options, from `info`.
+    /// Returns a builder for a domain with options, from `info` (`fi_domain2`).
     #[doc(alias = "fi_domain2")]
     pub fn domain_builder<'a>(&'a self, info: &'a Info) -> DomainBuilder<'a> {
         DomainBuilder::new(self, info)
@@ -88,29 +88,26 @@ impl Fabric {
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) while domains, passive endpoints or event queues are
-    /// open; [`Error::Closed`](crate::Error::Closed) when it was closed before.
+    /// open; [`Error::Closed`](crate::Error::Closed) when the fabric was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |fabric| &fabric.inner.node).map(drop)
     }
 
-    /// Checks, as the first step of creating a domain or an endpoint, that the fabric is open, that
-    /// `info` is of this fabric and that the provider offers everything it asks for.
+    /// Checks that the fabric is open, that `info` is of this fabric and that the provider offers
+    /// everything that `info` asks for: the first step of creating a domain or an endpoint.
     pub(crate) fn check_info(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
         info::check_domain((self.inner.transport.name(), &self.inner.attr.name), info)?;
         let wanted = Hints::from(info);
-        let mut refusals = Vec::new();
+        let mut mismatches = Vec::new();
         for offer in self.inner.transport.offers() {
             match info::negotiate(&wanted, &offer) {
                 Ok(_) => return Ok(()),
-                Err(mismatch) => refusals.push(mismatch),
+                Err(mismatch) => mismatches.push(mismatch),
             }
         }
-        Err(NoMatch {
-            mismatches: refusals,
-        }
-        .into())
+        Err(NoMatch { mismatches }.into())
     }
 }
 

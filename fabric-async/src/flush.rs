@@ -9,7 +9,7 @@ use tokio::task::coop;
 
 use crate::domain::DomainCore;
 
-/// The engine's state of a pending flush, removed on drop.
+/// A pending flush. Dropping this removes its state from the engine.
 struct Flushing<'a> {
     domain: &'a DomainCore,
     key: OpKey,
@@ -21,8 +21,8 @@ impl Drop for Flushing<'_> {
     }
 }
 
-/// Waits until the kernel or the peer's ring has the data of everything posted on this endpoint, or
-/// on all endpoints of the domain.
+/// Waits until the kernel or the peer's ring has the data of everything that was posted on this
+/// endpoint; `None` stands for all endpoints of the domain.
 pub(crate) async fn flush(domain: &DomainCore, ep: Option<EpId>) -> Result<()> {
     let key = domain.core.flush(ep);
     let flushing = Flushing { domain, key };

@@ -2,12 +2,11 @@
 //!
 //! Tokio has no query for the I/O driver: registering a descriptor or a signal on a runtime that
 //! has no I/O driver panics. [`catch_missing_io_driver`] catches that panic and hides it from the
-//! program's panic hook. For this it wraps the hook in a filter, once in each process, before the
-//! first registration, and leaves the filter installed: it drops the panics of a thread that
-//! registers a descriptor and forwards all others. The hook is not exchanged for each registration,
-//! because a hook that the program sets at the same time could be lost. When the program replaces
-//! the hook later, its new hook sees the panic of a registration without I/O, and the caller gets
-//! the same error.
+//! program's panic hook. Before the first registration in a process, it wraps the hook in a filter,
+//! which stays installed. The filter drops the panics of a thread that registers a descriptor, and
+//! forwards all others to the hook. The hook is not exchanged for each registration, because a hook
+//! that the program sets at the same time could be lost. A hook that the program sets later
+//! replaces the filter, and sees the panic; the caller of the registration gets the same error.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -15,7 +14,8 @@ use std::sync::Once;
 use std::thread;
 
 thread_local! {
-    /// Set while this thread registers a descriptor: a panic then means "no I/O driver".
+    /// Whether this thread registers a descriptor: a panic then means that the runtime has no I/O
+    /// driver.
     static IS_REGISTERING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -36,6 +36,7 @@ pub(crate) fn catch_missing_io_driver<T>(register: impl FnOnce() -> T) -> Option
     registered
 }
 
+/// Wraps the panic hook of the process in the filter.
 fn install_filter() {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

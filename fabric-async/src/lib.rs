@@ -33,11 +33,11 @@
 //! | [`.start()?`](Request::start) | the returned [`Operation`], awaited later | [`Error::WouldBlock`] |
 //! | [`.post()?`](Request::post) | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
 //!
-//! Futures are inert until polled: `.await` posts with the first poll, `.start()` and `.post()`
-//! post at once. So operations are posted in the order of first polls: one `.await` after the
-//! other, `join!` in the order written, `select!` in random order. A branch of `select!` that `if`
-//! disables posts nothing. [`send(..).inject()`](Request::inject) copies borrowed bytes, without a
-//! completion.
+//! A future posts nothing until it is polled: `.await` posts with the first poll, `.start()` and
+//! `.post()` post at once. So operations are posted in the order of first polls: one `.await` after
+//! the other, `join!` in the order written, `select!` in random order. A branch of `select!` that
+//! `if` disables posts nothing. [`send(..).inject()`](Request::inject) copies borrowed bytes,
+//! without a completion.
 //!
 //! A request is not a future yet: `.await`, `select!` and `timeout` turn it into one, as does
 //! `.into_future()` where a future is required, as by `FuturesUnordered` or `std::pin::pin!`. That
@@ -63,13 +63,14 @@
 //!
 //! The handler counts forks, so that a forked child announces nothing to peers when it drops its
 //! copies of the parent's objects. Such a child has none of the threads and must not use those
-//! copies: see [fork](guide::errors#fork). It starts `fab-close` anew when it needs it, but not
-//! `fab-linger`: a child that closes `tcp` connections of its own first [flushes](Endpoint::flush).
+//! copies: see [fork](guide::errors#fork). The child starts its own `fab-close` when it needs the
+//! thread, but no `fab-linger`: a child that closes `tcp` connections of its own first
+//! [flushes](Endpoint::flush).
 //!
 //! The filter hides one panic, by which Tokio reports a runtime without I/O, and passes all others
 //! to the hook that was set before. A hook that the program sets later replaces the filter.
 //!
-//! Host names are resolved on Tokio's blocking threads. The one environment variable is
+//! Host names are resolved on Tokio's blocking threads. The crate reads one environment variable,
 //! `FABRIC_SOCKET_IO`: see [parameters](guide::defaults#environment).
 //!
 //! # The guide
@@ -109,6 +110,7 @@ mod discover;
 mod domain;
 mod driver;
 mod endpoint;
+mod endpoint_inner;
 mod eq;
 mod fabric;
 mod flush;
@@ -135,16 +137,16 @@ pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
 pub use endpoint::{
-    AnyEndpoint, BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder,
-    SharedRxContext, SharedRxContextBuilder,
+    BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder, SharedRxContext,
+    SharedRxContextBuilder,
 };
 pub use eq::EventQueue;
 pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv, Operation,
-    Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
+    AnyEndpoint, BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv,
+    Operation, Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};

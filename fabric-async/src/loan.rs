@@ -10,7 +10,7 @@ use tokio::task::coop;
 
 use crate::domain::DomainCore;
 
-/// A place in the queue for memory, given up on drop.
+/// A place in the domain's queue for memory of loans. Dropping this leaves the queue.
 struct LoanWait<'a> {
     domain: &'a DomainCore,
     key: OpKey,
@@ -22,13 +22,15 @@ impl Drop for LoanWait<'_> {
     }
 }
 
-/// Allocates memory for a loan; waits for it if there is none.
+/// Allocates memory for a loan of `len` bytes. While the domain's limit is reached or other tasks
+/// wait, waits behind them.
 pub(crate) async fn loan(domain: &DomainCore, len: usize) -> Result<Loan> {
     match domain.core.try_loan(len) {
         Err(Error::WouldBlock(_)) => {}
         result => return result,
     }
     let Some(key) = domain.core.enqueue_loan() else {
+        // The transport has no memory for loans, and so no queue.
         return domain.core.try_loan(len);
     };
     let wait = LoanWait { domain, key };

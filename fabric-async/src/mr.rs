@@ -1,4 +1,4 @@
-//! Memory regions: memory that peers access directly.
+//! Memory regions: memory that peers access directly, and its descriptions for peers.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,15 +20,14 @@ use crate::thread_model::{Shared, ThreadModel};
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
 /// without help of this process.
 ///
-/// Created by [`Domain::alloc`], or from an application buffer by [`Domain::alloc_from`]. Both lie
-/// in memory that peers map: the buffer's bytes are copied there, and come back with
-/// [`into_buf`](Self::into_buf). So over shared memory, peers reach the region even while this
-/// process makes no progress. To register a buffer in place, use a
-/// [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// Created by [`Domain::alloc`], or from an application buffer by [`Domain::alloc_from`], which
+/// copies the buffer's bytes into the region; [`into_buf`](Self::into_buf) copies them back. Over
+/// shared memory peers map the region, and access it even while this process makes no progress. To
+/// register a buffer in place, use a [`RegisteredBuffer`](crate::RegisteredBuffer).
 ///
-/// The bytes can change at any time, so they are copied in and out, never borrowed. For memory that
-/// several processes change at the same time, use [`atomic`](Self::atomic) here and
-/// [`Endpoint::atomic`](crate::Endpoint::atomic) there.
+/// The bytes can change at any time, so they are copied in and out, never borrowed. To change a
+/// value from several processes at the same time, use [`atomic`](Self::atomic) in the owner and
+/// [`Endpoint::atomic`](crate::Endpoint::atomic) in peers.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -49,6 +48,7 @@ pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
     /// Boxed to keep the handle small.
     remote: Box<RemoteRegion>,
     memory: Arc<dyn RegionMemory>,
+    /// The application buffer; `None` after `into_buf`, which has closed the region.
     buf: Option<B>,
     counters: RegionCounters,
     model: PhantomData<M>,
@@ -58,7 +58,7 @@ pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated;
 
-/// The description of a memory region that peers need for accessing it. Send it to them.
+/// The description of a memory region, which peers need to access the region: send it to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteRegion {
@@ -68,8 +68,8 @@ pub struct RemoteRegion {
     pub len: u64,
     /// The access rights granted.
     pub access: Access,
-    /// The remote address of the first byte: 0, or its virtual address where the owner's domain was
-    /// opened with [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR). [`at`](Self::at) and
+    /// The offset of the first byte: 0, or the virtual address of the byte if the owner's domain
+    /// was opened with [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR). [`at`](Self::at) and
     /// [`slice`](Self::slice) add it to their offsets.
     pub base: u64,
 }
@@ -79,7 +79,7 @@ pub struct RemoteRegion {
 pub struct RemoteAddr {
     /// The key of the region.
     pub key: u64,
-    /// Bytes from the start of the region, or the virtual address where the owner's domain uses
+    /// Bytes from the start of the region, or a virtual address if the owner's domain uses
     /// [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR).
     pub offset: u64,
 }
@@ -134,7 +134,7 @@ impl RemoteRegion {
     pub fn slice(&self, range: impl RangeBounds<u64>) -> RemoteSlice {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
-            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Excluded(previous) => previous.saturating_add(1),
             Bound::Unbounded => 0,
         };
         let end = match range.end_bound() {
@@ -150,8 +150,8 @@ impl RemoteRegion {
         }
     }
 
-    /// Returns the wire offset of a position. An overflowing one maps to the address before `base`,
-    /// which is outside of the region, so that the access fails.
+    /// Returns the offset on the wire of a position. If the sum overflows, returns the offset
+    /// before `base`, which is outside of the region, so that the access fails.
     fn rma_offset(&self, offset: u64) -> u64 {
         self.base
             .checked_add(offset)
@@ -186,10 +186,8 @@ impl RemoteRegion {
             ))
         })?;
         let u64_at = |at: usize| {
-            bytes[at..at + 8]
-                .iter()
-                .rev()
-                .fold(0, |value, byte| value << 8 | u64::from(*byte))
+            let little_endian = bytes[at..at + 8].iter().rev();
+            little_endian.fold(0, |value, byte| value << 8 | u64::from(*byte))
         };
         let access = Access::from_bits(u32::from(bytes[16]))
             .ok_or_else(|| invalid("unknown access bits"))?;
@@ -203,6 +201,7 @@ impl RemoteRegion {
 }
 
 impl<M: ThreadModel> MemoryRegion<Allocated, M> {
+    /// Allocates a region without an application buffer, under the requested key or a free one.
     pub(crate) fn alloc(
         domain: &Domain<M>,
         len: usize,
@@ -214,6 +213,7 @@ impl<M: ThreadModel> MemoryRegion<Allocated, M> {
 }
 
 impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
+    /// Allocates a region and copies the bytes of the buffer into it.
     pub(crate) fn alloc_from(
         domain: &Domain<M>,
         buf: B,
@@ -228,7 +228,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
     }
 
     /// Closes the region, as [`close`](Self::close) does, and returns its buffer with the bytes of
-    /// the region. A remote access in progress may be missing in the buffer.
+    /// the region. The buffer may lack the effect of an access in progress.
     ///
     /// # Errors
     /// As [`close`](Self::close).
@@ -236,14 +236,14 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
         let mut region = close_object(self, |region| &region.node)?;
         region.domain.core.close_region(region.remote.key);
         match region.buf.take() {
-            Some(buf) => Ok(fill(buf, &*region.memory)),
-            None => unreachable!("only this call takes the buffer"),
+            Some(buf) => Ok(fill_from_region(buf, &*region.memory)),
+            None => unreachable!("only into_buf takes the buffer"),
         }
     }
 }
 
-/// Returns the buffer, filled with the bytes of the memory, which has its length.
-fn fill<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
+/// Fills a buffer with the bytes of a region that has the buffer's length.
+fn fill_from_region<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
     let mut bytes = vec![0; memory.len()];
     memory.read(0, &mut bytes);
     let mut any = buf.into_any();
@@ -254,6 +254,7 @@ fn fill<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
 }
 
 impl<B, M: ThreadModel> MemoryRegion<B, M> {
+    /// Allocates and publishes a region, with the application buffer that it keeps.
     fn open(
         domain: &Domain<M>,
         len: usize,
@@ -292,12 +293,12 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         })
     }
 
-    /// Closes the region (`fi_close`), as dropping it does: the key is free again, and peers that
-    /// use it get [`Error::Key`]. [`into_buf`](Self::into_buf) also returns the buffer of a region
+    /// Closes the region (`fi_close`), as a drop does: the key is free again, and peers that use
+    /// the key get [`Error::Key`]. [`into_buf`](Self::into_buf) also returns the buffer of a region
     /// from [`Domain::alloc_from`].
     ///
     /// # Errors
-    /// None: no other object uses a region, and it has one handle.
+    /// None: no other object uses a region, and a region has one handle.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |region| &region.node).map(drop)
@@ -317,12 +318,12 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     }
 
     /// Counts remote accesses (`fi_mr_bind` with a counter): reads and fetching atomics
-    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before sending the key
-    /// to peers: accesses of peers that used the key before are not counted.
+    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind the counter before sending
+    /// the key to peers: accesses of peers that used the key before are not counted.
     ///
-    /// Peers send a record for each counted operation, and counting needs progress here; a region
-    /// with a counter has no [windows](crate::Endpoint::window). The counter stays open as long as
-    /// the region.
+    /// Peers send a record for each counted operation, and this process counts while it makes
+    /// progress. A region with a counter has no [windows](crate::Endpoint::window). The counter
+    /// stays open as long as the region.
     ///
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
@@ -386,8 +387,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     }
 
     /// Applies an atomic operation to the value at this byte offset, and returns the previous
-    /// value. Atomic operations of peers on the same value happen before or after it, never in
-    /// between.
+    /// value. It is atomic with respect to atomic operations of peers on the same value.
     ///
     /// # Errors
     /// As [`load`](Self::load); [`Error::NotSupported`] when the data type does not have the
@@ -424,7 +424,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     }
 }
 
-/// Executes an atomic operation on one value of a region.
+/// Executes an atomic operation on one value of a region, and returns the previous value. `offset`
+/// is in bytes.
 pub(crate) fn execute_atomic<T: AtomicType>(
     memory: &dyn RegionMemory,
     offset: usize,

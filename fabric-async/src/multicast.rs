@@ -7,21 +7,23 @@ use fabric_core::flags::Caps;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::av::ToAddress;
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint::Endpoint;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
 /// A multicast group that an endpoint has joined (`fid_mc`): the endpoint receives the messages
 /// sent to the group.
 ///
-/// Created by [`Endpoint::join_multicast`]. It does not keep the endpoint open. The endpoint leaves
-/// the group when this is dropped; an endpoint that joined a group several times leaves it with the
-/// last of them.
+/// Created by [`Endpoint::join_multicast`]. A `MulticastGroup` does not keep the endpoint open. The
+/// endpoint leaves the group when the `MulticastGroup` is dropped; an endpoint that joined a group
+/// several times leaves the group with the last one.
 #[doc(alias = "fid_mc")]
-#[must_use = "the endpoint leaves the group when this is dropped"]
+#[must_use = "the endpoint leaves the group when the `MulticastGroup` is dropped"]
 pub struct MulticastGroup {
     ep: Arc<EndpointInner>,
     address: Address,
     fi_addr: FiAddr,
+    /// The id of the join in the engine.
     group_id: u32,
 }
 
@@ -32,9 +34,9 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// The group is joined on the interface that has the endpoint's own address, and left when the
     /// [`MulticastGroup`] is dropped. The group gets an address handle in the address vector,
-    /// [`MulticastGroup::fi_addr`], which stays there. Sending to a group does not need a join:
-    /// [insert](crate::AddressVector::insert) its address. An endpoint that has joined a group
-    /// receives its own messages to it.
+    /// [`MulticastGroup::fi_addr`], which stays valid after the drop. Sending to a group does not
+    /// need a join: [insert](crate::AddressVector::insert) the group's address. An endpoint that
+    /// has joined a group receives its own messages to it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -71,17 +73,17 @@ impl<M: ThreadModel> Endpoint<M> {
         }
         if !caps.contains(Caps::RECV) {
             return Err(Error::NotSupported(
-                "receiving (the endpoint has no FI_RECV)",
+                "joining multicast groups (the endpoint has no FI_RECV)",
             ));
         }
         let address = self.inner.domain.address(group)?;
         let ep = self.inner.clone();
         let group_id = ep.domain.core.join_group(ep.id, &address)?;
         match self.address_vector().insert(&address) {
-            Ok(peer) => Ok(MulticastGroup {
+            Ok(fi_addr) => Ok(MulticastGroup {
                 ep,
                 address,
-                fi_addr: peer,
+                fi_addr,
                 group_id,
             }),
             Err(error) => {

@@ -1,8 +1,8 @@
 //! Operations of a [`Request`](crate::Request), and the traits that decide which modifiers each
 //! has.
 //!
-//! Those of atomic operations are in [`atomic`](crate::atomic). Name these types where a function
-//! takes or returns a request. The traits are sealed.
+//! [`RemoteAtomicOp`](crate::atomic::RemoteAtomicOp) is in module `atomic`. Name these types where
+//! a function takes or returns a request. The traits are sealed.
 //!
 //! ```
 //! use fabric_async::ops::SendOp;
@@ -14,7 +14,7 @@
 //! ```
 
 pub use crate::op::{
-    BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, InjectOp, MatchingOp,
-    MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, QueuedOp, ReadFrom, ReadOp, RecvOp,
-    SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp, WriteTo,
+    AwaitableOp, BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, InjectOp,
+    MatchingOp, MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, QueuedOp, ReadFrom, ReadOp,
+    RecvOp, SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp, WriteTo,
 };

@@ -1,4 +1,7 @@
 //! Passive endpoints and their connection requests.
+//!
+//! A [`PassiveEndpoint`] has an engine of its own, which accepts connections and queues their
+//! requests. A [`ConnectionRequest`] belongs to no domain until it is accepted in one.
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,7 +17,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::av::ToAddress;
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::{Domain, DomainInner, DomainOptions};
 use crate::endpoint::{
     BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, check_msg_type, set_once,
@@ -23,8 +26,8 @@ use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
 
-/// A passive endpoint (`fid_pep`): listens for connections. [`accept`](Self::accept) returns the
-/// connection requests one by one, and so does the stream.
+/// A passive endpoint (`fid_pep`): listens for connections. [`accept`](Self::accept) and the stream
+/// return the connection requests one by one.
 ///
 /// The providers `shm` and `tcp` have passive endpoints. Created by [`PassiveEndpoint::bind`], with
 /// its own fabric and domain, or by [`Fabric::passive_endpoint`]. A passive endpoint has a driver
@@ -50,8 +53,10 @@ pub struct PassiveEndpoint {
     /// The domain whose progress accepts connections. In the object tree this domain has the class
     /// of a passive endpoint.
     domain: Arc<DomainInner>,
-    /// The domain of endpoints from `ConnectionRequest::accept`.
+    /// The domain of endpoints from `ConnectionRequest::accept`; `None` if the passive endpoint is
+    /// from `Fabric::passive_endpoint`.
     accept_domain: Option<Domain>,
+    /// Keeps the bound event queue from being closed.
     _eq_guard: Option<DependencyGuard>,
 }
 
@@ -72,7 +77,7 @@ impl Fabric {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`]
-    /// when it asks for more than the provider offers; [`Error::Closed`].
+    /// when the info asks for more than the provider offers; [`Error::Closed`].
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_endpoint(&self, info: &Info) -> Result<PassiveEndpointBuilder> {
         self.check_info(info)?;
@@ -141,17 +146,16 @@ impl PassiveEndpointBuilder {
     }
 
     /// Reports requests to this event queue too (`fi_pep_bind`), as
-    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest). A task that waits there takes
-    /// the requests with [`PassiveEndpoint::try_accept`], in the same order.
+    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest). A task that reads the queue
+    /// takes the requests with [`PassiveEndpoint::try_accept`], in the same order.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongParent`] when the queue is
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        let guard = eq
-            .inner
-            .dependency_for(&self.fabric, Class::PassiveEndpoint)?;
+        let fabric = &self.fabric.inner;
+        let guard = dependency_on(&eq.inner.node, &fabric.node, Class::PassiveEndpoint)?;
         set_once("event queue", &mut self.eq, (eq.inner.clone(), guard))?;
         Ok(self)
     }
@@ -204,8 +208,8 @@ impl PassiveEndpoint {
     /// endpoints belong to that domain, each with a completion queue and an event queue of its own.
     /// [`ConnectedEndpoint::connect`] has an example.
     ///
-    /// For a host name, as in `tcp://localhost:0`, it listens at the first address of the host that
-    /// can be bound here; see [`resolve`](crate::resolve()).
+    /// For a host name, as in `tcp://localhost:0`, the passive endpoint listens at the first
+    /// address of the host that can be bound on this machine; see [`resolve`](crate::resolve()).
     ///
     /// # Errors
     /// [`Error::NoMatch`] for providers without connected endpoints; [`Error::BadAddress`],
@@ -221,7 +225,7 @@ impl PassiveEndpoint {
     /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept) establishes the connection.
     ///
     /// # Errors
-    /// [`Error::Closed`] when it has stopped listening.
+    /// [`Error::Closed`] when the passive endpoint has stopped listening.
     ///
     /// # Cancel safety
     /// Safe: no request is lost.
@@ -232,8 +236,8 @@ impl PassiveEndpoint {
 
     /// Makes progress once and returns the next connection request if there is one.
     pub fn try_accept(&mut self) -> Option<ConnectionRequest> {
-        let request = self.domain.core.try_connreq(self.id)?;
-        Some(self.connection_request(request))
+        let connreq = self.domain.core.try_connreq(self.id)?;
+        Some(self.connection_request(connreq))
     }
 
     /// Returns the address that this passive endpoint listens at (`fi_getname`).
@@ -256,35 +260,38 @@ impl PassiveEndpoint {
         self.domain.node.id()
     }
 
-    /// Closes it (`fi_close`), as dropping it does: queued requests are rejected.
+    /// Closes the passive endpoint (`fi_close`), as a drop does: queued requests are rejected.
     ///
     /// # Errors
-    /// None: no other object uses a passive endpoint, and it has one handle.
+    /// None: no other object uses a passive endpoint, and a passive endpoint has one handle.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |pep| &pep.domain.node).map(drop)
     }
 
-    fn connection_request(&self, request: ConnReq) -> ConnectionRequest {
+    /// Wraps a request that the transport has received.
+    fn connection_request(&self, connreq: ConnReq) -> ConnectionRequest {
         let (info, accept_domain) = (self.info.clone(), self.accept_domain.clone());
         ConnectionRequest {
-            connreq: request,
+            connreq,
             peer_supports_tags: false,
             info,
             accept_domain,
         }
     }
 
+    /// Returns the next request; `None` when the passive endpoint has stopped listening.
     fn poll_connreq(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
         let budget = ready!(coop::poll_proceed(cx));
-        let request = ready!(self.domain.core.poll_connreq(self.id, cx));
+        let connreq = ready!(self.domain.core.poll_connreq(self.id, cx));
         budget.made_progress();
-        Poll::Ready(request.map(|request| self.connection_request(request)))
+        Poll::Ready(connreq.map(|connreq| self.connection_request(connreq)))
     }
 }
 
 impl BindOptions {
-    /// Listens at this address, as [`PassiveEndpoint::bind`].
+    /// Listens at this address and returns a passive endpoint with its own fabric and domain, as
+    /// [`PassiveEndpoint::bind`].
     ///
     /// # Errors
     /// As [`PassiveEndpoint::bind`].
@@ -294,6 +301,7 @@ impl BindOptions {
         resolve::try_addresses(found, |at| std::future::ready(self.listen_at(&at))).await
     }
 
+    /// Listens at one address. Accepted endpoints belong to a new domain.
     fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {
         let domain = self.open_msg_domain(at.scheme())?;
         let DomainOptions {
@@ -349,8 +357,11 @@ impl fmt::Debug for PassiveEndpoint {
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
     connreq: ConnReq,
+    /// Whether the application asserts that the client supports tagged messages.
     peer_supports_tags: bool,
+    /// The info of the passive endpoint.
     info: Arc<Info>,
+    /// The domain of the endpoint from `accept`.
     accept_domain: Option<Domain>,
 }
 
@@ -375,8 +386,8 @@ impl ConnectionRequest {
         self
     }
 
-    /// Returns the info to open an endpoint from for accepting the request: that of the passive
-    /// endpoint.
+    /// Returns the info of the passive endpoint. Open the endpoint that accepts the request from
+    /// this info.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info

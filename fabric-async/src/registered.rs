@@ -25,12 +25,13 @@ use crate::thread_model::{Shared, ThreadModel};
 /// [`into_buf`](Self::into_buf). In return, this process executes the accesses of peers whenever it
 /// makes progress. Under manual progress a task must be waiting for something of this domain (a
 /// receive, a queue), or the peers wait; under [automatic](crate::Progress::Auto) progress no task
-/// is needed. For [`MemoryRegion`](crate::MemoryRegion)s both are the other way round.
+/// is needed. A [`MemoryRegion`](crate::MemoryRegion) is the alternative: its bytes are copied, and
+/// over `shm` peers access it while this process makes no progress.
 ///
 /// This process checks the key, rights and range of every access. The accesses of all peers, atomic
 /// or not, are executed one after the other, each (or each 64 KiB of a longer one) as a whole.
 /// Between accesses the owner gets the bytes with [`lock`](Self::lock). Peers cannot create a
-/// [window](crate::Endpoint::window) of it.
+/// [window](crate::Endpoint::window) of a registered buffer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -57,6 +58,7 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
     /// Boxed to keep the handle small.
     remote: Box<RemoteRegion>,
     memory: Arc<RegisteredMemory>,
+    /// Whether the key is valid.
     is_open: bool,
     counters: RegionCounters,
     marker: PhantomData<(fn() -> B, M)>,
@@ -64,8 +66,8 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
 
 /// Exclusive access of the owner to the bytes of a registered buffer.
 ///
-/// While it exists, accesses of peers wait, and so does everything those peers send after them on
-/// the same connection. Hold it briefly.
+/// While the guard exists, accesses of peers wait, and so does everything those peers send after
+/// the accesses on the same connection. Hold the guard briefly.
 pub struct RegisteredGuard<'a> {
     memory: &'a RegisteredMemory,
     domain: &'a DomainInner,
@@ -74,6 +76,7 @@ pub struct RegisteredGuard<'a> {
 }
 
 impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
+    /// Registers the buffer under the requested key or a free one. A failure returns the buffer.
     pub(crate) fn register(
         domain: &Domain<M>,
         buf: B,
@@ -119,8 +122,10 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         }
     }
 
-    /// Locks the buffer for the owner to read and write. Waits for an access of a peer in progress,
-    /// for at most 64 KiB of it.
+    /// Locks the buffer for the owner to read and write. Blocks while an access of a peer is
+    /// executed, of which at most 64 KiB are executed at once.
+    ///
+    /// After a guard was leaked (`mem::forget`), later guards are empty.
     pub fn lock(&mut self) -> RegisteredGuard<'_> {
         let buf = self.memory.take().unwrap_or_default();
         RegisteredGuard {
@@ -134,7 +139,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// Closes the registration, as [`close`](Self::close) does, and returns the buffer.
     ///
     /// # Errors
-    /// [`Error::Closed`] when a [guard](Self::lock) was leaked, which has the buffer.
+    /// [`Error::Closed`] when a [guard](Self::lock) was leaked: the guard has the buffer.
     pub fn into_buf(self) -> Result<B, CloseError<Self>> {
         let mut registered = close_object(self, |registered| &registered.node)?;
         registered.revoke();
@@ -148,6 +153,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     }
 }
 
+/// Returns the buffer as the type with which it was registered.
 fn downcast_buf<B: IoBufMut>(any: AnyBuf) -> B {
     B::from_any(any)
         .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
@@ -155,8 +161,8 @@ fn downcast_buf<B: IoBufMut>(any: AnyBuf) -> B {
 
 impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// Counts remote accesses (`fi_mr_bind` with a counter): reads and fetching atomics
-    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before sending the key
-    /// to peers: accesses of peers that used the key before are not counted.
+    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind the counter before sending
+    /// the key to peers: accesses of peers that used the key before are not counted.
     ///
     /// Peers send one more record for each counted operation. The counter stays open as long as the
     /// registration.
@@ -172,12 +178,12 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
             .bind(&self.domain, self.remote.key, &counter.inner, what)
     }
 
-    /// Closes the registration (`fi_close`), as dropping it does: the key is free again, peers that
-    /// use it get [`Error::Key`], and their accesses in progress have no further effect. The buffer
-    /// is dropped; [`into_buf`](Self::into_buf) returns it.
+    /// Closes the registration (`fi_close`), as a drop does: the key is free again, peers that use
+    /// the key get [`Error::Key`], and their accesses in progress have no further effect. The
+    /// buffer is dropped; [`into_buf`](Self::into_buf) returns it.
     ///
     /// # Errors
-    /// None: no other object uses a registration, and it has one handle.
+    /// None: no other object uses a registration, and a registration has one handle.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |registered| &registered.node).map(drop)
@@ -238,8 +244,7 @@ impl DerefMut for RegisteredGuard<'_> {
 
 impl Drop for RegisteredGuard<'_> {
     fn drop(&mut self) {
-        // An earlier guard that was leaked (`mem::forget`) has kept the buffer; there is nothing to
-        // return.
+        // The buffer is `AnyBuf::None` if an earlier guard was leaked (`mem::forget`).
         if !matches!(self.buf, AnyBuf::None) {
             self.memory.put_back(std::mem::take(&mut self.buf));
         }

@@ -41,8 +41,8 @@ pub async fn resolve(of: impl ToAddress) -> Result<Vec<Address>> {
     resolve_filtered(&of, Scheme::Tcp, |_| true).await
 }
 
-/// Resolves text whose scheme is `expected` where it leaves that open, to the addresses of a host
-/// that `is_useful` accepts.
+/// Resolves an address or a host name to at least one address. `expected` is the scheme of text
+/// that names none. Of the addresses of a host, returns those that `is_useful` accepts.
 pub(crate) async fn resolve_filtered(
     of: &impl ToAddress,
     expected: Scheme,
@@ -51,7 +51,8 @@ pub(crate) async fn resolve_filtered(
     AddressOrHost::parse(of, expected)?.resolve(is_useful).await
 }
 
-/// The target of a bind or connect: an address, or a host with several.
+/// The target of a bind or connect: an address, or the name of a host, which may have several
+/// addresses.
 #[derive(Clone, Debug)]
 pub(crate) enum AddressOrHost {
     Address(Address),
@@ -59,6 +60,7 @@ pub(crate) enum AddressOrHost {
 }
 
 impl AddressOrHost {
+    /// Parses an address or a host name. `expected` is the scheme of text that names none.
     pub(crate) fn parse(text: &impl ToAddress, expected: Scheme) -> Result<Self> {
         Ok(match text.to_host_for(expected) {
             Some(host) => Self::Host(host),
@@ -110,6 +112,7 @@ pub(crate) async fn try_addresses<T, F: Future<Output = Result<T>>>(
     Err(last_error.expect("resolution returns at least one address"))
 }
 
+/// Looks up a host name, and returns the addresses that `is_useful` accepts, each once.
 async fn resolve_host(
     name: &HostName,
     is_useful: impl Fn(SocketAddr) -> bool,

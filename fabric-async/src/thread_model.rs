@@ -1,11 +1,11 @@
-//! Thread models: how the application promises to use handles, as a type parameter of every handle.
+//! Thread models: from which threads the application uses handles, as a type parameter of handles.
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// A promise of how threads use the objects of a domain (`enum fi_threading`). Every handle has one
-/// as a marker type.
+/// The promise of the application from which threads it uses the objects of a domain (`enum
+/// fi_threading`): a type parameter of handles.
 ///
 /// [`Shared`] is the only thread model: every handle is `Send + Sync` and can be used from any
 /// thread.

@@ -7,11 +7,11 @@
 #[must_use = "a program that blocks without `TryWait::Block` may sleep for ever"]
 #[doc(alias = "fi_trywait")]
 pub enum TryWait {
-    /// The program may block: nothing is ready, and whatever becomes ready later makes the
-    /// descriptor readable (`FI_SUCCESS`).
+    /// The program may block (`FI_SUCCESS`): nothing is ready, and the descriptor becomes readable
+    /// when something is.
     Block,
-    /// The program must not block: something is ready or progress is due. Read the object, then ask
-    /// again (`-FI_EAGAIN`).
+    /// The program must not block (`-FI_EAGAIN`): something is ready or progress is due. Read the
+    /// object, then call `prepare_wait` again.
     Poll,
 }
 

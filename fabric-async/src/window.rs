@@ -13,22 +13,22 @@ use crate::mr::execute_atomic;
 /// A mapped region of a peer (`ucp_rkey_ptr`, `shmem_ptr`), from
 /// [`Endpoint::window`](crate::Endpoint::window).
 ///
-/// Each access is a plain call, and has taken effect when the call returns. Nothing is posted,
-/// completed or counted.
+/// Each access is a function call, and has taken effect when the call returns. No operation is
+/// posted, and counters do not count the access.
 ///
-/// Every access checks the rights, the range, and that the owner still shares the region. An access
-/// behaves like an operation: the owner's [`load`](crate::MemoryRegion::load) and
+/// Every access checks the rights, the range, and that the region is open. An access is ordered
+/// like an operation: the owner's [`load`](crate::MemoryRegion::load) and
 /// [`atomic`](crate::MemoryRegion::atomic), operations of peers and other windows all see the same
 /// memory. A receiver of a message sees everything that was written through a window before the
 /// message was sent.
 ///
-/// A window can be cloned and used on other threads, without a lock. It does not keep an endpoint
-/// open. The region becomes unreachable
+/// A window can be cloned and used on other threads, without a lock. A window does not keep an
+/// endpoint open. Accesses fail
 ///
 /// * when the owner has closed the region: [`Error::Key`];
 /// * when the owner's endpoint has closed, or its process has died: [`Error::PeerGone`], with its
-///   address, as from operations. Progress on this side detects that: a thread that only uses a
-///   window and polls nothing else does not learn that the peer has died;
+///   address, as from operations. Progress of this process's domain detects the death: a thread
+///   that only uses a window and polls nothing else does not learn that the peer has died;
 /// * when the endpoint that created the window is closed: [`Error::Closed`].
 ///
 /// ```
@@ -59,6 +59,7 @@ pub struct RemoteWindow {
 }
 
 impl RemoteWindow {
+    /// Wraps a region that the transport has mapped.
     pub(crate) fn new(key: u64, region: DirectRegion) -> Self {
         Self {
             key,
@@ -181,21 +182,23 @@ impl RemoteWindow {
         )
     }
 
+    /// Returns why the region is unreachable.
     #[cold]
-    fn closed(&self) -> Error {
+    fn closed_error(&self) -> Error {
         self.memory.disconnect_error().unwrap_or(Error::Key {
             key: self.key,
             why: "was revoked by its owner",
         })
     }
 
+    /// Checks the rights for an access, and that the region is reachable.
     #[inline]
     fn check(&self, wanted: Access) -> Result<()> {
         check_access(self.key, self.access, wanted)?;
         if self.memory.is_open() {
             return Ok(());
         }
-        Err(self.closed())
+        Err(self.closed_error())
     }
 }
 

@@ -12,18 +12,18 @@ use crate::thread_model::ThreadModel;
 
 /// # Batches
 ///
-/// A batch pays once for the costs of each single post: the lock of the domain, the fence and the
-/// check whether the peer sleeps, the doorbell if it does. So there is no `FI_MORE` flag: all
-/// requests of a batch but the last are posted with `FI_MORE`, and the batch ends with the call.
-/// Nothing is held back when the call returns, neither after an error nor when the iterator panics
-/// (requests taken from it and not posted are dropped then).
+/// A batch is posted in order, in chunks of up to 32 requests or about 64 KiB. A chunk locks the
+/// domain once, checks once whether a peer sleeps, and rings its doorbell at most once; a single
+/// post does so for each request. Between chunks the domain is unlocked. The iterator never runs
+/// under the lock.
 ///
-/// A batch is posted in order, in chunks of 32 requests or 64 KiB. Other users of the domain run
-/// between chunks. So does the iterator, which never runs under a lock.
+/// There is no `FI_MORE` flag: all requests of a batch but the last are posted with `FI_MORE`, and
+/// the batch ends with the call, also after an error or a panic of the iterator. A panic drops the
+/// requests that were taken from the iterator and not posted.
 impl<M: ThreadModel> Endpoint<M> {
     /// Sends copies of borrowed bytes, each as a message, as [`inject`](Request::inject) does
-    /// (`fi_inject` with `FI_MORE`). Returns the number of accepted messages, and an error if it
-    /// stopped before the end: the message at that index was refused.
+    /// (`fi_inject` with `FI_MORE`). Returns the number of accepted messages, and an error if the
+    /// batch stopped before its end: the message at that index was refused.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -79,8 +79,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Posts requests together: sends or writes, to any peers, or receives. Their completions go to
-    /// the endpoint's queue of that direction, as with [`Request::post`]. Returns how many there
-    /// were.
+    /// the endpoint's queue of that direction, as with [`Request::post`]. Returns their number.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -95,14 +94,14 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Errors
     /// With the requests that were not posted: as [`Request::post`], and
-    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint. Of those before
-    /// it nothing is taken back. [`Error::PeerGone`](crate::Error::PeerGone) when a peer closed
-    /// meanwhile.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint. The requests
+    /// before the refused one stay posted. [`Error::PeerGone`](crate::Error::PeerGone) when a peer
+    /// closed meanwhile.
     #[doc(alias = "FI_MORE")]
     pub fn post_all<'a, O: BatchOp<B>, B: IoBuf>(
         &'a self,
         requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
     ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
-        op::post_all(self, requests)
+        op::post_all(&self.inner, requests)
     }
 }

@@ -20,7 +20,13 @@ const DEFAULT_CQ_CAPACITY: usize = 1024;
 /// Capacity of the event queue, in events.
 const DEFAULT_EQ_CAPACITY: usize = 256;
 
-/// Options of [`Endpoint::bind`].
+/// Options for opening an endpoint in one call, from [`Endpoint::options`].
+///
+/// | call | opens |
+/// |---|---|
+/// | [`bind`](Self::bind) | an [`Endpoint`] |
+/// | [`listen`](Self::listen) | a [`PassiveEndpoint`](crate::PassiveEndpoint) |
+/// | [`connect`](Self::connect) | a [`ConnectedEndpoint`](crate::ConnectedEndpoint) |
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -38,11 +44,11 @@ pub struct BindOptions {
 }
 
 impl Endpoint {
-    /// Opens an endpoint at this address, or at a free one if the name is empty, with its own
+    /// Opens an endpoint at this address, or at a free address if the name is empty, with its own
     /// fabric, domain, completion queue, event queue and auto-insert address vector.
     ///
-    /// This is short for: discover the provider of the scheme with untagged and tagged messages,
-    /// and with one-sided and atomic operations if it offers them (or with
+    /// The call does these steps: discover the provider of the scheme with untagged and tagged
+    /// messages, and with one-sided and atomic operations if it offers them (or with
     /// [datagrams](crate::guide::udp) if it offers only these); open its fabric and domain; open
     /// the queues and the vector; bind; enable. [`Endpoint::domain`],
     /// [`Endpoint::take_completions`], [`Endpoint::take_events`] and [`Endpoint::address_vector`]
@@ -80,7 +86,8 @@ impl Endpoint {
         Self::options().bind(at).await
     }
 
-    /// Returns options to bind with.
+    /// Returns options for opening an endpoint, a passive endpoint or a connected endpoint in one
+    /// call.
     pub fn options() -> BindOptions {
         BindOptions {
             progress: Progress::Manual,
@@ -110,7 +117,7 @@ impl BindOptions {
         self
     }
 
-    /// Sets how many bytes of memory for loans the domain has at most, as
+    /// Sets the largest size in bytes of the domain's memory for loans, as
     /// [`DomainBuilder::loan_limit`](crate::DomainBuilder::loan_limit).
     pub fn loan_limit(mut self, bytes: usize) -> Self {
         self.options.loan_limit = Some(bytes);
@@ -172,6 +179,7 @@ impl BindOptions {
         resolve::try_addresses(found, |at| std::future::ready(self.bind_at(&at))).await
     }
 
+    /// Opens an endpoint at one address.
     fn bind_at(&self, at: &Address) -> Result<Endpoint> {
         let mut hints = Hints::new()
             .provider(at.scheme().provider())
@@ -179,12 +187,12 @@ impl BindOptions {
         if let Some(protocol) = self.protocol {
             hints = hints.protocol(protocol);
         }
-        let reliable = |caps| discover(&hints.clone().ep_type(EpType::Rdm).caps(caps));
+        let discover_rdm = |caps| discover(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
-        // All capabilities that the provider offers.
-        let info = reliable(messages | Caps::RMA | Caps::ATOMIC)
-            .or_else(|_| reliable(messages))
+        // The first of these sets of capabilities that the provider offers.
+        let info = discover_rdm(messages | Caps::RMA | Caps::ATOMIC)
+            .or_else(|_| discover_rdm(messages))
             .or_else(|refused| {
                 discover(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
             })?
@@ -215,6 +223,7 @@ impl BindOptions {
         self.open_domain(&discover(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 
+    /// Opens a fabric and a domain with these options.
     fn open_domain(&self, info: &Info) -> Result<Domain> {
         Fabric::open(info)?
             .domain_builder(info)
@@ -223,6 +232,7 @@ impl BindOptions {
     }
 }
 
+/// Opens a completion queue and an event queue with the default capacities.
 fn open_queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
     Ok((
         domain.completion_queue(DEFAULT_CQ_CAPACITY)?,

@@ -12,11 +12,13 @@ use fabric_core::{Address, Error, Result};
 use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
 
 use super::shared_rx::check_shared_rx_info;
-use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, OwnedQueues, SharedRxContext};
+use super::{Dependencies, Endpoint, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
+use crate::close::dependency_on;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
+use crate::endpoint_inner::EndpointInner;
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -42,10 +44,11 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     pub(super) address: Option<Address>,
     context: u64,
     av: Option<Arc<AvInner>>,
+    /// The open shared receive context.
     shared_rx: Option<Arc<OpenEndpoint>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
-    /// Directions whose successful operations are reported only on request.
+    /// The directions that are bound for selective completion.
     selective: CqBind,
     counters: CounterBindings,
     eq: Option<Arc<EventQueueInner>>,
@@ -135,8 +138,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Binds a shared receive context, which replaces the endpoint's own one: receives are posted
-    /// there.
+    /// Binds a shared receive context (`fi_ep_bind`): receives for this endpoint are posted to the
+    /// context.
     ///
     /// The info must have `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::info::SHARED_CONTEXT) (see
     /// [`Hints::ep_rx_ctx_cnt`](crate::Hints::ep_rx_ctx_cnt)) and the endpoint type of the context.
@@ -155,9 +158,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         check_shared_rx_info(&self.info)?;
         let (ep_type, shared_type) = (self.info.ep.ep_type, shared.info().ep.ep_type);
         if ep_type != shared_type {
-            let why = format!(
-                "it is for endpoints of type {shared_type:?}, this endpoint has type {ep_type:?}"
-            );
+            let why =
+                format!("the context is for ep_type {shared_type:?}, the endpoint has {ep_type:?}");
             return Err(Error::Invalid {
                 what: "shared receive context",
                 why,
@@ -228,10 +230,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        self.dependencies.push(
-            eq.inner
-                .dependency_for(&self.domain.inner.fabric, Class::Endpoint)?,
-        );
+        let fabric = &self.domain.inner.fabric.inner;
+        let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Endpoint)?;
+        self.dependencies.push(guard);
         set_once("event queue", &mut self.eq, eq.inner.clone())?;
         eq.inner.attach_domain(&self.domain.inner);
         Ok(self)
@@ -279,6 +280,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         self.into_endpoint(node, opened?, av, None)
     }
 
+    /// Sets the queues that the application takes from the endpoint.
     pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
         self.owned_queues = owned_queues;
         self
@@ -311,8 +313,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok((node, bound))
     }
 
-    /// Creates the handle of an endpoint that the engine has opened. `peer_caps` has what a
-    /// connected peer executes among tagged messages and atomics.
+    /// Creates the handle of an endpoint that the engine has opened, with this id and name.
+    /// `peer_caps` has `TAGGED` and `ATOMIC` if the peer of a connected endpoint supports them;
+    /// `None` for an endpoint that is not connected.
     pub(super) fn into_endpoint(
         self,
         node: Arc<ObjectNode>,
@@ -321,8 +324,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         peer_caps: Option<Caps>,
     ) -> Result<Endpoint<M>> {
         let fast_path = self.domain.inner.core.fast_path(id);
-        let unsupported = peer_caps.map_or(Caps::empty(), |executed| {
-            (Caps::TAGGED | Caps::ATOMIC) - executed
+        let unsupported = peer_caps.map_or(Caps::empty(), |supported| {
+            (Caps::TAGGED | Caps::ATOMIC) - supported
         });
         let inner = EndpointInner {
             node,
@@ -348,41 +351,27 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let dependencies = Dependencies {
             domain: self.domain.inner,
             av,
-            shared: self.shared_rx,
+            shared_rx: self.shared_rx,
             guards: self.dependencies,
             owned_queues: self.owned_queues,
         };
-        // The endpoint is dropped, and closed with that, if the domain was closed in the meantime.
+        // If the domain was closed meanwhile, the drop of `ep` closes the endpoint.
         let ep = Endpoint::opened(inner, dependencies);
         attached.map(|()| ep)
     }
 
+    /// Keeps a bound object of this domain open until the endpoint is closed.
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
-        self.dependencies
-            .push(dependency_on(&self.domain, node, Class::Endpoint)?);
+        self.dependencies.push(dependency_on(
+            node,
+            &self.domain.inner.node,
+            Class::Endpoint,
+        )?);
         Ok(())
     }
 }
 
-/// Keeps an object of this domain open for one of class `by`.
-pub(super) fn dependency_on<M: ThreadModel>(
-    domain: &Domain<M>,
-    node: &Arc<ObjectNode>,
-    by: Class,
-) -> Result<DependencyGuard> {
-    if !node
-        .parent()
-        .is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node))
-    {
-        return Err(Error::WrongParent {
-            object: node.class(),
-            parent: Class::Domain,
-        });
-    }
-    DependencyGuard::new(node, by)
-}
-
-/// Checks a transmit or receive size.
+/// Checks a transmit or receive size in operations. `what` names the size.
 pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     if (1..=MAX_QUEUE_SIZE).contains(&size) {
         return Ok(());
@@ -418,6 +407,7 @@ pub(super) fn check_av_allowed(info: &Info) -> Result<()> {
     Ok(())
 }
 
+/// Sets a binding that can be set once. `what` names the bound object.
 pub(crate) fn set_once<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
     if slot.is_some() {
         return Err(Error::Invalid {

@@ -22,8 +22,9 @@ use crate::thread_model::{Shared, ThreadModel};
 /// Default connect timeout.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection attempt (`fi_connect`), which starts when it is first polled. Before that nothing
-/// is opened, resolved or sent, and dropping it has no effect.
+/// A connection attempt (`fi_connect`), to be awaited: resolves to a [`ConnectedEndpoint`]. The
+/// attempt starts with the first poll. Before, nothing is opened, resolved or sent, and a drop has
+/// no effect.
 ///
 /// # Errors
 /// * [`Error::NoSuchPeer`] when nothing listens at the address;
@@ -45,9 +46,10 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Dropping the future cancels the attempt and closes the endpoint. The peer may see a connection
 /// that ends at once.
 #[doc(alias = "fi_connect")]
-#[must_use = "nothing happens before it is awaited"]
+#[must_use = "a connection attempt starts when it is awaited"]
 pub struct Connect<M: ThreadModel = Shared> {
     open_builder: OpenBuilder<M>,
+    /// The passive endpoint to connect to, or the error of its text.
     target: Result<AddressOrHost>,
     private_data: Vec<u8>,
     peer_supports_tags: bool,
@@ -97,6 +99,7 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
+        // The states of resolution and attempts are those of async functions: the future is boxed.
         Box::pin(async move {
             let to = self.target?;
             let builder = (self.open_builder)(to.scheme())?;
@@ -120,7 +123,7 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
     }
 }
 
-/// An endpoint whose connection is not established yet.
+/// An endpoint whose connection the application has not got yet. A drop closes the endpoint.
 struct UnconnectedEndpoint {
     node: Arc<ObjectNode>,
     av: Arc<AvInner>,
@@ -128,10 +131,11 @@ struct UnconnectedEndpoint {
     close_guard: CloseOnDrop,
 }
 
-/// Closes the endpoint when the attempt fails or is dropped.
+/// Closes the endpoint of an attempt that fails or is dropped.
 struct CloseOnDrop {
     domain: Arc<DomainInner>,
     id: EpId,
+    /// Whether an [`Endpoint`] closes the endpoint instead.
     disarmed: bool,
 }
 
@@ -144,17 +148,19 @@ impl Drop for CloseOnDrop {
 }
 
 impl UnconnectedEndpoint {
+    /// Creates the handle of an established connection. `peer` is the address of the peer, `data`
+    /// its private data.
     fn into_endpoint<M: ThreadModel>(
         mut self,
         builder: EndpointBuilder<M>,
         connected: Connected,
-        name: Address,
+        peer: Address,
         data: Vec<u8>,
     ) -> Result<ConnectedEndpoint<M>> {
         self.close_guard.disarmed = true;
         let opened = (self.close_guard.id, connected.name);
         let ep = builder.into_endpoint(self.node, opened, self.av, Some(connected.peer_caps))?;
-        Ok(ConnectedEndpoint::new(ep, self.fi_addr, name, data))
+        Ok(ConnectedEndpoint::new(ep, self.fi_addr, peer, data))
     }
 }
 
@@ -196,7 +202,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Connect`], when it is awaited.
+    /// Those of [`Connect`], when the returned attempt is awaited.
     #[doc(alias = "fi_connect")]
     pub fn connect(self, to: impl ToAddress) -> Connect<M> {
         let to = AddressOrHost::parse(&to, self.domain.inner.scheme());
@@ -232,7 +238,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         attempt.into_endpoint(self, connected, request.peer, request.data)
     }
 
-    /// Sends a connection request to this address and waits for the answer.
+    /// Sends a connection request to this address and waits for the answer. `options` has the
+    /// private data and whether the application asserts that the peer supports tags.
     async fn try_connect(
         &self,
         to: &Address,
@@ -320,8 +327,8 @@ impl ConnectedEndpoint {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] for
-    /// providers without connected endpoints.
+    /// Those of [`Connect`] and of [`Endpoint::bind`], when the returned attempt is awaited;
+    /// [`Error::NoMatch`] for providers without connected endpoints.
     #[doc(alias = "fi_connect")]
     pub fn connect(to: impl ToAddress) -> Connect {
         Endpoint::options().connect(to)
@@ -329,7 +336,8 @@ impl ConnectedEndpoint {
 }
 
 impl BindOptions {
-    /// Connects to the passive endpoint at this address, as [`ConnectedEndpoint::connect`].
+    /// Connects to the passive endpoint at this address and resolves to a [`ConnectedEndpoint`], as
+    /// [`ConnectedEndpoint::connect`].
     ///
     /// # Errors
     /// As [`ConnectedEndpoint::connect`].

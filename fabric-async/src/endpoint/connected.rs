@@ -14,11 +14,12 @@ use super::Endpoint;
 use crate::close::CloseError;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
+use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
 use crate::mr::{RemoteAddr, RemoteRegion};
 use crate::op::{
-    BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp, RecvOp,
-    RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo,
+    AnyEndpoint, BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp,
+    RecvOp, RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo, sealed,
 };
 use crate::thread_model::{Shared, ThreadModel};
 use crate::window::RemoteWindow;
@@ -30,9 +31,9 @@ use crate::window::RemoteWindow;
 /// queues, or by [`EndpointBuilder::connect`] and [`EndpointBuilder::accept`]. Cheap to clone; it
 /// closes with its last clone, or with [`close`](Self::close) for all of them.
 ///
-/// The calls are those of an [`Endpoint`], without the peer and without an address vector. The
-/// requests are the same types. A message has no [source](crate::Done::source): it is from the
-/// [peer](Self::peer).
+/// The calls are those of an [`Endpoint`], without the peer as argument and without an address
+/// vector. The requests have the same types. A message has no [source](crate::Done::source): every
+/// message is from the [peer](Self::peer).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -59,13 +60,15 @@ use crate::window::RemoteWindow;
 #[doc(alias = "fid_ep")]
 #[doc(alias = "FI_EP_MSG")]
 pub struct ConnectedEndpoint<M: ThreadModel = Shared> {
-    /// Its address vector has only the peer.
+    /// An endpoint whose address vector has only the peer.
     ep: Endpoint<M>,
+    /// The address handle of the peer.
     peer: FiAddr,
     peer_info: Arc<PeerInfo>,
 }
 
-/// What is known of the peer since the connection was established.
+/// The address of the peer, and the private data that the peer sent when the connection was
+/// established.
 struct PeerInfo {
     address: Address,
     private_data: Vec<u8>,
@@ -118,13 +121,14 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.stats()
     }
 
-    /// Returns the attributes it was opened with.
+    /// Returns the attributes that the endpoint was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         self.ep.info()
     }
 
-    /// Returns the id that its events carry.
+    /// Returns the id by which events name this endpoint
+    /// ([`Event::endpoint_id`](crate::Event::endpoint_id)).
     #[must_use]
     pub fn id(&self) -> u64 {
         self.ep.id()
@@ -165,9 +169,9 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// seconds. Pending sends and receives end with [`Error::Canceled`](crate::Error::Canceled).
     /// Messages that have arrived can still be received. Both sides get the event
     /// [`Shutdown`](crate::EventKind::Shutdown). Later sends, writes, reads and atomic operations,
-    /// and receives that find no message, fail with [`Error::Closed`](crate::Error::Closed): its
-    /// text says that the endpoint is closed, although only the connection is. A second call, or
-    /// one after the peer has disconnected, does nothing.
+    /// and receives that find no message, fail with [`Error::Closed`](crate::Error::Closed), whose
+    /// text says that the endpoint is closed although only the connection is. A second call, or a
+    /// call after the peer has disconnected, does nothing.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed.
@@ -181,7 +185,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// ends as with [`shutdown`](Self::shutdown).
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed) when it was closed before.
+    /// [`Error::Closed`](crate::Error::Closed) when the endpoint was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let Self {
@@ -314,7 +318,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
 
 /// # One-sided operations
 ///
-/// They access memory of the peer's domain, as those of an
+/// One-sided operations access memory of the peer's domain, as those of an
 /// [`Endpoint`](Endpoint#one-sided-operations).
 impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// Returns a request to write these bytes to one or several ranges of the peer's memory
@@ -401,7 +405,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
             .compare_atomic(self.peer, at, op, operands, comparands)
     }
 
-    /// Returns a request to add to a value in the peer's memory (`FI_SUM`); it resolves to the
+    /// Returns a request to add to a value in the peer's memory (`FI_SUM`), which resolves to the
     /// previous value.
     pub fn fetch_add<T: AtomicType>(
         &self,
@@ -412,7 +416,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     }
 
     /// Returns a request to replace a value in the peer's memory by `new` if it equals `expected`
-    /// (`FI_CSWAP`); it resolves to the previous value, which is `expected` on success.
+    /// (`FI_CSWAP`). The request resolves to the previous value, which is `expected` on success.
     pub fn compare_swap<T: AtomicType>(
         &self,
         at: RemoteAddr,
@@ -440,8 +444,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.inject_all(self.peer, messages)
     }
 
-    /// Posts requests of this endpoint together, as [`Endpoint::post_all`]. Returns how many there
-    /// were.
+    /// Posts requests of this endpoint together, as [`Endpoint::post_all`]. Returns their number.
     ///
     /// # Errors
     /// As [`Endpoint::post_all`].
@@ -477,30 +480,9 @@ impl<M: ThreadModel> fmt::Debug for ConnectedEndpoint<M> {
     }
 }
 
-/// An [`Endpoint`] or a [`ConnectedEndpoint`], for calls that take either, such as
-/// [`Permit::send`](crate::Permit::send).
-pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::AsEndpoint<M> {}
-
-impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {}
-impl<M: ThreadModel> AnyEndpoint<M> for ConnectedEndpoint<M> {}
-
-mod sealed {
-    use super::{ConnectedEndpoint, Endpoint, ThreadModel};
-
-    pub trait AsEndpoint<M: ThreadModel> {
-        /// Returns the endpoint that posts the requests.
-        fn as_endpoint(&self) -> &Endpoint<M>;
-    }
-
-    impl<M: ThreadModel> AsEndpoint<M> for Endpoint<M> {
-        fn as_endpoint(&self) -> &Self {
-            self
-        }
-    }
-
-    impl<M: ThreadModel> AsEndpoint<M> for ConnectedEndpoint<M> {
-        fn as_endpoint(&self) -> &Endpoint<M> {
-            &self.ep
-        }
+impl<M: ThreadModel> sealed::Sealed for ConnectedEndpoint<M> {}
+impl<M: ThreadModel> AnyEndpoint<M> for ConnectedEndpoint<M> {
+    fn inner(&self) -> &Arc<EndpointInner> {
+        &self.ep.inner
     }
 }

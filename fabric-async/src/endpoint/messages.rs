@@ -2,10 +2,9 @@
 
 use bytes::BytesMut;
 use fabric_core::buf::{IoBufMut, Loan, LoanedBuf, PooledBuf};
-use fabric_core::transport::{FastPath, FastPathResult};
 use fabric_core::{FiAddr, Result};
 
-use super::{Endpoint, EndpointInner};
+use super::Endpoint;
 use crate::op::{MultiRecvOp, ProbeOp, RecvOp, Request, Reserving, SendOp};
 use crate::thread_model::ThreadModel;
 
@@ -16,8 +15,8 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// The send completes, and returns the buffer, when the message needs nothing more of this
     /// process. Over `shm` the peer's ring has it, or the peer has copied it; over `tcp` and `udp`
-    /// the kernel's socket buffer has all its bytes. That does not prove that a receive has taken
-    /// it, or over `tcp` and `udp` that the peer has it: see
+    /// the kernel's socket buffer has all its bytes. The completion does not prove that a receive
+    /// has taken the message, or over `tcp` and `udp` that the peer has it: see
     /// [`delivery_complete`](Request::delivery_complete). A message below 64 KiB completes
     /// without help of the peer as long as its ring has room; a [longer
     /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
@@ -41,10 +40,11 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_inject")]
     #[inline]
     pub fn send<B>(&self, peer: FiAddr, buf: B) -> Request<'_, SendOp, B, M> {
-        Request::new(self, SendOp::new(peer), buf)
+        Request::new(&self.inner, SendOp::new(peer), buf)
     }
 
-    /// Receives a message of any length into memory of the domain's pool (`fi_recv`).
+    /// Returns a request to receive a message of any length into memory of the domain's pool
+    /// (`fi_recv`).
     ///
     /// A message above the endpoint's [`Info::ep`](crate::Info::ep)`.max_msg_size` is
     /// [`Error::Truncated`](crate::Error::Truncated): the bytes beyond the limit are lost.
@@ -54,13 +54,14 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_recv")]
     pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
         Request::new(
-            self,
+            &self.inner,
             RecvOp::new(),
             PooledBuf::empty(self.inner.domain.core.pool()),
         )
     }
 
-    /// Receives into this buffer (`fi_recv`). The room of a `Vec` or `BytesMut` is its capacity.
+    /// Returns a request to receive into this buffer (`fi_recv`). A `Vec` or `BytesMut` has room
+    /// for its capacity.
     ///
     /// A longer message is [`Error::Truncated`](crate::Error::Truncated): the buffer has its first
     /// bytes, and the rest is lost. The content of the buffer is unspecified until the receive
@@ -74,12 +75,12 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_recvmsg")]
     #[doc(alias = "fi_trecvmsg")]
     pub fn recv_into<B: IoBufMut>(&self, buf: B) -> Request<'_, RecvOp, B, M> {
-        Request::new(self, RecvOp::new(), buf)
+        Request::new(&self.inner, RecvOp::new(), buf)
     }
 
-    /// Receives several messages into the spare capacity of this buffer (`FI_MULTI_RECV`): as a
-    /// stream of messages that share its memory, or as completions. Bytes that the buffer holds
-    /// already are dropped: `split` them off first.
+    /// Returns a request to receive several messages into the spare capacity of this buffer
+    /// (`FI_MULTI_RECV`): as a stream of messages that share its memory, or as completions. Bytes
+    /// that the buffer has already are dropped: `split` them off first.
     ///
     /// The receive takes messages until fewer bytes than [`min_free`](Request::min_free)
     /// are left, or until a message does not fit, which then goes to the next receive. A message
@@ -111,7 +112,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Safe: see [`MultiRecv`](crate::MultiRecv).
     #[doc(alias = "FI_MULTI_RECV")]
     pub fn recv_multi(&self, buf: BytesMut) -> Request<'_, MultiRecvOp, BytesMut, M> {
-        Request::new(self, MultiRecvOp::new(), buf)
+        Request::new(&self.inner, MultiRecvOp::new(), buf)
     }
 
     /// Returns a request for the length, tag and sender of a message before it is received
@@ -122,10 +123,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// messages it finds the one that arrived first. A message that is matched to a posted receive
     /// is not found.
     ///
-    /// Awaited, it waits until at least the beginning of a message has arrived. It resolves to a
-    /// [`Transfer`](crate::Transfer) with the length of the whole message. Another task may receive
-    /// the message meanwhile; to keep it, claim it. [`try_probe`](Request::try_probe) does not
-    /// wait.
+    /// An awaited probe waits until at least the beginning of a message has arrived, and resolves
+    /// to a [`Transfer`](crate::Transfer) with the length of the whole message. Another task may
+    /// receive the message meanwhile; to keep it, claim it. [`try_probe`](Request::try_probe) does
+    /// not wait.
     ///
     /// A probe finds buffered messages, and may buffer one more message beyond the budget for
     /// unexpected messages. Messages behind one that is held back at its sender are not found; see
@@ -159,7 +160,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "FI_PEEK")]
     #[doc(alias = "FI_CLAIM")]
     pub fn probe(&self) -> Request<'_, ProbeOp, (), M> {
-        Request::new(self, ProbeOp::new(), ())
+        Request::new(&self.inner, ProbeOp::new(), ())
     }
 
     /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
@@ -196,9 +197,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// When the domain has lent as much as its [limit](crate::DomainBuilder::loan_limit) allows,
-    /// this waits until peers return loans, or until a peer that holds some is gone. Those that
-    /// wait get memory in the order in which they have begun to wait, a long loan before a short
-    /// one behind it.
+    /// the call waits until peers return loans, or until a peer that holds loans is gone. Waiting
+    /// calls get memory in the order in which they began to wait: a short loan does not overtake a
+    /// long one.
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) above the limit;
@@ -223,9 +224,9 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.domain.core.try_loan(len)
     }
 
-    /// Receives a message in place: in the sender's memory if it was sent from a
-    /// [loan](Self::loan), else in memory of the domain's pool. The memory returns to the sender
-    /// when the [`LoanedBuf`] is dropped.
+    /// Returns a request to receive a message in place: in the sender's memory if the message was
+    /// sent from a [loan](Self::loan), else in memory of the domain's pool. The memory returns to
+    /// the sender when the [`LoanedBuf`] is dropped.
     ///
     /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by
     /// [`LoanedBuf::as_slice`], which is unsafe because the sender could still write to them.
@@ -234,14 +235,14 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Safe, as [`Endpoint::recv`].
     pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
         Request::new(
-            self,
+            &self.inner,
             RecvOp::new(),
             LoanedBuf::empty(self.inner.domain.core.pool()),
         )
     }
 
     /// Returns a future that waits for a transmit credit to this peer, in order with waiting sends.
-    /// It resolves to a [`Permit`](crate::Permit), which holds the credit.
+    /// The future resolves to a [`Permit`](crate::Permit), which holds the credit.
     ///
     /// A credit does not show that the peer exists: for a peer that is gone the future also
     /// resolves to a permit, and only the send fails.
@@ -254,28 +255,6 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Dropping the future gives up its place in the queue, which it takes with the first poll.
     pub fn reserve(&self, peer: FiAddr) -> Reserving<'_, M> {
-        Reserving::new(self, peer)
-    }
-}
-
-impl EndpointInner {
-    /// Executes an operation without the domain's lock. Returns whether it was done.
-    #[inline]
-    pub(crate) fn try_fast_path(
-        &self,
-        try_op: impl FnOnce(&dyn FastPath) -> FastPathResult,
-    ) -> bool {
-        match self
-            .fast_path
-            .as_deref()
-            .map_or(FastPathResult::WouldBlock, try_op)
-        {
-            FastPathResult::Done => true,
-            FastPathResult::SentPollDue => {
-                self.domain.core.poll_fds();
-                true
-            }
-            FastPathResult::WouldBlock => false,
-        }
+        Reserving::new(&self.inner, peer)
     }
 }

@@ -1,4 +1,7 @@
-//! Endpoints.
+//! Endpoints: creation, parts, requests.
+//!
+//! `endpoint_inner` has the part of an endpoint that operations refer to, with the checks of
+//! operations against capabilities and limits.
 //!
 //! | file | subject |
 //! |---|---|
@@ -7,12 +10,10 @@
 //! | `connect`, `connected` | connection attempts and accepting; connected endpoints |
 //! | `shared_rx` | shared receive contexts |
 //! | `messages`, `onesided`, `batch` | operations: messages, one-sided operations, batches |
-//! | `checks` | checks of operations against capabilities and limits |
 
 mod batch;
 mod bind;
 mod builder;
-mod checks;
 mod connect;
 mod connected;
 mod messages;
@@ -24,29 +25,29 @@ pub(crate) use bind::builder_with_queues;
 pub use builder::EndpointBuilder;
 pub(crate) use builder::{check_msg_type, set_once};
 pub use connect::Connect;
-pub use connected::{AnyEndpoint, ConnectedEndpoint};
+pub use connected::ConnectedEndpoint;
 pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fabric_core::completion::{CompletionLevel, OpKind};
-use fabric_core::flags::Caps;
+use fabric_core::completion::OpKind;
 use fabric_core::info::Info;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, TxOp};
-use fabric_core::tree::{DependencyGuard, ObjectNode};
+use fabric_core::transport::TxOp;
+use fabric_core::tree::DependencyGuard;
 use fabric_core::{Address, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::{CloseError, close_object};
 use crate::cq::CompletionQueue;
-use crate::domain::{Domain, DomainCore, DomainInner};
+use crate::domain::{Domain, DomainInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
 use crate::flush::flush;
-use crate::op::Operation;
+use crate::op::{AnyEndpoint, Operation, sealed};
 use crate::resolve;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -56,9 +57,9 @@ use crate::thread_model::{Shared, ThreadModel};
 /// [`Domain::endpoint`], step by step. Cheap to clone; it closes with its last clone, or with
 /// [`Endpoint::close`] for all of them.
 ///
-/// Only its clones keep an endpoint open. What they create does not: started operations, streams of
-/// messages, probes, permits and claimed messages end with an error when the last clone is dropped.
-/// See [handles](crate::guide::errors#handles).
+/// Only its clones keep an endpoint open. Started operations, streams of messages, probes, permits
+/// and claimed messages do not: they end with an error when the last clone is dropped. See
+/// [handles](crate::guide::errors#handles).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -78,20 +79,21 @@ pub struct Endpoint<M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-/// Keeps an endpoint open: its handles share one. For a shared receive context, so do the endpoints
-/// that use it. The endpoint closes when the last reference is dropped.
+/// Keeps an endpoint, or a shared receive context, open. The handles of an endpoint share one
+/// `OpenEndpoint`; endpoints that use a shared receive context share that of the context. The
+/// endpoint closes when the last reference is dropped.
 ///
-/// Everything that an endpoint keeps open is here, and nothing of it in [`EndpointInner`], which
-/// operations refer to: a future that is never polled again keeps no object open.
+/// The references that keep other objects open are here, and none in [`EndpointInner`], to which
+/// operations refer: a future that is never polled again keeps no object open.
 pub(crate) struct OpenEndpoint {
     pub(crate) inner: Arc<EndpointInner>,
     domain: Arc<DomainInner>,
     pub(crate) av: Arc<AvInner>,
     /// The shared receive context, if the endpoint uses one.
-    _shared: Option<Arc<OpenEndpoint>>,
+    _shared_rx: Option<Arc<OpenEndpoint>>,
     /// Objects that the endpoint is bound to, which cannot be closed before it.
     guards: Mutex<Vec<DependencyGuard>>,
-    /// The queues that `bind` created and that were not taken yet.
+    /// The queues that `bind`, `connect` or `accept` created and that were not taken yet.
     owned_queues: Mutex<OwnedQueues>,
 }
 
@@ -99,37 +101,13 @@ pub(crate) struct OpenEndpoint {
 pub(super) struct Dependencies {
     pub(super) domain: Arc<DomainInner>,
     pub(super) av: Arc<AvInner>,
-    pub(super) shared: Option<Arc<OpenEndpoint>>,
+    pub(super) shared_rx: Option<Arc<OpenEndpoint>>,
     pub(super) guards: Vec<DependencyGuard>,
     pub(super) owned_queues: OwnedQueues,
 }
 
-/// An endpoint, open or closed. Operations refer to it.
-pub struct EndpointInner {
-    pub(crate) node: Arc<ObjectNode>,
-    pub(crate) id: EpId,
-    pub(crate) domain: Arc<DomainCore>,
-    /// `None` for a shared receive context.
-    name: Option<Address>,
-    pub(crate) info: Info,
-    /// Capabilities that operations are checked against.
-    caps: Caps,
-    /// The capabilities that apply to transmit operations: those that its one peer lacks are left
-    /// out.
-    tx_caps: Caps,
-    /// Whether a successful operation posted to the transmit queue (`selective_tx`) or receive
-    /// queue (`selective_rx`) is reported only if its request asks for it.
-    pub(crate) selective_tx: bool,
-    pub(crate) selective_rx: bool,
-    /// Default completion level of messages.
-    pub(crate) completion_level: CompletionLevel,
-    /// Executes operations without the domain's lock where the provider can.
-    fast_path: Option<Arc<dyn FastPath>>,
-    /// Whether the endpoint uses a shared receive context.
-    shares_receives: bool,
-}
-
-/// Queues of an endpoint from `bind`.
+/// The queues of an endpoint that was opened in one call: by `bind`, `connect` or `accept`. `None`
+/// after a queue was taken.
 #[derive(Default)]
 pub(crate) struct OwnedQueues {
     pub(crate) completions: Option<CompletionQueue>,
@@ -137,14 +115,14 @@ pub(crate) struct OwnedQueues {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// Creates the first handle of an endpoint that was opened.
+    /// Creates the first handle of an endpoint that the engine has opened.
     pub(super) fn opened(inner: EndpointInner, dependencies: Dependencies) -> Self {
         let inner = Arc::new(inner);
         let open = OpenEndpoint {
             inner: inner.clone(),
             domain: dependencies.domain,
             av: dependencies.av,
-            _shared: dependencies.shared,
+            _shared_rx: dependencies.shared_rx,
             guards: Mutex::new(dependencies.guards),
             owned_queues: Mutex::new(dependencies.owned_queues),
         };
@@ -158,14 +136,15 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Inserts a peer into the address vector and connects to it, so that the first message finds
     /// the connection ready. On failure, a handle that was new is removed again.
     ///
-    /// The handle is valid until you [remove](AddressVector::remove) it. It stands for the peer's
-    /// name, and survives the death and restart of the peer. A peer that is in the address vector
-    /// keeps its handle; the handle of an auto-inserted peer becomes permanent. See
+    /// The handle is valid until you [remove](AddressVector::remove) it. The handle stands for the
+    /// peer's name, and survives the death and restart of the peer. A peer that is in the address
+    /// vector keeps its handle; the handle of an auto-inserted peer becomes permanent. See
     /// [`guide::client_server`](crate::guide::client_server).
     ///
-    /// Waits until the peer makes progress and answers: over `shm` without limit, over `tcp` for
-    /// ten seconds. `tokio::time::timeout` limits it. Over `udp` there are no connections, and the
-    /// peer is only inserted. [`AddressVector::insert`] inserts a peer without connecting.
+    /// Waits until the peer makes progress and answers: over `shm` without limit, over `tcp` for at
+    /// most ten seconds. `tokio::time::timeout` sets a shorter limit. Over `udp` there are no
+    /// connections, and the peer is only inserted. [`AddressVector::insert`] inserts a peer without
+    /// connecting.
     ///
     /// For a host name, as in `tcp://localhost:7000`, its addresses of this endpoint's family are
     /// tried in order; see [`resolve`](crate::resolve()). The handle stands for the address that
@@ -185,13 +164,15 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_av_insert")]
     pub async fn add_peer(&self, peer: impl ToAddress) -> Result<FiAddr> {
         let is_ipv4 = self.name().socket_addr().is_none_or(|at| at.is_ipv4());
-        let found = resolve::resolve_filtered(&peer, self.inner.domain.scheme(), |at| {
+        let addresses = resolve::resolve_filtered(&peer, self.inner.domain.scheme(), |at| {
             at.is_ipv4() == is_ipv4
         })
         .await?;
-        resolve::try_addresses(found, |address| self.insert_and_connect(address)).await
+        resolve::try_addresses(addresses, |address| self.insert_and_connect(address)).await
     }
 
+    /// Inserts the address and waits for a connection to it. On failure, removes a new address
+    /// again.
     async fn insert_and_connect(&self, address: Address) -> Result<FiAddr> {
         let av = self.address_vector();
         let (peer, is_new) = av.inner.insert(&address)?;
@@ -223,8 +204,8 @@ impl<M: ThreadModel> Endpoint<M> {
         Ok(peer)
     }
 
-    /// Returns the address by which peers reach this endpoint (`fi_getname`). It prints with
-    /// libfabric's prefix, as in `fi_shm://echo` for `shm://echo`; [`Endpoint::add_peer`] and
+    /// Returns the address by which peers reach this endpoint (`fi_getname`). The address prints
+    /// with libfabric's prefix, as in `fi_shm://echo` for `shm://echo`; [`Endpoint::add_peer`] and
     /// [`Endpoint::bind`] take both forms.
     #[doc(alias = "fi_getname")]
     #[must_use]
@@ -232,7 +213,7 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner
             .name
             .as_ref()
-            .expect("only the internal endpoint of a shared receive context has no name")
+            .expect("the application has no Endpoint handle of a shared receive context")
     }
 
     /// Returns counters since the endpoint was enabled; all 0 when it is closed.
@@ -241,19 +222,20 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.domain.core.endpoint_stats(self.inner.id)
     }
 
-    /// Returns the attributes it was opened with.
+    /// Returns the attributes that the endpoint was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.inner.info
     }
 
-    /// Returns the id that its events carry.
+    /// Returns the id by which events name this endpoint
+    /// ([`Event::endpoint_id`](crate::Event::endpoint_id)).
     #[must_use]
     pub fn id(&self) -> u64 {
         self.inner.node.id()
     }
 
-    /// Returns the address vector it is bound to.
+    /// Returns the address vector that the endpoint is bound to.
     #[must_use]
     pub fn address_vector(&self) -> AddressVector<M> {
         AddressVector::from_inner(self.open.av.clone())
@@ -271,7 +253,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The canceled operation is reported to its queue, with
     /// [`Error::Canceled`](crate::Error::Canceled) and its buffer, also with selective completion.
     /// A receive has begun when a message has matched it, any other operation when its first byte
-    /// is on its way; such an operation completes as if nothing was called. A multi-receive takes
+    /// is on its way; such an operation completes as without this call. A multi-receive takes
     /// no more messages, and its release is the entry with the error. To cancel all operations of a
     /// context, call it until it returns false. The call searches all operations of the domain.
     ///
@@ -314,8 +296,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [started](crate::Request::start) and dropped. An awaited send has left the process when its
     /// future resolves.
     ///
-    /// The result says nothing about the success of operations: their completions and events do.
-    /// Flush does not wait for an acknowledgement of the peer, as
+    /// The result does not tell whether operations succeeded: their completions and events do. The
+    /// flush does not wait for an acknowledgement of the peer, as
     /// [`delivery_complete`](crate::Request::delivery_complete) does. But where the peer reads
     /// a long message from this process, the flush waits until the peer has it: over `shm` where
     /// messages are [copied once](crate::guide::memory#single-copy), over `tcp` for RXM messages
@@ -338,7 +320,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Dropping the last clone does the same.
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed) when it was closed before.
+    /// [`Error::Closed`](crate::Error::Closed) when the endpoint was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let ep = close_object(self, |ep| &ep.inner.node)?;
@@ -389,14 +371,6 @@ impl Drop for OpenEndpoint {
     }
 }
 
-impl fmt::Debug for EndpointInner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointInner")
-            .field("id", &self.node.id())
-            .finish_non_exhaustive()
-    }
-}
-
 impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
@@ -408,5 +382,12 @@ impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
             .field("name", &format_args!("{}", self.name()))
             .field("caps", &self.inner.info.caps)
             .finish()
+    }
+}
+
+impl<M: ThreadModel> sealed::Sealed for Endpoint<M> {}
+impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {
+    fn inner(&self) -> &Arc<EndpointInner> {
+        &self.inner
     }
 }

@@ -30,8 +30,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ([`RemoteAddr`](crate::RemoteAddr)), or to a list of ranges as one operation (`fi_writemsg`
     /// with several `fi_rma_iov`).
     ///
-    /// When it has completed, the bytes are in the peer's memory. The peer is not notified, unless
-    /// the request carries [data](Request::data) or the peer counts remote accesses
+    /// When the write has completed, the bytes are in the peer's memory. The peer is not notified,
+    /// unless the request carries [data](Request::data) or the peer counts remote accesses
     /// (`FI_RMA_EVENT`). Each aligned group of eight bytes is written as one word; a concurrent
     /// reader can see other parts of a write separately.
     ///
@@ -75,7 +75,7 @@ impl<M: ThreadModel> Endpoint<M> {
         to: impl Into<WriteTo>,
         buf: B,
     ) -> Request<'_, WriteOp, B, M> {
-        Request::new(self, WriteOp::new(peer, to.into()), buf)
+        Request::new(&self.inner, WriteOp::new(peer, to.into()), buf)
     }
 
     /// Returns a request to read a range of a peer's memory (`fi_read`), or a list of ranges as one
@@ -100,8 +100,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to read a range, or a list of ranges, of a peer's memory into this buffer,
-    /// as [`read`](Self::read). It fails with [`Error::BufferTooSmall`] when the buffer is too
-    /// small.
+    /// as [`read`](Self::read). The read fails with [`Error::BufferTooSmall`] when the buffer is
+    /// too small.
     ///
     /// A [`Scatter`](crate::buf::Scatter) may be split at other positions than the ranges.
     ///
@@ -115,7 +115,7 @@ impl<M: ThreadModel> Endpoint<M> {
         from: impl Into<ReadFrom>,
         buf: B,
     ) -> Request<'_, ReadOp, B, M> {
-        Request::new(self, ReadOp::new(peer, from.into()), buf)
+        Request::new(&self.inner, ReadOp::new(peer, from.into()), buf)
     }
 
     /// Maps a region of a peer (`ucp_rkey_ptr`), for many small accesses by plain calls instead of
@@ -147,15 +147,11 @@ impl<M: ThreadModel> Endpoint<M> {
         };
         self.inner
             .check_tx_op(&TxOp::one_sided(kind, peer, remote))?;
-        // An access of length 0 makes the provider map the region. If the region was closed and its
-        // key reused meanwhile, a second one is needed.
+        // An access of length 0 makes the transport map the region. If the region was closed and
+        // its key reused meanwhile, a second access is needed.
+        let core = &self.inner.domain.core;
         for _ in 0..2 {
-            if let Some(mapped) = self
-                .inner
-                .domain
-                .core
-                .direct_region(self.inner.id, peer, key)?
-            {
+            if let Some(mapped) = core.direct_region(self.inner.id, peer, key)? {
                 return Ok(RemoteWindow::new(key, mapped));
             }
             match kind {
@@ -166,12 +162,7 @@ impl<M: ThreadModel> Endpoint<M> {
                 _ => self.write(peer, region.at(0), Vec::new()).await.map(drop)?,
             }
         }
-        let mapped = self
-            .inner
-            .domain
-            .core
-            .direct_region(self.inner.id, peer, key)?;
-        mapped
+        core.direct_region(self.inner.id, peer, key)?
             .map(|mapped| RemoteWindow::new(key, mapped))
             .ok_or(Error::Key {
                 key,
@@ -206,7 +197,11 @@ impl<M: ThreadModel> Endpoint<M> {
         op: AtomicOp,
         operands: R,
     ) -> Request<'_, RemoteAtomicOp<R, NoFetch>, R, M> {
-        Request::new(self, RemoteAtomicOp::new(peer, at, op, None), operands)
+        Request::new(
+            &self.inner,
+            RemoteAtomicOp::new(peer, at, op, None),
+            operands,
+        )
     }
 
     /// Returns a request for an atomic operation that returns the previous values
@@ -219,7 +214,11 @@ impl<M: ThreadModel> Endpoint<M> {
         op: AtomicOp,
         operands: R,
     ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
-        Request::new(self, RemoteAtomicOp::new(peer, at, op, None), operands)
+        Request::new(
+            &self.inner,
+            RemoteAtomicOp::new(peer, at, op, None),
+            operands,
+        )
     }
 
     /// Returns a request for an atomic operation with comparands (`fi_compare_atomic`), as
@@ -235,13 +234,13 @@ impl<M: ThreadModel> Endpoint<M> {
         comparands: R,
     ) -> Request<'_, RemoteAtomicOp<R, Fetching>, R, M> {
         Request::new(
-            self,
+            &self.inner,
             RemoteAtomicOp::new(peer, at, op, Some(comparands)),
             operands,
         )
     }
 
-    /// Returns a request to add to a value in a peer's memory (`FI_SUM`); it resolves to the
+    /// Returns a request to add to a value in a peer's memory (`FI_SUM`), which resolves to the
     /// previous value.
     pub fn fetch_add<T: AtomicType>(
         &self,
@@ -253,7 +252,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to replace a value in a peer's memory by `new` if it equals `expected`
-    /// (`FI_CSWAP`); it resolves to the previous value, which is `expected` on success.
+    /// (`FI_CSWAP`). The request resolves to the previous value, which is `expected` on success.
     pub fn compare_swap<T: AtomicType>(
         &self,
         peer: FiAddr,

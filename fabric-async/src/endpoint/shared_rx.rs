@@ -13,13 +13,14 @@ use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{Bindings, CounterBindings, CounterId, CqId};
 
-use super::builder::{check_av_allowed, check_size, dependency_on, set_once};
-use super::{Dependencies, Endpoint, EndpointInner, OwnedQueues};
+use super::builder::{check_av_allowed, check_size, set_once};
+use super::{Dependencies, Endpoint, OwnedQueues};
 use crate::av::{AddressVector, AvInner};
-use crate::close::CloseError;
+use crate::close::{CloseError, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
+use crate::endpoint_inner::EndpointInner;
 use crate::op::{BatchError, MultiRecvOp, ProbeOp, RecvOp, Request};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -32,9 +33,9 @@ use crate::thread_model::{Shared, ThreadModel};
 /// enabled. Cheap to clone; it closes with its last clone and the last endpoint that uses it.
 ///
 /// Receives behave like those of an [`Endpoint`]. A receive that is posted to a queue reports to
-/// the queue of the context, not to that of the endpoint: its entry is reserved when it is posted,
-/// when the endpoint of its message is not known yet. [`received_by`](Self::received_by) returns
-/// that endpoint afterwards. Receives and probes on the endpoints themselves fail.
+/// the queue of the context, not to that of an endpoint: the entry is reserved by the post, before
+/// the endpoint of the message is known. [`received_by`](Self::received_by) returns the endpoint
+/// afterwards. Receives and probes on the endpoints themselves fail.
 ///
 /// The endpoints and the context are bound to the same address vector. A reply may be sent from any
 /// of the endpoints. [Connected
@@ -70,7 +71,8 @@ use crate::thread_model::{Shared, ThreadModel};
 #[doc(alias = "fi_srx_context")]
 #[doc(alias = "FI_CLASS_SRX_CTX")]
 pub struct SharedRxContext<M: ThreadModel = Shared> {
-    /// An internal endpoint without a name, which accepts no connections and sends nothing.
+    /// An endpoint of the engine without a name, which accepts no connections and sends nothing.
+    /// Its receives are those of the context.
     pub(crate) ep: Endpoint<M>,
 }
 
@@ -138,19 +140,20 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.stats()
     }
 
-    /// Returns the attributes it was opened with.
+    /// Returns the attributes that the context was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         self.ep.info()
     }
 
-    /// Returns its id, which is unique among the objects of the process.
+    /// Returns the context's id, which is unique among the objects of the process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.ep.id()
     }
 
-    /// Returns the address vector it is bound to; `None` for connected endpoints, which have none.
+    /// Returns the address vector that the context is bound to; `None` if the context is for
+    /// connected endpoints, which have no address vector.
     #[must_use]
     pub fn address_vector(&self) -> Option<AddressVector<M>> {
         let is_connected = self.info().ep.ep_type == EpType::Msg;
@@ -174,12 +177,13 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.cancel(context)
     }
 
-    /// Closes the context, for all its clones (`fi_close`), as dropping the last clone does when no
-    /// endpoint uses it. Posted receives end with [`Error::Canceled`]; waiting messages are
-    /// discarded.
+    /// Closes the context, for all its clones (`fi_close`), as the drop of the last clone does when
+    /// no endpoint uses the context. Posted receives end with [`Error::Canceled`]; waiting messages
+    /// are discarded.
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints use it; [`Error::Closed`] when it was closed before.
+    /// [`Error::Busy`] while endpoints use the context; [`Error::Closed`] when the context was
+    /// closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let closed = self.ep.close();
@@ -207,13 +211,14 @@ impl<M: ThreadModel> fmt::Debug for SharedRxContext<M> {
     }
 }
 
-/// A shared receive context that is not opened yet.
+/// A builder of a shared receive context: bind, then open.
 #[must_use = "a context receives nothing before it is opened"]
 pub struct SharedRxContextBuilder<M: ThreadModel = Shared> {
     domain: Domain<M>,
     info: Info,
     av: Option<Arc<AvInner>>,
     cq: Option<CqId>,
+    /// Whether the queue is bound for selective completion.
     selective: bool,
     counter: Option<CounterId>,
     dependencies: Vec<DependencyGuard>,
@@ -340,18 +345,22 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         let dependencies = Dependencies {
             domain,
             av,
-            shared: None,
+            shared_rx: None,
             guards: self.dependencies,
             owned_queues: OwnedQueues::default(),
         };
-        // The context is dropped, and closed with that, if the domain was closed in the meantime.
+        // If the domain was closed meanwhile, the drop of `ep` closes the context.
         let ep = Endpoint::opened(inner, dependencies);
         attached.map(|()| SharedRxContext { ep })
     }
 
+    /// Keeps a bound object of this domain open until the context is closed.
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
-        self.dependencies
-            .push(dependency_on(&self.domain, node, Class::SharedReceive)?);
+        self.dependencies.push(dependency_on(
+            node,
+            &self.domain.inner.node,
+            Class::SharedReceive,
+        )?);
         Ok(())
     }
 }

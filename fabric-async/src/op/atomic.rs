@@ -1,8 +1,12 @@
 //! Atomic operations on a peer's memory.
+//!
+//! The operands of a request are values, not bytes: a post encodes them, and a fetching operation
+//! decodes its result in their shape. Short operations are tried at once and need no allocation.
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::marker::PhantomData;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -10,20 +14,23 @@ use std::task::{Context, Poll, ready};
 use fabric_core::atomic::{
     AtomicCall, AtomicOp, AtomicSpec, AtomicType, AtomicValues, append_value, bits_at,
 };
+use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{CompletionLevel, Failed, OpKind};
 use fabric_core::transport::{OpKey, RmaIov, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
-use fabric_reactor::{CompletionTarget, CreditMode, PostResult, check_atomic};
+use fabric_reactor::{CompletedOp, CompletionTarget, CreditMode, PostResult, check_atomic};
 use tokio::task::coop;
 
-use super::operation::drop_posted;
-use super::traits::{DeliveryOp, Op, QueuedOp, SelectiveOp, TransmitOp, TxOptions, sealed};
+use super::operation::{CancelOutcome, cancel_or_wait};
+use super::traits::{
+    AwaitableOp, DeliveryOp, FirstPoll, Op, SelectiveOp, TransmitOp, TxOptions, sealed,
+};
 use super::{Operation, POLLED_AFTER_COMPLETION, Request};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::mr::RemoteAddr;
-use crate::thread_model::{Shared, ThreadModel};
+use crate::thread_model::ThreadModel;
 
-/// Bytes of operands, comparands or results that are handled without an allocation.
+/// Length in bytes up to which operands, comparands and results need no allocation.
 const INLINE_BYTES: usize = 64;
 
 /// Whether an atomic operation returns the previous values.
@@ -33,7 +40,8 @@ pub trait AtomicMode<R>: sealed::Sealed + Send + Unpin + 'static {
     /// Whether the operation returns values.
     #[doc(hidden)]
     const FETCHES: bool;
-    /// Decodes the result. The result has the shape of `operands`.
+    /// Decodes the previous values. The output has the shape of `operands`: a value, an array or a
+    /// vector.
     #[doc(hidden)]
     fn decode(operands: &R, bytes: &[u8]) -> Self::Output;
 }
@@ -84,6 +92,8 @@ pub struct RemoteAtomicOp<R, A> {
     op: AtomicOp,
     options: TxOptions,
     comparands: Option<R>,
+    /// The operands, once a future has posted the operation: the result has their shape.
+    posted_operands: Option<R>,
     mode: PhantomData<A>,
 }
 
@@ -95,6 +105,7 @@ impl<R, A> RemoteAtomicOp<R, A> {
             op,
             options: TxOptions::default(),
             comparands,
+            posted_operands: None,
             mode: PhantomData,
         }
     }
@@ -110,7 +121,6 @@ impl<R: AtomicValues, A: AtomicMode<R>> TransmitOp for RemoteAtomicOp<R, A> {
     }
 }
 impl<R: AtomicValues, A: AtomicMode<R>> DeliveryOp for RemoteAtomicOp<R, A> {}
-impl<R: AtomicValues, A: AtomicMode<R>> QueuedOp for RemoteAtomicOp<R, A> {}
 impl<R: AtomicValues, A: AtomicMode<R>> SelectiveOp for RemoteAtomicOp<R, A> {}
 
 /// # Posting atomic operations
@@ -138,30 +148,55 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Request<'_, RemoteAtomic
     /// # Errors
     /// As [`start`](Self::start), and as of a write that is posted.
     pub fn post(self) -> Result<()> {
-        let target = self.report.target(self.ep.selective_tx);
+        let target = self.completion_options.target(self.ep.selective_tx);
         AtomicPost::new(&self.op, &self.buf, self.ep)?
             .post(target, CreditMode::NoWait)
             .map(drop)
     }
 }
 
-/// Nothing is posted before the first poll, as of every request.
-impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> IntoFuture
-    for Request<'a, RemoteAtomicOp<R, A>, R, M>
-{
+impl<R: AtomicValues, A: AtomicMode<R>> AwaitableOp<R> for RemoteAtomicOp<R, A> {
     type Output = Result<A::Output>;
-    type IntoFuture = AtomicFuture<'a, R, A, M>;
 
-    fn into_future(self) -> AtomicFuture<'a, R, A, M> {
-        AtomicFuture {
-            ep: self.ep,
-            op: self.op,
-            operands: self.buf,
-            state: AtomicFutureState::Unposted,
-            model: PhantomData,
+    fn cancels_on_drop(&self) -> bool {
+        self.options.cancel_on_drop
+    }
+
+    fn first_poll(
+        &mut self,
+        ep: &EndpointInner,
+        operands: R,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Self::Output> {
+        let submitted =
+            AtomicPost::new(self, &operands, ep).and_then(|post| post.submit(CreditMode::Wait));
+        let key = match submitted {
+            Ok(Submitted::Pending(key)) => key,
+            Ok(Submitted::Done(output)) => return FirstPoll::Ready(Ok(output)),
+            Err(error) => return FirstPoll::Ready(Err(error)),
+        };
+        self.posted_operands = Some(operands);
+        match ep.domain.core.poll_op(key, cx) {
+            Poll::Ready(completed) => FirstPoll::Ready(self.output(completed)),
+            Poll::Pending => FirstPoll::Pending(key),
         }
     }
+
+    fn output(&self, completed: CompletedOp<'_>) -> Self::Output {
+        let operands = self.posted_operands.as_ref().expect(POSTED);
+        match completed.take::<Vec<u8>>() {
+            Ok(done) => Ok(A::decode(operands, &done.buf)),
+            Err(failed) => Err(failed.error),
+        }
+    }
+
+    fn take_back(&mut self, _: AnyBuf) -> R {
+        self.posted_operands.take().expect(POSTED)
+    }
 }
+
+/// Panic text of a completion or cancellation before the post.
+const POSTED: &str = "an operation completes or is canceled after it was posted";
 
 /// An atomic operation that is being posted.
 struct AtomicPost<'r, R, A> {
@@ -173,14 +208,16 @@ struct AtomicPost<'r, R, A> {
     len: usize,
 }
 
-/// The outcome of posting an atomic operation for a future.
+/// The outcome of posting an atomic operation for a future with output `T`.
 enum Submitted<T> {
+    /// Completed by the post.
     Done(T),
+    /// Posted, with this key.
     Pending(OpKey),
 }
 
 impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
-    /// Checks the operation.
+    /// Checks the operation, and prepares it for the engine.
     fn new(op: &'r RemoteAtomicOp<R, A>, operands: &'r R, ep: &'r EndpointInner) -> Result<Self> {
         let datatype = R::Element::DATATYPE;
         let (kind, call) = match (A::FETCHES, &op.comparands) {
@@ -194,7 +231,9 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
             .as_ref()
             .map_or(count, |values| values.elements().len());
         if comparands != count {
-            let why = format!("it has {count} operands and {comparands} comparands");
+            let why = format!(
+                "it has {count} operands and {comparands} comparands, expected equal numbers"
+            );
             return Err(Error::Invalid {
                 what: "atomic operation",
                 why,
@@ -228,7 +267,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         })
     }
 
-    /// Posts the operation for a future; a short one is tried at once.
+    /// Posts the operation for a future. An operation of up to [`INLINE_BYTES`] is tried first
+    /// without a slot in the engine.
     fn submit(&self, credit: CreditMode) -> Result<Submitted<A::Output>> {
         let (ep, len) = (self.ep, self.len);
         if len <= INLINE_BYTES {
@@ -256,6 +296,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         })
     }
 
+    /// Posts the operation with encoded operands.
     fn post(&self, target: CompletionTarget, credit: CreditMode) -> Result<PostResult<Vec<u8>>> {
         let operands = self.encode_operands();
         let core = &self.ep.domain.core;
@@ -271,6 +312,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         self.operands.elements().iter().chain(comparands).copied()
     }
 
+    /// Encodes operands and comparands into `bytes`, in little-endian order.
     fn write_operands(&self, bytes: &mut [u8]) {
         let size = R::Element::DATATYPE.size();
         for (slot, value) in bytes
@@ -281,6 +323,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         }
     }
 
+    /// Encodes operands and comparands into a new vector, as
+    /// [`write_operands`](Self::write_operands).
     fn encode_operands(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.operands_and_comparands()
@@ -289,92 +333,12 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
     }
 }
 
-/// The future of a request for an atomic operation. The first poll posts the request.
-///
-/// # Cancel safety
-/// Dropping it before the first poll does nothing. Afterwards the operation takes effect once,
-/// unless [`cancel_on_drop`](Request::cancel_on_drop) is set and it has not begun.
-///
-/// # Panics
-/// When polled after it has resolved.
-#[must_use = "a future does nothing unless polled"]
-pub struct AtomicFuture<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel = Shared> {
-    ep: &'a Arc<EndpointInner>,
-    op: RemoteAtomicOp<R, A>,
-    operands: R,
-    state: AtomicFutureState,
-    model: PhantomData<M>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum AtomicFutureState {
-    Unposted,
-    Posted(OpKey),
-    Resolved,
-}
-
-impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Future for AtomicFuture<'_, R, A, M> {
-    type Output = Result<A::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let budget = ready!(coop::poll_proceed(cx));
-        let this = &mut *self;
-        let key = match this.state {
-            AtomicFutureState::Posted(key) => key,
-            AtomicFutureState::Resolved => panic!("{POLLED_AFTER_COMPLETION}"),
-            AtomicFutureState::Unposted => {
-                this.state = AtomicFutureState::Resolved;
-                let submitted = AtomicPost::new(&this.op, &this.operands, this.ep)
-                    .and_then(|post| post.submit(CreditMode::Wait));
-                match submitted {
-                    Ok(Submitted::Pending(key)) => {
-                        this.state = AtomicFutureState::Posted(key);
-                        key
-                    }
-                    Ok(Submitted::Done(output)) => {
-                        budget.made_progress();
-                        return Poll::Ready(Ok(output));
-                    }
-                    Err(error) => {
-                        budget.made_progress();
-                        return Poll::Ready(Err(error));
-                    }
-                }
-            }
-        };
-        let finished = ready!(this.ep.domain.core.poll_op(key, cx));
-        this.state = AtomicFutureState::Resolved;
-        budget.made_progress();
-        Poll::Ready(match finished.take::<Vec<u8>>() {
-            Ok(done) => Ok(A::decode(&this.operands, &done.buf)),
-            Err(Failed { error, .. }) => Err(error),
-        })
-    }
-}
-
-impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Drop for AtomicFuture<'_, R, A, M> {
-    fn drop(&mut self) {
-        if let AtomicFutureState::Posted(key) = self.state {
-            drop_posted(self.ep, key, self.op.options.cancel_on_drop);
-        }
-    }
-}
-
-impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> fmt::Debug for AtomicFuture<'_, R, A, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.state {
-            AtomicFutureState::Unposted => "AtomicFuture(not posted)",
-            AtomicFutureState::Posted(_) => "AtomicFuture(posted)",
-            AtomicFutureState::Resolved => "AtomicFuture(resolved)",
-        })
-    }
-}
-
 /// A posted atomic operation, to be awaited.
 ///
 /// # Cancel safety
-/// Dropping it does not cancel the operation, which takes effect once, unless
-/// [`cancel_on_drop`](Request::cancel_on_drop) was set and it has not begun.
+/// Dropping the future does not cancel the operation, which takes effect once, unless
+/// [`cancel_on_drop`](Request::cancel_on_drop) was set and the operation has not begun.
+/// [`cancel`](Self::cancel) returns the operands.
 ///
 /// # Panics
 /// When polled after it has resolved.
@@ -382,6 +346,7 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> fmt::Debug for AtomicFut
 pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>>(AtomicOperationState<R, A>);
 
 enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>> {
+    /// Ended; `None` after the future has resolved.
     Done(Option<A::Output>),
     Posted(Operation<Vec<u8>>, R),
 }
@@ -391,10 +356,10 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
-            AtomicOperationState::Done(answer) => {
+            AtomicOperationState::Done(output) => {
                 let budget = ready!(coop::poll_proceed(cx));
                 budget.made_progress();
-                Ok(answer.take().expect(POLLED_AFTER_COMPLETION))
+                Ok(output.take().expect(POLLED_AFTER_COMPLETION))
             }
             AtomicOperationState::Posted(operation, operands) => {
                 match ready!(Pin::new(operation).poll(cx)) {
@@ -403,6 +368,33 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
                 }
             }
         })
+    }
+}
+
+impl<R: AtomicValues, A: AtomicMode<R>> AtomicOperation<R, A> {
+    /// Cancels the operation if it has not taken effect, and returns its operands; else waits for
+    /// its completion, as [`Operation::cancel`].
+    ///
+    /// # Cancel safety
+    /// Dropping the returned future drops the operation.
+    ///
+    /// # Panics
+    /// When the operation has resolved.
+    #[doc(alias = "fi_cancel")]
+    pub async fn cancel(self) -> CancelOutcome<R, Result<A::Output>> {
+        cancel_or_wait(self, Self::withdraw).await
+    }
+
+    /// Cancels the operation if it has not taken effect.
+    fn withdraw(&mut self) -> Option<R> {
+        let AtomicOperationState::Posted(operation, _) = &mut self.0 else {
+            return None;
+        };
+        operation.withdraw()?;
+        match mem::replace(&mut self.0, AtomicOperationState::Done(None)) {
+            AtomicOperationState::Posted(_, operands) => Some(operands),
+            AtomicOperationState::Done(_) => None,
+        }
     }
 }
 

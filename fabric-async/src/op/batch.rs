@@ -6,44 +6,46 @@ use std::sync::Arc;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::Failed;
 use fabric_core::{Error, Result};
-use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS};
+use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
 use super::traits::{BufferOp, Op};
 use super::{CompletionOptions, Request};
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
 /// An operation that can be posted in a batch with others of its type
-/// ([`Endpoint::post_all`]): a send, a write or a receive.
+/// ([`Endpoint::post_all`](crate::Endpoint::post_all)): a send, a write or a receive.
 pub trait BatchOp<B: IoBuf>: BufferOp<B> + for<'a> Op<Ep<'a> = &'a Arc<EndpointInner>> {
-    /// Checks that this endpoint can post the request.
+    /// Checks the request against the endpoint's state, capabilities and limits.
     #[doc(hidden)]
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()>;
-    /// Returns the number of bytes that the post copies, as far as the request tells.
+    /// Returns the number of bytes that the post copies; 0 if that is not known before the post.
     #[doc(hidden)]
     fn copied_len(&self, buf: &B) -> usize;
-    /// Posts a chunk.
+    /// Posts the requests of a chunk in order, until one is refused.
     #[doc(hidden)]
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult
     where
         Self: Sized;
 }
 
-/// Number of requests of a chunk that were posted, and the error that stopped it or of a peer that
-/// disconnected. Elements that were not posted have their buffers.
+/// The number of requests of a chunk that were posted, and an error: of the request that was
+/// refused, or, if all were posted, of a peer that has disconnected. Requests that were not posted
+/// have their buffers.
 pub(super) type ChunkResult = (usize, Result<()>);
 
-/// A request of a chunk.
+/// A request of a chunk, before or after its post.
 pub struct QueuedRequest<O, B> {
     op: O,
     /// `None` after it was posted.
     buf: Option<B>,
-    report: CompletionOptions,
+    completion_options: CompletionOptions,
 }
 
-/// The error of a batch that stopped before its end ([`Endpoint::post_all`]).
+/// The error of a batch that stopped before its end
+/// ([`Endpoint::post_all`](crate::Endpoint::post_all)).
 ///
-/// `?` turns it into its [`Error`] and drops the unposted requests. Retry only after
+/// `?` converts it to its [`Error`] and drops the unposted requests. Retry only after
 /// [`Error::WouldBlock`]: after any other error the first unposted request would fail again.
 pub struct BatchError<R> {
     /// The error of the request that stopped the batch.
@@ -79,20 +81,21 @@ impl<R> fmt::Display for BatchError<R> {
 impl<R> std::error::Error for BatchError<R> {}
 
 impl<R> From<BatchError<R>> for Error {
-    fn from(stopped: BatchError<R>) -> Self {
-        stopped.error
+    fn from(batch: BatchError<R>) -> Self {
+        batch.error
     }
 }
 
 /// Converts the error, and drops the unposted requests.
 impl<R> From<BatchError<R>> for std::io::Error {
-    fn from(stopped: BatchError<R>) -> Self {
-        stopped.error.into()
+    fn from(batch: BatchError<R>) -> Self {
+        batch.error.into()
     }
 }
 
+/// Posts requests of this endpoint in chunks, until one is refused.
 pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
-    ep: &'a Endpoint<M>,
+    ep: &'a Arc<EndpointInner>,
     requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
 ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
     let mut requests = requests.into_iter();
@@ -101,37 +104,40 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     let mut chunk = Vec::with_capacity(requests.size_hint().0.clamp(1, MAX_BATCH_POSTS));
     loop {
         // The iterator is code of the application, and runs without the domain's lock.
-        let (mut refused, mut bytes) = (None, 0);
-        while chunk.len() < MAX_BATCH_POSTS && bytes < MAX_BATCH_BYTES {
+        let (mut refused, mut chunk_bytes) = (None, 0);
+        while chunk.len() < MAX_BATCH_POSTS && chunk_bytes < MAX_BATCH_BYTES {
             let Some(request) = requests.next() else {
                 break;
             };
-            let checked = check_same_endpoint(&ep.inner, request.ep)
-                .and_then(|()| request.op.check(&ep.inner, &request.buf));
+            let checked = check_same_endpoint(ep, request.ep)
+                .and_then(|()| request.op.check(ep, &request.buf));
             if let Err(error) = checked {
                 refused = Some((request, error));
                 break;
             }
-            bytes += request.op.copied_len(&request.buf);
+            chunk_bytes += request.op.copied_len(&request.buf);
             let Request {
-                op, buf, report, ..
+                op,
+                buf,
+                completion_options,
+                ..
             } = request;
             chunk.push(QueuedRequest {
                 op,
                 buf: Some(buf),
-                report,
+                completion_options,
             });
         }
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
         }
-        let (count, sent) = if chunk.is_empty() {
+        let (count, chunk_result) = if chunk.is_empty() {
             (0, Ok(()))
         } else {
-            O::post_chunk(&ep.inner, &mut chunk)
+            O::post_chunk(ep, &mut chunk)
         };
         posted += count;
-        let (request, error) = match (sent, refused) {
+        let (request, error) = match (chunk_result, refused) {
             (Ok(()), None) => {
                 chunk.clear();
                 continue;
@@ -141,9 +147,13 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
         };
         let mut unposted: Vec<_> = chunk
             .into_iter()
-            .filter_map(|QueuedRequest { op, buf, report }| {
-                Some(Request::from_parts(&ep.inner, op, buf?, report))
-            })
+            .filter_map(
+                |QueuedRequest {
+                     op,
+                     buf,
+                     completion_options,
+                 }| { Some(Request::from_parts(ep, op, buf?, completion_options)) },
+            )
             .collect();
         unposted.extend(request);
         return Err(BatchError {
@@ -154,26 +164,32 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     }
 }
 
-/// Posts a chunk request by request, until one is refused.
-#[inline(always)] // in the path of small messages
+/// Posts the requests of a chunk under one lock of the domain, until one is refused.
+#[inline(always)] // on the small-message path
 pub(super) fn post_until_error<O, B>(
+    ep: &EndpointInner,
     chunk: &mut [QueuedRequest<O, B>],
-    mut post: impl FnMut(&O, B, CompletionOptions) -> Result<(), Failed<B>>,
+    mut post: impl FnMut(&mut PostBatch<'_>, &O, B, CompletionOptions) -> Result<(), Failed<B>>,
 ) -> ChunkResult {
+    let mut posts = ep.domain.core.batch(ep.id);
+    let (mut count, mut refused) = (chunk.len(), Ok(()));
     for (at, queued) in chunk.iter_mut().enumerate() {
         let Some(buf) = queued.buf.take() else {
             continue;
         };
-        if let Err(failed) = post(&queued.op, buf, queued.report) {
+        if let Err(failed) = post(&mut posts, &queued.op, buf, queued.completion_options) {
             queued.buf = Some(failed.buf);
-            return (at, Err(failed.error));
+            (count, refused) = (at, Err(failed.error));
+            break;
         }
     }
-    (chunk.len(), Ok(()))
+    // The error of a refused request takes precedence over that of a peer that disconnected.
+    (count, refused.and(posts.finish()))
 }
 
-fn check_same_endpoint(ep: &Arc<EndpointInner>, of: &Arc<EndpointInner>) -> Result<()> {
-    if Arc::ptr_eq(of, ep) {
+/// Checks that a request in a batch of endpoint `ep` is a request of `ep`.
+fn check_same_endpoint(ep: &Arc<EndpointInner>, request_ep: &Arc<EndpointInner>) -> Result<()> {
+    if Arc::ptr_eq(request_ep, ep) {
         return Ok(());
     }
     Err(Error::Invalid {

@@ -1,4 +1,4 @@
-//! Claims of messages.
+//! Claims of messages (`FI_PEEK | FI_CLAIM`), and receives of claimed messages.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -16,18 +16,18 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use super::Request;
 use super::probe::Probing;
-use super::traits::{BufferOp, BytesOp, MatchingOp, Op, QueuedOp, SelectiveOp, sealed};
-use crate::endpoint::EndpointInner;
+use super::traits::{BufferOp, BytesOp, MatchingOp, Op, sealed};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A search for a message that takes it for one receive (`FI_PEEK | FI_CLAIM`). Awaited, it waits
-/// until there is one.
+/// A claim of a message for one receive (`FI_PEEK | FI_CLAIM`,
+/// [`Request::claim`](crate::Request::claim)). An awaited claim waits for a matching message.
 ///
 /// # Errors
 /// As of a [probe](crate::Endpoint::probe).
 ///
 /// # Cancel safety
-/// Safe: a message that was found and not returned stays in place.
+/// Safe: a message is claimed only by the poll that returns it.
 #[derive(Debug)]
 pub struct ClaimOp {
     pub(super) spec: RecvSpec,
@@ -45,7 +45,7 @@ impl MatchingOp for ClaimOp {
 
 /// # Claims
 impl<M: ThreadModel> Request<'_, ClaimOp, (), M> {
-    /// Takes the first matching message that is here now, without waiting; `None` without one.
+    /// Claims the first matching message without waiting; `None` if there is none now.
     ///
     /// # Errors
     /// As of a [probe](crate::Endpoint::probe).
@@ -55,15 +55,16 @@ impl<M: ThreadModel> Request<'_, ClaimOp, (), M> {
     }
 }
 
+/// Claims the first matching message if there is one.
 fn try_claim_message<M: ThreadModel>(
     ep: &Arc<EndpointInner>,
     spec: RecvSpec,
 ) -> Result<Option<Claimed<M>>> {
     let claimed = ep.domain.core.claim(ep.id, spec)?;
-    Ok(claimed.map(|(id, found)| Claimed {
+    Ok(claimed.map(|(id, transfer)| Claimed {
         ep: ep.clone(),
         id: Some(id),
-        transfer: found,
+        transfer,
         model: PhantomData,
     }))
 }
@@ -79,7 +80,7 @@ impl<'a, M: ThreadModel> IntoFuture for Request<'a, ClaimOp, (), M> {
     }
 }
 
-/// The future of a [claim](Request::claim). It resolves to a [`Claimed`] message.
+/// The future of a [claim](Request::claim), which resolves to a [`Claimed`] message.
 #[must_use = "a future does nothing unless polled"]
 #[derive(Debug)]
 pub struct Claiming<'a, M: ThreadModel = Shared> {
@@ -100,12 +101,13 @@ impl<M: ThreadModel> Future for Claiming<'_, M> {
     }
 }
 
-/// A claimed message, which no other receive takes. It may still be arriving.
+/// A claimed message, which no other receive takes. The message may still be arriving.
 ///
-/// It counts towards the budget for unexpected messages until it is received or discarded. Dropping
-/// it releases the message: a posted receive that accepts the message gets it, or it takes its old
-/// place among the waiting messages. It does not keep the endpoint open: when the endpoint is
-/// closed, receiving the message fails with [`Error::Closed`], and dropping it does nothing.
+/// A claimed message counts towards the budget for unexpected messages until it is received or
+/// discarded. Dropping the `Claimed` releases the message: a posted receive that accepts the
+/// message gets it, else the message takes its old place among the waiting messages. A `Claimed`
+/// does not keep the endpoint open: when the endpoint is closed, receiving the message fails with
+/// [`Error::Closed`], and the drop does nothing.
 #[must_use = "dropping a claimed message releases it for other receives"]
 pub struct Claimed<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
@@ -123,7 +125,7 @@ impl<M: ThreadModel> Claimed<M> {
         self.transfer.len
     }
 
-    /// Returns the tag, if it is a tagged message.
+    /// Returns the tag; `None` for an untagged message.
     #[must_use]
     pub fn tag(&self) -> Option<u64> {
         self.transfer.tag
@@ -143,21 +145,21 @@ impl<M: ThreadModel> Claimed<M> {
         self.transfer.source.ok_or(Error::UnknownSource)
     }
 
-    /// Returns a request to receive it into memory of the domain's pool, as
+    /// Returns a request to receive the message into memory of the domain's pool, as
     /// [`Endpoint::recv`](crate::Endpoint::recv).
     ///
-    /// It completes as any receive does: with [`Error::Truncated`] when the buffer is too small,
-    /// with [`Error::PeerGone`] and the bytes that had arrived when the sender died in the middle
-    /// of the message. If the post fails, or the request or its unpolled future is dropped, the
-    /// message is released for other receives.
+    /// The request completes as any receive does: with [`Error::Truncated`] when the buffer is too
+    /// small, with [`Error::PeerGone`] and the bytes that had arrived when the sender died in the
+    /// middle of the message. If the post fails, or the request or its unpolled future is dropped,
+    /// the message is released for other receives.
     pub fn recv(self) -> Request<'static, ClaimedRecvOp<M>, PooledBuf, M> {
         let buf = PooledBuf::empty(self.ep.domain.core.pool());
         self.recv_into(buf)
     }
 
-    /// Returns a request to receive it into this buffer, as [`recv`](Self::recv).
+    /// Returns a request to receive the message into this buffer, as [`recv`](Self::recv).
     pub fn recv_into<B: IoBufMut>(self, buf: B) -> Request<'static, ClaimedRecvOp<M>, B, M> {
-        Request::with_ep(self.ep.clone(), ClaimedRecvOp { claimed: self }, buf)
+        Request::new(self.ep.clone(), ClaimedRecvOp { claimed: self }, buf)
     }
 
     /// Discards the message, including bytes that have not arrived yet (`FI_DISCARD`).
@@ -191,18 +193,12 @@ pub struct ClaimedRecvOp<M: ThreadModel = Shared> {
 
 impl<M: ThreadModel> sealed::Sealed for ClaimedRecvOp<M> {}
 impl<M: ThreadModel> Op for ClaimedRecvOp<M> {
-    /// A claimed message does not borrow its endpoint.
+    /// The request has its own reference: a claimed message does not borrow its endpoint.
     type Ep<'a> = Arc<EndpointInner>;
 }
-impl<M: ThreadModel> QueuedOp for ClaimedRecvOp<M> {}
-impl<M: ThreadModel> SelectiveOp for ClaimedRecvOp<M> {}
 impl<M: ThreadModel> BytesOp for ClaimedRecvOp<M> {}
 
 impl<B: IoBufMut, M: ThreadModel> BufferOp<B> for ClaimedRecvOp<M> {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_rx
-    }
-
     fn post(
         &mut self,
         ep: &EndpointInner,

@@ -1,4 +1,5 @@
-//! The future of a request.
+//! The future of a request: posts the operation at the first poll, and refers to its operation slot
+//! in the engine by the key until it resolves.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,25 +9,24 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::buf::IoBuf;
-use fabric_core::completion::{Done, Failed};
 use fabric_core::transport::OpKey;
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::operation::{CancelOutcome, cancel_or_wait, drop_posted, withdraw_posted};
-use super::traits::{BufferOp, FirstPoll};
+use super::operation::{CancelOutcome, cancel_or_wait, drop_posted};
+use super::traits::{AwaitableOp, FirstPoll};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The future of a [`Request`](crate::Request) to send, receive, write or read. It resolves to
-/// [`Done`] or [`Failed`], each with the buffer.
+/// The future of a [`Request`](crate::Request) to send, receive, write or read, which resolves to
+/// [`Done`](crate::Done) or [`Failed`](crate::Failed), each with the buffer; and of a request for
+/// an [atomic operation](crate::atomic::RemoteAtomicOp), which resolves to the previous values.
 ///
 /// The first poll posts the request; a poll for which the task has no [cooperative
 /// budget](tokio::task::coop) left posts nothing. So operations are posted in the order of first
 /// polls.
 ///
 /// # Cancel safety
-/// Dropping it before the first poll posts nothing, and drops the buffer. Afterwards:
+/// Dropping the future before the first poll posts nothing, and drops the buffer. Afterwards:
 ///
 /// * Dropping a receive loses no message: a message that has arrived, or is arriving, goes to the
 ///   next receive that accepts it.
@@ -39,7 +39,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// # Panics
 /// When polled after it has resolved.
 #[must_use = "a future does nothing unless polled"]
-pub struct RequestFuture<'a, O: BufferOp<B>, B: IoBuf, M: ThreadModel = Shared> {
+pub struct RequestFuture<'a, O: AwaitableOp<B>, B, M: ThreadModel = Shared> {
     ep: O::Ep<'a>,
     op: O,
     state: FutureState<B>,
@@ -52,8 +52,8 @@ enum FutureState<B> {
     Resolved,
 }
 
-impl<'a, O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'a, O, B, M> {
-    #[inline(always)] // it is large
+impl<'a, O: AwaitableOp<B>, B, M: ThreadModel> RequestFuture<'a, O, B, M> {
+    #[inline(always)] // the future is large
     pub(super) fn new(ep: O::Ep<'a>, op: O, buf: B) -> Self {
         Self {
             ep,
@@ -64,10 +64,10 @@ impl<'a, O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'a, O, B, M> {
     }
 }
 
-impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'_, O, B, M> {
+impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> RequestFuture<'_, O, B, M> {
     /// Cancels the operation if it has not taken effect, else waits for its completion, as
-    /// [`Operation::cancel`](crate::Operation::cancel). A request that was not posted is not posted
-    /// any more.
+    /// [`Operation::cancel`](crate::Operation::cancel). Before the first poll, nothing is posted
+    /// and the buffer is returned.
     ///
     /// # Cancel safety
     /// Dropping the returned future drops this one.
@@ -75,16 +75,16 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'_, O, B, M> {
     /// # Panics
     /// When this future has resolved.
     #[doc(alias = "fi_cancel")]
-    pub async fn cancel(self) -> CancelOutcome<B> {
+    pub async fn cancel(self) -> CancelOutcome<B, O::Output> {
         cancel_or_wait(self, Self::withdraw).await
     }
 
-    /// Cancels the operation if it has not taken effect.
+    /// Cancels the operation if it has not taken effect, and returns its buffer or operands.
     fn withdraw(&mut self) -> Option<B> {
         if let FutureState::Posted(key) = self.state {
-            let buf = withdraw_posted(self.ep.borrow(), key)?;
+            let posted = self.ep.borrow().domain.core.cancel(key).ok()?;
             self.state = FutureState::Resolved;
-            return Some(buf);
+            return Some(self.op.take_back(posted));
         }
         match mem::replace(&mut self.state, FutureState::Resolved) {
             FutureState::Unposted(buf) => Some(buf),
@@ -93,8 +93,8 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> RequestFuture<'_, O, B, M> {
     }
 }
 
-impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B, M> {
-    type Output = Result<Done<B>, Failed<B>>;
+impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> Future for RequestFuture<'_, O, B, M> {
+    type Output = O::Output;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -102,31 +102,21 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B
         let this = &mut *self;
         let ep = this.ep.borrow();
         if let FutureState::Posted(key) = this.state {
-            let finished = ready!(ep.domain.core.poll_op(key, cx));
+            let completed = ready!(ep.domain.core.poll_op(key, cx));
+            // The result is large: it is built where it is returned.
+            let result = Poll::Ready(this.op.output(completed));
             this.state = FutureState::Resolved;
             budget.made_progress();
-            // The result is large: it is returned from here directly, without a move through a
-            // local.
-            if !O::BUFFER_IS_LENT {
-                return Poll::Ready(finished.take());
-            }
-            return Poll::Ready(finished.take().map(empty_buffer));
+            return result;
         }
         let FutureState::Unposted(buf) = mem::replace(&mut this.state, FutureState::Resolved)
         else {
             panic!("{POLLED_AFTER_COMPLETION}")
         };
-        if let Some(transfer) = this.op.try_fast_path(ep, &buf) {
-            budget.made_progress();
-            return Poll::Ready(Ok(Done { buf, transfer }));
-        }
-        match this.op.post_and_poll(ep, buf, cx) {
-            FirstPoll::Ready(result) => {
+        match this.op.first_poll(ep, buf, cx) {
+            FirstPoll::Ready(output) => {
                 budget.made_progress();
-                if !O::BUFFER_IS_LENT {
-                    return Poll::Ready(result);
-                }
-                Poll::Ready(result.map(empty_buffer))
+                Poll::Ready(output)
             }
             FirstPoll::Pending(key) => {
                 this.state = FutureState::Posted(key);
@@ -136,14 +126,7 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Future for RequestFuture<'_, O, B
     }
 }
 
-/// Empties the buffer of an operation that took its content.
-#[cold]
-pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
-    done.buf.drop_lent();
-    done
-}
-
-impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Drop for RequestFuture<'_, O, B, M> {
+impl<O: AwaitableOp<B>, B, M: ThreadModel> Drop for RequestFuture<'_, O, B, M> {
     #[inline]
     fn drop(&mut self) {
         if let FutureState::Posted(key) = self.state {
@@ -152,7 +135,7 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> Drop for RequestFuture<'_, O, B, 
     }
 }
 
-impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> fmt::Debug for RequestFuture<'_, O, B, M> {
+impl<O: AwaitableOp<B>, B, M: ThreadModel> fmt::Debug for RequestFuture<'_, O, B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
             FutureState::Unposted(_) => "RequestFuture(not posted)",
@@ -166,13 +149,15 @@ impl<O: BufferOp<B>, B: IoBuf, M: ThreadModel> fmt::Debug for RequestFuture<'_, 
 mod tests {
     use std::mem::size_of;
 
+    use fabric_core::Result;
     use fabric_core::buf::{PooledBuf, Scatter};
+    use fabric_core::completion::{Done, Failed};
 
     use super::*;
     use crate::Request;
     use crate::op::{
-        AtomicFuture, AtomicOperation, ClaimedRecvOp, Claiming, Fetching, NoFetch, Operation,
-        PermitSendOp, Probing, ReadOp, RecvOp, Reserving, SendOp, WriteOp,
+        AtomicOperation, ClaimedRecvOp, Claiming, Fetching, NoFetch, Operation, PermitSendOp,
+        Probing, ReadOp, RecvOp, RemoteAtomicOp, Reserving, SendOp, WriteOp,
     };
 
     #[test]
@@ -183,6 +168,7 @@ mod tests {
         assert!(size_of::<RequestFuture<'_, RecvOp, Buf>>() <= LIMIT);
         assert!(size_of::<RequestFuture<'_, WriteOp, Buf>>() <= LIMIT);
         assert!(size_of::<RequestFuture<'_, ReadOp, Buf>>() <= LIMIT);
+        assert!(size_of::<RequestFuture<'_, RemoteAtomicOp<u64, Fetching>, u64>>() <= LIMIT);
         assert!(size_of::<Operation<Buf>>() <= LIMIT);
         type Output = Result<Done<Buf>, Failed<Buf>>;
         assert!(size_of::<Output>() <= size_of::<Buf>() + 128);
@@ -204,8 +190,8 @@ mod tests {
         }
         check_buffer::<PooledBuf>();
         check_buffer::<Scatter>();
-        check::<AtomicFuture<'_, u64, NoFetch>>();
-        check::<AtomicFuture<'_, Vec<u8>, Fetching>>();
+        check::<RequestFuture<'_, RemoteAtomicOp<u64, NoFetch>, u64>>();
+        check::<RequestFuture<'_, RemoteAtomicOp<Vec<u8>, Fetching>, Vec<u8>>>();
         check::<AtomicOperation<[u32; 4], Fetching>>();
         check::<Probing<'_>>();
         check::<Claiming<'_>>();

@@ -5,7 +5,8 @@
 //! | `request` | `Request`: modifiers, `start`, `post`, `inject` |
 //! | `traits` | which modifier applies to which operation |
 //! | `future`, `operation` | the future of a request; an operation that was started |
-//! | `send`, `recv`, `onesided`, `atomic`, `multi_recv` | the operations |
+//! | `send`, `recv`, `multi_recv` | messages |
+//! | `onesided`, `atomic` | writes, reads, atomic operations |
 //! | `batch` | posting several requests together |
 //! | `permit`, `probe`, `claim` | credits ahead of a send; messages ahead of a receive |
 
@@ -23,7 +24,7 @@ mod request;
 mod send;
 mod traits;
 
-pub use atomic::{AtomicFuture, AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};
+pub use atomic::{AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};
 pub(crate) use batch::post_all;
 pub use batch::{BatchError, BatchOp};
 pub use claim::{ClaimOp, Claimed, ClaimedRecvOp, Claiming};
@@ -31,33 +32,36 @@ pub use future::RequestFuture;
 pub use multi_recv::{MessageSlice, MultiRecv, MultiRecvOp, PostedMultiRecv};
 pub use onesided::{ReadFrom, ReadOp, WriteOp, WriteTo};
 pub use operation::{CancelOutcome, Operation};
-pub use permit::{Permit, PermitSendOp, Reserving};
+pub use permit::{AnyEndpoint, Permit, PermitSendOp, Reserving};
 pub use probe::{ProbeOp, Probing};
 pub use recv::{Message, RecvOp};
 pub use request::Request;
 pub use send::SendOp;
+pub(crate) use traits::sealed;
 pub use traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op, QueuedOp,
-    SelectiveOp, TaggedOp, TransmitOp,
+    AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
+    QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
 };
 
 use fabric_reactor::CompletionTarget;
 
-/// Panic text of a poll after completion.
+/// Panic text of a poll of a future that has resolved.
 const POLLED_AFTER_COMPLETION: &str = "the operation was polled after it had resolved";
 
-/// How a posted request reports to its queue.
+/// What the completion of a posted request has, and when it is an entry of the queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CompletionOptions {
     context: u64,
-    /// Whether success is reported although the queue is bound for selective completion.
+    /// Whether a success is an entry although the queue is bound for selective completion
+    /// (`FI_COMPLETION`).
     completion: bool,
 }
 
 impl CompletionOptions {
-    /// Returns the completion target; `selective` is that of the endpoint's queue.
-    fn target(self, selective: bool) -> CompletionTarget {
-        if selective && !self.completion {
+    /// Returns the completion target. `is_selective` says whether the endpoint's queue is bound for
+    /// selective completion.
+    fn target(self, is_selective: bool) -> CompletionTarget {
+        if is_selective && !self.completion {
             CompletionTarget::CqOnError(self.context)
         } else {
             CompletionTarget::Cq(self.context)

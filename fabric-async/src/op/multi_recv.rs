@@ -19,7 +19,7 @@ use tokio::task::coop;
 use super::Request;
 use super::recv::ANY_UNTAGGED;
 use super::traits::{MatchingOp, Op, QueuedOp, sealed};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
 /// Default of `min_free`, in bytes.
@@ -64,14 +64,14 @@ impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
     /// Sets the number of free bytes below which the buffer takes no further message
     /// (`FI_OPT_MIN_MULTI_RECV`); 64 by default.
     ///
-    /// 0 means: as long as messages fit.
+    /// With 0, the buffer takes messages as long as they fit.
     #[doc(alias = "FI_OPT_MIN_MULTI_RECV")]
     pub fn min_free(mut self, bytes: usize) -> Self {
         self.op.min_free = bytes;
         self
     }
 
-    /// Posts the request now. The messages are a stream.
+    /// Posts the request now, and returns the messages as a stream.
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its spare capacity is 0 or less than
@@ -132,26 +132,28 @@ impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
     /// when the endpoint has no receive queue.
     #[allow(clippy::result_large_err)] // as of every request
     pub fn post(self) -> Result<PostedMultiRecv, Failed<BytesMut>> {
-        let (ep, context) = (self.ep.clone(), self.report.context);
+        let (ep, context) = (self.ep.clone(), self.completion_options.context);
         let key = self.submit(MultiRecvTarget::Cq(context))?;
         Ok(PostedMultiRecv { ep, key })
     }
 
+    /// Checks and posts the request.
     #[allow(clippy::result_large_err)] // as of every request
     fn submit(self, target: MultiRecvTarget) -> Result<OpKey, Failed<BytesMut>> {
         let (ep, spec, min_free) = (self.ep, self.op.spec, self.op.min_free);
         let mut buf = self.buf;
-        let room = buf.capacity() - buf.len();
-        let checked = ep.check_multi_recv(&spec).and_then(|()| match room {
-            0 => Err(invalid("it has no spare capacity".into())),
-            _ if room < min_free => Err(invalid(format!(
-                "its spare capacity of {room} bytes is less than min_free, {min_free}"
+        let spare = buf.capacity() - buf.len();
+        let checked = ep.check_multi_recv(&spec).and_then(|()| match spare {
+            0 => Err(invalid_buffer("it has no spare capacity".into())),
+            _ if spare < min_free => Err(invalid_buffer(format!(
+                "its spare capacity of {spare} bytes is less than min_free, {min_free}"
             ))),
             _ => Ok(()),
         });
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }
+        // The engine gets the spare capacity. A refused post returns the buffer with its old bytes.
         let filled = buf.split();
         let restore = |failed: Failed<BytesMut>| {
             let mut whole = filled;
@@ -168,7 +170,8 @@ impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
     }
 }
 
-fn invalid(why: String) -> Error {
+/// Returns the error of a buffer that is too small for a multi-receive.
+fn invalid_buffer(why: String) -> Error {
     Error::Invalid {
         what: "multi-receive buffer",
         why,
@@ -177,8 +180,9 @@ fn invalid(why: String) -> Error {
 
 /// A posted multi-receive: the stream of its messages.
 ///
-/// It yields each message when the message is complete; messages of one sender in sending order. It
-/// ends (`None`) when the buffer takes no more messages and all messages were yielded.
+/// The stream yields each message when the message is complete; messages of one sender in sending
+/// order. The stream ends (`None`) when the buffer takes no more messages and all messages were
+/// yielded.
 /// [`into_rest`](Self::into_rest) then returns the rest of the buffer.
 ///
 /// A failure of one message is an item, and does not end the stream: a message longer than the
@@ -197,15 +201,20 @@ fn invalid(why: String) -> Error {
 /// cooperative budget.
 ///
 /// # Cancel safety
-/// Dropping a pending `next` loses nothing. Neither does dropping the stream: messages that have
-/// arrived and were not taken, or are arriving, go to the next receives that accept them, in order.
+/// Dropping a pending `next` or the stream loses no message. When the stream is dropped, messages
+/// that have arrived and were not taken, or are arriving, go to the next receives that accept them,
+/// in order.
 #[must_use = "dropping the stream cancels the receive"]
 pub struct MultiRecv {
     state: MultiRecvStreamState,
 }
 
 enum MultiRecvStreamState {
-    Posted { ep: Arc<EndpointInner>, key: OpKey },
+    Posted {
+        ep: Arc<EndpointInner>,
+        key: OpKey,
+    },
+    /// Ended, with the rest of the buffer.
     Finished(BytesMut),
 }
 
@@ -219,7 +228,7 @@ impl MultiRecv {
         }
     }
 
-    /// Returns the rest of the buffer. A stream that has not ended is cancelled: messages that were
+    /// Returns the rest of the buffer. A stream that has not ended is canceled: messages that were
     /// not taken go to the next receives, as when the stream is dropped.
     ///
     /// When its messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer
@@ -244,10 +253,10 @@ impl Stream for MultiRecv {
         let MultiRecvStreamState::Posted { ep, key } = &self.state else {
             return Poll::Ready(None);
         };
-        let part = ready!(ep.domain.core.poll_multi_recv(*key, cx));
+        let item = ready!(ep.domain.core.poll_multi_recv(*key, cx));
         budget.made_progress();
-        Poll::Ready(match part {
-            MultiRecvItem::Message(ended) => Some(into_message_slice(ended)),
+        Poll::Ready(match item {
+            MultiRecvItem::Message(received) => Some(into_message_slice(received)),
             MultiRecvItem::End(None, rest) => {
                 self.state = MultiRecvStreamState::Finished(rest);
                 None
@@ -260,12 +269,13 @@ impl Stream for MultiRecv {
     }
 }
 
+/// Converts a received message of the engine.
 #[allow(clippy::result_large_err)] // as of every request
-fn into_message_slice(part: OpResult) -> Result<MessageSlice, Failed<Bytes>> {
-    let buf = BytesMut::from_any(part.buf)
+fn into_message_slice(received: OpResult) -> Result<MessageSlice, Failed<Bytes>> {
+    let buf = BytesMut::from_any(received.buf)
         .unwrap_or_else(|_| unreachable!("the buffer of a multi-receive is a BytesMut"));
-    let (buf, transfer) = (buf.freeze(), part.transfer);
-    match part.error {
+    let (buf, transfer) = (buf.freeze(), received.transfer);
+    match received.error {
         None => Ok(Done { buf, transfer }),
         Some(error) => Err(Failed {
             error: *error,
@@ -294,7 +304,8 @@ impl fmt::Debug for MultiRecv {
     }
 }
 
-/// A posted multi-receive that reports to the completion queue. Dropping this changes nothing.
+/// A posted multi-receive that reports to the completion queue. Dropping the `PostedMultiRecv`
+/// changes nothing.
 pub struct PostedMultiRecv {
     ep: Arc<EndpointInner>,
     key: OpKey,

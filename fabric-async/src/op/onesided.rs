@@ -9,53 +9,51 @@ use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
-use super::send::{check_injected_level, post_payload, try_fast_path};
+use super::send::{check_injected_level, try_fast_path};
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, QueuedOp, SelectiveOp, TransmitOp,
-    TxOptions, sealed,
+    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, TransmitOp, TxOptions, sealed,
 };
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::mr::{RemoteAddr, RemoteSlice};
 
-/// Where a write goes: a position in a peer's memory ([`RemoteAddr`]), which gets all bytes of the
-/// buffer; a range ([`RemoteSlice`]), which has the length of the buffer; or a list of ranges
-/// (array, slice or vector), which have its length together.
+/// The target of a write: a position in a peer's memory ([`RemoteAddr`]), where all bytes of the
+/// buffer go; a range ([`RemoteSlice`]) with the length of the buffer; or a list of ranges (array,
+/// slice or vector) whose lengths add up to that of the buffer.
 #[derive(Clone, Debug)]
-pub struct WriteTo(Target);
+pub struct WriteTo(RemoteRanges);
 
-/// What a read reads: a range of a peer's memory ([`RemoteSlice`]), or a list of ranges (array,
+/// The source of a read: a range of a peer's memory ([`RemoteSlice`]), or a list of ranges (array,
 /// slice or vector).
 #[derive(Clone, Debug)]
-pub struct ReadFrom(Target);
+pub struct ReadFrom(RemoteRanges);
 
-/// Remote ranges of an operation. One range needs no allocation.
+/// The remote ranges of an operation. A single range needs no allocation.
 #[derive(Clone, Debug)]
-enum Target {
-    /// As many bytes as the buffer has.
+enum RemoteRanges {
+    /// The range that starts here and has the length of the buffer.
     Addr(RemoteAddr),
     Slice(RemoteSlice),
     List(Box<[RmaIov]>),
 }
 
-impl Target {
+impl RemoteRanges {
     fn list(slices: &[RemoteSlice]) -> Self {
-        let range = |of: &RemoteSlice| rma_iov(of.key, of.offset, of.len);
-        Self::List(slices.iter().map(range).collect())
+        let to_iov = |slice: &RemoteSlice| rma_iov(slice.key, slice.offset, slice.len);
+        Self::List(slices.iter().map(to_iov).collect())
     }
 
-    /// Returns the range for the operation's `TxOp`: the position of the first range and the total
-    /// length. `len` is the length of the buffer.
+    /// Returns the range for the operation's `TxOp`: the position of the first range, with the
+    /// total length of all ranges. `buf_len` is the length of the buffer.
     #[inline]
-    fn first(&self, len: usize) -> RmaIov {
+    fn first_with_total_len(&self, buf_len: usize) -> RmaIov {
         match self {
-            Self::Addr(addr) => rma_iov(addr.key, addr.offset, len),
+            Self::Addr(addr) => rma_iov(addr.key, addr.offset, buf_len),
             Self::Slice(slice) => rma_iov(slice.key, slice.offset, slice.len),
             Self::List(ranges) => {
                 let sum = |sum: usize, range: &RmaIov| sum.saturating_add(range.len);
-                let len = ranges.iter().fold(0, sum);
-                let first = ranges.first();
-                first.map_or(rma_iov(0, 0, len), |first| {
-                    rma_iov(first.key, first.offset, len)
+                let total = ranges.iter().fold(0, sum);
+                ranges.first().map_or(rma_iov(0, 0, total), |first| {
+                    rma_iov(first.key, first.offset, total)
                 })
             }
         }
@@ -70,9 +68,9 @@ impl Target {
         }
     }
 
-    /// Checks the number of ranges.
+    /// Checks the number of ranges against `rma_iov_limit`.
     #[inline]
-    fn check(&self, ep: &EndpointInner) -> Result<()> {
+    fn check_range_count(&self, ep: &EndpointInner) -> Result<()> {
         match self {
             Self::List(ranges) => check_count(ranges.len(), ep.info.tx.rma_iov_limit),
             _ => Ok(()),
@@ -112,7 +110,7 @@ fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
 impl From<RemoteAddr> for WriteTo {
     #[inline]
     fn from(addr: RemoteAddr) -> Self {
-        Self(Target::Addr(addr))
+        Self(RemoteRanges::Addr(addr))
     }
 }
 
@@ -121,32 +119,32 @@ macro_rules! impl_from_ranges {
         impl From<RemoteSlice> for $type {
             #[inline]
             fn from(slice: RemoteSlice) -> Self {
-                Self(Target::Slice(slice))
+                Self(RemoteRanges::Slice(slice))
             }
         }
         impl From<&[RemoteSlice]> for $type {
             fn from(slices: &[RemoteSlice]) -> Self {
-                Self(Target::list(slices))
+                Self(RemoteRanges::list(slices))
             }
         }
         impl<const N: usize> From<[RemoteSlice; N]> for $type {
             fn from(slices: [RemoteSlice; N]) -> Self {
-                Self(Target::list(&slices))
+                Self(RemoteRanges::list(&slices))
             }
         }
         impl<const N: usize> From<&[RemoteSlice; N]> for $type {
             fn from(slices: &[RemoteSlice; N]) -> Self {
-                Self(Target::list(slices))
+                Self(RemoteRanges::list(slices))
             }
         }
         impl From<Vec<RemoteSlice>> for $type {
             fn from(slices: Vec<RemoteSlice>) -> Self {
-                Self(Target::list(&slices))
+                Self(RemoteRanges::list(&slices))
             }
         }
         impl From<&Vec<RemoteSlice>> for $type {
             fn from(slices: &Vec<RemoteSlice>) -> Self {
-                Self(Target::list(slices))
+                Self(RemoteRanges::list(slices))
             }
         }
     )*};
@@ -158,7 +156,7 @@ impl_from_ranges!(WriteTo, ReadFrom);
 #[derive(Debug)]
 pub struct WriteOp {
     peer: FiAddr,
-    to: Target,
+    to: RemoteRanges,
     data: Option<u64>,
     options: TxOptions,
 }
@@ -180,15 +178,16 @@ impl WriteOp {
             data: self.data,
             fence: self.options.fence,
             level: self.options.level.unwrap_or(CompletionLevel::Transmitted),
-            ..TxOp::one_sided(OpKind::Write, self.peer, self.to.first(len))
+            ..TxOp::one_sided(OpKind::Write, self.peer, self.to.first_with_total_len(len))
         }
     }
 
-    /// Checks that the remote ranges have as many bytes as the buffer.
+    /// Checks the number of remote ranges, and that their total length is `len`, that of the
+    /// buffer.
     #[inline]
-    fn check_target(&self, ep: &EndpointInner, len: usize) -> Result<()> {
-        self.to.check(ep)?;
-        let ranges = self.to.first(len).len;
+    fn check_ranges(&self, ep: &EndpointInner, len: usize) -> Result<()> {
+        self.to.check_range_count(ep)?;
+        let ranges = self.to.first_with_total_len(len).len;
         if ranges != len {
             return Err(length_error(len, ranges));
         }
@@ -197,10 +196,11 @@ impl WriteOp {
 }
 
 #[cold]
+/// Returns the error of a write whose remote ranges have another total length than the buffer.
 fn length_error(len: usize, ranges: usize) -> Error {
     Error::Invalid {
         what: "write",
-        why: format!("the buffer has {len} bytes, the remote ranges {ranges}"),
+        why: format!("the buffer has {len} bytes, the remote ranges have {ranges}"),
     }
 }
 
@@ -221,19 +221,22 @@ impl TransmitOp for WriteOp {
     }
 }
 impl DeliveryOp for WriteOp {}
-impl QueuedOp for WriteOp {}
-impl SelectiveOp for WriteOp {}
-impl BytesOp for WriteOp {}
+impl BytesOp for WriteOp {
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
+}
 
 impl InjectOp for WriteOp {
     #[inline(always)] // on the small-message path
     fn check_injected(&self, len: usize) -> Result<()> {
         check_injected_level(&self.options)?;
         match &self.to {
-            Target::Addr(_) => Ok(()),
-            Target::Slice(slice) if slice.len == len => Ok(()),
-            Target::Slice(slice) => Err(length_error(len, slice.len)),
-            Target::List(_) => Err(Error::Invalid {
+            RemoteRanges::Addr(_) => Ok(()),
+            RemoteRanges::Slice(slice) if slice.len == len => Ok(()),
+            RemoteRanges::Slice(slice) => Err(length_error(len, slice.len)),
+            RemoteRanges::List(_) => Err(Error::Invalid {
                 what: "inject",
                 why: "a list of remote ranges cannot be injected".into(),
             }),
@@ -247,18 +250,10 @@ impl InjectOp for WriteOp {
 }
 
 impl<B: IoBuf> BufferOp<B> for WriteOp {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
-
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
         match self.to {
-            Target::Addr(_) => try_fast_path(ep, &self.to_tx(buf.payload().len()), buf),
+            RemoteRanges::Addr(_) => try_fast_path(ep, &self.to_tx(buf.payload().len()), buf),
             _ => None,
         }
     }
@@ -270,19 +265,15 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let len = buf.payload().len();
-        let tx_op = self.to_tx(len);
-        let Some(ranges) = self.to.as_list() else {
-            return match self.check_target(ep, len) {
-                Ok(()) => post_payload(ep, tx_op, buf, target, credit),
-                Err(error) => Err(Failed::new(error, buf)),
-            };
-        };
         if let Err(error) = self.check(ep, &buf) {
             return Err(Failed::new(error, buf));
         }
+        let tx_op = self.to_tx(buf.payload().len());
         let core = &ep.domain.core;
-        core.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit)
+        match self.to.as_list() {
+            None => core.send(ep.id, tx_op, buf, target, credit),
+            Some(ranges) => core.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
+        }
     }
 }
 
@@ -296,7 +287,7 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
             false,
         )?;
         ep.check_tx_iov(buf)?;
-        self.check_target(ep, len)
+        self.check_ranges(ep, len)
     }
 
     fn copied_len(&self, buf: &B) -> usize {
@@ -304,9 +295,8 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.core.batch(ep.id);
-        let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
-            let target = report.target(ep.selective_tx);
+        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
+            let target = completion_options.target(ep.selective_tx);
             let tx_op = TxOp {
                 more: true,
                 ..op.to_tx(buf.payload().len())
@@ -315,9 +305,7 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
                 None => posts.send(&tx_op, buf, target),
                 Some(ranges) => posts.write_rma_iov(tx_op, ranges, buf, target),
             }
-        });
-        // The error of a refused request takes precedence over a peer that disconnected.
-        (count, stopped.and(posts.finish()))
+        })
     }
 }
 
@@ -325,7 +313,7 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
 #[derive(Debug)]
 pub struct ReadOp {
     peer: FiAddr,
-    from: Target,
+    from: RemoteRanges,
     options: TxOptions,
 }
 
@@ -348,19 +336,14 @@ impl TransmitOp for ReadOp {
         &mut self.options
     }
 }
-impl QueuedOp for ReadOp {}
-impl SelectiveOp for ReadOp {}
-impl BytesOp for ReadOp {}
+impl BytesOp for ReadOp {
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
+}
 
 impl<B: IoBufMut> BufferOp<B> for ReadOp {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
-
     fn post(
         &mut self,
         ep: &EndpointInner,
@@ -370,12 +353,12 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
     ) -> Result<PostResult<B>, Failed<B>> {
         let tx_op = TxOp {
             fence: self.options.fence,
-            ..TxOp::one_sided(OpKind::Read, self.peer, self.from.first(0))
+            ..TxOp::one_sided(OpKind::Read, self.peer, self.from.first_with_total_len(0))
         };
         let checked = ep
             .check_tx_op(&tx_op)
             .and_then(|()| ep.check_tx_iov(&buf))
-            .and_then(|()| self.from.check(ep));
+            .and_then(|()| self.from.check_range_count(ep));
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }

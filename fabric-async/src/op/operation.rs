@@ -1,4 +1,7 @@
-//! Operations that were started: posted, and awaited later.
+//! Operations that [`Request::start`](crate::Request::start) posted, and cancellation.
+//!
+//! An [`Operation`] refers to an operation slot of the engine by its key, until it resolves.
+//! Dropping the `Operation` withdraws or detaches the posted operation.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -14,14 +17,14 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::future::empty_buffer;
-use super::traits::BufferOp;
-use crate::endpoint::EndpointInner;
+use super::traits::{BufferOp, empty_buffer, unwrap_buffer};
+use crate::endpoint_inner::EndpointInner;
 
-/// A posted operation, to be awaited. It resolves to [`Done`] or [`Failed`], each with the buffer.
+/// A posted operation, to be awaited: a future that resolves to [`Done`] or [`Failed`], each with
+/// the buffer.
 ///
-/// It does not keep its endpoint open: when the endpoint is closed, by a call or with its last
-/// handle, a pending operation ends with [`Error::Canceled`](crate::Error::Canceled) and its
+/// An operation does not keep its endpoint open: when the endpoint is closed, by a call or with its
+/// last handle, a pending operation ends with [`Error::Canceled`](crate::Error::Canceled) and its
 /// buffer. See [handles](crate::guide::errors#handles).
 ///
 /// # Cancel safety
@@ -39,26 +42,26 @@ pub struct Operation<B> {
 }
 
 enum OperationState<B> {
-    /// Completed when it was posted, with this many bytes and this tag.
+    /// Completed by the post, with this number of bytes and this tag.
     DoneInline(B, usize, Option<u64>),
     Posted {
-        /// Not a handle: the endpoint may be closed.
+        /// Does not keep the endpoint open.
         ep: Arc<EndpointInner>,
         key: OpKey,
         cancels_on_drop: bool,
-        /// Whether a success takes the content of the buffer.
+        /// Whether the buffer is a loan, which is empty after a success.
         buffer_is_lent: bool,
     },
     Resolved,
 }
 
-/// The result of cancelling an operation.
+/// The result of canceling an operation with a buffer of type `B`, or with operands of type `B`.
 #[derive(Debug)]
-pub enum CancelOutcome<B> {
-    /// The operation was cancelled before it took effect. This is its buffer.
+pub enum CancelOutcome<B, T = Result<Done<B>, Failed<B>>> {
+    /// The operation was canceled before it took effect. The value is its buffer, or its operands.
     Canceled(B),
-    /// The operation completed before it could be cancelled, with this result.
-    Completed(Result<Done<B>, Failed<B>>),
+    /// The operation completed before it could be canceled, with this result.
+    Completed(T),
 }
 
 impl<B: IoBuf> Operation<B> {
@@ -109,7 +112,7 @@ impl<B: IoBuf> Operation<B> {
         }
     }
 
-    /// Creates an operation that was posted with a buffer of this crate.
+    /// Creates the `Operation` of an operation that was posted with a buffer that is no loan.
     pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey, cancels_on_drop: bool) -> Self {
         Self {
             state: OperationState::Posted {
@@ -122,9 +125,9 @@ impl<B: IoBuf> Operation<B> {
     }
 
     /// Cancels the operation if it has not taken effect, else waits for its completion
-    /// (`fi_cancel`). The outcome is exactly one of the two.
+    /// (`fi_cancel`).
     ///
-    /// A receive can be cancelled until a message is matched to it, a send until its first byte is
+    /// A receive can be canceled until a message is matched to it, a send until its first byte is
     /// on its way.
     ///
     /// # Cancel safety
@@ -134,14 +137,14 @@ impl<B: IoBuf> Operation<B> {
         cancel_or_wait(self, Self::withdraw).await
     }
 
-    /// Cancels the operation if it has not taken effect.
-    fn withdraw(&mut self) -> Option<B> {
+    /// Cancels the operation if it has not taken effect, and returns its buffer.
+    pub(super) fn withdraw(&mut self) -> Option<B> {
         let OperationState::Posted { ep, key, .. } = &self.state else {
             return None;
         };
-        let buf = withdraw_posted(ep, *key)?;
+        let buf = ep.domain.core.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
-        Some(buf)
+        Some(unwrap_buffer(buf))
     }
 }
 
@@ -149,9 +152,9 @@ impl<B: IoBuf> Operation<B> {
 pub(super) async fn cancel_or_wait<F, B>(
     mut future: F,
     withdraw: impl Fn(&mut F) -> Option<B>,
-) -> CancelOutcome<B>
+) -> CancelOutcome<B, F::Output>
 where
-    F: Future<Output = Result<Done<B>, Failed<B>>> + Unpin,
+    F: Future + Unpin,
 {
     poll_fn(|cx| {
         if let Some(buf) = withdraw(&mut future) {
@@ -160,20 +163,14 @@ where
         if let Poll::Ready(result) = Pin::new(&mut future).poll(cx) {
             return Poll::Ready(CancelOutcome::Completed(result));
         }
-        // A receive can be cancelled again when the sender of its message has died. If that
-        // happens after this poll, it wakes this task.
+        // A matched receive can be canceled again when the sender of its message has died. A death
+        // after this poll wakes the task.
         match withdraw(&mut future) {
             Some(buf) => Poll::Ready(CancelOutcome::Canceled(buf)),
             None => Poll::Pending,
         }
     })
     .await
-}
-
-/// Cancels a posted operation if it has not taken effect, and returns its buffer.
-pub(super) fn withdraw_posted<B: IoBuf>(ep: &EndpointInner, key: OpKey) -> Option<B> {
-    let buf = B::from_any(ep.domain.core.cancel(key).ok()?);
-    Some(buf.unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with")))
 }
 
 impl<B: IoBuf> Future for Operation<B> {
@@ -190,14 +187,13 @@ impl<B: IoBuf> Future for Operation<B> {
         {
             let buffer_is_lent = *buffer_is_lent;
             let finished = ready!(ep.domain.core.poll_op(*key, cx));
-            // The result is large: it is returned from here directly, without a move through a
-            // local.
+            // The result is large: it is built where it is returned.
             let result = if buffer_is_lent {
                 Poll::Ready(finished.take().map(empty_buffer))
             } else {
                 Poll::Ready(finished.take())
             };
-            // The operation has no slot any more, which its drop would look for.
+            // The engine has freed the operation's slot: the drop must not use the key.
             self.state = OperationState::Resolved;
             budget.made_progress();
             return result;
@@ -228,7 +224,8 @@ impl<B> Drop for Operation<B> {
     }
 }
 
-/// Detaches a posted operation whose future is dropped, or withdraws it if it has not begun.
+/// Detaches a posted operation whose future is dropped, so that its slot is freed when it ends.
+/// With `cancels_on_drop`, cancels it instead if it has not begun.
 #[cold]
 pub(super) fn drop_posted(ep: &EndpointInner, key: OpKey, cancels_on_drop: bool) {
     let core = &ep.domain.core;

@@ -17,19 +17,20 @@ use tokio::task::coop;
 
 use super::send::{SendOp, post_payload};
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, MessageOp, Op, QueuedOp, SelectiveOp, TaggedOp,
-    TransmitOp, TxOptions, sealed,
+    BufferOp, BytesOp, DataOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
 use super::{POLLED_AFTER_COMPLETION, Request};
-use crate::endpoint::{AnyEndpoint, Endpoint, EndpointInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The future of [`Endpoint::reserve`]: waits for a transmit credit, in order with waiting sends.
+/// The future of [`Endpoint::reserve`](crate::Endpoint::reserve): waits for a transmit credit, in
+/// order with waiting sends.
 ///
-/// It takes its place in the queue at the first poll.
+/// The future takes its place in the queue at the first poll.
 ///
 /// # Cancel safety
-/// Dropping it gives up its place in the queue, and returns a credit that was granted meanwhile.
+/// Dropping the future gives up its place in the queue, and returns a credit that was granted
+/// meanwhile.
 ///
 /// # Panics
 /// When polled after it has resolved.
@@ -41,33 +42,35 @@ pub struct Reserving<'a, M: ThreadModel = Shared> {
 }
 
 enum ReservingState<M: ThreadModel> {
-    Unposted,
+    Unqueued,
+    /// In the queue, or granted: the drop of the permit handles both.
     Queued(Permit<M>),
     Resolved,
 }
 
-/// A reserved transmit credit: one send to one peer that does not fail for lack of credit. (A send
-/// that is posted to a queue still needs an entry there.)
+/// A reserved transmit credit: one send to one peer does not fail for lack of credit. A send that
+/// is posted to a queue still needs an entry there.
 ///
-/// Dropping it returns the credit. It does not keep the endpoint open.
+/// Dropping the permit returns the credit. A permit does not keep the endpoint open.
 pub struct Permit<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     key: OpKey,
     peer: FiAddr,
+    /// Whether a posted send has taken over the credit.
     consumed: bool,
     model: PhantomData<M>,
 }
 
 impl<'a, M: ThreadModel> Reserving<'a, M> {
-    pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr) -> Self {
+    pub(crate) fn new(ep: &'a Arc<EndpointInner>, peer: FiAddr) -> Self {
         Self {
-            ep: &ep.inner,
+            ep,
             peer,
-            state: ReservingState::Unposted,
+            state: ReservingState::Unqueued,
         }
     }
 
-    /// Takes a place in the queue for credits.
+    /// Takes a place in the queue for credits. The permit holds the place, and later the credit.
     fn enqueue(&self) -> Result<Permit<M>> {
         self.ep.node.check_open()?;
         let key = self.ep.domain.core.reserve_credit(self.ep.id, self.peer)?;
@@ -86,7 +89,7 @@ impl<M: ThreadModel> Future for Reserving<'_, M> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let budget = ready!(coop::poll_proceed(cx));
-        if let ReservingState::Unposted = self.state {
+        if let ReservingState::Unqueued = self.state {
             self.state = match self.enqueue() {
                 Ok(permit) => ReservingState::Queued(permit),
                 Err(error) => {
@@ -119,17 +122,24 @@ impl<M: ThreadModel> fmt::Debug for Reserving<'_, M> {
 }
 
 impl<M: ThreadModel> Permit<M> {
-    /// Returns a request to send with this credit, to the peer it was reserved for; to be awaited,
-    /// started or posted like any send. `ep` must be the endpoint that granted the credit, or a
-    /// clone: on any other endpoint the send fails with [`Error::Invalid`], and the credit is
-    /// returned.
+    /// Returns a request to send with this credit to its peer; to be awaited, started or posted
+    /// like any send. `ep` must be the endpoint that granted the credit, or a clone: on any other
+    /// endpoint the send fails with [`Error::Invalid`], and the credit is returned.
     pub fn send<B>(self, ep: &impl AnyEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {
         let op = PermitSendOp {
             send: SendOp::new(self.peer),
             permit: Some(self),
         };
-        Request::new(ep.as_endpoint(), op, buf)
+        Request::new(ep.inner(), op, buf)
     }
+}
+
+/// An [`Endpoint`](crate::Endpoint) or a [`ConnectedEndpoint`](crate::ConnectedEndpoint), for calls
+/// that take either, such as [`Permit::send`].
+pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
+    /// Returns the part of the endpoint that requests refer to.
+    #[doc(hidden)]
+    fn inner(&self) -> &Arc<EndpointInner>;
 }
 
 impl<M: ThreadModel> Drop for Permit<M> {
@@ -173,22 +183,15 @@ impl<M: ThreadModel> TransmitOp for PermitSendOp<M> {
         self.send.options()
     }
 }
-impl<M: ThreadModel> DeliveryOp for PermitSendOp<M> {}
 impl<M: ThreadModel> MessageOp for PermitSendOp<M> {}
-impl<M: ThreadModel> QueuedOp for PermitSendOp<M> {}
-impl<M: ThreadModel> SelectiveOp for PermitSendOp<M> {}
-impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
+impl<M: ThreadModel> BytesOp for PermitSendOp<M> {
+    fn tx_options(&self) -> Option<&TxOptions> {
+        self.send.tx_options()
+    }
+}
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
     const BUFFER_IS_LENT: bool = B::IS_LENT;
-
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.send.cancels_on_drop()
-    }
 
     fn post(
         &mut self,
@@ -210,7 +213,7 @@ impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
         }
         let tx_op = self.send.to_tx(ep, buf.lent_key());
         let posted = post_payload(ep, tx_op, buf, target, CreditMode::FromPermit);
-        // A posted send has taken over the credit; a refused one returns it.
+        // A posted send has taken over the credit; a refused send returns it.
         permit.consumed = posted.is_ok();
         posted
     }

@@ -17,10 +17,11 @@ use super::Request;
 use super::claim::ClaimOp;
 use super::recv::ANY_UNTAGGED;
 use super::traits::{MatchingOp, Op, sealed};
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A look at a message without receiving it ([`Endpoint::probe`](crate::Endpoint::probe)).
+/// A probe: finds a message without receiving it (`FI_PEEK`,
+/// [`Endpoint::probe`](crate::Endpoint::probe)).
 #[derive(Debug)]
 pub struct ProbeOp {
     spec: RecvSpec,
@@ -44,10 +45,11 @@ impl MatchingOp for ProbeOp {
 
 /// # Probes
 impl<'a, M: ThreadModel> Request<'a, ProbeOp, (), M> {
-    /// Returns the first matching message that is here now, without waiting; `None` without one.
+    /// Returns length, tag and source of the first matching message without waiting; `None` if
+    /// there is none now.
     ///
     /// # Errors
-    /// As of the [probe](crate::Endpoint::probe).
+    /// As of a [probe](crate::Endpoint::probe).
     pub fn try_probe(&self) -> Result<Option<Transfer>> {
         self.ep.check_recv(&self.op.spec)?;
         self.ep.domain.core.peek(self.ep.id, self.op.spec)
@@ -57,7 +59,7 @@ impl<'a, M: ThreadModel> Request<'a, ProbeOp, (), M> {
     #[doc(alias = "FI_CLAIM")]
     pub fn claim(self) -> Request<'a, ClaimOp, (), M> {
         let op = ClaimOp { spec: self.op.spec };
-        Request::with_ep(self.ep, op, ())
+        Request::new(self.ep, op, ())
     }
 }
 
@@ -70,7 +72,7 @@ impl<'a, M: ThreadModel> IntoFuture for Request<'a, ProbeOp, (), M> {
     }
 }
 
-/// The future of a [probe](crate::Endpoint::probe). It looks for a message from the first poll on.
+/// The future of a [probe](crate::Endpoint::probe), which searches from the first poll on.
 #[must_use = "a future does nothing unless polled"]
 pub struct Probing<'a, M: ThreadModel = Shared> {
     ep: &'a Arc<EndpointInner>,

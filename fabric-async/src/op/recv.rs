@@ -1,4 +1,4 @@
-//! Receives.
+//! Receives of one message each.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,8 +10,8 @@ use fabric_core::matching::RecvSpec;
 use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
-use super::traits::{BufferOp, BytesOp, FirstPoll, MatchingOp, Op, QueuedOp, SelectiveOp, sealed};
-use crate::endpoint::EndpointInner;
+use super::traits::{BufferOp, BytesOp, FirstPoll, MatchingOp, Op, sealed};
+use crate::endpoint_inner::EndpointInner;
 
 /// A received message in a buffer of the domain's pool.
 ///
@@ -50,15 +50,9 @@ impl MatchingOp for RecvOp {
         &mut self.spec
     }
 }
-impl QueuedOp for RecvOp {}
-impl SelectiveOp for RecvOp {}
 impl BytesOp for RecvOp {}
 
 impl<B: IoBufMut> BufferOp<B> for RecvOp {
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_rx
-    }
-
     #[inline]
     fn post(
         &mut self,
@@ -75,7 +69,12 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
     }
 
     #[inline]
-    fn post_and_poll(&mut self, ep: &EndpointInner, buf: B, cx: &mut Context<'_>) -> FirstPoll<B> {
+    fn post_and_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
         if let Err(error) = self.check(ep, &buf) {
             return FirstPoll::Ready(Err(Failed::new(error, buf)));
         }
@@ -101,17 +100,16 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.core.batch(ep.id);
-        let mut began = posts.received_bytes();
-        let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
-            if posts.received_bytes() - began >= MAX_BATCH_BYTES as u64 {
-                // Waiting messages were copied into these receives: let other users of the domain
-                // run.
+        let mut began = None;
+        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
+            let began = began.get_or_insert_with(|| posts.received_bytes());
+            if posts.received_bytes() - *began >= MAX_BATCH_BYTES as u64 {
+                // Waiting messages were copied into these receives: other users of the domain get
+                // the lock.
                 posts.yield_lock();
-                began = posts.received_bytes();
+                *began = posts.received_bytes();
             }
-            posts.recv(op.spec, buf, report.target(ep.selective_rx))
-        });
-        (count, stopped.and(posts.finish()))
+            posts.recv(op.spec, buf, completion_options.target(ep.selective_rx))
+        })
     }
 }

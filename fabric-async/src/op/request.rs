@@ -4,20 +4,19 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, Payload};
-use fabric_core::completion::{CompletionLevel, Done, Failed};
+use fabric_core::completion::{CompletionLevel, Failed};
 use fabric_core::matching::TagMatch;
 use fabric_core::{FiAddr, Result};
 use fabric_reactor::CreditMode;
 
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op, QueuedOp,
-    SelectiveOp, TaggedOp, TransmitOp,
+    AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
+    QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
 };
 use super::{CompletionOptions, Operation, RequestFuture};
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A request for an operation `O` with a buffer `B`: the operation and its modifiers, not posted
@@ -30,12 +29,12 @@ use crate::thread_model::{Shared, ThreadModel};
 /// | `.await` | by the first poll of the future | the future |
 /// | [`start`](Self::start) | by the call | the returned [`Operation`], which borrows nothing |
 /// | [`post`](Self::post) | by the call | the completion queue, with the [`context`](Self::context) |
-/// | [`inject`](Request::inject) | by the call, with a copy of borrowed bytes | no one |
+/// | [`inject`](Request::inject) | by the call, with a copy of borrowed bytes | none: there is no completion |
 ///
 /// | operation | future | result of `start` |
 /// |---|---|---|
 /// | send, receive, write, read | [`RequestFuture`] | [`Operation`] |
-/// | atomic operation | [`AtomicFuture`](crate::atomic::AtomicFuture) | [`AtomicOperation`](crate::atomic::AtomicOperation) |
+/// | atomic operation | [`RequestFuture`] | [`AtomicOperation`](crate::atomic::AtomicOperation) |
 /// | multi-receive | none | [`MultiRecv`](crate::MultiRecv), a stream |
 /// | probe, claim | [`Probing`](crate::Probing), [`Claiming`](crate::Claiming) | none |
 ///
@@ -92,30 +91,28 @@ pub struct Request<'a, O: Op, B, M: ThreadModel = Shared> {
     pub(super) ep: O::Ep<'a>,
     pub(super) op: O,
     pub(super) buf: B,
-    pub(super) report: CompletionOptions,
+    pub(super) completion_options: CompletionOptions,
     model: PhantomData<M>,
-}
-
-impl<'a, O: Op<Ep<'a> = &'a Arc<EndpointInner>>, B, M: ThreadModel> Request<'a, O, B, M> {
-    #[inline(always)] // the request is large
-    pub(crate) fn new(ep: &'a Endpoint<M>, op: O, buf: B) -> Self {
-        Self::with_ep(&ep.inner, op, buf)
-    }
 }
 
 impl<'a, O: Op, B, M: ThreadModel> Request<'a, O, B, M> {
     #[inline(always)] // the request is large
-    pub(super) fn with_ep(ep: O::Ep<'a>, op: O, buf: B) -> Self {
+    pub(crate) fn new(ep: O::Ep<'a>, op: O, buf: B) -> Self {
         Self::from_parts(ep, op, buf, CompletionOptions::default())
     }
 
     #[inline(always)] // the request is large
-    pub(super) fn from_parts(ep: O::Ep<'a>, op: O, buf: B, report: CompletionOptions) -> Self {
+    pub(super) fn from_parts(
+        ep: O::Ep<'a>,
+        op: O,
+        buf: B,
+        completion_options: CompletionOptions,
+    ) -> Self {
         Self {
             ep,
             op,
             buf,
-            report,
+            completion_options,
             model: PhantomData,
         }
     }
@@ -123,8 +120,8 @@ impl<'a, O: Op, B, M: ThreadModel> Request<'a, O, B, M> {
 
 /// # Messages
 impl<O: TaggedOp, B, M: ThreadModel> Request<'_, O, B, M> {
-    /// Sends a tagged message (`fi_tsend`), which only tagged receives take; of a receive, probe or
-    /// claim: takes tagged messages with exactly this tag (`fi_trecv`).
+    /// Sets the tag. A send sends a tagged message (`fi_tsend`), which only tagged receives take. A
+    /// receive, probe or claim takes tagged messages with exactly this tag (`fi_trecv`).
     ///
     /// A connected peer must be known to support tags: see [the
     /// guide](crate::guide::connected_endpoints#tags).
@@ -156,8 +153,8 @@ impl<O: MatchingOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// When a connected peer disconnects, receives directed at it fail with
     /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages it had sent. A receive that
     /// is posted later waits for the peer to come back if the application inserted the peer; the
-    /// [event queue](Endpoint::take_events) reports the disconnect. For an auto-inserted peer the
-    /// later receive fails: with `PeerGone` while messages of the peer wait, with
+    /// [event queue](crate::Endpoint::take_events) reports the disconnect. For an auto-inserted
+    /// peer the later receive fails: with `PeerGone` while messages of the peer wait, with
     /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A pending receive whose
     /// address handle is removed ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]
@@ -171,10 +168,11 @@ impl<O: MatchingOp, B, M: ThreadModel> Request<'_, O, B, M> {
 
 /// # Completion data
 impl<O: DataOp, B, M: ThreadModel> Request<'_, O, B, M> {
-    /// Sets data for a completion at the peer (`FI_REMOTE_CQ_DATA`): of the receive that takes the
-    /// message (`fi_senddata`), or, of a write (`fi_writedata`), an entry of kind
-    /// [`OpKind::RemoteWrite`](crate::OpKind::RemoteWrite) in the receive queue of its endpoint,
-    /// after the written bytes. The latter takes no posted receive.
+    /// Sets data for a completion at the peer (`FI_REMOTE_CQ_DATA`). The data of a send
+    /// (`fi_senddata`) is in the completion of the receive that takes the message. The data of a
+    /// write (`fi_writedata`) is an entry of kind
+    /// [`OpKind::RemoteWrite`](crate::OpKind::RemoteWrite) in the receive queue of the peer's
+    /// endpoint, after the written bytes; it takes no posted receive.
     #[doc(alias = "FI_REMOTE_CQ_DATA")]
     #[doc(alias = "fi_senddata")]
     #[doc(alias = "fi_tsenddata")]
@@ -202,12 +200,12 @@ impl<O: TransmitOp, B, M: ThreadModel> Request<'_, O, B, M> {
         self
     }
 
-    /// Withdraws the operation when its future, or its [`Operation`], is dropped before the
-    /// operation has begun, as [`Operation::cancel`] does without waiting.
+    /// Cancels the operation when its future, or its [`Operation`], is dropped before the operation
+    /// has begun.
     ///
     /// Without this call, an operation that does not wait for a credit goes on when it is dropped,
-    /// and keeps its buffer until its end. Use it where sends to a slow peer are given up, as by
-    /// `tokio::time::timeout`: then only operations that [have
+    /// and keeps its buffer until its end. Use this call where sends to a slow peer are given up,
+    /// as by `tokio::time::timeout`: then only operations that [have
     /// begun](crate::guide::cancellation#cancel-instead-of-drop) keep their buffers. The call
     /// changes nothing for a request that is [posted](Self::post).
     ///
@@ -231,8 +229,8 @@ impl<O: TransmitOp, B, M: ThreadModel> Request<'_, O, B, M> {
 
 /// # Completion levels
 impl<O: DeliveryOp, B, M: ThreadModel> Request<'_, O, B, M> {
-    /// Completes when the receive that took the message has completed, with all bytes it has room
-    /// for (`FI_DELIVERY_COMPLETE`), whatever the endpoint's
+    /// Completes the operation when the receive that took the message has completed, with all bytes
+    /// it has room for (`FI_DELIVERY_COMPLETE`). Replaces the endpoint's
     /// [default](crate::guide::ordering#what-sent-means).
     ///
     /// The completion waits until a receive takes the message; under manual progress the receiver
@@ -244,8 +242,8 @@ impl<O: DeliveryOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// flag.
     ///
     /// A write or atomic operation completes when the peer's memory has been changed, with or
-    /// without this call, which only documents that the program relies on it. The notification of
-    /// the peer, by a queue entry or a counter, follows and is not waited for.
+    /// without this call. There the call only documents that the program relies on that. The
+    /// notification of the peer, by a queue entry or a counter, follows and is not waited for.
     #[doc(alias = "FI_DELIVERY_COMPLETE")]
     #[inline]
     pub fn delivery_complete(mut self) -> Self {
@@ -255,8 +253,8 @@ impl<O: DeliveryOp, B, M: ThreadModel> Request<'_, O, B, M> {
 }
 
 impl<O: MessageOp, B, M: ThreadModel> Request<'_, O, B, M> {
-    /// Completes when a receive has taken the message, though perhaps not all its bytes yet, or the
-    /// peer has [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
+    /// Completes the send when a receive has taken the message, though perhaps not all its bytes
+    /// yet, or the peer has [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
     /// [`Error::NotSupported`](crate::Error::NotSupported) for providers whose offers lack the
     /// flag.
     #[doc(alias = "FI_MATCH_COMPLETE")]
@@ -266,7 +264,7 @@ impl<O: MessageOp, B, M: ThreadModel> Request<'_, O, B, M> {
         self
     }
 
-    /// Completes when the provider considers the message sent: the default, unless
+    /// Completes the send when the provider considers the message sent: the default, unless
     /// [`tx_op_flags`](crate::Hints::tx_op_flags) request more. With `shm` and `sim` the peer's
     /// endpoint has the message then (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
     /// (`FI_INJECT_COMPLETE`), [the kernel has it](crate::guide::tcp).
@@ -283,7 +281,7 @@ impl<O: QueuedOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// Sets the context value of the completion when the request is [posted](Self::post).
     #[inline]
     pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
+        self.completion_options.context = context;
         self
     }
 
@@ -301,7 +299,7 @@ impl<O: SelectiveOp, B, M: ThreadModel> Request<'_, O, B, M> {
     #[doc(alias = "FI_COMPLETION")]
     #[inline]
     pub fn completion(mut self) -> Self {
-        self.report.completion = true;
+        self.completion_options.completion = true;
         self
     }
 }
@@ -314,7 +312,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
     /// `Ok` means that the operation was accepted. A send makes progress under every wait policy,
     /// and may still be queued in this process, for the connection or for room in the peer's ring.
     /// What has not left the process when the process ends or the endpoint is closed is lost: await
-    /// the operation, or [`Endpoint::flush`].
+    /// the operation, or [`Endpoint::flush`](crate::Endpoint::flush).
     ///
     /// # Errors
     /// With the buffer:
@@ -352,11 +350,15 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
             ep,
             mut op,
             buf,
-            report,
+            completion_options,
             ..
         } = self;
         let ep = ep.borrow();
-        let target = report.target(O::is_selective(ep));
+        let is_selective = match op.tx_options() {
+            Some(_) => ep.selective_tx,
+            None => ep.selective_rx,
+        };
+        let target = completion_options.target(is_selective);
         op.post(ep, buf, target, CreditMode::NoWait).map(drop)
     }
 }
@@ -369,8 +371,8 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
     /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
     /// room there, into a queue of this process, which is sent from there. Queued bytes are lost
     /// when the process ends or the endpoint is closed. To avoid that, await the request instead,
-    /// or await [`flush`](Endpoint::flush) or a later send to the same peer, which completes after
-    /// earlier ones.
+    /// or await [`flush`](crate::Endpoint::flush) or a later send to the same peer, which completes
+    /// after earlier ones.
     ///
     /// The context is not used, and there is no completion level.
     ///
@@ -419,8 +421,8 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
 
 /// Nothing is posted before the first poll. Without credit the operation then waits for one, behind
 /// operations that were posted before; the number of awaited operations is not limited.
-impl<'a, O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> IntoFuture for Request<'a, O, B, M> {
-    type Output = Result<Done<B>, Failed<B>>;
+impl<'a, O: AwaitableOp<B>, B: Unpin, M: ThreadModel> IntoFuture for Request<'a, O, B, M> {
+    type Output = O::Output;
     type IntoFuture = RequestFuture<'a, O, B, M>;
 
     #[inline(always)] // the request is large
@@ -433,7 +435,7 @@ impl<O: Op + fmt::Debug, B, M: ThreadModel> fmt::Debug for Request<'_, O, B, M> 
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
             .field("op", &self.op)
-            .field("context", &self.report.context)
+            .field("context", &self.completion_options.context)
             .finish_non_exhaustive()
     }
 }

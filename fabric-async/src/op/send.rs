@@ -1,4 +1,4 @@
-//! Sends.
+//! Sends, and what sends and writes share: the fast path and the check of injected bytes.
 
 use std::sync::Arc;
 
@@ -10,10 +10,9 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
 use super::traits::{
-    BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MessageOp, Op, QueuedOp, SelectiveOp,
-    TaggedOp, TransmitOp, TxOptions, sealed,
+    BufferOp, BytesOp, DataOp, InjectOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 
 /// A send ([`Endpoint::send`](crate::Endpoint::send)).
 #[derive(Debug)]
@@ -35,6 +34,8 @@ impl SendOp {
         }
     }
 
+    /// Returns the transmit operation for the engine. `loan` is the id of the buffer's memory if
+    /// the buffer is a loan.
     #[inline(always)] // on the small-message path
     pub(super) fn to_tx(&self, ep: &EndpointInner, loan: Option<u64>) -> TxOp {
         TxOp {
@@ -45,10 +46,6 @@ impl SendOp {
             level: self.options.level.unwrap_or(ep.completion_level),
             ..TxOp::new(OpKind::Send, self.peer)
         }
-    }
-
-    pub(super) fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
     }
 }
 
@@ -74,11 +71,13 @@ impl TransmitOp for SendOp {
         &mut self.options
     }
 }
-impl DeliveryOp for SendOp {}
 impl MessageOp for SendOp {}
-impl QueuedOp for SendOp {}
-impl SelectiveOp for SendOp {}
-impl BytesOp for SendOp {}
+impl BytesOp for SendOp {
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
+}
 
 impl InjectOp for SendOp {
     #[inline(always)] // on the small-message path
@@ -97,7 +96,8 @@ impl InjectOp for SendOp {
     }
 }
 
-/// Checks that no completion level was requested for borrowed bytes.
+/// Checks that no completion level above `Transmitted` was requested for injected bytes, which have
+/// no completion.
 #[inline]
 pub(super) fn check_injected_level(options: &TxOptions) -> Result<()> {
     match options.level {
@@ -116,14 +116,6 @@ fn level_error() -> Error {
 
 impl<B: IoBuf> BufferOp<B> for SendOp {
     const BUFFER_IS_LENT: bool = B::IS_LENT;
-
-    fn is_selective(ep: &EndpointInner) -> bool {
-        ep.selective_tx
-    }
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
 
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
@@ -146,14 +138,15 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
     }
 }
 
-/// Sends or writes without the domain's lock, if that is possible now.
+/// Tries to send or write without the domain's lock. `None` if the operation must be posted
+/// instead.
 #[inline(always)] // on the small-message path
 pub(super) fn try_fast_path<B: IoBuf>(
     ep: &EndpointInner,
     tx_op: &TxOp,
     buf: &B,
 ) -> Option<Transfer> {
-    // An operation that waits for an acknowledgement never completes at once.
+    // An operation that needs an acknowledgement of the peer never completes by the post.
     if tx_op.level.needs_ack() || ep.check_tx_op(tx_op).is_err() || ep.check_tx_iov(buf).is_err() {
         return None;
     }
@@ -163,7 +156,7 @@ pub(super) fn try_fast_path<B: IoBuf>(
         .then(|| Transfer::sent(len, tx_op.tag))
 }
 
-/// Checks and posts a message or a write.
+/// Checks and posts a message.
 #[inline(always)] // the operation is large
 pub(super) fn post_payload<B: IoBuf>(
     ep: &EndpointInner,
@@ -194,15 +187,12 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.core.batch(ep.id);
-        let (count, stopped) = batch::post_until_error(chunk, |op, buf, report| {
+        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
             let tx_op = TxOp {
                 more: true,
                 ..op.to_tx(ep, buf.lent_key())
             };
-            posts.send(&tx_op, buf, report.target(ep.selective_tx))
-        });
-        // The error of a refused request takes precedence over a peer that disconnected.
-        (count, stopped.and(posts.finish()))
+            posts.send(&tx_op, buf, completion_options.target(ep.selective_tx))
+        })
     }
 }

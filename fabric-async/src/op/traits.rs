@@ -1,4 +1,7 @@
-//! Traits of operations: they decide which modifiers a request has. All are sealed.
+//! Traits of operations: they decide which modifiers a request has, and how it is posted. All are
+//! sealed.
+//!
+//! An operation implements only its most specific traits; blanket implementations add the others.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -6,13 +9,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use fabric_core::Result;
-use fabric_core::buf::IoBuf;
+use fabric_core::buf::{AnyBuf, IoBuf};
 use fabric_core::completion::{CompletionLevel, Done, Failed, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::transport::{OpKey, TxOp};
-use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
+use fabric_reactor::{CompletedOp, CompletionTarget, CreditMode, PostResult};
 
-use crate::endpoint::EndpointInner;
+use crate::endpoint_inner::EndpointInner;
 
 pub(crate) mod sealed {
     pub trait Sealed {}
@@ -64,15 +67,20 @@ pub trait DeliveryOp: TransmitOp {}
 
 /// An operation that sends a message: it has [`match_complete`](crate::Request::match_complete) and
 /// [`transmit_complete`](crate::Request::transmit_complete).
-pub trait MessageOp: DeliveryOp {}
+pub trait MessageOp: TransmitOp {}
+
+impl<O: MessageOp> DeliveryOp for O {}
 
 /// An operation that can report to a completion queue: it has
 /// [`context`](crate::Request::context).
 pub trait QueuedOp: Op {}
 
 /// An operation that reports to a completion queue once: it has
-/// [`completion`](crate::Request::completion).
-pub trait SelectiveOp: QueuedOp {}
+/// [`completion`](crate::Request::completion). A multi-receive reports each message, and so is only
+/// a [`QueuedOp`].
+pub trait SelectiveOp: Op {}
+
+impl<O: SelectiveOp> QueuedOp for O {}
 
 /// An operation that takes borrowed bytes: it has [`inject`](crate::Request::inject).
 pub trait InjectOp: Op {
@@ -89,27 +97,36 @@ pub trait InjectOp: Op {
 // Coherence: another crate may implement `BufferOp<B>` for its own type `B` and an operation of
 // this crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
 // `Request` for `O: BytesOp` do not overlap its impls for the other operations.
-pub trait BytesOp: SelectiveOp {}
+#[doc(hidden)]
+pub trait BytesOp: Op {
+    /// Returns the modifiers of a transmit operation; `None` for a receive.
+    #[doc(hidden)]
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        None
+    }
+
+    /// Returns whether a dropped future withdraws the operation if it has not begun.
+    #[doc(hidden)]
+    #[inline]
+    fn cancels_on_drop(&self) -> bool {
+        self.tx_options()
+            .is_some_and(|options| options.cancel_on_drop)
+    }
+}
+
+impl<O: BytesOp> SelectiveOp for O {}
 
 /// An operation that owns a buffer of type `B` until it ends: it has
 /// [`start`](crate::Request::start) and [`post`](crate::Request::post), and can be awaited.
 pub trait BufferOp<B: IoBuf>: BytesOp {
-    /// Whether the buffer is lent: on success the peer keeps the memory, and the returned buffer is
-    /// empty.
+    /// Whether the buffer is a loan: after a success the peer has the memory, and the returned
+    /// buffer is empty.
     #[doc(hidden)]
     const BUFFER_IS_LENT: bool = false;
 
-    /// Returns whether the endpoint's queue for this operation is bound for selective completion.
-    #[doc(hidden)]
-    fn is_selective(ep: &EndpointInner) -> bool;
-
-    /// Returns whether a dropped future withdraws the operation if it has not begun.
-    #[doc(hidden)]
-    fn cancels_on_drop(&self) -> bool {
-        false
-    }
-
-    /// Executes the operation without the domain's lock, if that is possible now.
+    /// Tries to execute the operation without the domain's lock. `None` if the operation must be
+    /// posted instead.
     #[doc(hidden)]
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, _ep: &EndpointInner, _buf: &B) -> Option<Transfer> {
@@ -128,7 +145,12 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
 
     /// Posts the operation for a future that is being polled, and polls it.
     #[doc(hidden)]
-    fn post_and_poll(&mut self, ep: &EndpointInner, buf: B, cx: &mut Context<'_>) -> FirstPoll<B> {
+    fn post_and_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
         match self.post(ep, buf, CompletionTarget::Future, CreditMode::Wait) {
             Ok(PostResult::Done(transfer, buf)) => FirstPoll::Ready(Ok(Done { buf, transfer })),
             Ok(PostResult::Pending(key)) => match ep.domain.core.poll_op(key, cx) {
@@ -143,11 +165,90 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
     }
 }
 
-/// The outcome of the first poll of a future.
-pub enum FirstPoll<B> {
-    /// The operation has ended.
-    Ready(Result<Done<B>, Failed<B>>),
-    /// The operation was posted.
+/// An operation that can be awaited: all but multi-receives, probes and claims, whose futures and
+/// streams have their own types.
+pub trait AwaitableOp<B>: Op {
+    /// The output of the future.
+    type Output;
+
+    /// Returns whether a dropped future withdraws the operation if it has not begun.
+    #[doc(hidden)]
+    fn cancels_on_drop(&self) -> bool;
+
+    /// Posts the operation and polls it. Called once.
+    #[doc(hidden)]
+    fn first_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Self::Output>;
+
+    /// Returns the output of a posted operation that has completed.
+    #[doc(hidden)]
+    fn output(&self, completed: CompletedOp<'_>) -> Self::Output;
+
+    /// Returns the request's buffer, or its operands, of an operation that was canceled. `posted`
+    /// is the buffer that was posted.
+    #[doc(hidden)]
+    fn take_back(&mut self, posted: AnyBuf) -> B;
+}
+
+impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    fn cancels_on_drop(&self) -> bool {
+        BytesOp::cancels_on_drop(self)
+    }
+
+    #[inline(always)] // on the small-message path
+    fn first_poll(
+        &mut self,
+        ep: &EndpointInner,
+        buf: B,
+        cx: &mut Context<'_>,
+    ) -> FirstPoll<Self::Output> {
+        if let Some(transfer) = self.try_fast_path(ep, &buf) {
+            return FirstPoll::Ready(Ok(Done { buf, transfer }));
+        }
+        match self.post_and_poll(ep, buf, cx) {
+            FirstPoll::Ready(result) if O::BUFFER_IS_LENT => {
+                FirstPoll::Ready(result.map(empty_buffer))
+            }
+            outcome => outcome,
+        }
+    }
+
+    #[inline(always)] // the result is large
+    fn output(&self, completed: CompletedOp<'_>) -> Self::Output {
+        if O::BUFFER_IS_LENT {
+            return completed.take().map(empty_buffer);
+        }
+        completed.take()
+    }
+
+    fn take_back(&mut self, posted: AnyBuf) -> B {
+        unwrap_buffer(posted)
+    }
+}
+
+/// Empties the loan of a send that has succeeded: the peer has the memory.
+#[cold]
+pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
+    done.buf.drop_lent();
+    done
+}
+
+/// Returns the buffer that an operation was posted with.
+pub(super) fn unwrap_buffer<B: IoBuf>(buf: AnyBuf) -> B {
+    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with"))
+}
+
+/// The outcome of the first poll of a future with output `T`.
+pub enum FirstPoll<T> {
+    /// The operation has ended, with this output.
+    Ready(T),
+    /// The operation was posted, and the task's waker is registered.
     Pending(OpKey),
 }
 
@@ -160,7 +261,7 @@ pub struct TxOptions {
     pub(super) cancel_on_drop: bool,
 }
 
-impl<B> fmt::Debug for FirstPoll<B> {
+impl<T> fmt::Debug for FirstPoll<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ready(_) => "FirstPoll::Ready",

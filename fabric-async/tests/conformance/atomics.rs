@@ -1,9 +1,13 @@
 //! Atomic operations on a peer's memory.
 
+use std::future::IntoFuture;
+use std::task::Poll;
+
 use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType};
-use fabric_async::{Access, CounterBind, Error, OpKind};
+use fabric_async::{Access, CancelOutcome, CounterBind, Error, OpKind};
 
 use crate::endpoint_fixture::endpoint_pair;
+use crate::payload::poll_once;
 use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -245,6 +249,35 @@ pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {
         (region.load(0), region.load(8), region.load(12)),
         (Ok(2i32), Ok(42i32), Ok(3i32))
     );
+}
+
+pub(crate) async fn canceled_atomic_returns_operands_without_effect(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
+    let add = || a.ep.fetch_add(to_b, region.remote().at(0), 5u64);
+    let unposted = add().into_future().cancel().await;
+    assert!(matches!(unposted, CancelOutcome::Canceled(5)));
+    assert_eq!(region.load(0), Ok(0u64));
+
+    let _progress = b.spawn_progress();
+    let started = add().start().unwrap().cancel().await;
+    let mut awaited = add().into_future();
+    // A future that has resolved cannot be canceled.
+    let awaited = match poll_once(&mut awaited).await {
+        Poll::Ready(result) => CancelOutcome::Completed(result),
+        Poll::Pending => awaited.cancel().await,
+    };
+    let mut sum = 0;
+    for outcome in [started, awaited] {
+        match outcome {
+            CancelOutcome::Canceled(operand) => assert_eq!(operand, 5),
+            CancelOutcome::Completed(previous) => {
+                assert_eq!(previous, Ok(sum));
+                sum += 5;
+            }
+        }
+    }
+    assert_eq!(region.load(0), Ok(sum));
 }
 
 /// An operation that was executed, and whose owner can no longer be told so, is not executed again

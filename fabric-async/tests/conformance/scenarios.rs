@@ -502,6 +502,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         misaligned_atomic_fails_only_its_op: ATOMIC,
         failed_atomic_executes_at_most_once: ATOMIC_RMA_EVENT,
         posted_atomics_report_fetched_values: ATOMIC,
+        canceled_atomic_returns_operands_without_effect: ATOMIC,
     }
     objects {
         busy_domain_reports_open_children: ANY_EP_TYPE,

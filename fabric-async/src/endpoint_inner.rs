@@ -1,16 +1,72 @@
-//! Checks of operations against the capabilities and limits of the endpoint.
+//! The part of an endpoint, or of a shared receive context, that operations refer to.
+//!
+//! An [`EndpointInner`] has what operations need to be checked and posted. Module `endpoint`
+//! creates it, and creates requests of module `op`; module `op` uses no other part of an endpoint.
+//! An `EndpointInner` keeps nothing open: it outlives the close of its endpoint.
+
+use std::fmt;
+use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, IoBufMut};
-use fabric_core::completion::OpKind;
+use fabric_core::completion::{CompletionLevel, OpKind};
 use fabric_core::flags::Caps;
+use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::TxOp;
-use fabric_core::{Error, Result};
+use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
+use fabric_core::tree::ObjectNode;
+use fabric_core::{Address, Error, Result};
 
-use super::EndpointInner;
+use crate::domain::DomainCore;
+
+/// An open or closed endpoint, or shared receive context, as operations see it.
+pub struct EndpointInner {
+    pub(crate) node: Arc<ObjectNode>,
+    pub(crate) id: EpId,
+    pub(crate) domain: Arc<DomainCore>,
+    /// `None` for a shared receive context.
+    pub(crate) name: Option<Address>,
+    pub(crate) info: Info,
+    /// The capabilities of the info, without `RECV` if the endpoint uses a shared receive context.
+    pub(crate) caps: Caps,
+    /// The capabilities for transmit operations: those of the info, without `TAGGED` and `ATOMIC`
+    /// if the peer of a connected endpoint is not known to support them.
+    pub(crate) tx_caps: Caps,
+    /// Whether a successful operation posted to the transmit queue gets an entry only if the
+    /// request has [`completion`](crate::Request::completion).
+    pub(crate) selective_tx: bool,
+    /// The same for the receive queue.
+    pub(crate) selective_rx: bool,
+    /// Default completion level of messages.
+    pub(crate) completion_level: CompletionLevel,
+    /// Executes operations without the domain's lock; `None` if the transport cannot.
+    pub(crate) fast_path: Option<Arc<dyn FastPath>>,
+    /// Whether the endpoint uses a shared receive context.
+    pub(crate) shares_receives: bool,
+}
 
 impl EndpointInner {
-    /// Checks an operation on a peer.
+    /// Tries to execute an operation without the domain's lock. Returns whether the operation was
+    /// executed.
+    #[inline]
+    pub(crate) fn try_fast_path(
+        &self,
+        try_op: impl FnOnce(&dyn FastPath) -> FastPathResult,
+    ) -> bool {
+        match self
+            .fast_path
+            .as_deref()
+            .map_or(FastPathResult::WouldBlock, try_op)
+        {
+            FastPathResult::Done => true,
+            FastPathResult::SentPollDue => {
+                self.domain.core.poll_fds();
+                true
+            }
+            FastPathResult::WouldBlock => false,
+        }
+    }
+
+    /// Checks an operation on a peer against the endpoint's state and capabilities.
     #[inline]
     pub(crate) fn check_tx_op(&self, tx_op: &TxOp) -> Result<()> {
         self.check_tx(
@@ -47,8 +103,8 @@ impl EndpointInner {
         }
     }
 
-    /// Checks the number of buffers of a send, write or read. The number is 1 for most buffer
-    /// types, which the compiler knows, so that nothing remains of the check.
+    /// Checks the number of buffers of a send, write or read. For a buffer type whose count is the
+    /// constant 1, the compiler removes the check.
     #[inline]
     pub(crate) fn check_tx_iov(&self, buf: &impl IoBuf) -> Result<()> {
         check_iov_count(buf.count(), self.info.tx.iov_limit)
@@ -60,16 +116,17 @@ impl EndpointInner {
         check_iov_count(buf.count(), self.info.rx.iov_limit)
     }
 
+    /// Checks the capabilities for a write, read or atomic operation.
     fn check_one_sided(&self, kind: OpKind) -> Result<()> {
-        let (what, direction) = match kind {
+        let (class, direction) = match kind {
             OpKind::Read => (Caps::RMA, Caps::READ),
             OpKind::Write => (Caps::RMA, Caps::WRITE),
             OpKind::FetchAtomic => (Caps::ATOMIC, Caps::READ),
             _ => (Caps::ATOMIC, Caps::WRITE),
         };
         let caps = self.tx_caps;
-        if !caps.contains(what) {
-            return Err(Error::NotSupported(if what == Caps::RMA {
+        if !caps.contains(class) {
+            return Err(Error::NotSupported(if class == Caps::RMA {
                 "one-sided operations (the endpoint has no FI_RMA)"
             } else if self.caps.contains(Caps::ATOMIC) {
                 "atomic operations on a peer not known to support them"
@@ -78,7 +135,7 @@ impl EndpointInner {
             }));
         }
         if !caps.contains(direction) {
-            return Err(Error::NotSupported(match (what, direction) {
+            return Err(Error::NotSupported(match (class, direction) {
                 (Caps::RMA, Caps::READ) => "reads (the endpoint has no FI_READ)",
                 (Caps::RMA, _) => "writes (the endpoint has no FI_WRITE)",
                 (_, Caps::READ) => "fetching atomic operations (the endpoint has no FI_READ)",
@@ -88,6 +145,7 @@ impl EndpointInner {
         Ok(())
     }
 
+    /// Checks a receive, probe or claim against the endpoint's state and capabilities.
     #[inline]
     pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.node.check_open()?;
@@ -99,6 +157,7 @@ impl EndpointInner {
         self.check_caps(self.caps, spec.tag.is_some(), Caps::RECV)
     }
 
+    /// Checks a multi-receive, as [`check_recv`](Self::check_recv).
     pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.check_recv(spec)?;
         let needed = if spec.tag.is_some() {
@@ -116,15 +175,17 @@ impl EndpointInner {
         Ok(())
     }
 
-    fn check_caps(&self, caps: Caps, tagged: bool, direction: Caps) -> Result<()> {
-        if tagged && !caps.contains(Caps::TAGGED) {
+    /// Checks that `caps` has the capabilities for tagged or untagged messages in this direction:
+    /// `Caps::SEND` or `Caps::RECV`.
+    fn check_caps(&self, caps: Caps, is_tagged: bool, direction: Caps) -> Result<()> {
+        if is_tagged && !caps.contains(Caps::TAGGED) {
             return Err(Error::NotSupported(if self.caps.contains(Caps::TAGGED) {
                 "tagged messages to a peer not known to support them"
             } else {
                 "tagged messages (the endpoint has no FI_TAGGED)"
             }));
         }
-        if !tagged && !caps.contains(Caps::MSG) {
+        if !is_tagged && !caps.contains(Caps::MSG) {
             return Err(Error::NotSupported(
                 "untagged messages (the endpoint has no FI_MSG)",
             ));
@@ -135,6 +196,7 @@ impl EndpointInner {
         Ok(())
     }
 
+    /// Returns the error for a missing `Caps::SEND` or `Caps::RECV`.
     #[cold]
     fn direction_error(&self, direction: Caps) -> Error {
         Error::NotSupported(match direction {
@@ -157,4 +219,12 @@ fn check_iov_count(count: usize, limit: usize) -> Result<()> {
         });
     }
     Ok(())
+}
+
+impl fmt::Debug for EndpointInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointInner")
+            .field("id", &self.node.id())
+            .finish_non_exhaustive()
+    }
 }
