@@ -57,6 +57,12 @@ impl RxQueue {
         }
     }
 
+    /// Returns whether a probe waits for a message.
+    #[must_use]
+    pub fn has_probes(&self) -> bool {
+        !self.claims.probes.is_empty()
+    }
+
     /// Cancels a probe that has found no message.
     pub(super) fn cancel_probe(&mut self, op: OpKey) -> bool {
         let at = self

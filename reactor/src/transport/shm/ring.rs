@@ -54,6 +54,10 @@ pub(crate) trait RingMemory {
     fn consumer_waiting(&self) -> &AtomicU32;
     /// Returns the flag of the producer: whether it sleeps.
     fn producer_waiting(&self) -> &AtomicU32;
+    /// Requests ownership of a line that will be written soon.
+    fn prefetch_for_write(&self, line: usize) {
+        let _ = line;
+    }
     /// Copies `bytes` into the lines, from byte `at` of the array.
     ///
     /// # Safety
@@ -141,6 +145,9 @@ impl RecordHeader {
         }
     }
 }
+
+/// How many lines ahead of a batch the producer requests the lines that the consumer has read.
+const PREFETCH_DISTANCE: u64 = 4;
 
 /// Value of `consumer_waiting` when the consumer has closed: nothing is read any more.
 const CONSUMER_CLOSED: u32 = 2;
@@ -254,6 +261,13 @@ impl<M: RingMemory> Producer<M> {
             );
         }
         has_room
+    }
+
+    /// Requests the line of a record that follows soon, while other records are being written.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn prefetch_next(&self) {
+        let line = self.geometry.index(self.position + PREFETCH_DISTANCE);
+        self.memory.prefetch_for_write(line);
     }
 
     /// Returns whether a record of this many bytes has room now.

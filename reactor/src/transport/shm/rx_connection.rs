@@ -38,6 +38,10 @@ pub(crate) use pending_handshake::{
 /// Records and bytes received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 const BYTES_PER_PASS: usize = 64 * 1024;
+/// Passes for which a message stays in the ring while no receive is posted. A program that awaits
+/// its receives one by one posts the next receive within a few passes, and the message is then
+/// copied once, not twice.
+const MAX_DEFERRED_PASSES: u8 = 8;
 /// The longest message a peer may announce.
 pub(crate) const MAX_MSG_SIZE: usize = 1 << 40;
 
@@ -95,6 +99,8 @@ pub(crate) struct RxConnection {
     partial: Option<PartialId>,
     /// Whether the oldest record waits for a receive or for buffer space.
     message_held: bool,
+    /// Passes since a receive was last posted that have left the oldest record in the ring.
+    deferred_passes: u8,
     /// The peer has announced that its endpoint closes, or that it gives up this connection only.
     endpoint_closed: bool,
     disconnected: bool,
@@ -141,6 +147,7 @@ impl RxConnection {
             rma_bounce: None,
             partial: None,
             message_held: false,
+            deferred_passes: 0,
             endpoint_closed: false,
             disconnected: false,
             down_reason: None,
@@ -179,6 +186,11 @@ impl RxConnection {
             match self.ring.peek_plain(MESSAGE) {
                 Peeked::Empty => return Ok(taken > 0),
                 Peeked::Plain { start, len, lines } if self.partial.is_none() => {
+                    if rx.has_posted() {
+                        self.deferred_passes = 0;
+                    } else if self.defers_message(rx) {
+                        return Ok(true);
+                    }
                     if lines > 1 {
                         self.ring.memory().prefetch(start, len);
                     }
@@ -201,6 +213,16 @@ impl RxConnection {
             }
         }
         Ok(true)
+    }
+
+    /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
+    /// another pass. A probe sees only messages that have left the ring.
+    fn defers_message(&mut self, rx: &RxQueue) -> bool {
+        let defers = self.deferred_passes < MAX_DEFERRED_PASSES
+            && self.down_reason.is_none()
+            && !rx.has_probes();
+        self.deferred_passes += u8::from(defers);
+        defers
     }
 
     /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `taken` records and

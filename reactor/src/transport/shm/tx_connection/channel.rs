@@ -173,6 +173,7 @@ impl TxChannel {
         if !more {
             return self.wake_peer();
         }
+        self.ring.prefetch_next();
         if self.ring.is_closed() {
             PushOutcome::Closed
         } else {
