@@ -191,7 +191,7 @@ impl<M: ThreadModel> BytesOp for PermitSendOp<M> {
 }
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
-    const BUFFER_IS_LENT: bool = B::IS_LENT;
+    const BUFFER_IS_LOAN: bool = B::IS_LOAN;
 
     fn post(
         &mut self,
@@ -211,7 +211,7 @@ impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
             };
             return Err(Failed::new(error, buf));
         }
-        let tx_op = self.send.to_tx(ep, buf.lent_key());
+        let tx_op = self.send.to_tx(ep, buf.loan_key());
         let posted = post_payload(ep, tx_op, buf, target, CreditMode::FromPermit);
         // A posted send has taken over the credit; a refused send returns it.
         permit.consumed = posted.is_ok();
