@@ -125,7 +125,7 @@ impl<M: ThreadModel> Permit<M> {
     /// Returns a request to send with this credit to its peer; to be awaited, started or posted
     /// like any send. `ep` must be the endpoint that granted the credit, or a clone: on any other
     /// endpoint the send fails with [`Error::Invalid`], and the credit is returned.
-    pub fn send<B>(self, ep: &impl AnyEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {
+    pub fn send<B>(self, ep: &impl AsEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {
         let op = PermitSendOp {
             send: SendOp::new(self.peer),
             permit: Some(self),
@@ -136,7 +136,7 @@ impl<M: ThreadModel> Permit<M> {
 
 /// An [`Endpoint`](crate::Endpoint) or a [`ConnectedEndpoint`](crate::ConnectedEndpoint), for calls
 /// that take either, such as [`Permit::send`].
-pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
+pub trait AsEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
     /// Returns the part of the endpoint that requests refer to.
     #[doc(hidden)]
     fn inner(&self) -> &Arc<EndpointInner>;
