@@ -145,7 +145,7 @@ pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    AnyEndpoint, BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv,
+    AsEndpoint, BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv,
     Operation, Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};

@@ -18,7 +18,7 @@ use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
 use crate::mr::{RemoteAddr, RemoteRegion};
 use crate::op::{
-    AnyEndpoint, BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp,
+    AsEndpoint, BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp,
     RecvOp, RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo, sealed,
 };
 use crate::thread_model::{Shared, ThreadModel};
@@ -481,7 +481,7 @@ impl<M: ThreadModel> fmt::Debug for ConnectedEndpoint<M> {
 }
 
 impl<M: ThreadModel> sealed::Sealed for ConnectedEndpoint<M> {}
-impl<M: ThreadModel> AnyEndpoint<M> for ConnectedEndpoint<M> {
+impl<M: ThreadModel> AsEndpoint<M> for ConnectedEndpoint<M> {
     fn inner(&self) -> &Arc<EndpointInner> {
         &self.ep.inner
     }

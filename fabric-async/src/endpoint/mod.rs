@@ -47,7 +47,7 @@ use crate::domain::{Domain, DomainInner};
 use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
 use crate::flush::flush;
-use crate::op::{AnyEndpoint, Operation, sealed};
+use crate::op::{AsEndpoint, Operation, sealed};
 use crate::resolve;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -386,7 +386,7 @@ impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
 }
 
 impl<M: ThreadModel> sealed::Sealed for Endpoint<M> {}
-impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {
+impl<M: ThreadModel> AsEndpoint<M> for Endpoint<M> {
     fn inner(&self) -> &Arc<EndpointInner> {
         &self.inner
     }

@@ -32,7 +32,7 @@ pub use future::RequestFuture;
 pub use multi_recv::{MessageSlice, MultiRecv, MultiRecvOp, PostedMultiRecv};
 pub use onesided::{ReadFrom, ReadOp, WriteOp, WriteTo};
 pub use operation::{CancelOutcome, Operation};
-pub use permit::{AnyEndpoint, Permit, PermitSendOp, Reserving};
+pub use permit::{AsEndpoint, Permit, PermitSendOp, Reserving};
 pub use probe::{ProbeOp, Probing};
 pub use recv::{Message, RecvOp};
 pub use request::Request;

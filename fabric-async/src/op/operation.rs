@@ -50,7 +50,7 @@ enum OperationState<B> {
         key: OpKey,
         cancels_on_drop: bool,
         /// Whether the buffer is a loan, which is empty after a success.
-        buffer_is_lent: bool,
+        buffer_is_loan: bool,
     },
     Resolved,
 }
@@ -86,8 +86,8 @@ impl<B: IoBuf> Operation<B> {
     ) -> Result<Self, Failed<B>> {
         match op.post(ep, buf, CompletionTarget::Future, CreditMode::NoWait)? {
             PostResult::Done(transfer, mut buf) => {
-                if O::BUFFER_IS_LENT {
-                    buf.drop_lent();
+                if O::BUFFER_IS_LOAN {
+                    buf.drop_loan();
                 }
                 Ok(Self::done_inline(buf, transfer))
             }
@@ -96,7 +96,7 @@ impl<B: IoBuf> Operation<B> {
                     ep: ep.clone(),
                     key,
                     cancels_on_drop: op.cancels_on_drop(),
-                    buffer_is_lent: O::BUFFER_IS_LENT,
+                    buffer_is_loan: O::BUFFER_IS_LOAN,
                 },
             }),
             PostResult::Reported => {
@@ -119,7 +119,7 @@ impl<B: IoBuf> Operation<B> {
                 ep,
                 key,
                 cancels_on_drop,
-                buffer_is_lent: false,
+                buffer_is_loan: false,
             },
         }
     }
@@ -181,14 +181,14 @@ impl<B: IoBuf> Future for Operation<B> {
         if let OperationState::Posted {
             ep,
             key,
-            buffer_is_lent,
+            buffer_is_loan,
             ..
         } = &self.state
         {
-            let buffer_is_lent = *buffer_is_lent;
+            let buffer_is_loan = *buffer_is_loan;
             let finished = ready!(ep.domain.core.poll_op(*key, cx));
             // The result is large: it is built where it is returned.
-            let result = if buffer_is_lent {
+            let result = if buffer_is_loan {
                 Poll::Ready(finished.take().map(empty_buffer))
             } else {
                 Poll::Ready(finished.take())

@@ -125,7 +125,7 @@ impl<M: ThreadModel> Permit<M> {
     /// Returns a request to send with this credit to its peer; to be awaited, started or posted
     /// like any send. `ep` must be the endpoint that granted the credit, or a clone: on any other
     /// endpoint the send fails with [`Error::Invalid`], and the credit is returned.
-    pub fn send<B>(self, ep: &impl AnyEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {
+    pub fn send<B>(self, ep: &impl AsEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {
         let op = PermitSendOp {
             send: SendOp::new(self.peer),
             permit: Some(self),
@@ -136,7 +136,7 @@ impl<M: ThreadModel> Permit<M> {
 
 /// An [`Endpoint`](crate::Endpoint) or a [`ConnectedEndpoint`](crate::ConnectedEndpoint), for calls
 /// that take either, such as [`Permit::send`].
-pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
+pub trait AsEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
     /// Returns the part of the endpoint that requests refer to.
     #[doc(hidden)]
     fn inner(&self) -> &Arc<EndpointInner>;
@@ -191,7 +191,7 @@ impl<M: ThreadModel> BytesOp for PermitSendOp<M> {
 }
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
-    const BUFFER_IS_LENT: bool = B::IS_LENT;
+    const BUFFER_IS_LOAN: bool = B::IS_LOAN;
 
     fn post(
         &mut self,
@@ -211,7 +211,7 @@ impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
             };
             return Err(Failed::new(error, buf));
         }
-        let tx_op = self.send.to_tx(ep, buf.lent_key());
+        let tx_op = self.send.to_tx(ep, buf.loan_key());
         let posted = post_payload(ep, tx_op, buf, target, CreditMode::FromPermit);
         // A posted send has taken over the credit; a refused send returns it.
         permit.consumed = posted.is_ok();

@@ -115,11 +115,11 @@ fn level_error() -> Error {
 }
 
 impl<B: IoBuf> BufferOp<B> for SendOp {
-    const BUFFER_IS_LENT: bool = B::IS_LENT;
+    const BUFFER_IS_LOAN: bool = B::IS_LOAN;
 
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
-        if B::IS_LENT {
+        if B::IS_LOAN {
             return None;
         }
         try_fast_path(ep, &self.to_tx(ep, None), buf)
@@ -133,7 +133,7 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let tx_op = self.to_tx(ep, buf.lent_key());
+        let tx_op = self.to_tx(ep, buf.loan_key());
         post_payload(ep, tx_op, buf, target, credit)
     }
 }
@@ -190,7 +190,7 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
         batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
             let tx_op = TxOp {
                 more: true,
-                ..op.to_tx(ep, buf.lent_key())
+                ..op.to_tx(ep, buf.loan_key())
             };
             posts.send(&tx_op, buf, completion_options.target(ep.selective_tx))
         })

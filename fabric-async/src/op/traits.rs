@@ -123,7 +123,7 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
     /// Whether the buffer is a loan: after a success the peer has the memory, and the returned
     /// buffer is empty.
     #[doc(hidden)]
-    const BUFFER_IS_LENT: bool = false;
+    const BUFFER_IS_LOAN: bool = false;
 
     /// Tries to execute the operation without the domain's lock. `None` if the operation must be
     /// posted instead.
@@ -212,7 +212,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
             return FirstPoll::Ready(Ok(Done { buf, transfer }));
         }
         match self.post_and_poll(ep, buf, cx) {
-            FirstPoll::Ready(result) if O::BUFFER_IS_LENT => {
+            FirstPoll::Ready(result) if O::BUFFER_IS_LOAN => {
                 FirstPoll::Ready(result.map(empty_buffer))
             }
             outcome => outcome,
@@ -221,7 +221,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
 
     #[inline(always)] // the result is large
     fn output(&self, completed: CompletedOp<'_>) -> Self::Output {
-        if O::BUFFER_IS_LENT {
+        if O::BUFFER_IS_LOAN {
             return completed.take().map(empty_buffer);
         }
         completed.take()
@@ -235,7 +235,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
 /// Empties the loan of a send that has succeeded: the peer has the memory.
 #[cold]
 pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
-    done.buf.drop_lent();
+    done.buf.drop_loan();
     done
 }
 

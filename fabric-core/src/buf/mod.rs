@@ -47,16 +47,16 @@ mod sealed {
 pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     /// Whether a send gives the memory to the peer.
     #[doc(hidden)]
-    const IS_LENT: bool = false;
+    const IS_LOAN: bool = false;
     /// Returns the key of memory that a send gives to the peer without a copy.
     #[doc(hidden)]
     #[inline]
-    fn lent_key(&self) -> Option<u64> {
+    fn loan_key(&self) -> Option<u64> {
         None
     }
     /// Drops memory that a send has given to the peer.
     #[doc(hidden)]
-    fn drop_lent(&mut self) {}
+    fn drop_loan(&mut self) {}
     /// Returns the bytes to send.
     fn payload(&self) -> Payload<'_>;
     /// Returns the number of buffers.
@@ -154,12 +154,12 @@ impl FlatBuf for Loan {
     }
 }
 impl IoBuf for Loan {
-    const IS_LENT: bool = true;
+    const IS_LOAN: bool = true;
 
-    fn lent_key(&self) -> Option<u64> {
+    fn loan_key(&self) -> Option<u64> {
         self.key()
     }
-    fn drop_lent(&mut self) {
+    fn drop_loan(&mut self) {
         *self = Self::empty();
     }
     fn payload(&self) -> Payload<'_> {
