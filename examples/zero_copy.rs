@@ -42,7 +42,7 @@ async fn run_renderer() -> Result<()> {
     let peer = ep.recv().await?.source()?;
 
     let lent = run_frames(&ep, peer, async |number| {
-        let mut frame = ep.loan(FRAME).await?;
+        let mut frame = ep.domain().loan(FRAME).await?;
         draw(&mut frame, number);
         ep.send(peer, frame).await?;
         Ok(())

@@ -177,7 +177,7 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Sets the largest size in bytes of the domain's memory for [loans](crate::Endpoint::loan),
+    /// Sets the largest size in bytes of the domain's memory for [loans](crate::Domain::loan),
     /// whether held by the application, lent to peers or free. The default and maximum is 4 GiB,
     /// the minimum 4 KiB. A loan takes a power of two, or the whole limit. Providers without shared
     /// memory copy loans and have no limit but that of one loan, 4 GiB.
@@ -186,10 +186,10 @@ impl<'a> DomainBuilder<'a> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Endpoint, Error};
     /// let ep = Endpoint::options().loan_limit(1 << 20).bind("shm://").await?;
-    /// let (first, _second) = (ep.loan(500_000).await?, ep.loan(500_000).await?);
-    /// assert!(matches!(ep.try_loan(1), Err(Error::WouldBlock(_))));
-    /// assert!(matches!(ep.loan(2 << 20).await, Err(Error::TooLong { .. })));
-    /// let (third, ()) = tokio::join!(ep.loan(1), async { drop(first) });
+    /// let (first, _second) = (ep.domain().loan(500_000).await?, ep.domain().loan(500_000).await?);
+    /// assert!(matches!(ep.domain().try_loan(1), Err(Error::WouldBlock(_))));
+    /// assert!(matches!(ep.domain().loan(2 << 20).await, Err(Error::TooLong { .. })));
+    /// let (third, ()) = tokio::join!(ep.domain().loan(1), async { drop(first) });
     /// assert_eq!(third?.len(), 1);
     /// # Ok(()) }
     /// ```
@@ -599,6 +599,7 @@ impl<M: ThreadModel> Domain<M> {
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;
         domain.inner.release_eq();
+        domain.inner.core.end_loan_waits();
         Ok(())
     }
 }

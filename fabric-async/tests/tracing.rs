@@ -128,7 +128,7 @@ async fn check_all_events(progress: Progress) {
         "{message_events} events of a hundred messages"
     );
     server
-        .send(peer, server.try_loan(5000).unwrap())
+        .send(peer, server.domain().try_loan(5000).unwrap())
         .await
         .unwrap();
     let held = client.recv_loan().await.unwrap();

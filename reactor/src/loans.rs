@@ -85,6 +85,16 @@ impl DomainState {
         allocator.set_awaited(false);
     }
 
+    /// Wakes all that wait for memory, because the domain is closed.
+    fn end_loan_waits(&mut self) {
+        for key in std::mem::take(&mut self.loan_waiters.queue) {
+            self.complete_future(key);
+        }
+        if let Some(allocator) = &self.loan_waiters.allocator {
+            allocator.set_awaited(false);
+        }
+    }
+
     /// Waits again, as the first, after an attempt in vain.
     fn retry_loan_wait(&mut self, key: OpKey, freed_before: u64) {
         if let Some(op) = self.ops.get_mut(key) {
@@ -138,6 +148,11 @@ impl DomainHandle {
             locked.transport.watch_loans();
             key
         }))
+    }
+
+    /// Wakes the tasks that wait for memory of loans, because the domain is closed.
+    pub fn end_loan_waits(&self) {
+        self.with_engine(|locked| locked.domain.end_loan_waits());
     }
 
     /// Drives the domain until there is memory for a loan of `len` bytes. The operation still has

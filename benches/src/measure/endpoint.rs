@@ -186,7 +186,7 @@ impl BenchEndpoint {
         match (self.op, self.api) {
             (BenchOp::Inject, _) => self.inject(peer, &buf).await.map(|()| buf),
             (BenchOp::Loan, _) => {
-                let loan = self.ep.loan(buf.len()).await?;
+                let loan = self.ep.domain().loan(buf.len()).await?;
                 self.ep
                     .send(peer, loan)
                     .await

@@ -88,7 +88,7 @@ impl SoakSender {
         let (ep, peer) = (&self.ep, self.peer);
         match kind {
             0 => {
-                let mut loan = ep.loan(len).await?;
+                let mut loan = ep.domain().loan(len).await?;
                 ledger::write_message(number, &mut loan);
                 ep.send(peer, loan).await.map_err(|failed| failed.error)?;
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
-use fabric_core::buf::{IoBuf, IoBufMut, Loan, LoanedBuf, PooledBuf};
+use fabric_core::buf::{IoBuf, IoBufMut, LoanedBuf, PooledBuf};
 use fabric_core::info::Info;
 use fabric_core::stats::EndpointStats;
 use fabric_core::{Address, FiAddr, Result};
@@ -136,7 +136,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
 
     /// Returns the domain of this endpoint.
     #[must_use]
-    pub fn domain(&self) -> Domain<M> {
+    pub fn domain(&self) -> &Domain<M> {
         self.ep.domain()
     }
 
@@ -273,26 +273,6 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     #[doc(alias = "FI_CLAIM")]
     pub fn probe(&self) -> Request<'_, ProbeOp, (), M> {
         self.ep.probe()
-    }
-
-    /// Allocates memory for writing a message in place and [sending](Self::send) it without a copy,
-    /// as [`Endpoint::loan`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::loan`].
-    ///
-    /// # Cancel safety
-    /// As [`Endpoint::loan`].
-    pub async fn loan(&self, len: usize) -> Result<Loan> {
-        self.ep.loan(len).await
-    }
-
-    /// Allocates memory for a loan without waiting, as [`Endpoint::try_loan`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::try_loan`].
-    pub fn try_loan(&self, len: usize) -> Result<Loan> {
-        self.ep.try_loan(len)
     }
 
     /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].

@@ -1,8 +1,8 @@
 //! Messages: send, receive, probe, reserve.
 
 use bytes::BytesMut;
-use fabric_core::buf::{IoBufMut, Loan, LoanedBuf, PooledBuf};
-use fabric_core::{FiAddr, Result};
+use fabric_core::FiAddr;
+use fabric_core::buf::{IoBufMut, LoanedBuf, PooledBuf};
 
 use super::Endpoint;
 use crate::op::{MultiRecvOp, ProbeOp, RecvOp, Request, Reserving, SendOp};
@@ -28,7 +28,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// progress and accept it. After [`add_peer`](Self::add_peer) the connection exists.
     ///
     /// The buffer is owned by the operation until it completes. Bytes that are only borrowed can be
-    /// [injected](Request::inject). A [`Loan`] is sent without a copy: see [`loan`](Self::loan).
+    /// [injected](Request::inject). A loan is sent without a copy: see
+    /// [`Domain::loan`](crate::Domain::loan).
     ///
     /// # Cancel safety
     /// Dropping the future before its first poll, or before it got a credit, sends nothing;
@@ -163,69 +164,8 @@ impl<M: ThreadModel> Endpoint<M> {
         Request::new(&self.inner, ProbeOp::new(), ())
     }
 
-    /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
-    /// in place and [sending](Self::send) it without a copy: the peer reads it where it is. The
-    /// cost does not depend on the length.
-    ///
-    /// The peer receives it like any other message: into a buffer, which costs one copy, or with
-    /// [`recv_loan`](Self::recv_loan), which costs none. When the send has succeeded, the memory
-    /// belongs to the peer, and the returned [`Loan`] is empty; a failure returns the loan whole.
-    /// The memory returns to this endpoint's domain soon after the peer has dropped it, by progress
-    /// of both domains, and of those that have sent the loan on. If the peer dies or disconnects
-    /// before, the memory is freed.
-    ///
-    /// A loan takes a power of two of the domain's limit, at least 4 KiB.
-    ///
-    /// A loan is copied instead when the peer holds 256 loans, when it belongs to another domain,
-    /// and by providers without shared memory.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// # use fabric_async::Endpoint;
-    /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.add_peer(ep.name()).await?;
-    /// let mut frame = ep.loan(8 << 20).await?;
-    /// frame[..5].copy_from_slice(b"hello");
-    /// let sent = ep.send(me, frame).tag(7).await?;
-    /// assert_eq!((sent.len(), sent.buf.len()), (8 << 20, 0));      // the peer has the memory
-    /// let frame = ep.recv_loan().tag(7).await?.into_buf();
-    /// let mut start = [0; 5];
-    /// frame.read_at(0, &mut start);
-    /// assert_eq!((&start, frame.len()), (b"hello", 8 << 20));
-    /// assert!(frame.is_in_place());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// When the domain has lent as much as its [limit](crate::DomainBuilder::loan_limit) allows,
-    /// the call waits until peers return loans, or until a peer that holds loans is gone. Waiting
-    /// calls get memory in the order in which they began to wait: a short loan does not overtake a
-    /// long one.
-    ///
-    /// # Errors
-    /// [`Error::TooLong`](crate::Error::TooLong) above the limit;
-    /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) when the machine
-    /// lacks the memory, or the process descriptors.
-    ///
-    /// # Cancel safety
-    /// Dropping the future gives up its place in the queue.
-    pub async fn loan(&self, len: usize) -> Result<Loan> {
-        self.inner.node.check_open()?;
-        crate::loan::loan(&self.inner.domain, len).await
-    }
-
-    /// Allocates memory for a loan as [`loan`](Self::loan), without waiting.
-    ///
-    /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit is reached, or another task
-    /// waits for memory; those of [`loan`](Self::loan). A loan counts as the next power of two, at
-    /// least 4 KiB.
-    pub fn try_loan(&self, len: usize) -> Result<Loan> {
-        self.inner.node.check_open()?;
-        self.inner.domain.core.try_loan(len)
-    }
-
     /// Returns a request to receive a message in place: in the sender's memory if the message was
-    /// sent from a [loan](Self::loan), else in memory of the domain's pool. The memory returns to
+    /// sent from a [loan](crate::Domain::loan), else in memory of the domain's pool. The memory returns to
     /// the sender when the [`LoanedBuf`] is dropped.
     ///
     /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by

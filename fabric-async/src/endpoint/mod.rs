@@ -29,7 +29,6 @@ pub use connected::ConnectedEndpoint;
 pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fabric_core::completion::OpKind;
@@ -76,7 +75,7 @@ use crate::thread_model::{Shared, ThreadModel};
 pub struct Endpoint<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<EndpointInner>,
     pub(crate) open: Arc<OpenEndpoint>,
-    model: PhantomData<M>,
+    domain: Domain<M>,
 }
 
 /// Keeps an endpoint, or a shared receive context, open. The handles of an endpoint share one
@@ -87,7 +86,7 @@ pub struct Endpoint<M: ThreadModel = Shared> {
 /// operations refer: a future that is never polled again keeps no object open.
 pub(crate) struct OpenEndpoint {
     pub(crate) inner: Arc<EndpointInner>,
-    domain: Arc<DomainInner>,
+    _domain: Arc<DomainInner>,
     pub(crate) av: Arc<AvInner>,
     /// The shared receive context, if the endpoint uses one.
     _shared_rx: Option<Arc<OpenEndpoint>>,
@@ -118,9 +117,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Creates the first handle of an endpoint that the engine has opened.
     pub(super) fn opened(inner: EndpointInner, dependencies: Dependencies) -> Self {
         let inner = Arc::new(inner);
+        let domain = Domain::from_inner(dependencies.domain.clone());
         let open = OpenEndpoint {
             inner: inner.clone(),
-            domain: dependencies.domain,
+            _domain: dependencies.domain,
             av: dependencies.av,
             _shared_rx: dependencies.shared_rx,
             guards: Mutex::new(dependencies.guards),
@@ -129,7 +129,7 @@ impl<M: ThreadModel> Endpoint<M> {
         Self {
             inner,
             open: Arc::new(open),
-            model: PhantomData,
+            domain,
         }
     }
 
@@ -243,8 +243,8 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Returns the domain of this endpoint.
     #[must_use]
-    pub fn domain(&self) -> Domain<M> {
-        Domain::from_inner(self.open.domain.clone())
+    pub fn domain(&self) -> &Domain<M> {
+        &self.domain
     }
 
     /// Cancels the oldest operation that was [posted](crate::Request::post) to a queue of this
@@ -356,7 +356,7 @@ impl<M: ThreadModel> Clone for Endpoint<M> {
         Self {
             inner: self.inner.clone(),
             open: self.open.clone(),
-            model: PhantomData,
+            domain: self.domain.clone(),
         }
     }
 }

@@ -162,7 +162,7 @@ impl<M: ThreadModel> SharedRxContext<M> {
 
     /// Returns the domain of this context.
     #[must_use]
-    pub fn domain(&self) -> Domain<M> {
+    pub fn domain(&self) -> &Domain<M> {
         self.ep.domain()
     }
 

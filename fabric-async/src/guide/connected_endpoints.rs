@@ -89,7 +89,7 @@
 //! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
-//! let mut loan = client.loan(5).await?;
+//! let mut loan = client.domain().loan(5).await?;
 //! loan.copy_from_slice(b"frame");
 //! client.send(loan).await?;
 //! assert_eq!(&server.recv().await?[..], b"frame");

@@ -119,7 +119,7 @@
 //!
 //! # Loans
 //!
-//! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and
+//! [`Domain::loan`] allocates memory that peers can map. It is written in place and
 //! [sent](Endpoint::send) at a cost that does not depend on its length; the peer has the memory
 //! then, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves it in
 //! place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the memory
@@ -136,7 +136,7 @@
 //! use fabric_async::Endpoint;
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut frame = ep.loan(10_000).await?;
+//! let mut frame = ep.domain().loan(10_000).await?;
 //! frame.fill(3);
 //! ep.send(me, frame).await?;
 //! let frame = ep.recv_loan().await?.into_buf();
@@ -167,7 +167,7 @@
 //! let sink = Endpoint::bind("shm://").await?;
 //! let (to_filter, to_sink) =
 //!     (source.add_peer(filter.name()).await?, filter.add_peer(sink.name()).await?);
-//! let mut frame = source.loan(8 << 20).await?;
+//! let mut frame = source.domain().loan(8 << 20).await?;
 //! frame[0] = 7;
 //! source.send(to_filter, frame).await?;
 //! let frame = filter.recv_loan().await?.into_buf();
@@ -184,8 +184,8 @@
 //!   they are sent on, and so are loans that were received in another domain, or are sent by a
 //!   provider without loans.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans, or
-//!   [`loan_limit`](DomainBuilder::loan_limit); beyond that [`Endpoint::loan`] waits until loans
-//!   return, and [`Endpoint::try_loan`] fails with [`Error::WouldBlock`]. So the limit bounds a
+//!   [`loan_limit`](DomainBuilder::loan_limit); beyond that [`Domain::loan`] waits until loans
+//!   return, and [`Domain::try_loan`] fails with [`Error::WouldBlock`]. So the limit bounds a
 //!   pipeline. Loans are given out in the order of the requests; a request above the limit fails at
 //!   once.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a

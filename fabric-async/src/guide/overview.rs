@@ -111,7 +111,7 @@
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
-//! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Endpoint::loan`] waits, [`Endpoint::try_loan`] is refused |
+//! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Domain::loan`] waits, [`Domain::try_loan`] is refused |
 //! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
 //!
 //! Under [manual progress](super::progress#manual-progress), while no task waits for anything of

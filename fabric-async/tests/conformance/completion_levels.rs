@@ -164,7 +164,7 @@ pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
     );
     // Loans, received by `recv_loan` and by `recv`.
     for len in [100, 5 << 20] {
-        let mut loan = a.ep.try_loan(len).unwrap();
+        let mut loan = a.ep.domain().try_loan(len).unwrap();
         loan.copy_from_slice(pattern(len, 1));
         let lent = a.ep.send(to_b, loan).tag(1);
         let mut lent = if len == 100 {
@@ -210,7 +210,7 @@ pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
         a.ep.send(to_b, b"not awaited").tag(1).inject().unwrap();
         let mut sent = a.ep.send(to_b, "later").tag(1).start().unwrap();
         let mut lent =
-            a.ep.send(to_b, a.ep.try_loan(10).unwrap())
+            a.ep.send(to_b, a.ep.domain().try_loan(10).unwrap())
                 .tag(1)
                 .start()
                 .unwrap();

@@ -97,7 +97,7 @@ pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
         Bytes::from_static(pattern(50_000, 2)),
     ));
     let gathered = a.ep.send(gather).start().unwrap();
-    let mut loan = a.ep.try_loan(1000).unwrap();
+    let mut loan = a.ep.domain().try_loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
     let lent = a.ep.send(loan).start().unwrap();
     for number in 0..10u8 {

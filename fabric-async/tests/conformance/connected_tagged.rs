@@ -71,7 +71,7 @@ pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
         Bytes::from_static(pattern(50_000, 2)),
     ));
     let gathered = a.ep.send(gather).tag(1).start().unwrap();
-    let mut loan = a.ep.try_loan(1000).unwrap();
+    let mut loan = a.ep.domain().try_loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
     let lent = a.ep.send(loan).tag(1).start().unwrap();
     a.ep.send("tried").tag(1).await.unwrap();
@@ -221,7 +221,7 @@ async fn expect_tags_refused(ep: &ConnectedEndpoint) {
         "{}",
         stopped.error
     );
-    let mut loan = ep.try_loan(10).unwrap();
+    let mut loan = ep.domain().try_loan(10).unwrap();
     loan.fill(1);
     assert!(is_tags_unsupported(
         &ep.send(loan).tag(1).await.unwrap_err().error

@@ -80,7 +80,7 @@ pub(crate) async fn vectors_and_loans_are_sent_as_datagrams(setup: Setup) {
         let bytes: Vec<u8> = got.pieces().flatten().copied().collect();
         assert_bytes(&bytes, &[pattern(first, 1), pattern(second, 2)].concat());
     }
-    let mut loan = a.ep.try_loan(1000).unwrap();
+    let mut loan = a.ep.domain().try_loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
     let (lent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
     lent.unwrap();

@@ -124,7 +124,7 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
                 .fence()
                 .await
                 .unwrap();
-            a.ep.send(to_b, a.ep.try_loan(100).unwrap())
+            a.ep.send(to_b, a.ep.domain().try_loan(100).unwrap())
                 .fence()
                 .await
                 .map_err(|failed| failed.error)

@@ -11,7 +11,7 @@ use crate::setup::Setup;
 const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
 
 async fn send_loan(from: &EndpointFixture, to: fabric_async::FiAddr, len: usize, which: usize) {
-    let mut loan = from.ep.try_loan(len).unwrap();
+    let mut loan = from.ep.domain().try_loan(len).unwrap();
     loan.copy_from_slice(pattern(len, which));
     from.ep.send(to, loan).await.unwrap();
 }
@@ -64,7 +64,7 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
         }
     }
     // A short loan as well. The memory belongs to the peer then.
-    let mut loan = a.ep.try_loan(100).unwrap();
+    let mut loan = a.ep.domain().try_loan(100).unwrap();
     loan.fill(7);
     let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
     let sent = sent.unwrap();
@@ -80,7 +80,7 @@ pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut held = Vec::new();
     for round in 0..50 {
-        let mut loan = a.ep.try_loan(10_000).unwrap();
+        let mut loan = a.ep.domain().try_loan(10_000).unwrap();
         loan.fill(round);
         let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv_loan());
         sent.unwrap();
@@ -99,7 +99,9 @@ pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
     if held[0].is_in_place() {
         // At most as many mappings as loans were outstanding at one time.
         drop(held);
-        let loans: Vec<_> = (0..5).map(|_| a.ep.try_loan(10_000).unwrap()).collect();
+        let loans: Vec<_> = (0..5)
+            .map(|_| a.ep.domain().try_loan(10_000).unwrap())
+            .collect();
         let again = |loan: &fabric_async::Loan| loan[0] != 0;
         assert!(
             loans.iter().filter(|loan| again(loan)).count() >= 4,
@@ -114,7 +116,7 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     a.ep.send(to_b, "first").tag(1).await.unwrap();
     let loan = || {
-        let mut loan = a.ep.try_loan(6).unwrap();
+        let mut loan = a.ep.domain().try_loan(6).unwrap();
         loan.copy_from_slice(b"second");
         loan
     };
@@ -149,7 +151,7 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
         (6, 0),
         "the peer has the memory"
     );
-    let loan = a.ep.try_loan(8).unwrap();
+    let loan = a.ep.domain().try_loan(8).unwrap();
     let stale = b.av.insert(a.ep.name()).unwrap();
     let refused = a.ep.send(stale, loan).start();
     assert_eq!(
@@ -220,14 +222,14 @@ pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let operation =
-        a.ep.send(to_b, a.ep.try_loan(8192).unwrap())
+        a.ep.send(to_b, a.ep.domain().try_loan(8192).unwrap())
             .start()
             .unwrap();
     b.ep.recv().await.unwrap();
-    let mut second = a.ep.try_loan(8192).unwrap();
+    let mut second = a.ep.domain().try_loan(8192).unwrap();
     second.fill(2);
     drop(operation);
-    let mut third = a.ep.try_loan(8192).unwrap();
+    let mut third = a.ep.domain().try_loan(8192).unwrap();
     third.fill(3);
     assert!(
         second.iter().all(|byte| *byte == 2),
@@ -239,7 +241,7 @@ pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
 pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
     let a = setup.open_endpoint().await;
     for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
-        let refused = a.ep.try_loan(len).map(drop).unwrap_err();
+        let refused = a.ep.domain().try_loan(len).map(drop).unwrap_err();
         assert!(
             matches!(refused, Error::TooLong { len: asked, .. } if asked == len),
             "{refused}"
@@ -251,10 +253,10 @@ pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
 pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
-    let mut secret = a.ep.try_loan(5000).unwrap();
+    let mut secret = a.ep.domain().try_loan(5000).unwrap();
     secret.fill(1);
     for _ in 0..3 {
-        let mut foreign = c.ep.try_loan(5000).unwrap();
+        let mut foreign = c.ep.domain().try_loan(5000).unwrap();
         foreign.fill(9);
         let (sent, got) = tokio::join!(a.ep.send(to_b, foreign), b.ep.recv_loan());
         sent.unwrap();
@@ -329,7 +331,7 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
     let c = setup.open_endpoint().await;
     let to_c = b.add_peer(&c).await;
     for (round, relay_holds_longer) in [(1, false), (2, true), (3, false)] {
-        let mut loan = a.ep.try_loan(10_000).unwrap();
+        let mut loan = a.ep.domain().try_loan(10_000).unwrap();
         loan.fill(round);
         a.ep.send(to_b, loan).await.unwrap();
         let first = b.ep.recv_loan().await.unwrap().into_buf();
@@ -341,10 +343,10 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
             (first, second)
         };
         drop(other);
-        let fresh = a.ep.try_loan(10_000).unwrap();
+        let fresh = a.ep.domain().try_loan(10_000).unwrap();
         assert_ne!(fresh[0], round, "memory that is held was lent again");
         wait_until_stable(|| 0).await;
-        let fresh = [fresh, a.ep.try_loan(10_000).unwrap()];
+        let fresh = [fresh, a.ep.domain().try_loan(10_000).unwrap()];
         assert!(fresh.iter().all(|loan| loan[0] != round));
         assert!(last.is_in_place() && last.to_vec() == [round; 10_000]);
         drop(last);
@@ -357,7 +359,7 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
 async fn wait_for_reuse(a: &EndpointFixture, is_reused: impl Fn(&Loan) -> bool) {
     let mut others = Vec::new();
     loop {
-        let loan = a.ep.try_loan(10_000).unwrap();
+        let loan = a.ep.domain().try_loan(10_000).unwrap();
         if is_reused(&loan) {
             return;
         }
@@ -373,7 +375,7 @@ pub(crate) async fn lost_relayed_loan_is_not_reused(setup: Setup) {
     for round in 1..=3 {
         let c = setup.open_endpoint().await;
         let to_c = b.add_peer(&c).await;
-        let mut loan = a.ep.try_loan(10_000).unwrap();
+        let mut loan = a.ep.domain().try_loan(10_000).unwrap();
         loan.fill(round);
         a.ep.send(to_b, loan).await.unwrap();
         let first = b.ep.recv_loan().await.unwrap().into_buf();
@@ -384,7 +386,7 @@ pub(crate) async fn lost_relayed_loan_is_not_reused(setup: Setup) {
     }
     wait_until_stable(|| 0).await;
     for _ in 0..10 {
-        a.ep.try_loan(10_000).unwrap().fill(9);
+        a.ep.domain().try_loan(10_000).unwrap().fill(9);
         wait_until_stable(|| 0).await;
     }
     for (at, loan) in held.iter().enumerate() {
@@ -415,7 +417,9 @@ pub(crate) async fn received_loans_are_written_to_regions(setup: Setup) {
 /// More loans than a peer keeps mapped, and than are in progress at once.
 pub(crate) async fn more_loans_than_mappings_reach_one_peer(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let loans: Vec<_> = (0..700).map(|_| a.ep.try_loan(64).unwrap()).collect();
+    let loans: Vec<_> = (0..700)
+        .map(|_| a.ep.domain().try_loan(64).unwrap())
+        .collect();
     for (number, mut loan) in loans.into_iter().enumerate() {
         loan.copy_from_slice(pattern(64, number));
         let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());

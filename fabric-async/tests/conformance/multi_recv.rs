@@ -784,7 +784,7 @@ pub(crate) async fn loaned_messages_keep_their_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut messages = b.ep.recv_multi(empty_buffer(3 * LONG_LEN)).start().unwrap();
     for which in 0..2 {
-        let mut loan = a.ep.try_loan(LONG_LEN).unwrap();
+        let mut loan = a.ep.domain().try_loan(LONG_LEN).unwrap();
         loan.copy_from_slice(pattern(LONG_LEN, which));
         let lent = a.ep.send(to_b, loan).start().unwrap();
         let after =

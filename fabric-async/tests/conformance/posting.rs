@@ -36,7 +36,7 @@ pub(crate) async fn unpolled_requests_post_nothing(setup: Setup) {
     let before = (posted(&a), posted(&b));
     drop_unpolled(|| a.ep.send(to_b, "not sent"));
     drop_unpolled(|| a.ep.send(to_b, vec![0; 100_000]).tag(1).data(2));
-    drop_unpolled(|| a.ep.send(to_b, a.ep.try_loan(100).unwrap()));
+    drop_unpolled(|| a.ep.send(to_b, a.ep.domain().try_loan(100).unwrap()));
     drop_unpolled(|| a.ep.reserve(to_b));
     drop_unpolled(|| b.ep.recv());
     drop_unpolled(|| b.ep.recv_into(vec![0; 8]).tag(1));

@@ -421,7 +421,7 @@ pub(crate) async fn loaned_message_can_be_claimed(setup: Setup) {
     // A discarded message still has to be taken in.
     let _progress = b.spawn_progress();
     for end in 0..3 {
-        let mut loan = a.ep.try_loan(LONG_LEN).unwrap();
+        let mut loan = a.ep.domain().try_loan(LONG_LEN).unwrap();
         loan.copy_from_slice(pattern(LONG_LEN, 3));
         let lent = tokio::spawn(a.ep.send(to_b, loan).start().unwrap());
         let claimed = b.ep.probe().claim().await.unwrap();

@@ -248,7 +248,9 @@ pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
             add.post()
         }
         .unwrap();
-        let lend = a.ep.send(to_b, a.ep.try_loan(100).unwrap()).context(4);
+        let lend =
+            a.ep.send(to_b, a.ep.domain().try_loan(100).unwrap())
+                .context(4);
         if asked {
             lend.completion().post()
         } else {

@@ -611,7 +611,7 @@ pub(crate) async fn loans_arrive_through_any_endpoint(setup: Setup) {
     let addrs = a.add_peers(&fixture.endpoints).await;
     for which in 0..20 {
         let len = [100, 5000, 1 << 20][which % 3];
-        let mut loan = a.ep.try_loan(len).unwrap();
+        let mut loan = a.ep.domain().try_loan(len).unwrap();
         loan.copy_from_slice(pattern(len, which));
         let lend = a.ep.send(addrs[which % 2], loan);
         if which % 4 == 3 {

@@ -28,7 +28,7 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
     }
     a.ep.send(to_b, b"four").inject().unwrap();
     a.ep.send(to_b, "posted").post().unwrap();
-    let mut loan = a.ep.try_loan(5000).unwrap();
+    let mut loan = a.ep.domain().try_loan(5000).unwrap();
     loan.fill(1);
     a.ep.send(to_b, loan).await.unwrap();
     for _ in 0..3 {
@@ -174,7 +174,7 @@ pub(crate) async fn each_message_is_counted_once(setup: Setup) {
     b.ep.probe().claim().await.unwrap().recv().await.unwrap();
     compare(&a, &b);
     // A loan.
-    let mut loan = a.ep.try_loan(5000).unwrap();
+    let mut loan = a.ep.domain().try_loan(5000).unwrap();
     loan.fill(1);
     a.ep.send(to_b, loan).await.unwrap();
     let lent = b.ep.recv_loan().start().unwrap();

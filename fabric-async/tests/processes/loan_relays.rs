@@ -51,7 +51,7 @@ impl Pipeline {
 
     /// Lends a message, waiting for memory.
     async fn lend(&self, number: u8) -> fabric_async::Result<()> {
-        let mut frame = self.ep.loan(LEN).await?;
+        let mut frame = self.ep.domain().loan(LEN).await?;
         frame.fill(number);
         self.ep.send(self.to_relay, frame).await?;
         Ok(())
@@ -65,7 +65,7 @@ impl Pipeline {
 
     /// Asserts that all memory of the source can be allocated, once it has returned.
     async fn wait_all_returned(&self) {
-        self.ep.loan(LIMIT).await.unwrap();
+        self.ep.domain().loan(LIMIT).await.unwrap();
     }
 }
 
@@ -163,7 +163,9 @@ fn three_stage_pipeline_copies_nothing() {
             pipeline.wait_seen(number as u8).await;
         }
         for (to, loaned) in [(pipeline.to_relay, MESSAGES), (pipeline.to_sink, 0)] {
-            ep.send(to, ep.loan(0).await.unwrap()).await.unwrap();
+            ep.send(to, ep.domain().loan(0).await.unwrap())
+                .await
+                .unwrap();
             let report = ep.recv().tag(COPIED).from(to).await.unwrap();
             assert_eq!(text(&report), format!("0 {loaned}"), "bytes copied, loans");
         }
@@ -183,7 +185,10 @@ fn memory_returns_when_the_sink_of_a_pipeline_is_killed() {
             pipeline.lend(number).await.unwrap();
             pipeline.wait_seen(number).await;
         }
-        assert!(pipeline.ep.try_loan(1).is_err(), "the sink holds all");
+        assert!(
+            pipeline.ep.domain().try_loan(1).is_err(),
+            "the sink holds all"
+        );
         pipeline.sink.0.kill().unwrap();
         pipeline.wait_all_returned().await;
         // The relay still receives.
@@ -209,7 +214,7 @@ fn sink_reads_on_when_the_relay_of_a_pipeline_is_killed() {
         pipeline.wait_all_returned().await;
         // New memory, from the source directly: the sink compares what it holds.
         for number in 10..13 {
-            let mut frame = pipeline.ep.loan(LEN).await.unwrap();
+            let mut frame = pipeline.ep.domain().loan(LEN).await.unwrap();
             frame.fill(number);
             pipeline.ep.send(pipeline.to_sink, frame).await.unwrap();
             pipeline.wait_seen(number).await;
@@ -281,7 +286,10 @@ fn stopped_sink_of_a_pipeline_holds_only_its_loans() {
             pipeline.lend(number).await.unwrap();
         }
         assert_still_works(&pipeline.ep).await;
-        assert!(pipeline.ep.try_loan(1).is_err(), "the sink holds all");
+        assert!(
+            pipeline.ep.domain().try_loan(1).is_err(),
+            "the sink holds all"
+        );
         let all_returned = pipeline.wait_all_returned();
         let goes_on = async {
             pipeline.sink.resume();
@@ -332,7 +340,7 @@ fn forged_returns_free_only_what_the_forger_held() {
         let to_forger = relay.add_peer(&format!("shm://{name}")[..]).await.unwrap();
         let mut kept = Vec::new();
         for number in 0..50 {
-            let mut frame = source.loan(LEN).await.unwrap();
+            let mut frame = source.domain().loan(LEN).await.unwrap();
             frame.fill(number);
             source.send(to_relay, frame).await.unwrap();
             let frame = relay.recv_loan().await.unwrap().into_buf();
@@ -347,7 +355,7 @@ fn forged_returns_free_only_what_the_forger_held() {
             }
         }
         drop(kept);
-        source.loan(LIMIT).await.unwrap();
+        source.domain().loan(LIMIT).await.unwrap();
         assert_still_works(&source).await;
         assert_still_works(&relay).await;
         drop(relay);

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 
-use fabric_async::{Endpoint, Error, FiAddr, Progress, WaitPolicy};
+use fabric_async::{Class, Endpoint, Error, Fabric, FiAddr, Hints, Progress, WaitPolicy, discover};
 
 use crate::health::assert_still_works;
 use crate::run;
@@ -32,12 +32,15 @@ async fn assert_pending<F: Future>(mut future: std::pin::Pin<&mut F>) {
 fn loans_are_given_out_in_the_order_of_requests() {
     run(async {
         let ep = bind_with_limit(2 * LEN).await;
-        let (first, second) = (ep.loan(LEN).await.unwrap(), ep.loan(LEN).await.unwrap());
+        let (first, second) = (
+            ep.domain().loan(LEN).await.unwrap(),
+            ep.domain().loan(LEN).await.unwrap(),
+        );
         let order = RefCell::new(Vec::new());
         let wait = |len| {
             let (ep, order) = (&ep, &order);
             async move {
-                drop(ep.loan(len).await.unwrap());
+                drop(ep.domain().loan(len).await.unwrap());
                 order.borrow_mut().push(len);
             }
         };
@@ -48,12 +51,12 @@ fn loans_are_given_out_in_the_order_of_requests() {
         assert_pending(third.as_mut()).await;
         drop(first);
         assert_pending(short.as_mut()).await;
-        let refused = ep.try_loan(1).unwrap_err();
+        let refused = ep.domain().try_loan(1).unwrap_err();
         assert!(matches!(refused, Error::WouldBlock(_)), "{refused}");
         drop(second);
         tokio::join!(third, short, long);
         assert_eq!(*order.borrow(), [2 * LEN, LEN, 1]);
-        ep.try_loan(2 * LEN).unwrap();
+        ep.domain().try_loan(2 * LEN).unwrap();
     });
 }
 
@@ -63,9 +66,9 @@ fn dropped_loan_request_passes_its_turn_on() {
     run(async {
         let ep = bind_with_limit(LEN).await;
         for woken in [false, true] {
-            let held = ep.loan(LEN).await.unwrap();
-            let mut next = Box::pin(ep.loan(LEN));
-            let mut first = Box::pin(ep.loan(LEN));
+            let held = ep.domain().loan(LEN).await.unwrap();
+            let mut next = Box::pin(ep.domain().loan(LEN));
+            let mut first = Box::pin(ep.domain().loan(LEN));
             assert_pending(first.as_mut()).await;
             assert_pending(next.as_mut()).await;
             if woken {
@@ -77,7 +80,7 @@ fn dropped_loan_request_passes_its_turn_on() {
                 drop(held);
             }
             drop(next.await.unwrap());
-            ep.try_loan(LEN).unwrap();
+            ep.domain().try_loan(LEN).unwrap();
         }
     });
 }
@@ -86,18 +89,18 @@ fn dropped_loan_request_passes_its_turn_on() {
 fn loan_longer_than_the_limit_fails_at_once() {
     run(async {
         let ep = bind_with_limit(10_000).await;
-        let held = ep.loan(10_000).await.unwrap();
+        let held = ep.domain().loan(10_000).await.unwrap();
         for len in [10_001, usize::MAX] {
-            let error = ep.loan(len).await.unwrap_err();
+            let error = ep.domain().loan(len).await.unwrap_err();
             assert!(
                 matches!(error, Error::TooLong { limit: 10_000, .. }),
                 "{error}"
             );
         }
-        assert!(matches!(ep.try_loan(1), Err(Error::WouldBlock(_))));
+        assert!(matches!(ep.domain().try_loan(1), Err(Error::WouldBlock(_))));
         drop(held);
         // A limit that is no power of two can be used whole.
-        assert_eq!(ep.try_loan(9_000).unwrap().len(), 9_000);
+        assert_eq!(ep.domain().try_loan(9_000).unwrap().len(), 9_000);
     });
 }
 
@@ -119,10 +122,12 @@ fn returned_loan_wakes_waiting_task() {
             let peer = Endpoint::bind("shm://").await.unwrap();
             let to_peer = ep.add_peer(peer.name()).await.unwrap();
             for round in 0..50 {
-                ep.send(to_peer, ep.loan(LEN).await.unwrap()).await.unwrap();
+                ep.send(to_peer, ep.domain().loan(LEN).await.unwrap())
+                    .await
+                    .unwrap();
                 let early = peer.recv_loan().await.unwrap();
-                let late = ep.loan(LEN).await.unwrap();
-                let mut waiting = Box::pin(ep.loan(2 * LEN));
+                let late = ep.domain().loan(LEN).await.unwrap();
+                let mut waiting = Box::pin(ep.domain().loan(2 * LEN));
                 assert_pending(waiting.as_mut()).await;
                 ep.send(to_peer, late).await.unwrap();
                 let late = peer.recv_loan().await.unwrap();
@@ -149,7 +154,7 @@ fn death_of_loan_holder_wakes_waiting_task() {
             let mut holder = TestPeer::start("loan_holder", &ep.name().to_string());
             let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
             lend_all(&ep, peer).await;
-            let mut waiting = Box::pin(ep.loan(LEN));
+            let mut waiting = Box::pin(ep.domain().loan(LEN));
             assert_pending(waiting.as_mut()).await;
             holder.0.kill().unwrap();
             waiting.await.unwrap();
@@ -161,7 +166,9 @@ fn death_of_loan_holder_wakes_waiting_task() {
 
 async fn lend_all(ep: &Endpoint, peer: FiAddr) {
     for _ in 0..2 {
-        ep.send(peer, ep.loan(LEN).await.unwrap()).await.unwrap();
+        ep.send(peer, ep.domain().loan(LEN).await.unwrap())
+            .await
+            .unwrap();
         ep.recv().tag(2).from(peer).await.unwrap();
     }
 }
@@ -176,4 +183,26 @@ pub(crate) async fn hold_loans(name: &str) {
         held.push(frame);
         ep.send(peer, "held").tag(2).await.expect("send");
     }
+}
+
+#[test]
+fn closing_the_domain_ends_waits_for_loans() {
+    run(async {
+        let info = discover(&Hints::new().provider("shm"))
+            .unwrap()
+            .swap_remove(0);
+        let fabric = Fabric::open(&info).unwrap();
+        let domain = fabric.domain_builder(&info).loan_limit(LEN).open().unwrap();
+        let held = domain.loan(LEN).await.unwrap();
+        let other = domain.clone();
+        let (mut first, mut second) = (pin!(other.loan(LEN)), pin!(other.loan(1)));
+        assert_pending(first.as_mut()).await;
+        assert_pending(second.as_mut()).await;
+        domain.close().unwrap();
+        let closed = Err(Error::Closed(Class::Domain));
+        assert_eq!(first.await.map(drop), closed);
+        assert_eq!(second.await.map(drop), closed);
+        assert_eq!(other.try_loan(1).map(drop), closed);
+        drop(held);
+    });
 }

@@ -27,7 +27,7 @@ fn killed_loan_receiver_loses_only_its_loans() {
             let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
             let killer = kill_within_two_ms(victim, round);
             let error = loop {
-                let mut frame = match ep.try_loan(SHORT_LOAN_LEN) {
+                let mut frame = match ep.domain().try_loan(SHORT_LOAN_LEN) {
                     Ok(frame) => frame,
                     Err(error) => break error,
                 };
@@ -146,12 +146,12 @@ fn invalid_loans_end_only_that_connection() {
         }
         // A valid loan still works.
         let to_self = ep.add_peer(ep.name()).await.unwrap();
-        ep.send(to_self, ep.try_loan(10).unwrap())
+        ep.send(to_self, ep.domain().try_loan(10).unwrap())
             .tag(5)
             .await
             .unwrap();
         assert_eq!(&ep.recv().tag(5).await.unwrap()[..], [0; 10]);
-        let refused = ep.try_loan(usize::MAX).map(drop);
+        let refused = ep.domain().try_loan(usize::MAX).map(drop);
         assert!(matches!(refused, Err(Error::TooLong { .. })));
         assert_still_works(&ep).await;
     });

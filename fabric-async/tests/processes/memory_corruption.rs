@@ -91,7 +91,7 @@ impl HonestPeers {
             ep.recv().tag(4).from(self.echo).await.unwrap()[..],
             message[..]
         );
-        let mut loan = ep.try_loan(len).unwrap();
+        let mut loan = ep.domain().try_loan(len).unwrap();
         loan.copy_from_slice(&message);
         ep.send(self.echo, loan).await.unwrap();
         assert_eq!(
@@ -156,7 +156,10 @@ fn spawn_all_ops(
             .await
             .is_ok()
         {
-            let mut loan = ep.try_loan(1 + random.below(60_000) as usize).unwrap();
+            let mut loan = ep
+                .domain()
+                .try_loan(1 + random.below(60_000) as usize)
+                .unwrap();
             loan.fill(2);
             let _ = ep.send(peer, loan).await;
             let _ = ep

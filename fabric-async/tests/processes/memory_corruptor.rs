@@ -102,7 +102,7 @@ async fn random_op(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &m
                 .await,
         ),
         2 => {
-            if let Ok(mut loan) = ep.try_loan(len) {
+            if let Ok(mut loan) = ep.domain().try_loan(len) {
                 loan.fill(7);
                 drop(ep.send(peer, loan).await);
             }

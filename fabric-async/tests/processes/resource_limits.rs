@@ -277,7 +277,7 @@ fn at_fd_limit_operations_fail_and_recover() {
                     refused.to_string().contains("no descriptor left"),
                     "{refused}"
                 );
-                let refused = host.ep.try_loan(100).map(drop).unwrap_err();
+                let refused = host.ep.domain().try_loan(100).map(drop).unwrap_err();
                 assert!(
                     matches!(refused, Error::Os { errno: EMFILE, .. }),
                     "{refused}"
@@ -382,7 +382,7 @@ fn at_memory_limit_operations_fail_without_leaks() {
                         matches!(refused, Error::Os { .. }),
                         "{resource:?}: {refused}"
                     );
-                    let refused = host.ep.try_loan(1 << 20).map(drop).unwrap_err();
+                    let refused = host.ep.domain().try_loan(1 << 20).map(drop).unwrap_err();
                     assert!(
                         matches!(refused, Error::Os { .. }),
                         "{resource:?}: {refused}"

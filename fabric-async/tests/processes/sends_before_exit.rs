@@ -177,7 +177,7 @@ impl Sender {
         }
     }
 
-    fn domain(&self) -> Domain {
+    fn domain(&self) -> &Domain {
         match self {
             Self::Rdm(ep, _) => ep.domain(),
             Self::Msg(ep) => ep.domain(),

@@ -279,7 +279,7 @@ async fn loan_sender(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0u64.. {
-        let Ok(mut frame) = ep.try_loan(LOAN_LEN) else {
+        let Ok(mut frame) = ep.domain().try_loan(LOAN_LEN) else {
             return;
         };
         frame.fill(number as u8);

@@ -36,11 +36,11 @@ pub(super) async fn holding_loans(name: &str) -> ! {
 pub(super) async fn with_lent_loans(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     for _ in 0..LOANS {
-        let mut frame = ep.try_loan(LOAN_LEN).unwrap();
+        let mut frame = ep.domain().try_loan(LOAN_LEN).unwrap();
         frame.fill(5);
         ep.send(peer, frame).tag(1).await.unwrap();
     }
-    let _unsent = ep.try_loan(LOAN_LEN).unwrap();
+    let _unsent = ep.domain().try_loan(LOAN_LEN).unwrap();
     super::kill_self()
 }
 
@@ -98,11 +98,13 @@ pub(super) mod survives {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         for _ in 0..LOANS {
-            ep.send(peer, ep.try_loan(LOAN_LEN).unwrap()).await.unwrap();
+            ep.send(peer, ep.domain().try_loan(LOAN_LEN).unwrap())
+                .await
+                .unwrap();
         }
         survivor.wait_peer_died(victim).await;
         // The memory of the lost loans is not lent again.
-        let mut fresh = ep.try_loan(LOAN_LEN).unwrap();
+        let mut fresh = ep.domain().try_loan(LOAN_LEN).unwrap();
         assert!(fresh.iter().all(|byte| *byte == 0));
         fresh.fill(9);
     }

@@ -34,7 +34,7 @@ fn while_parked(name: &str) -> ! {
             let ep = Endpoint::bind("shm://").await.unwrap();
             let peer = ep.add_peer(name).await.unwrap();
             ep.send(peer, "here").tag(1).await.unwrap();
-            PARKED_DOMAIN.set(ep.domain()).expect("set once");
+            PARKED_DOMAIN.set(ep.domain().clone()).expect("set once");
             ep.recv().tag(99).await.unwrap();
             unreachable!("no message has this tag")
         })
