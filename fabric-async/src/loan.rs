@@ -25,15 +25,15 @@ impl Drop for LoanWait<'_> {
 
 impl<M: ThreadModel> Domain<M> {
     /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
-    /// in place and [sending](crate::Endpoint::send) it from any endpoint of this domain without a copy: the peer reads it where it is. The
-    /// cost does not depend on the length.
+    /// in place and [sending](crate::Endpoint::send) it from any endpoint of this domain without a
+    /// copy: the peer reads it where it is. The cost does not depend on the length.
     ///
     /// The peer receives it like any other message: into a buffer, which costs one copy, or with
-    /// [`recv_loan`](crate::Endpoint::recv_loan), which costs none. When the send has succeeded, the memory
-    /// belongs to the peer, and the returned [`Loan`] is empty; a failure returns the loan whole.
-    /// The memory returns to this domain soon after the peer has dropped it, by progress
-    /// of both domains, and of those that have sent the loan on. If the peer dies or disconnects
-    /// before, the memory is freed.
+    /// [`recv_loan`](crate::Endpoint::recv_loan), which costs none. When the send has succeeded,
+    /// the memory belongs to the peer, and the returned [`Loan`] is empty; a failure returns the
+    /// loan whole. The memory returns to this domain soon after the peer has dropped it, by
+    /// progress of both domains, and of those that have sent the loan on. If the peer dies or
+    /// disconnects before, the memory is freed.
     ///
     /// A loan takes a power of two of the domain's limit, at least 4 KiB.
     ///

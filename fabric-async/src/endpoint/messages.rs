@@ -165,8 +165,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to receive a message in place: in the sender's memory if the message was
-    /// sent from a [loan](crate::Domain::loan), else in memory of the domain's pool. The memory returns to
-    /// the sender when the [`LoanedBuf`] is dropped.
+    /// sent from a [loan](crate::Domain::loan), else in memory of the domain's pool. The memory
+    /// returns to the sender when the [`LoanedBuf`] is dropped.
     ///
     /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by
     /// [`LoanedBuf::as_slice`], which is unsafe because the sender could still write to them.
