@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use fabric_core::info::{FabricAttr, Hints, Info, NoMatch};
-use fabric_core::transport::Transport;
 use fabric_core::tree::{Children, Class, ObjectNode};
 use fabric_core::{Result, info};
-use fabric_reactor::transport;
+use fabric_reactor::{EngineTransport, transport};
 
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainBuilder};
@@ -24,7 +23,7 @@ pub struct Fabric {
 
 pub(crate) struct FabricInner {
     pub(crate) node: Arc<ObjectNode>,
-    pub(crate) transport: &'static dyn Transport,
+    pub(crate) transport: &'static EngineTransport,
     attr: FabricAttr,
 }
 

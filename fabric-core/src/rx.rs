@@ -168,7 +168,7 @@ impl RxQueue {
 
     /// Posts a receive; an unexpected message that matches is delivered at once.
     #[inline(always)] // on the fast path of small messages
-    pub fn post(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    pub fn post(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         if !self.multi_recvs.is_empty() {
             return self.post_after_multi(engine, op, spec);
         }
@@ -190,7 +190,7 @@ impl RxQueue {
     #[inline(always)] // on the fast path of small messages
     fn record_queued(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         spec: RecvSpec,
         key: PostKey,
@@ -216,7 +216,7 @@ impl RxQueue {
 
     /// Takes the receive that matches this message off the queue.
     #[inline(always)] // on the fast path of small messages
-    fn take_match(&mut self, engine: &mut dyn EngineContext, envelope: &Envelope) -> MatchResult {
+    fn take_match(&mut self, engine: &mut impl EngineContext, envelope: &Envelope) -> MatchResult {
         if !self.multi_recvs.is_empty() {
             return match self.take_match_multi(engine, envelope) {
                 MatchResult::Receive((op, _)) => MatchResult::Receive(op),
@@ -247,9 +247,9 @@ impl RxQueue {
     /// `bytes` must hold as much as the endpoint can receive at all.
     pub fn deliver(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         mut envelope: Envelope,
-        bytes: &dyn CopySource,
+        bytes: &impl CopySource,
     ) -> bool {
         debug_assert!(bytes.len() <= envelope.len);
         match self.take_match(engine, &envelope) {
@@ -292,13 +292,13 @@ impl RxQueue {
     }
 
     /// As [`RxQueue::deliver`], for an untagged message without completion data or ack.
-    #[inline]
+    #[inline(always)] // on the fast path of small messages
     pub fn deliver_plain(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer: PeerKey,
         source: Option<FiAddr>,
-        bytes: &dyn CopySource,
+        bytes: &impl CopySource,
     ) -> bool {
         let mut envelope = Envelope {
             peer,
@@ -328,7 +328,7 @@ impl RxQueue {
     }
 
     /// Cancels a receive or probe that no message has matched. Returns false when it is not queued.
-    pub fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+    pub fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         let queued = self.remove_posted(op);
         if queued && self.retire_multi(op) {
             self.match_unexpected(engine);
@@ -342,7 +342,7 @@ impl RxQueue {
 
     /// Requests another pass after a change between passes: the driver must not sleep while this
     /// queue has work.
-    fn request_rearm_if_work(&self, engine: &mut dyn EngineContext) {
+    fn request_rearm_if_work(&self, engine: &mut impl EngineContext) {
         if self.has_work() {
             engine.request_rearm();
         }
@@ -350,7 +350,7 @@ impl RxQueue {
 
     /// Detaches a receive whose future was dropped. A message that is arriving in it goes to the
     /// next receive that accepts it, or is buffered.
-    pub fn detach(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+    pub fn detach(&mut self, engine: &mut impl EngineContext, op: OpKey) {
         if !self.remove_posted(op) {
             self.detach_partial(engine, op);
         }
@@ -358,7 +358,7 @@ impl RxQueue {
     }
 
     /// Requeues the message that is arriving in this receive.
-    fn detach_partial(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+    fn detach_partial(&mut self, engine: &mut impl EngineContext, op: OpKey) {
         let Some(PartialReceive { partial: id, .. }) = self.take_partial_receive(op) else {
             return;
         };
@@ -407,7 +407,7 @@ impl RxQueue {
     /// current address handle; the handle of a disconnected sender is looked up here.
     pub fn requeue_message(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         mut envelope: Envelope,
         source: Option<FiAddr>,
         bytes: PooledBuf,
@@ -447,7 +447,7 @@ impl RxQueue {
 
     /// Closes the queue: posted receives complete with [`Error::Canceled`], unexpected messages are
     /// discarded.
-    pub fn close(&mut self, engine: &mut dyn EngineContext) {
+    pub fn close(&mut self, engine: &mut impl EngineContext) {
         for op in self.matcher.take_posted() {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
@@ -481,7 +481,7 @@ impl RxQueue {
     #[cold]
     fn refuse(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         envelope: &Envelope,
         error: Error,
@@ -513,7 +513,7 @@ impl RxQueue {
     /// Matches a message that a receive had taken before, or requeues it at its old place.
     fn match_or_buffer(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         envelope: Envelope,
         message: UnexpectedMessage,
     ) {
@@ -534,7 +534,7 @@ impl RxQueue {
     /// the message is lost before it is complete.
     fn deliver_buffered(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         message: UnexpectedMessage,

@@ -1,11 +1,15 @@
 //! The traits between the progress engine and a transport.
 //!
-//! A [`Transport`] describes its offers and opens domains. A [`TransportDomain`] moves messages;
-//! the calls of the data path come with an [`EngineContext`], through which the transport reaches
-//! operations, address vectors and event queues. The engine makes all calls on a domain under its
-//! lock. [`FastPath`] and [`LoanAllocator`] run without that lock, so a transport that offers them
-//! has locks of its own. The context records completions and counts under the lock; the engine
-//! wakes tasks, drops buffers and emits trace events after it has released the lock.
+//! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
+//! moves messages; the calls of the data path come with an [`EngineContext`], through which the
+//! transport reaches operations, address vectors and event queues. Both traits have the type of the
+//! engine as a parameter: the engine calls a domain dynamically, once per pass or operation, and
+//! the domain calls the engine statically.
+//!
+//! The engine makes all calls on a domain under its lock. [`FastPath`] and [`LoanAllocator`] run
+//! without that lock, so a transport that offers them has locks of its own. The context records
+//! completions and counts under the lock; the engine wakes tasks, drops buffers and emits trace
+//! events after it has released the lock.
 
 use std::sync::Arc;
 
@@ -56,11 +60,18 @@ pub trait Transport: Send + Sync + 'static {
         let _ = (len, access);
         Err(Error::NotSupported("remote access to memory (FI_RMA)"))
     }
+}
 
+/// A transport whose domains run under engines of type `E`.
+pub trait OpenDomain<E: EngineContext>: Transport {
     /// Opens a domain and allocates its resources. The engine has checked the attributes against
     /// [`Transport::offers`]; the transport checks what no offer can express.
     ///
     /// # Errors
     /// The reason of the failure; all resources are released.
-    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>>;
+    fn open_domain(
+        &self,
+        info: &Info,
+        wait: Arc<dyn WaitSet>,
+    ) -> Result<Box<dyn TransportDomain<E>>>;
 }

@@ -11,13 +11,15 @@ use fabric_core::av::AddressTable;
 use fabric_core::buf::{AnyBuf, BufferPool, CopySource, Payload, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
+use fabric_core::flags::Caps;
+use fabric_core::info::{EpType, Info};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::mr::Region;
 use fabric_core::rx::RxSource;
 use fabric_core::sim::SimTransport;
 use fabric_core::transport::{
-    EngineContext, EpId, Incarnation, OpKey, RemoteAccess, Transport, TransportDomain, TrySend,
-    TxOp, WaitSet,
+    EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, Transport, TransportDomain,
+    TrySend, TxOp, WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -118,7 +120,7 @@ impl EngineContext for SimTestContext {
 /// A domain with one endpoint.
 struct SimEndpointFixture {
     context: SimTestContext,
-    domain: Box<dyn TransportDomain>,
+    domain: Box<dyn TransportDomain<SimTestContext>>,
     wait_set: Arc<CountingWaitSet>,
     address: Address,
     last_op_index: u32,
@@ -142,7 +144,8 @@ fn recv_tagged(tag: u64) -> RecvSpec {
 fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
     let (wait_set, pool) = (Arc::new(CountingWaitSet::default()), BufferPool::new());
     let info = &SimTransport.offers()[0];
-    let mut domain = SimTransport.open_domain(info, wait_set.clone())?;
+    let mut domain: Box<dyn TransportDomain<SimTestContext>> =
+        SimTransport.open_domain(info, wait_set.clone())?;
     let at: Address = format!("sim://{name}").parse()?;
     let address = domain.open_endpoint(ENDPOINT, info, Some(&at), RxSource::Own(&pool))?;
     let context = SimTestContext {
@@ -850,5 +853,36 @@ fn two_threads_lose_no_message_and_no_wakeup() {
         ops.iter()
             .enumerate()
             .all(|(n, &op)| b.received(op) == (n as u32).to_le_bytes())
+    );
+}
+
+#[test]
+fn domain_opens_only_from_an_offer() {
+    let open = |change: fn(&mut Info)| {
+        let mut info = SimTransport.offers().swap_remove(0);
+        change(&mut info);
+        SimTransport
+            .open_domain(&info, Arc::new(CountingWaitSet::default()))
+            .map(|domain: Box<dyn TransportDomain<SimTestContext>>| domain.describe())
+    };
+    assert_eq!(
+        open(|_| {}).unwrap(),
+        "sim: 0 endpoints, 0 peers, 0 queued sends"
+    );
+    assert!(
+        open(|info| info.fabric.provider = "shm".into())
+            .unwrap_err()
+            .to_string()
+            .contains("shm")
+    );
+    assert!(matches!(
+        open(|info| info.ep.ep_type = EpType::Dgram),
+        Err(Error::NotSupported(_))
+    ));
+    assert!(
+        open(|info| info.caps |= Caps::TRIGGER)
+            .unwrap_err()
+            .to_string()
+            .contains("TRIGGER")
     );
 }

@@ -10,11 +10,12 @@ use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{LoanAllocator, OpKey, SocketIo, Transport};
+use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
 use fabric_core::{Result, SocketOptions};
 
 use crate::domain_state::DomainState;
 use crate::driver::{self, TaskDriver};
+use crate::engine::EngineTransport;
 use crate::engine::{Engine, EngineGuard};
 use crate::ops::OpResult;
 use crate::wait::{EpollSet, WaitPolicy};
@@ -65,7 +66,7 @@ impl DomainHandle {
     /// # Errors
     /// What the transport or the operating system refuses.
     pub fn open(
-        transport: &dyn Transport,
+        transport: &EngineTransport,
         info: &Info,
         policy: WaitPolicy,
         name: &str,

@@ -176,7 +176,7 @@ impl std::fmt::Debug for EndpointState {
 
 /// The state of a domain apart from its transport.
 #[derive(Debug)]
-pub(crate) struct DomainState {
+pub struct DomainState {
     pub(crate) ops: OpTable,
     pub(crate) endpoints: IdMap<EndpointState>,
     pub(crate) cqs: IdMap<CqState>,

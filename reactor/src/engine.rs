@@ -39,7 +39,7 @@ use std::task::{Poll, Waker};
 
 use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
-use fabric_core::transport::{EngineContext, EpId, OpKey, TransportDomain, WaitSet};
+use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDomain, WaitSet};
 
 use crate::deferred::Deferred;
 use crate::domain_state::{DomainState, FollowUp};
@@ -47,6 +47,12 @@ use crate::ops::OpPhase;
 use crate::shared_rx::SharedRxContexts;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{EpollSet, PollSpinner, WaitPolicy};
+
+/// A transport whose domains run under this engine.
+pub type EngineTransport = dyn OpenDomain<DomainState>;
+
+/// The domain of an [`EngineTransport`].
+pub(crate) type EngineTransportDomain = dyn TransportDomain<DomainState>;
 
 /// Posts between two polls of the descriptors: a program that only posts, and whose posts all
 /// complete inline, also has to notice the end of a peer.
@@ -84,7 +90,7 @@ impl std::fmt::Debug for DriverStatus {
 }
 
 pub(crate) struct EngineState {
-    pub(crate) transport: Box<dyn TransportDomain>,
+    pub(crate) transport: Box<EngineTransportDomain>,
     pub(crate) domain: DomainState,
     pub(crate) shared_rx_contexts: SharedRxContexts,
     pub(crate) driver: DriverStatus,
@@ -117,7 +123,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(
-        transport: Box<dyn TransportDomain>,
+        transport: Box<EngineTransportDomain>,
         wait_set: Arc<EpollSet>,
         policy: WaitPolicy,
         progress_mode: Progress,

@@ -73,7 +73,8 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn deliver(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
+    #[inline(always)] // on the small-message path
+    fn deliver(&mut self, key: OpKey, envelope: &Envelope, bytes: &impl CopySource) {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };

@@ -67,6 +67,7 @@ pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 pub use domain::{CompletedOp, DomainHandle};
 pub use domain_state::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use driver::TaskDriver;
+pub use engine::EngineTransport;
 pub use event_loop::{WaitFd, WaitObject};
 pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;

@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::{EpId, OpKey, TransportDomain, TrySend, TxOp};
+use fabric_core::transport::{EpId, OpKey, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
 use crate::completions::reserve_cq_entry;
 use crate::domain::{CompletedOp, DomainHandle};
 use crate::domain_state::{Bindings, DomainState, check_addr};
-use crate::engine::{EngineGuard, EngineState};
+use crate::engine::{EngineGuard, EngineState, EngineTransportDomain};
 use crate::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use crate::tx_credits::FencedOp;
 
@@ -103,7 +103,7 @@ impl EngineGuard<'_> {
         tx_op: &TxOp,
         len: usize,
         check: impl FnOnce(&Bindings) -> Result<()>,
-        act: impl FnOnce(&mut dyn TransportDomain, &mut DomainState) -> Result<TrySend>,
+        act: impl FnOnce(&mut EngineTransportDomain, &mut DomainState) -> Result<TrySend>,
     ) -> Result<TrySend> {
         let EngineState {
             domain, transport, ..

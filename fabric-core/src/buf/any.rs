@@ -199,7 +199,7 @@ impl AnyBuf {
     /// As [`AnyBuf::begin_fill`].
     #[doc(hidden)]
     #[inline]
-    pub fn receive(&mut self, source: &dyn CopySource) -> Result<usize> {
+    pub fn receive(&mut self, source: &impl CopySource) -> Result<usize> {
         let Self::Vec(buf) = self else {
             return self.receive_slow(source);
         };
@@ -286,7 +286,7 @@ impl fmt::Debug for AnyBuf {
 pub(crate) fn append(
     buf: &mut Vec<u8>,
     at: usize,
-    source: &dyn CopySource,
+    source: &(impl CopySource + ?Sized),
     from: usize,
     count: usize,
 ) {
@@ -299,7 +299,7 @@ pub(crate) fn append(
 
 /// Fills `spare` and checks that the source filled exactly that slice.
 #[inline]
-fn fill(source: &dyn CopySource, from: usize, spare: &mut [MaybeUninit<u8>]) {
+fn fill(source: &(impl CopySource + ?Sized), from: usize, spare: &mut [MaybeUninit<u8>]) {
     let (start, count) = (spare.as_ptr().cast::<u8>(), spare.len());
     let filled = source.copy_to(from, spare);
     assert!(

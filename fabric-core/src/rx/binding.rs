@@ -83,7 +83,7 @@ impl RxBinding {
     #[must_use]
     pub fn peer_connected(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer: PeerKey,
         name: &Address,
     ) -> PeerKey {
@@ -104,7 +104,7 @@ impl RxBinding {
     /// is still connected to another endpoint that shares the queue.
     pub fn fail_directed(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         source: FiAddr,
         name: &Address,
         error: &Error,
@@ -125,7 +125,7 @@ impl RxBinding {
     }
 
     /// Closes the endpoint's own queue; a shared queue continues.
-    pub fn close(&mut self, engine: &mut dyn EngineContext) {
+    pub fn close(&mut self, engine: &mut impl EngineContext) {
         self.own.close(engine);
         if let Some((ep, queue)) = &self.shared {
             queue.lock().endpoint_closed(engine, *ep);

@@ -46,7 +46,7 @@ impl RxQueue {
     }
 
     /// Posts a probe: it completes with the description of a message as soon as one matches.
-    pub fn probe(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    pub fn probe(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         if let Some(envelope) = self.peek(&spec) {
             let found = Transfer::received(envelope, envelope.len);
             return engine.complete(op, Outcome::ok(found));
@@ -75,14 +75,14 @@ impl RxQueue {
 
     /// Completes probes after a message was queued.
     #[inline]
-    pub(super) fn check_probes(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn check_probes(&mut self, engine: &mut impl EngineContext) {
         if !self.claims.probes.is_empty() {
             self.complete_probes(engine);
         }
     }
 
     #[cold]
-    fn complete_probes(&mut self, engine: &mut dyn EngineContext) {
+    fn complete_probes(&mut self, engine: &mut impl EngineContext) {
         for (op, spec) in std::mem::take(&mut self.claims.probes) {
             self.probe(engine, op, spec);
         }
@@ -91,7 +91,7 @@ impl RxQueue {
     /// Fails the probes for which `fails` returns an error.
     pub(super) fn fail_probes(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         fails: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
         for (op, spec) in std::mem::take(&mut self.claims.probes) {
@@ -136,7 +136,7 @@ impl RxQueue {
     }
 
     /// Delivers a claimed message to this receive.
-    pub fn receive_claimed(&mut self, engine: &mut dyn EngineContext, op: OpKey, id: ClaimId) {
+    pub fn receive_claimed(&mut self, engine: &mut impl EngineContext, op: OpKey, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
             message,
@@ -161,7 +161,7 @@ impl RxQueue {
 
     /// Requeues a claimed message at its old place, or delivers it to a posted receive that accepts
     /// it. A message that can no longer be complete is discarded.
-    pub fn release_claim(&mut self, engine: &mut dyn EngineContext, id: ClaimId) {
+    pub fn release_claim(&mut self, engine: &mut impl EngineContext, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
             message,

@@ -66,7 +66,7 @@ impl RxQueue {
     /// message are in the receive's buffer.
     pub(super) fn on_message_lost(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         (envelope, placed): (&Envelope, usize),
         error: Error,
@@ -89,7 +89,7 @@ impl RxQueue {
 
     /// Posts a receive again at its old place. It takes the earliest unexpected message that
     /// matches.
-    fn restore(&mut self, engine: &mut dyn EngineContext, op: OpKey, place: PostPlace) {
+    fn restore(&mut self, engine: &mut impl EngineContext, op: OpKey, place: PostPlace) {
         let (key, waiting) = self.matcher.restore(place, op);
         let Some((envelope, message)) =
             waiting.and_then(|waiting| self.matcher.take_message(waiting))

@@ -50,7 +50,7 @@ pub(super) enum MatchResult<T = OpKey> {
 impl RxQueue {
     /// Posts a receive that takes several messages; matching unexpected messages are delivered
     /// first.
-    pub fn post_multi(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    pub fn post_multi(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
             && self.matcher.peek(&spec).is_none()
@@ -71,7 +71,7 @@ impl RxQueue {
     /// Delivers unexpected messages to multi-receives, within a bound. Returns whether any message
     /// moved.
     #[inline]
-    pub fn drain_unexpected(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub fn drain_unexpected(&mut self, engine: &mut impl EngineContext) -> bool {
         !self.multi_recvs.is_empty() && self.drain_all(engine)
     }
 
@@ -84,7 +84,7 @@ impl RxQueue {
     }
 
     #[cold]
-    fn drain_all(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn drain_all(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut moved = false;
         for index in 0..self.multi_recvs.len() {
             let multi = &self.multi_recvs[index];
@@ -101,7 +101,7 @@ impl RxQueue {
     }
 
     /// Delivers unexpected messages to one multi-receive, within a bound.
-    fn drain_to(&mut self, engine: &mut dyn EngineContext, index: usize) -> bool {
+    fn drain_to(&mut self, engine: &mut impl EngineContext, index: usize) -> bool {
         let (op, key, spec) = (
             self.multi_recvs[index].op,
             self.multi_recvs[index].key,
@@ -147,7 +147,7 @@ impl RxQueue {
     #[cold]
     pub(super) fn take_match_multi(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         envelope: &Envelope,
     ) -> MatchResult<(OpKey, OnLoss)> {
         while let Some((key, op)) = self.matcher.find_receive(envelope) {
@@ -187,7 +187,7 @@ impl RxQueue {
     #[cold]
     pub(super) fn post_after_multi(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         spec: RecvSpec,
     ) {
@@ -220,7 +220,7 @@ impl RxQueue {
 
     /// Fails the posted receives and probes after the connection of an `FI_EP_MSG` endpoint has
     /// ended. Unexpected messages stay queued.
-    pub fn fail_posted(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub fn fail_posted(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if self.matcher.unexpected_len() > 0 && !self.multi_recvs.is_empty() {
             // The multi-receive has not taken its unexpected messages yet.
             return;
@@ -241,7 +241,7 @@ impl RxQueue {
 
     /// Offers unexpected messages to the other receives, after a multi-receive for which messages
     /// waited has left the queue.
-    pub(super) fn match_unexpected(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn match_unexpected(&mut self, engine: &mut impl EngineContext) {
         if self.matcher.unexpected_len() > 0 && self.matcher.posted_len() > 0 {
             let waiting = self.matcher.unexpected_keys();
             self.match_keys(engine, waiting);
@@ -253,7 +253,7 @@ impl RxQueue {
     /// Offers these unexpected messages to the posted receives.
     pub(super) fn match_keys(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         waiting: Vec<UnexpectedKey>,
     ) {
         for key in waiting {

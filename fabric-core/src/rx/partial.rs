@@ -60,7 +60,7 @@ impl RxQueue {
     /// message.
     pub fn begin_partial(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         mut envelope: Envelope,
     ) -> Option<PartialId> {
         let matched = match self.take_match_multi(engine, &envelope) {
@@ -140,7 +140,7 @@ impl RxQueue {
     /// message is complete, and `id` is then no longer valid.
     pub fn append(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         id: PartialId,
         piece: &dyn CopySource,
     ) -> bool {
@@ -152,7 +152,7 @@ impl RxQueue {
     /// Writes the next bytes of a message to its target, as far as they fit.
     pub(super) fn write_piece(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         id: PartialId,
         piece: &dyn CopySource,
         count: usize,
@@ -178,7 +178,7 @@ impl RxQueue {
     /// the message is complete.
     pub(super) fn advance(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         id: PartialId,
         count: usize,
     ) -> bool {
@@ -223,7 +223,7 @@ impl RxQueue {
 
     /// Fails a message whose rest will never arrive, and discards it. A receive from any source
     /// waits for the next message; a directed one fails.
-    pub fn fail_partial(&mut self, engine: &mut dyn EngineContext, id: PartialId, error: Error) {
+    pub fn fail_partial(&mut self, engine: &mut impl EngineContext, id: PartialId, error: Error) {
         let Some(partial) = self.partials.try_remove(id.0) else {
             return;
         };

@@ -86,7 +86,7 @@ impl RxQueue {
     /// the message must stay where it is.
     pub fn deliver_peer_memory(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         mut envelope: Envelope,
         memory: &Arc<dyn PeerMemory>,
     ) -> bool {
@@ -107,7 +107,7 @@ impl RxQueue {
     /// Delivers loaned memory to a receive: in place, or copied in chunks.
     pub(super) fn receive_peer_memory(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         memory: Arc<dyn PeerMemory>,
@@ -141,7 +141,7 @@ impl RxQueue {
     }
 
     /// Copies a chunk of a loaned message. Returns false when no message is being copied.
-    pub fn copy_next_chunk(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub fn copy_next_chunk(&mut self, engine: &mut impl EngineContext) -> bool {
         self.discarded_unmapped = false;
         self.start_unmapped_copies();
         let Some((id, memory)) = self.peer_copies.pop_front() else {
@@ -168,7 +168,7 @@ impl RxQueue {
     /// directed, and waits for the next message otherwise.
     pub fn fail_unmapped_from(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer: PeerKey,
         error: &Error,
     ) {
@@ -202,7 +202,7 @@ impl RxQueue {
     /// failed.
     fn copy_chunk(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         id: PartialId,
         memory: &dyn PeerMemory,
     ) -> bool {

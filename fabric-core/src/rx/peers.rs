@@ -22,7 +22,7 @@ impl RxQueue {
     /// [`assign_source`](Self::assign_source).
     pub fn address_inserted(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         source: FiAddr,
         peer: &Address,
     ) {
@@ -57,7 +57,12 @@ impl RxQueue {
     }
 
     /// Assigns a handle to unexpected messages of this peer.
-    pub fn assign_source(&mut self, engine: &mut dyn EngineContext, peer: PeerKey, source: FiAddr) {
+    pub fn assign_source(
+        &mut self,
+        engine: &mut impl EngineContext,
+        peer: PeerKey,
+        source: FiAddr,
+    ) {
         self.assign_source_all(engine, &[peer], source);
     }
 
@@ -65,7 +70,7 @@ impl RxQueue {
     /// offers the messages to posted receives in the order of arrival.
     fn assign_source_all(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peers: &[PeerKey],
         source: FiAddr,
     ) {
@@ -87,7 +92,7 @@ impl RxQueue {
 
     /// Invalidates a handle: the sender of messages with this source becomes unknown, and receives
     /// directed to the handle fail.
-    pub fn clear_source(&mut self, engine: &mut dyn EngineContext, source: FiAddr) {
+    pub fn clear_source(&mut self, engine: &mut impl EngineContext, source: FiAddr) {
         self.matcher.clear_source(source);
         for (_, partial) in &mut self.partials {
             if partial.envelope.source == Some(source) {
@@ -105,7 +110,12 @@ impl RxQueue {
     }
 
     /// Fails receives directed to this peer, which has disconnected.
-    pub fn fail_directed(&mut self, engine: &mut dyn EngineContext, source: FiAddr, error: &Error) {
+    pub fn fail_directed(
+        &mut self,
+        engine: &mut impl EngineContext,
+        source: FiAddr,
+        error: &Error,
+    ) {
         self.fail_probes(engine, |spec| {
             (spec.from == Some(source)).then(|| error.clone())
         });

@@ -77,7 +77,7 @@ impl RxQueue {
     }
 
     /// Fails the incomplete messages of a closing endpoint's peers; complete messages stay queued.
-    pub(super) fn endpoint_closed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    pub(super) fn endpoint_closed(&mut self, engine: &mut impl EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
         let of_endpoint = |(.., other): &mut (PeerKey, Address, EpId)| *other == ep;
         for (key, name, _) in self

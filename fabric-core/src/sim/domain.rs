@@ -73,7 +73,7 @@ impl SimDomain {
     }
 }
 
-impl TransportDomain for SimDomain {
+impl<E: EngineContext> TransportDomain<E> for SimDomain {
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -107,7 +107,7 @@ impl TransportDomain for SimDomain {
         Ok(address)
     }
 
-    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut E, ep: EpId) {
         let Some(endpoint) = self.endpoints.remove(&ep) else {
             return;
         };
@@ -118,7 +118,7 @@ impl TransportDomain for SimDomain {
 
     fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         payload: Payload<'_>,
@@ -128,7 +128,7 @@ impl TransportDomain for SimDomain {
 
     fn try_read(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         into: &mut AnyBuf,
@@ -138,7 +138,7 @@ impl TransportDomain for SimDomain {
 
     fn try_atomic(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         operands: &[u8],
@@ -151,7 +151,7 @@ impl TransportDomain for SimDomain {
 
     fn direct_region(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         peer: FiAddr,
         key: u64,
@@ -177,17 +177,11 @@ impl TransportDomain for SimDomain {
         net::wake_all();
     }
 
-    fn queue_send(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
+    fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()> {
         self.endpoint(ep)?.outbound.queue(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.inbound.rx.own.post(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
@@ -195,13 +189,7 @@ impl TransportDomain for SimDomain {
         self.retry_declined(ep);
     }
 
-    fn post_multi_recv(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        spec: RecvSpec,
-    ) {
+    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.inbound.rx.own.post_multi(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
@@ -217,12 +205,12 @@ impl TransportDomain for SimDomain {
             .map(|endpoint| &mut endpoint.inbound.rx.own)
     }
 
-    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
         engine.request_rearm();
         self.retry_declined(ep);
     }
 
-    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
         let Ok(endpoint) = self.endpoint(ep) else {
             return false;
         };
@@ -237,39 +225,27 @@ impl TransportDomain for SimDomain {
         canceled
     }
 
-    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.rx.own.detach(engine, op);
             endpoint.inbound.send_acks();
         }
     }
 
-    fn requeue_message(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
+    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.requeue_message(engine, envelope, bytes);
         }
     }
 
-    fn address_inserted(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        addr: FiAddr,
-        address: &Address,
-    ) {
+    fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.address_inserted(engine, addr, address);
         }
         self.retry_declined(ep);
     }
 
-    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.address_removed(engine, addr);
         }
@@ -282,7 +258,7 @@ impl TransportDomain for SimDomain {
             .is_some_and(|endpoint| endpoint.inbound.rx.own.holds_messages_from(source))
     }
 
-    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut E) -> bool {
         let (mut moved, mut delayed) = (false, false);
         for endpoint in self.endpoints.values_mut() {
             moved |= endpoint.outbound.flush(engine);
@@ -296,7 +272,7 @@ impl TransportDomain for SimDomain {
         moved || (self.armed && delayed)
     }
 
-    fn ready(&mut self, _engine: &mut dyn EngineContext, _token: u64) {}
+    fn ready(&mut self, _engine: &mut E, _token: u64) {}
 
     fn arm(&mut self) -> bool {
         net::arm(self.nodes(), true);

@@ -77,7 +77,7 @@ impl Inbound {
     }
 
     /// Receives the packets that are due, one of each peer in turn.
-    pub(super) fn pass(&mut self, engine: &mut dyn EngineContext) -> PassResult {
+    pub(super) fn pass(&mut self, engine: &mut impl EngineContext) -> PassResult {
         let drained = self.rx.own.drain_unexpected(engine);
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
@@ -143,7 +143,7 @@ impl Inbound {
     /// its sender may have been inserted or removed since it was received.
     pub(super) fn requeue_message(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
@@ -154,7 +154,7 @@ impl Inbound {
 
     pub(super) fn address_inserted(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
@@ -170,7 +170,7 @@ impl Inbound {
         self.rx.own.address_inserted(engine, addr, address);
     }
 
-    pub(super) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+    pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         for peer in self
             .peers
             .values_mut()
@@ -181,7 +181,7 @@ impl Inbound {
         self.rx.own.clear_source(engine, addr);
     }
 
-    pub(super) fn close(mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn close(mut self, engine: &mut impl EngineContext) {
         self.send_acks();
         self.rx.close(engine);
         for peer in self.peers.values() {
@@ -189,7 +189,7 @@ impl Inbound {
         }
     }
 
-    fn peer_connected(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
+    fn peer_connected(&mut self, engine: &mut impl EngineContext, node: NodeId, address: Address) {
         let key = self
             .rx
             .peer_connected(engine, PeerKey(self.next_key), &address);
@@ -215,7 +215,7 @@ impl Inbound {
         );
     }
 
-    fn take_next(&mut self, engine: &mut dyn EngineContext, node: NodeId) -> PacketStep {
+    fn take_next(&mut self, engine: &mut impl EngineContext, node: NodeId) -> PacketStep {
         let declined = self
             .peers
             .get_mut(&node)
@@ -242,7 +242,7 @@ impl Inbound {
 
     /// Handles a peer that has closed, after all its packets have been received. A message of which
     /// packets are missing fails.
-    fn on_peer_closed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
+    fn on_peer_closed(&mut self, engine: &mut impl EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
         let source = source.or_else(|| engine.fi_addr_of(self.ep, &address));
@@ -278,7 +278,7 @@ impl SimPeer {
     /// Accepts the packet, or returns it if it is declined.
     fn accept(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         ep: EpId,
         rx: &mut RxQueue,
         packet: SimPacket,

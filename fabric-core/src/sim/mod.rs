@@ -47,7 +47,7 @@ use crate::error::{Error, Result};
 use crate::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use crate::info::{AvType, EpType, Info, Protocol, Version};
 use crate::mr::{LocalMemory, RegionMemory};
-use crate::transport::{Transport, TransportDomain, WaitSet};
+use crate::transport::{EngineContext, OpenDomain, Transport, TransportDomain, WaitSet};
 
 pub use config::SimConfig;
 
@@ -93,8 +93,14 @@ impl Transport for SimTransport {
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
+}
 
-    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>> {
+impl<E: EngineContext> OpenDomain<E> for SimTransport {
+    fn open_domain(
+        &self,
+        info: &Info,
+        wait: Arc<dyn WaitSet>,
+    ) -> Result<Box<dyn TransportDomain<E>>> {
         if info.fabric.provider != NAME {
             let why = format!(
                 "info is of provider {:?}, not {NAME:?}",

@@ -76,7 +76,7 @@ impl Outbound {
     /// Sends the whole message, or nothing.
     pub(super) fn try_send(
         &self,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
@@ -109,7 +109,7 @@ impl Outbound {
     /// Queues an operation; as much as there is room for is sent at once.
     pub(super) fn queue(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
@@ -142,7 +142,7 @@ impl Outbound {
     }
 
     /// Sends as much as there is room for. Returns whether anything was sent or has failed.
-    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn flush(&mut self, engine: &mut impl EngineContext) -> bool {
         let completed = !self.unacked.is_empty() && self.complete_acked(engine);
         let peers: Vec<_> = self.backlogs.keys().copied().collect();
         peers
@@ -151,7 +151,7 @@ impl Outbound {
     }
 
     /// Completes the messages whose acks have arrived, and fails those whose peer has closed.
-    fn complete_acked(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn complete_acked(&mut self, engine: &mut impl EngineContext) -> bool {
         // Determined before the acks are taken: a peer that has closed by now has sent all its
         // acks.
         let is_gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
@@ -185,7 +185,7 @@ impl Outbound {
     }
 
     /// Completes a message that is sent and acked.
-    fn complete_if_acked(&mut self, engine: &mut dyn EngineContext, id: u32) -> bool {
+    fn complete_if_acked(&mut self, engine: &mut impl EngineContext, id: u32) -> bool {
         let completed = self
             .unacked
             .get(id as usize)
@@ -243,7 +243,7 @@ impl Outbound {
     }
 
     /// Cancels all operations.
-    pub(super) fn close(self, engine: &mut dyn EngineContext) {
+    pub(super) fn close(self, engine: &mut impl EngineContext) {
         for send in self
             .backlogs
             .into_values()
@@ -267,14 +267,14 @@ impl Outbound {
             .sum()
     }
 
-    fn target(&self, engine: &dyn EngineContext, tx_op: &TxOp) -> Result<(Address, NodeId)> {
+    fn target(&self, engine: &impl EngineContext, tx_op: &TxOp) -> Result<(Address, NodeId)> {
         let to = engine.address_of(self.ep, tx_op.peer)?;
         let peer = self.node_of(engine, tx_op.peer, &to)?;
         Ok((to, peer))
     }
 
     /// Returns the endpoint behind this handle.
-    fn node_of(&self, engine: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
+    fn node_of(&self, engine: &impl EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
         let node = net::lookup(to)?;
         let incarnation = engine.incarnation_of(self.ep, addr);
         if incarnation.is_some_and(|incarnation| incarnation != node.into()) {
@@ -286,7 +286,7 @@ impl Outbound {
     /// Reads a peer's memory at once, or does nothing.
     pub(super) fn try_read(
         &self,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
         tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
@@ -307,7 +307,7 @@ impl Outbound {
     /// Executes an atomic operation at once, or does nothing.
     pub(super) fn try_atomic(
         &self,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
         tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
@@ -341,7 +341,7 @@ impl Outbound {
     /// Returns a region of the peer for direct access.
     pub(super) fn direct_region(
         &self,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
@@ -420,7 +420,7 @@ impl Outbound {
 
     /// Executes the RMA operations at the head of this peer's backlog. Returns whether one has
     /// completed.
-    fn run_queued_accesses(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
+    fn run_queued_accesses(&mut self, engine: &mut impl EngineContext, peer: NodeId) -> bool {
         let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
             && let Some(&BacklogEntry { op, tx_op, .. }) = backlog.sends.front()
@@ -487,7 +487,7 @@ impl Outbound {
         completed
     }
 
-    fn flush_to(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
+    fn flush_to(&mut self, engine: &mut impl EngineContext, peer: NodeId) -> bool {
         let completed = self.run_queued_accesses(engine, peer);
         let Some(backlog) = self.backlogs.get_mut(&peer) else {
             return completed;

@@ -26,7 +26,7 @@ pub(super) fn execute_native(
     bytes: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
-    engine: &mut dyn EngineContext,
+    engine: &mut impl EngineContext,
 ) -> Result<WriteProgress, ProtocolViolation> {
     let Some(iov) = iovs.first().filter(|_| responses.is_same_implementation) else {
         return Err(ACCESS_VIOLATION);
@@ -115,7 +115,7 @@ pub(super) fn execute_rxm(
     body: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
-    engine: &mut dyn EngineContext,
+    engine: &mut impl EngineContext,
 ) -> Result<Option<Stall>, ProtocolViolation> {
     let Some((header, bytes)) = body
         .split_first_chunk::<ATOMIC_IOV_LEN>()
@@ -214,7 +214,7 @@ fn check_segments(
     remotes: &[RmaIov],
     kind: OpKind,
     responses: &ResponseQueue,
-    engine: &dyn EngineContext,
+    engine: &impl EngineContext,
 ) -> Result<Vec<AtomicSegment>, AccessError> {
     let check = |remote: &RmaIov| {
         let region = engine.region(remote.key).filter(|_| responses.is_target);

@@ -187,7 +187,7 @@ impl FrameReader {
         bytes: &[u8],
         sender: SenderId,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<ReadOutcome, ProtocolViolation> {
         let source = sender.1;
         let mut outcome = ReadOutcome::default();
@@ -266,7 +266,7 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         envelope: Envelope,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> bool {
         let len = envelope.len;
@@ -316,7 +316,7 @@ impl FrameReader {
         (bytes, header_len): (&[u8], usize),
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<bool, ProtocolViolation> {
         let iovs =
             |count| RmaIovList::decode(&bytes[..header_len], usize::from(count), self.byte_order);
@@ -394,7 +394,7 @@ impl FrameReader {
         bytes: &[u8],
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        (rx, engine): (&mut RxQueue, &mut dyn EngineContext),
+        (rx, engine): (&mut RxQueue, &mut impl EngineContext),
     ) -> Result<bool, ProtocolViolation> {
         match &mut self.body {
             Some(FrameBody::Write(write)) => {
@@ -490,7 +490,7 @@ impl FrameReader {
         bytes: &[u8],
         sender: SenderId,
         rx: &RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         match (&self.stall, &mut self.body) {
             (Some(Stall::RegionLocked(memory)), _) => {

@@ -61,7 +61,7 @@ impl PendingRequests {
         op: OpKey,
         tx_op: TxOp,
         len: usize,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         self.is_sending = false;
         let pending = PendingOp {
@@ -120,7 +120,7 @@ impl PendingRequests {
     }
 
     /// Fails all operations and drops their slots: no response will arrive.
-    pub fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.fail_ops_keep_slots(engine, error);
         self.acks.clear();
         self.reads.clear();
@@ -129,7 +129,7 @@ impl PendingRequests {
 
     /// Fails all operations with this error and keeps their slots: the peer's responses are still
     /// expected and are discarded.
-    pub fn fail_ops_keep_slots(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub fn fail_ops_keep_slots(&mut self, engine: &mut impl EngineContext, error: &Error) {
         let reads = self.reads.iter_mut().filter_map(|read| match read {
             PendingRead::Op(pending) => Some(pending),
             PendingRead::Rendezvous(_) => None,
@@ -148,7 +148,7 @@ impl PendingRequests {
 
     pub(super) fn on_ack(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         self.complete_ack(None, engine)
     }
@@ -156,7 +156,7 @@ impl PendingRequests {
     pub(super) fn on_nack(
         &mut self,
         nack: RmaNack,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let status = Some((nack.iov_index, nack.error));
         if !nack.is_read {
@@ -177,7 +177,7 @@ impl PendingRequests {
         &mut self,
         id: u64,
         (status, fetched): (AtomicStatus, &[u8]),
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let at = self
             .atomics
@@ -217,7 +217,7 @@ impl PendingRequests {
     fn complete_ack(
         &mut self,
         status: RemoteStatus,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         match self.acks.pop_front() {
             Some(pending) => pending.complete(engine, status),
@@ -250,7 +250,7 @@ impl PendingRequests {
         &self,
         at: usize,
         bytes: &[u8],
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         let Some(PendingRead::Op(first)) = self.reads.front() else {
             return false;
@@ -266,7 +266,7 @@ impl PendingRequests {
     pub(super) fn end_read_response(
         &mut self,
         status: RemoteStatus,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         match self.reads.pop_front() {
             Some(PendingRead::Op(pending)) => pending.complete(engine, status),
@@ -278,13 +278,13 @@ impl PendingRequests {
 }
 
 impl PendingOp {
-    fn fail(self, engine: &mut dyn EngineContext, error: Error) {
+    fn fail(self, engine: &mut impl EngineContext, error: Error) {
         if let Some(op) = self.op {
             engine.complete(op, Outcome::failed(error));
         }
     }
 
-    fn complete(self, engine: &mut dyn EngineContext, status: RemoteStatus) {
+    fn complete(self, engine: &mut impl EngineContext, status: RemoteStatus) {
         let Self {
             op: Some(op),
             tx_op,

@@ -41,7 +41,7 @@ impl RendezvousSends {
         op: OpKey,
         tag: Option<u64>,
         len: usize,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> WireRmaIov {
         // A key that is in use by a region of the domain keeps its meaning.
         let key = loop {
@@ -96,7 +96,7 @@ impl RendezvousSends {
     }
 
     /// Fails all messages: the peer will not read them any more.
-    pub(super) fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
         for send in self.sends.drain(..) {
             let transfer = Transfer::sent(0, send.tag);
             engine.complete(send.op, Outcome::partial(transfer, error.clone()));
@@ -124,7 +124,7 @@ impl CompletedRendezvous {
         self.0.op
     }
 
-    pub(super) fn complete(self, engine: &mut dyn EngineContext) {
+    pub(super) fn complete(self, engine: &mut impl EngineContext) {
         engine.complete(
             self.0.op,
             Outcome::ok(Transfer::sent(self.0.len, self.0.tag)),

@@ -51,7 +51,7 @@ pub(super) struct CheckedSegment {
 fn check_segments(
     iovs: &RmaIovList,
     kind: OpKind,
-    engine: &dyn EngineContext,
+    engine: &impl EngineContext,
 ) -> Result<Vec<CheckedSegment>, RmaNack> {
     let mut segments = Vec::with_capacity(iovs.len());
     for (index, iov) in iovs.iter().enumerate() {
@@ -214,7 +214,7 @@ impl ResponseQueue {
         &self,
         iovs: &RmaIovList,
         kind: OpKind,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> Result<Vec<CheckedSegment>, RmaNack> {
         if !self.is_target && !iovs.is_empty() {
             return Err(RmaNack {
@@ -230,7 +230,7 @@ impl ResponseQueue {
     pub(super) fn on_read(
         &mut self,
         iovs: &RmaIovList,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         if let Some(ranges) = self.rendezvous.message_ranges(iovs) {
             self.queue.push_back(Response::Rendezvous(ranges?));
@@ -248,7 +248,7 @@ impl ResponseQueue {
     pub(super) fn on_rendezvous_done(
         &mut self,
         id: u64,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let completed = self.rendezvous.take_completed(id)?;
         let reads_it = |response: &Response| match response {
@@ -271,7 +271,7 @@ impl ResponseQueue {
     }
 
     /// Fails all rendezvous messages and drops all responses.
-    pub fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.clear();
         self.rendezvous.fail(engine, error);
     }
@@ -293,7 +293,7 @@ impl ResponseQueue {
         writer: &mut FrameWriter,
         (limit, turn): (usize, usize),
         (_, source): (PeerKey, Option<FiAddr>),
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<ResponseStatus, ProtocolViolation> {
         let before = writer.pending().len();
         loop {
@@ -400,7 +400,7 @@ impl ResponsePosition {
         ranges: &[MessageRange],
         writer: &mut FrameWriter,
         limit: usize,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> bool {
         while let Some(range) = ranges.get(self.segment) {
             let count = (range.len - self.offset).min(limit.saturating_sub(writer.pending().len()));

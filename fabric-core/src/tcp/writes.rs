@@ -66,7 +66,7 @@ impl IncomingWrite {
         frame: &Frame,
         iovs: &RmaIovList,
         responses: &ResponseQueue,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> Result<Result<Self, Stall>, ProtocolViolation> {
         if iovs.total() != Some(frame.payload_len) {
             return Err(ProtocolViolation(
@@ -116,7 +116,7 @@ impl IncomingWrite {
         bytes: &[u8],
         source: Option<FiAddr>,
         responses: &ResponseQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<WriteProgress, ProtocolViolation> {
         let mut used = 0;
         while self.remaining > 0 && used < bytes.len() {
@@ -192,7 +192,7 @@ impl IncomingWrite {
         &mut self,
         source: Option<FiAddr>,
         responses: &ResponseQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         if self.nack.is_some() || self.notified.is_done {
             return true;

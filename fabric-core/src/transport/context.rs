@@ -76,7 +76,7 @@ pub trait EngineContext {
     fn write_at(&mut self, op: OpKey, at: usize, bytes: &dyn CopySource, from: usize, count: usize);
 
     /// Delivers a whole message to this receive: fills and completes it in one call.
-    fn deliver(&mut self, op: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
+    fn deliver(&mut self, op: OpKey, envelope: &Envelope, bytes: &impl CopySource) {
         match self.begin_fill(op, envelope.len) {
             Ok(accepted) => {
                 let placed = accepted.min(envelope.len);

@@ -34,7 +34,7 @@ pub enum TrySend {
 }
 
 /// The data path of one domain.
-pub trait TransportDomain: Send {
+pub trait TransportDomain<E: EngineContext>: Send {
     /// Opens an endpoint, at the given address or at one the transport chooses, and returns the
     /// address. `receiving` is the source of its receives.
     ///
@@ -59,7 +59,7 @@ pub trait TransportDomain: Send {
     }
 
     /// Takes the oldest connection request of a passive endpoint.
-    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+    fn take_connreq(&mut self, engine: &mut E, ep: EpId) -> Option<ConnReq> {
         let _ = (engine, ep);
         None
     }
@@ -72,7 +72,7 @@ pub trait TransportDomain: Send {
     /// rejected.
     fn open_connected(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
@@ -87,7 +87,7 @@ pub trait TransportDomain: Send {
     ///
     /// # Errors
     /// [`Error::NotSupported`] when the endpoint is not of type `FI_EP_MSG`.
-    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn shutdown(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         let _ = (engine, ep);
         Err(Error::NotSupported(
             "shutdown of endpoints other than FI_EP_MSG",
@@ -95,7 +95,7 @@ pub trait TransportDomain: Send {
     }
 
     /// Closes an endpoint. Operations that are still posted complete as canceled.
-    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId);
+    fn close_endpoint(&mut self, engine: &mut E, ep: EpId);
 
     /// Sends a message, or writes to a peer's memory, inline if possible. `payload` is not consumed
     /// otherwise. An operation whose [level](TxOp::level) needs the peer's ack never completes
@@ -105,7 +105,7 @@ pub trait TransportDomain: Send {
     /// Failures known inline; the operation does not take effect.
     fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         payload: Payload<'_>,
@@ -114,21 +114,14 @@ pub trait TransportDomain: Send {
     /// Sets the operation of the message that the last call of [`TransportDomain::try_send`] has
     /// [batched](TrySend::Batched); the message has `len` bytes. The engine calls it before any
     /// other method.
-    fn set_batched_op(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-        len: usize,
-    ) {
+    fn set_batched_op(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp, len: usize) {
         let _ = (ep, tx_op, len);
         engine.complete(op, Outcome::failed(Error::NotSupported("batched messages")));
     }
 
     /// Hands the batched messages of an endpoint to the kernel as far as its buffers have room,
     /// and completes those whose last byte was accepted.
-    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut E, ep: EpId) {
         let _ = (engine, ep);
     }
 
@@ -136,7 +129,7 @@ pub trait TransportDomain: Send {
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a receiver has closed meanwhile without accepting everything.
-    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn flush(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         let _ = (engine, ep);
         Ok(())
     }
@@ -147,7 +140,7 @@ pub trait TransportDomain: Send {
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
     fn try_read(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         into: &mut AnyBuf,
@@ -164,7 +157,7 @@ pub trait TransportDomain: Send {
     /// As [`TransportDomain::try_read`]; nothing was changed.
     fn try_atomic(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         operands: &[u8],
@@ -181,7 +174,7 @@ pub trait TransportDomain: Send {
     /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
     fn direct_region(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         peer: FiAddr,
         key: u64,
@@ -259,27 +252,15 @@ pub trait TransportDomain: Send {
     ///
     /// # Errors
     /// Failures known at once; nothing was queued.
-    fn queue_send(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()>;
+    fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()>;
 
     /// Posts a receive. It completes with [`EngineContext::complete`], possibly before this method
     /// returns.
-    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
+    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec);
 
     /// Posts a multi-receive: [`EngineContext::split_multi_recv`] splits off a receive for each
     /// message. It stays posted until it is [used up](super::MultiRecvSplit::Exhausted).
-    fn post_multi_recv(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        spec: RecvSpec,
-    ) {
+    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         let _ = (ep, spec);
         engine.complete(
             op,
@@ -297,7 +278,7 @@ pub trait TransportDomain: Send {
 
     /// Notes that the receive queue of an endpoint was changed: blocked messages may be accepted
     /// now, and acks may be due to peers.
-    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
         let _ = (engine, ep);
     }
 
@@ -319,42 +300,30 @@ pub trait TransportDomain: Send {
 
     /// Cancels an operation that has not begun: returns true, and the operation will not complete.
     /// Otherwise it will.
-    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool;
+    fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool;
 
     /// Detaches a receive that no task awaits any more: a message that is arriving in it is kept
     /// for the next receive. The operation will not complete.
-    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey);
+    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey);
 
     /// Returns a message that was received but not consumed: it takes its old place among the
     /// unexpected messages.
-    fn requeue_message(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    );
+    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf);
 
     /// Notes that an address of the endpoint's address vector has a handle now.
-    fn address_inserted(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        addr: FiAddr,
-        address: &Address,
-    );
+    fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address);
 
     /// Notes that a handle of the endpoint's address vector is no longer valid.
-    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr);
+    fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr);
 
     /// Returns whether a message from this source is buffered at the endpoint.
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool;
 
     /// Makes a bounded amount of progress. Returns whether anything moved.
-    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool;
+    fn progress(&mut self, engine: &mut E) -> bool;
 
     /// Handles a watched descriptor that is ready.
-    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64);
+    fn ready(&mut self, engine: &mut E, token: u64);
 
     /// Arms the doorbells, then polls once more: returns true when it is safe to sleep, and false
     /// when there is work already (and the doorbells are disarmed).

@@ -104,7 +104,7 @@ struct MockTransport {
     fast_path: Option<Arc<MockFastPath>>,
 }
 
-impl TransportDomain for MockTransport {
+impl<E: EngineContext> TransportDomain<E> for MockTransport {
     fn open_endpoint(
         &mut self,
         _: EpId,
@@ -115,53 +115,41 @@ impl TransportDomain for MockTransport {
         unreachable!("a model has no endpoints")
     }
 
-    fn close_endpoint(&mut self, _: &mut dyn EngineContext, _: EpId) {}
+    fn close_endpoint(&mut self, _: &mut E, _: EpId) {}
 
-    fn try_send(
-        &mut self,
-        _: &mut dyn EngineContext,
-        _: EpId,
-        _: &TxOp,
-        _: Payload<'_>,
-    ) -> Result<TrySend> {
+    fn try_send(&mut self, _: &mut E, _: EpId, _: &TxOp, _: Payload<'_>) -> Result<TrySend> {
         Ok(TrySend::Done)
     }
 
-    fn queue_send(
-        &mut self,
-        _: &mut dyn EngineContext,
-        _: EpId,
-        _: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
+    fn queue_send(&mut self, _: &mut E, _: EpId, _: OpKey, tx_op: &TxOp) -> Result<()> {
         self.fast_path
             .iter()
             .for_each(|fast_path| fast_path.send(tx_op));
         Ok(())
     }
 
-    fn post_recv(&mut self, _: &mut dyn EngineContext, _: EpId, op: OpKey, _: RecvSpec) {
+    fn post_recv(&mut self, _: &mut E, _: EpId, op: OpKey, _: RecvSpec) {
         self.posted.push_back(op);
     }
 
-    fn cancel(&mut self, _: &mut dyn EngineContext, _: EpId, _: OpKey) -> bool {
+    fn cancel(&mut self, _: &mut E, _: EpId, _: OpKey) -> bool {
         false
     }
 
     /// Keeps the key of the detached receive: a late completion of it must reach no operation.
-    fn detach_recv(&mut self, _: &mut dyn EngineContext, _: EpId, _: OpKey) {}
+    fn detach_recv(&mut self, _: &mut E, _: EpId, _: OpKey) {}
 
-    fn requeue_message(&mut self, _: &mut dyn EngineContext, _: EpId, _: Envelope, _: PooledBuf) {}
+    fn requeue_message(&mut self, _: &mut E, _: EpId, _: Envelope, _: PooledBuf) {}
 
-    fn address_inserted(&mut self, _: &mut dyn EngineContext, _: EpId, _: FiAddr, _: &Address) {}
+    fn address_inserted(&mut self, _: &mut E, _: EpId, _: FiAddr, _: &Address) {}
 
-    fn address_removed(&mut self, _: &mut dyn EngineContext, _: EpId, _: FiAddr) {}
+    fn address_removed(&mut self, _: &mut E, _: EpId, _: FiAddr) {}
 
     fn holds_messages_from(&self, _: EpId, _: FiAddr) -> bool {
         false
     }
 
-    fn progress(&mut self, cx: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, cx: &mut E) -> bool {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
@@ -173,7 +161,7 @@ impl TransportDomain for MockTransport {
         true
     }
 
-    fn ready(&mut self, _: &mut dyn EngineContext, _: u64) {}
+    fn ready(&mut self, _: &mut E, _: u64) {}
 
     fn arm(&mut self) -> bool {
         self.connection.armed.swap(1, Ordering::Relaxed);

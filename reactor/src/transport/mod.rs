@@ -11,10 +11,11 @@ mod token;
 pub mod udp;
 
 use fabric_core::sim::SimTransport;
-use fabric_core::transport::Transport;
 use fabric_core::{Error, Result};
 
-static TRANSPORTS: [&dyn Transport; 4] = [
+use crate::engine::EngineTransport;
+
+static TRANSPORTS: [&EngineTransport; 4] = [
     &shm::ShmTransport,
     &tcp::TcpTransport,
     &udp::UdpTransport,
@@ -23,7 +24,7 @@ static TRANSPORTS: [&dyn Transport; 4] = [
 
 /// Returns every transport, in order of preference.
 #[must_use]
-pub fn all() -> &'static [&'static dyn Transport] {
+pub fn all() -> &'static [&'static EngineTransport] {
     &TRANSPORTS
 }
 
@@ -31,7 +32,7 @@ pub fn all() -> &'static [&'static dyn Transport] {
 ///
 /// # Errors
 /// [`Error::UnknownProvider`], which lists the names of all providers.
-pub fn by_name(name: &str) -> Result<&'static dyn Transport> {
+pub fn by_name(name: &str) -> Result<&'static EngineTransport> {
     TRANSPORTS
         .into_iter()
         .find(|transport| transport.name() == name)

@@ -98,7 +98,7 @@ impl FrameReader {
         &mut self,
         sender: SenderId,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         if !self.has_deferred() {
@@ -117,7 +117,7 @@ impl FrameReader {
     fn read_all_deferred(
         &mut self,
         sender: SenderId,
-        (rx, engine): (&mut RxQueue, &mut dyn EngineContext),
+        (rx, engine): (&mut RxQueue, &mut impl EngineContext),
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         while let Some(bytes) = self.deferred.frames.pop_front() {
@@ -144,7 +144,7 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         sender: SenderId,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.must_defer(received) {
@@ -162,7 +162,7 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         sender: SenderId,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         match received.frame.kind {
@@ -182,7 +182,7 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        (rx, engine): (&mut RxQueue, &mut dyn EngineContext),
+        (rx, engine): (&mut RxQueue, &mut impl EngineContext),
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;

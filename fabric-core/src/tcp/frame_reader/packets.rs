@@ -41,7 +41,7 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         sender: SenderId,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let Some(parsed) = parse_packet(received.frame, received.header_len, received.bytes)?
@@ -138,7 +138,7 @@ impl FrameReader {
         parsed: &ParsedPacket<'_>,
         atomic: AtomicHeader,
         sender: SenderId,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.responses.is_full() {

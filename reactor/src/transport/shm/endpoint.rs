@@ -197,7 +197,7 @@ impl ShmEndpoint {
 
     /// Makes progress; returns whether anything progressed. With more than [`ALWAYS_ACTIVE`]
     /// endpoints or incoming connections, connections that have been silent for long become idle.
-    pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext, endpoints: usize) -> bool {
+    pub(crate) fn progress(&mut self, engine: &mut impl EngineContext, endpoints: usize) -> bool {
         if self.resume_due {
             self.resume(engine);
         }
@@ -224,7 +224,7 @@ impl ShmEndpoint {
     }
 
     #[cold]
-    fn resume(&mut self, engine: &mut dyn EngineContext) {
+    fn resume(&mut self, engine: &mut impl EngineContext) {
         if self.msg.is_some() {
             self.rx.own.drain_unexpected(engine);
             self.fail_recvs(engine);
@@ -233,7 +233,7 @@ impl ShmEndpoint {
         }
     }
 
-    fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut progressed = false;
         let mut index = 0;
         while let Some(&peer_index) = self.tx_queued.get(index) {
@@ -249,7 +249,7 @@ impl ShmEndpoint {
 
     fn progress_tx_connection(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer_index: usize,
     ) -> bool {
         let progress = self
@@ -267,7 +267,7 @@ impl ShmEndpoint {
     }
 
     /// Handles a readable descriptor of this endpoint.
-    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: ShmToken) {
+    pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(engine),
             ShmToken::Rx(connection_index) => self.on_rx_ready(engine, connection_index as usize),
@@ -289,7 +289,7 @@ impl ShmEndpoint {
     }
 
     /// Closes the endpoint: its operations fail and its peers are told.
-    pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
+    pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
         // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
         self.rx.collect_acks();
@@ -349,6 +349,6 @@ impl Drop for ShmEndpoint {
 }
 
 /// Fails an operation that was posted on a closed endpoint.
-pub(crate) fn complete_closed(engine: &mut dyn EngineContext, op: OpKey) {
+pub(crate) fn complete_closed(engine: &mut impl EngineContext, op: OpKey) {
     engine.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

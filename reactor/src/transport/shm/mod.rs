@@ -64,8 +64,8 @@ use fabric_core::mr::{DirectRegion, RegionMemory};
 use fabric_core::rx::{RxQueue, RxSource};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, Transport,
-    TransportDomain, TrySend, TxOp, WaitSet,
+    ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, OpenDomain,
+    Transport, TransportDomain, TrySend, TxOp, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -125,12 +125,14 @@ impl Transport for ShmTransport {
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
         Ok(Arc::new(SharedMemory::create(len, access)?))
     }
+}
 
+impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     fn open_domain(
         &self,
         _info: &Info,
         wait: Arc<dyn WaitSet>,
-    ) -> Result<Box<dyn TransportDomain>> {
+    ) -> Result<Box<dyn TransportDomain<E>>> {
         Ok(Box::new(ShmDomain {
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
@@ -203,7 +205,7 @@ impl ShmDomain {
     }
 
     /// Polls one idle endpoint, round-robin. Returns whether anything progressed.
-    fn poll_idle(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn poll_idle(&mut self, engine: &mut impl EngineContext) -> bool {
         self.idle_cursor = if self.idle_cursor + 1 < self.endpoints.len() {
             self.idle_cursor + 1
         } else {
@@ -283,7 +285,7 @@ fn with_free_name<T>(
     }
 }
 
-impl TransportDomain for ShmDomain {
+impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -311,7 +313,7 @@ impl TransportDomain for ShmDomain {
         Ok(name)
     }
 
-    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+    fn take_connreq(&mut self, engine: &mut E, ep: EpId) -> Option<ConnReq> {
         if !self.fork_guard.in_original_process() {
             return None;
         }
@@ -321,7 +323,7 @@ impl TransportDomain for ShmDomain {
 
     fn open_connected(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
@@ -340,14 +342,14 @@ impl TransportDomain for ShmDomain {
         Ok(())
     }
 
-    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn shutdown(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Endpoint));
         }
         self.activate_endpoint(ep)?.shutdown(engine)
     }
 
-    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut E, ep: EpId) {
         if let Some(endpoint) = self.remove(ep) {
             endpoint.close(engine);
         }
@@ -356,7 +358,7 @@ impl TransportDomain for ShmDomain {
 
     fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         payload: Payload<'_>,
@@ -364,13 +366,13 @@ impl TransportDomain for ShmDomain {
         self.activate_endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
-    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn flush(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         self.activate_endpoint(ep)?.flush(engine)
     }
 
     fn try_read(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         into: &mut AnyBuf,
@@ -381,7 +383,7 @@ impl TransportDomain for ShmDomain {
 
     fn try_atomic(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         operands: &[u8],
@@ -393,7 +395,7 @@ impl TransportDomain for ShmDomain {
 
     fn direct_region(
         &mut self,
-        _: &mut dyn EngineContext,
+        _: &mut E,
         ep: EpId,
         peer: FiAddr,
         key: u64,
@@ -429,30 +431,18 @@ impl TransportDomain for ShmDomain {
         self.single_copy = Some(cma::SingleCopyPolicy::from_len(len));
     }
 
-    fn queue_send(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
+    fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()> {
         self.activate_endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_recv(engine, op, spec),
             Err(_) => endpoint::complete_closed(engine, op),
         }
     }
 
-    fn post_multi_recv(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        spec: RecvSpec,
-    ) {
+    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
             Err(_) => endpoint::complete_closed(engine, op),
@@ -463,42 +453,30 @@ impl TransportDomain for ShmDomain {
         self.activate_endpoint(ep).ok().map(ShmEndpoint::rx_queue)
     }
 
-    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.on_rx_queue_changed(engine);
         }
     }
 
-    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
         self.activate_endpoint(ep)
             .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.detach_recv(engine, op);
         }
     }
 
-    fn requeue_message(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
+    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
-    fn address_inserted(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        addr: FiAddr,
-        address: &Address,
-    ) {
+    fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
         // An endpoint without buffered messages from this address stays idle.
         let Some(position) = self.position(ep) else {
             return;
@@ -509,7 +487,7 @@ impl TransportDomain for ShmDomain {
         }
     }
 
-    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.address_removed(engine, addr);
         }
@@ -520,7 +498,7 @@ impl TransportDomain for ShmDomain {
             .is_some_and(|position| self.endpoints[position].holds_messages_from(source))
     }
 
-    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut E) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
@@ -542,7 +520,7 @@ impl TransportDomain for ShmDomain {
         progressed
     }
 
-    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut E, token: u64) {
         if !self.fork_guard.in_original_process() {
             return;
         }
@@ -563,7 +541,7 @@ impl TransportDomain for ShmDomain {
             quiet &= self.endpoints[position].arm();
         }
         if !quiet {
-            self.disarm();
+            TransportDomain::<E>::disarm(self);
         }
         quiet
     }

@@ -100,7 +100,7 @@ impl ShmPassiveEndpoint {
     }
 
     /// Handles a readable descriptor.
-    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: ShmToken) {
+    pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(engine),
             ShmToken::Rx(at) => self.poll_handshake(engine, at as usize),
@@ -110,7 +110,7 @@ impl ShmPassiveEndpoint {
     }
 
     /// Takes the oldest request.
-    pub(crate) fn take_connreq(&mut self, engine: &mut dyn EngineContext) -> Option<ConnReq> {
+    pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
         let request = self.requests.pop_front()?;
         if self.accepting == AcceptState::QueueFull
             && self.requests.len() <= MAX_PENDING_REQUESTS / 2
@@ -121,7 +121,7 @@ impl ShmPassiveEndpoint {
         Some(request)
     }
 
-    fn accept(&mut self, engine: &mut dyn EngineContext) {
+    fn accept(&mut self, engine: &mut impl EngineContext) {
         for _ in 0..ACCEPTS_PER_POLL {
             if self.accepting != AcceptState::Accepting {
                 return;
@@ -155,7 +155,7 @@ impl ShmPassiveEndpoint {
         self.accepting = why;
     }
 
-    fn resume_accept(&mut self, engine: &mut dyn EngineContext) {
+    fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
         if self.wait_set.watch(self.listener.as_fd(), token).is_err() {
             self.accepting = AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY);
@@ -165,7 +165,7 @@ impl ShmPassiveEndpoint {
         self.accept(engine);
     }
 
-    fn on_accepted(&mut self, engine: &mut dyn EngineContext, mut socket: ShmSocket) {
+    fn on_accepted(&mut self, engine: &mut impl EngineContext, mut socket: ShmSocket) {
         let at = self.handshakes.vacant_key();
         let token = ShmToken::Rx(at as u32).pack(self.id);
         if socket.watch(&self.wait_set, token).is_err() {
@@ -188,7 +188,7 @@ impl ShmPassiveEndpoint {
     }
 
     /// Checks the client, and receives its request.
-    fn poll_handshake(&mut self, engine: &mut dyn EngineContext, at: usize) {
+    fn poll_handshake(&mut self, engine: &mut impl EngineContext, at: usize) {
         let Some(handshake) = self.handshakes.get_mut(at) else {
             return;
         };
@@ -251,7 +251,7 @@ impl ShmPassiveEndpoint {
     }
 
     /// Accepts again, and closes the connections whose time for a request has passed.
-    fn on_timer(&mut self, engine: &mut dyn EngineContext) {
+    fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
         if matches!(self.accepting, AcceptState::RetryAt(retry) if retry <= now) {
             self.resume_accept(engine);

@@ -133,7 +133,7 @@ impl RmaRequest {
     pub(crate) fn execute(
         &self,
         bounce_buffer: &SharedMapping,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> bool {
         let RmaIov { key, len, .. } = self.remote;
         let (region, at) =

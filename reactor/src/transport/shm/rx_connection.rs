@@ -178,7 +178,7 @@ impl RxConnection {
     pub(crate) fn poll_ring(
         &mut self,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
         let mut bytes = 0;
@@ -230,7 +230,7 @@ impl RxConnection {
     fn poll_ring_general(
         &mut self,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         (taken, mut bytes): (usize, usize),
     ) -> Result<bool, ShmProtocolViolation> {
         let mut progressed = taken > 0;
@@ -308,7 +308,7 @@ impl RxConnection {
         &mut self,
         record: RecordRef,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         if self.partial.is_some() || record.header.kind != MESSAGE {
             return self.process_other_record(record, rx, engine);
@@ -326,7 +326,7 @@ impl RxConnection {
         &mut self,
         record: RecordRef,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
@@ -415,7 +415,7 @@ impl RxConnection {
     }
 
     /// Handles a readable socket. Returns how the peer ended, if it did.
-    pub(crate) fn on_readable(&mut self, engine: &dyn EngineContext) -> Option<DownReason> {
+    pub(crate) fn on_readable(&mut self, engine: &impl EngineContext) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
             match control::recv_control(&self.socket) {
                 ControlRead::WouldBlock => return None,
@@ -499,7 +499,7 @@ impl RxConnection {
     pub(crate) fn fail_partial(
         &mut self,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         error: Error,
     ) {
         if let Some(id) = self.partial.take() {

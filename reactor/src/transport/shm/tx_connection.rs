@@ -356,7 +356,7 @@ impl TxConnection {
     }
 
     /// Sends queued operations until the ring is full or the limit of a pass is reached.
-    pub(crate) fn progress_queue(&mut self, engine: &mut dyn EngineContext) -> QueueProgress {
+    pub(crate) fn progress_queue(&mut self, engine: &mut impl EngineContext) -> QueueProgress {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return QueueProgress::Idle;
         };
@@ -441,7 +441,7 @@ impl TxConnection {
     }
 
     /// Closes the connection; queued operations fail with `error`.
-    pub(crate) fn close(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn close(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if let TxConnectionState::Established(channel) = &mut self.state {
             channel.mapped_regions.end(error);
             channel.fail_cma(engine, error);

@@ -226,7 +226,7 @@ impl TcpConnection {
 
     /// Returns whether operations for this address handle may use this connection: its peer is the
     /// incarnation for which the handle stands.
-    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &dyn EngineContext) -> bool {
+    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &impl EngineContext) -> bool {
         let bound = engine.incarnation_of(ep, addr);
         bound.is_none() || bound == self.incarnation() || self.addr_at_connect == Some(addr)
     }
@@ -262,7 +262,7 @@ impl TcpConnection {
     pub(crate) fn fail_all(
         &mut self,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         error: &Error,
     ) {
         self.reader.pending.fail(engine, error);

@@ -42,8 +42,8 @@ use fabric_core::rx::{RxQueue, RxSource};
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV, WireProtocol};
 use fabric_core::transport::{
-    ConnReq, ConnectParams, EngineContext, EpId, OpKey, SocketIo, Transport, TransportDomain,
-    TrySend, TxOp, WaitSet,
+    ConnReq, ConnectParams, EngineContext, EpId, OpKey, OpenDomain, SocketIo, Transport,
+    TransportDomain, TrySend, TxOp, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
@@ -93,12 +93,14 @@ impl Transport for TcpTransport {
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
+}
 
+impl<E: EngineContext> OpenDomain<E> for TcpTransport {
     fn open_domain(
         &self,
         info: &Info,
         wait_set: Arc<dyn WaitSet>,
-    ) -> Result<Box<dyn TransportDomain>> {
+    ) -> Result<Box<dyn TransportDomain<E>>> {
         let progress = info.domain.data_progress;
         let io_backend = IoBackend::new(wait_set.clone(), progress);
         let (endpoints, active, options) = (Vec::new(), Vec::new(), SocketOptions::default());
@@ -233,7 +235,7 @@ impl TcpDomain {
     }
 
     /// Dispatches the completions of io_uring. Returns whether there was any.
-    fn reap(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn reap(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut any = false;
         while let Some(mut completion) = self.io_backend.next_completion() {
             any = true;
@@ -254,7 +256,7 @@ impl TcpDomain {
     }
 }
 
-impl TransportDomain for TcpDomain {
+impl<E: EngineContext> TransportDomain<E> for TcpDomain {
     fn set_socket_io(&mut self, io_backend: SocketIo) -> Result<()> {
         self.io_backend.select(io_backend)
     }
@@ -310,13 +312,13 @@ impl TransportDomain for TcpDomain {
         Ok(name)
     }
 
-    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+    fn take_connreq(&mut self, engine: &mut E, ep: EpId) -> Option<ConnReq> {
         self.activate_endpoint(ep).ok()?.take_connreq(engine)
     }
 
     fn open_connected(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
@@ -332,11 +334,11 @@ impl TransportDomain for TcpDomain {
         Ok(())
     }
 
-    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn shutdown(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         self.activate_endpoint(ep)?.shutdown(engine)
     }
 
-    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut E, ep: EpId) {
         if let Some(index) = self.endpoint_index(ep) {
             self.endpoints.remove(index).close(engine);
         }
@@ -344,7 +346,7 @@ impl TransportDomain for TcpDomain {
 
     fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         payload: Payload<'_>,
@@ -356,19 +358,13 @@ impl TransportDomain for TcpDomain {
     }
 
     /// Reads need a round trip, so they never complete inline.
-    fn try_read(
-        &mut self,
-        _: &mut dyn EngineContext,
-        _: EpId,
-        _: &TxOp,
-        _: &mut AnyBuf,
-    ) -> Result<TrySend> {
+    fn try_read(&mut self, _: &mut E, _: EpId, _: &TxOp, _: &mut AnyBuf) -> Result<TrySend> {
         Ok(TrySend::WouldBlock)
     }
 
     fn try_atomic(
         &mut self,
-        _: &mut dyn EngineContext,
+        _: &mut E,
         _: EpId,
         _: &TxOp,
         _: &[u8],
@@ -384,59 +380,40 @@ impl TransportDomain for TcpDomain {
         }
     }
 
-    fn set_batched_op(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-        len: usize,
-    ) {
+    fn set_batched_op(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp, len: usize) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.set_batched_op(engine, op, tx_op, len),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut E, ep: EpId) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.flush(engine);
             self.io_backend.submit();
         }
     }
 
-    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn flush(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         self.activate_endpoint(ep)?.flush(engine);
         self.io_backend.submit();
         Ok(())
     }
 
-    fn queue_send(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
+    fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()> {
         let queued = self.activate_endpoint(ep)?.queue_send(engine, op, tx_op);
         self.io_backend.submit();
         queued
     }
 
-    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_recv(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn post_multi_recv(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        spec: RecvSpec,
-    ) {
+    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
@@ -447,48 +424,36 @@ impl TransportDomain for TcpDomain {
         self.activate_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
     }
 
-    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.on_rx_queue_changed(engine);
         }
     }
 
-    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
         self.activate_endpoint(ep)
             .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.detach_recv(engine, op);
         }
     }
 
-    fn requeue_message(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
+    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
-    fn address_inserted(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        addr: FiAddr,
-        address: &Address,
-    ) {
+    fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.address_inserted(engine, addr, address);
         }
     }
 
-    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.address_removed(engine, addr);
         }
@@ -499,7 +464,7 @@ impl TransportDomain for TcpDomain {
             .is_some_and(|index| self.endpoints[index].holds_messages_from(source))
     }
 
-    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut E) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
@@ -509,7 +474,7 @@ impl TransportDomain for TcpDomain {
         moved
     }
 
-    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut E, token: u64) {
         if !self.fork_guard.in_original_process() {
             return;
         }

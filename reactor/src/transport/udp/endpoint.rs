@@ -183,7 +183,7 @@ impl UdpEndpoint {
     // ---- progress
 
     /// Sends queued messages and receives; returns whether anything was moved.
-    pub(super) fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut moved = self.rx.drain_unexpected(engine);
         moved |= self.progress_tx(engine);
         if self.idle_passes < IDLE_PASSES {
@@ -200,7 +200,7 @@ impl UdpEndpoint {
     }
 
     /// Handles a ready socket: sends and receives.
-    pub(super) fn ready(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn ready(&mut self, engine: &mut impl EngineContext) {
         self.reset_idle();
         if std::mem::take(&mut self.write_blocked) {
             self.socket.watch_writable(false);
@@ -209,7 +209,7 @@ impl UdpEndpoint {
     }
 
     /// Receives with one `recvmmsg` from each socket; returns whether any datagram arrived.
-    fn receive(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn receive(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut has_input = self.receive_from(engine, None);
         for group in 0..self.groups.capacity() {
             if self.groups.contains(group) {
@@ -219,7 +219,7 @@ impl UdpEndpoint {
         has_input
     }
 
-    fn receive_from(&mut self, engine: &mut dyn EngineContext, group: Option<usize>) -> bool {
+    fn receive_from(&mut self, engine: &mut impl EngineContext, group: Option<usize>) -> bool {
         let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
         let count = self.recv_batch.recv(socket.as_fd());
         for at in 0..count {
@@ -260,11 +260,11 @@ impl UdpEndpoint {
         self.rx.holds_messages_from(source)
     }
 
-    pub(super) fn post_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    pub(super) fn post_recv(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         self.rx.post(engine, op, spec);
     }
 
-    pub(super) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+    pub(super) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         if self.rx.cancel(engine, op) {
             return true;
         }
@@ -275,7 +275,7 @@ impl UdpEndpoint {
 
     pub(super) fn requeue_message(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
@@ -286,7 +286,7 @@ impl UdpEndpoint {
 
     pub(super) fn address_inserted(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
@@ -298,7 +298,7 @@ impl UdpEndpoint {
         self.rx.address_inserted(engine, addr, address);
     }
 
-    pub(super) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+    pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         self.rx.clear_source(engine, addr);
         self.senders.on_address_removed(addr);
         self.destinations.remove(addr);
@@ -309,7 +309,7 @@ impl UdpEndpoint {
 
     // ---- closing
 
-    pub(super) fn close(mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn close(mut self, engine: &mut impl EngineContext) {
         self.rx.close(engine);
         if self.socket.in_original_process() {
             self.send_batch.flush(engine, self.socket.as_fd());
@@ -323,7 +323,7 @@ impl UdpEndpoint {
     /// Fails the queued sends for which `error` returns an error.
     fn fail_sends(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         error: impl Fn(&QueuedDatagram) -> Option<Error>,
     ) {
         self.tx_queue.retain(|send| match error(send) {

@@ -39,7 +39,7 @@ use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::rx::{RxQueue, RxSource};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    EngineContext, EpId, OpKey, Transport, TransportDomain, TrySend, TxOp, WaitSet,
+    EngineContext, EpId, OpKey, OpenDomain, Transport, TransportDomain, TrySend, TxOp, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
@@ -73,12 +73,14 @@ impl Transport for UdpTransport {
         info.tx.inject_size = MAX_MESSAGE;
         info.for_both_progress_models().into()
     }
+}
 
+impl<E: EngineContext> OpenDomain<E> for UdpTransport {
     fn open_domain(
         &self,
         _info: &Info,
         wait_set: Arc<dyn WaitSet>,
-    ) -> Result<Box<dyn TransportDomain>> {
+    ) -> Result<Box<dyn TransportDomain<E>>> {
         let options = SocketOptions::default();
         Ok(Box::new(UdpDomain {
             wait_set,
@@ -110,7 +112,7 @@ impl UdpDomain {
     }
 }
 
-impl TransportDomain for UdpDomain {
+impl<E: EngineContext> TransportDomain<E> for UdpDomain {
     fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
         options.check()?;
         self.options = options.clone();
@@ -134,7 +136,7 @@ impl TransportDomain for UdpDomain {
         Ok(name)
     }
 
-    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut E, ep: EpId) {
         if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
             self.endpoints.swap_remove(at).close(engine);
         }
@@ -142,7 +144,7 @@ impl TransportDomain for UdpDomain {
 
     fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut E,
         ep: EpId,
         tx_op: &TxOp,
         payload: Payload<'_>,
@@ -150,42 +152,29 @@ impl TransportDomain for UdpDomain {
         self.endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
-    fn set_batched_op(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        _: &TxOp,
-        len: usize,
-    ) {
+    fn set_batched_op(&mut self, engine: &mut E, ep: EpId, op: OpKey, _: &TxOp, len: usize) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.set_batched_op(op, len),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut E, ep: EpId) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.flush(engine);
         }
     }
 
-    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+    fn flush(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         self.endpoint(ep)?.flush(engine);
         Ok(())
     }
 
-    fn queue_send(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
+    fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()> {
         self.endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.post_recv(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
@@ -206,42 +195,30 @@ impl TransportDomain for UdpDomain {
         }
     }
 
-    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
         self.endpoint(ep)
             .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.rx_queue().detach(engine, op);
         }
     }
 
-    fn requeue_message(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
+    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
-    fn address_inserted(
-        &mut self,
-        engine: &mut dyn EngineContext,
-        ep: EpId,
-        addr: FiAddr,
-        address: &Address,
-    ) {
+    fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.address_inserted(engine, addr, address);
         }
     }
 
-    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.address_removed(engine, addr);
         }
@@ -253,7 +230,7 @@ impl TransportDomain for UdpDomain {
             .any(|endpoint| endpoint.id == ep && endpoint.holds_messages_from(source))
     }
 
-    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut E) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
@@ -262,7 +239,7 @@ impl TransportDomain for UdpDomain {
             .fold(false, |moved, endpoint| moved | endpoint.progress(engine))
     }
 
-    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut E, token: u64) {
         if let Ok(endpoint) = self.endpoint(endpoint::endpoint_of(token)) {
             endpoint.ready(engine);
         }

@@ -60,7 +60,11 @@ impl SendBatch {
 
     /// Sends the messages, and completes their operations. Returns false if messages are left
     /// because the socket had no room (EAGAIN).
-    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
+    pub(super) fn flush(
+        &mut self,
+        engine: &mut impl EngineContext,
+        socket: BorrowedFd<'_>,
+    ) -> bool {
         let Some((batch, ops)) = &mut self.batch else {
             return true;
         };
@@ -88,7 +92,7 @@ impl SendBatch {
     }
 
     /// Removes the unsent messages and fails their operations.
-    pub(super) fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
         let Some((_, ops)) = &mut self.batch else {
             return;
         };

@@ -58,7 +58,7 @@ impl Senders {
     /// Returns the key and the address handle of the sender of a datagram; records a new sender.
     pub(super) fn find_or_insert(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         rx: &mut RxQueue,
         from: SocketAddr,
     ) -> (PeerKey, Option<FiAddr>) {
@@ -74,7 +74,7 @@ impl Senders {
     #[cold]
     fn insert(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         rx: &mut RxQueue,
         from: SocketAddr,
     ) -> usize {
@@ -99,7 +99,7 @@ impl Senders {
     }
 
     /// Evicts a sender without recent datagrams (second-chance replacement).
-    fn evict_idle(&mut self, engine: &mut dyn EngineContext, rx: &mut RxQueue) {
+    fn evict_idle(&mut self, engine: &mut impl EngineContext, rx: &mut RxQueue) {
         while let Some(index) = self.eviction_queue.pop_front() {
             if std::mem::take(&mut self.entries[index].active) {
                 self.eviction_queue.push_back(index);
@@ -142,7 +142,7 @@ impl Senders {
     }
 
     /// Reports every sender as disconnected.
-    pub(super) fn close(self, engine: &mut dyn EngineContext) {
+    pub(super) fn close(self, engine: &mut impl EngineContext) {
         for (_, sender) in &self.entries {
             engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }

@@ -51,7 +51,7 @@ impl DestinationTable {
 impl UdpEndpoint {
     pub(super) fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
@@ -90,7 +90,7 @@ impl UdpEndpoint {
 
     pub(super) fn queue_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
@@ -109,7 +109,7 @@ impl UdpEndpoint {
     }
 
     /// Sends the batched messages; returns false if the socket has no room for all of them.
-    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn flush(&mut self, engine: &mut impl EngineContext) -> bool {
         if self.send_batch.is_empty() {
             return true;
         }
@@ -125,7 +125,7 @@ impl UdpEndpoint {
     }
 
     /// Sends batched and queued messages while the socket has room; returns whether any was sent.
-    pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
         }
@@ -168,7 +168,7 @@ impl UdpEndpoint {
     }
 
     /// Checks that udp supports the operation; returns the socket address of its peer.
-    fn destination(&mut self, engine: &mut dyn EngineContext, tx_op: &TxOp) -> Result<SocketAddr> {
+    fn destination(&mut self, engine: &mut impl EngineContext, tx_op: &TxOp) -> Result<SocketAddr> {
         if !matches!(tx_op.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over udp"));
         }
@@ -185,7 +185,7 @@ impl UdpEndpoint {
     #[cold]
     fn resolve_destination(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         addr: FiAddr,
     ) -> Result<SocketAddr> {
         let address = engine.address_of(self.id, addr)?;
@@ -250,6 +250,7 @@ mod tests {
     use super::*;
     use crate::av::Av;
     use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+    use crate::engine::EngineTransportDomain;
     use crate::ops::{CompletionTarget, OpState};
     use crate::transport::fork_guard::ForkGuard;
 
@@ -283,6 +284,8 @@ mod tests {
         batched: Vec<OpKey>,
     }
 
+    /// The domain as the engine sees it.
+
     impl UdpFixture {
         fn new() -> Self {
             let (mut domain_state, wait_set) =
@@ -314,9 +317,9 @@ mod tests {
                 options: SocketOptions::new(),
                 fork_guard: ForkGuard::current_process(),
             };
-            let address: Address = domain
-                .open_endpoint(ep, &info, None, RxSource::Own(&BufferPool::new()))
-                .unwrap();
+            let rx = RxSource::Own(&BufferPool::new());
+            let address: Address =
+                EngineTransportDomain::open_endpoint(&mut domain, ep, &info, None, rx).unwrap();
             let own_addr = domain_state
                 .avs
                 .get_mut(av.0)
@@ -414,7 +417,10 @@ mod tests {
         assert_eq!(fixture.try_send(0, false), TrySend::Done);
         assert_eq!(fixture.unexpected_count(), 1);
         assert_eq!(fixture.try_send(1, true), TrySend::Batched);
-        assert!(!fixture.domain.arm(), "a batched message was not sent");
+        assert!(
+            !EngineTransportDomain::arm(&mut fixture.domain),
+            "a batched message was not sent"
+        );
         fixture.endpoint().wait_writable();
         assert_eq!(fixture.interest(), Some(Interest::Both));
         fixture
@@ -439,7 +445,7 @@ mod tests {
         );
         fixture.queue_send(3);
         assert!(
-            fixture.domain.arm(),
+            EngineTransportDomain::arm(&mut fixture.domain),
             "the wait set reports room in the socket"
         );
         assert_eq!(
@@ -471,7 +477,7 @@ mod tests {
                 .cancel(&mut fixture.domain_state, fixture.ep, queued),
             "the message was sent"
         );
-        assert!(fixture.domain.arm());
+        assert!(EngineTransportDomain::arm(&mut fixture.domain));
     }
 
     #[test]
@@ -492,7 +498,7 @@ mod tests {
             .count();
         assert_eq!(taken, super::super::batch::BATCH_LEN);
         let waiting = fixture.queue_send(7);
-        assert!(fixture.domain.arm());
+        assert!(EngineTransportDomain::arm(&mut fixture.domain));
         fixture.domain.ready(
             &mut fixture.domain_state,
             super::super::endpoint::watch_token(fixture.ep, None),
@@ -524,7 +530,7 @@ mod tests {
                     fixture.own_addr,
                 );
                 assert!(
-                    fixture.domain.arm()
+                    EngineTransportDomain::arm(&mut fixture.domain)
                         && !fixture
                             .domain
                             .cancel(&mut fixture.domain_state, fixture.ep, key)

@@ -28,7 +28,7 @@ impl ShmEndpoint {
     /// A handshake takes a round trip, so peers that connect at the same time are pending together.
     /// None of them is evicted before it had time to answer. Meanwhile the listener stays ready and
     /// keeps the domain awake.
-    pub(super) fn accept(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
             if closer::wake_when_free(&self.wait_set) {
@@ -84,7 +84,7 @@ impl ShmEndpoint {
 
     /// Resumes accepting if the closing threads have room.
     #[cold]
-    pub(super) fn accept_again(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn accept_again(&mut self, engine: &mut impl EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
         let Some(listener) = &self.listener else {
             return;
@@ -100,7 +100,7 @@ impl ShmEndpoint {
     }
 
     /// Handles a readable socket of an incoming connection or pending handshake.
-    pub(super) fn on_rx_ready(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+    pub(super) fn on_rx_ready(&mut self, engine: &mut impl EngineContext, connection_index: usize) {
         if let Some(handshake) = self.rx_connections.take_handshake(connection_index) {
             return self.poll_handshake(engine, handshake);
         }
@@ -116,7 +116,7 @@ impl ShmEndpoint {
     }
 
     /// Advances a handshake, and adds the connection if it is established.
-    fn poll_handshake(&mut self, engine: &mut dyn EngineContext, handshake: PendingHandshake) {
+    fn poll_handshake(&mut self, engine: &mut impl EngineContext, handshake: PendingHandshake) {
         self.last_peer_key += 1;
         match handshake.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
             HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),

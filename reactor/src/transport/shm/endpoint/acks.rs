@@ -29,7 +29,7 @@ impl ShmEndpoint {
 
     /// Sends the acks of messages that were received from a shared receive queue.
     #[cold]
-    pub(super) fn send_shared_acks(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn send_shared_acks(&mut self, engine: &mut impl EngineContext) {
         self.rx.collect_acks();
         self.wake_for_returned_slots(engine);
     }
@@ -37,7 +37,7 @@ impl ShmEndpoint {
     /// Copies one chunk of a message from its sender's memory; the sender is woken after the last
     /// one.
     #[cold]
-    pub(super) fn progress_copies(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_copies(&mut self, engine: &mut impl EngineContext) -> bool {
         let copied = self.rx.own.copy_next_chunk(engine);
         self.send_acks();
         self.wake_for_returned_slots(engine);
@@ -49,7 +49,7 @@ impl ShmEndpoint {
     }
 
     /// Wakes the peers that wait for returned slots.
-    fn wake_for_returned_slots(&mut self, engine: &mut dyn EngineContext) {
+    fn wake_for_returned_slots(&mut self, engine: &mut impl EngineContext) {
         let mut ended = Vec::new();
         self.rx_connections.for_each_peer(|connection_index, peer| {
             if peer.down_reason().is_none()

@@ -87,7 +87,7 @@ impl Drop for ShmConnectAttempt {
 impl ShmEndpoint {
     /// Opens an endpoint that connects to a passive endpoint, or accepts a request.
     pub(crate) fn open_connected(
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         id: EpId,
         (info, tx_resources): (&Info, TxResources),
         params: ConnectParams<'_>,
@@ -124,7 +124,7 @@ impl ShmEndpoint {
     /// side's.
     fn start_connect(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         from: Option<&Address>,
         (caps, private_data): (Caps, &[u8]),
         timeout: Duration,
@@ -171,7 +171,7 @@ impl ShmEndpoint {
     }
 
     /// Handles a readable socket while the answer is awaited.
-    pub(super) fn on_answer_ready(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn on_answer_ready(&mut self, engine: &mut impl EngineContext) {
         loop {
             let error = match self.poll_answer() {
                 AnswerStep::Pending => return,
@@ -251,13 +251,13 @@ impl ShmEndpoint {
     }
 
     /// Handles the timer: the answer did not arrive in time.
-    pub(super) fn on_connect_timeout(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn on_connect_timeout(&mut self, engine: &mut impl EngineContext) {
         if let Some((peer, _)) = self.msg_peer() {
             self.on_connect_failed(engine, Error::TimedOut(peer));
         }
     }
 
-    fn on_connect_failed(&mut self, engine: &mut dyn EngineContext, error: Error) {
+    fn on_connect_failed(&mut self, engine: &mut impl EngineContext, error: Error) {
         let Some(msg) = self.msg.as_deref_mut() else {
             return;
         };
@@ -274,7 +274,7 @@ impl ShmEndpoint {
     /// Handles the accept of the peer's program.
     fn on_accepted(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         CmAccept {
             server,
             segment,
@@ -310,7 +310,7 @@ impl ShmEndpoint {
     /// Accepts a connection request.
     fn accept_request(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         request: Box<dyn ConnReqHandle>,
         (caps, private_data): (Caps, &[u8]),
     ) -> Result<()> {
@@ -362,7 +362,7 @@ impl ShmEndpoint {
     /// Creates the receiving end.
     fn msg_rx(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         (credentials, incarnation): (PeerCredentials, u64),
         segment: Segment,
         socket: ShmSocket,
@@ -420,7 +420,7 @@ impl ShmEndpoint {
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented.
-    pub(crate) fn shutdown(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) -> Result<()> {
         let Some(msg) = self.msg.as_deref_mut() else {
             return Err(Error::NotSupported(
                 "shutdown of endpoints other than FI_EP_MSG",
@@ -445,7 +445,7 @@ impl ShmEndpoint {
     }
 
     /// Handles the end of one direction: the connection ends.
-    pub(super) fn on_msg_ended(&mut self, engine: &mut dyn EngineContext, reason: DownReason) {
+    pub(super) fn on_msg_ended(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
         let Some(msg) = self.msg.as_deref_mut() else {
             return;
         };
@@ -466,7 +466,7 @@ impl ShmEndpoint {
     /// Fails the sends, and receives from now on only what is in the ring of the peer.
     fn end_directions(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         reason: DownReason,
         error: &Error,
     ) {
@@ -497,7 +497,7 @@ impl ShmEndpoint {
     }
 
     /// Handles that everything the peer has sent was received, after the connection has ended.
-    pub(super) fn on_msg_drained(&mut self, engine: &mut dyn EngineContext, reason: DownReason) {
+    pub(super) fn on_msg_drained(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
         let Some(msg) = self.msg.as_deref_mut() else {
             return;
         };
@@ -512,7 +512,7 @@ impl ShmEndpoint {
     /// Fails the posted receives of a connected endpoint whose connection has ended and whose ring
     /// is empty. Receives of a shared context stay posted for its other endpoints.
     #[cold]
-    pub(super) fn fail_recvs(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn fail_recvs(&mut self, engine: &mut impl EngineContext) {
         let Some(MsgConnection {
             state: MsgState::Disconnected(error),
             ..

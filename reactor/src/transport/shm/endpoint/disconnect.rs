@@ -24,7 +24,7 @@ impl ShmEndpoint {
     /// peer reports it, or has reported it.
     pub(super) fn on_tx_ended(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer_index: usize,
         end: ConnectionEnd,
     ) {
@@ -63,7 +63,7 @@ impl ShmEndpoint {
     /// Handles the end of a connection from a peer; records left in the ring are still received.
     pub(super) fn on_rx_ended(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         reason: DownReason,
     ) {
@@ -119,7 +119,7 @@ impl ShmEndpoint {
     /// Removes a connection that has ended and whose ring is empty.
     pub(super) fn remove_rx_connection(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
     ) {
         let Some(mut peer) = self.rx_connections.remove(connection_index) else {
@@ -155,7 +155,7 @@ impl ShmEndpoint {
 pub(super) fn end_tx_connection(
     tx: &mut TxConnection,
     ep: EpId,
-    engine: &mut dyn EngineContext,
+    engine: &mut impl EngineContext,
     error: &Error,
 ) {
     // What the peer has returned is not lost.

@@ -12,14 +12,14 @@ use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
     #[inline(always)] // fast path of small messages
-    pub(crate) fn post_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    pub(crate) fn post_recv(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(engine, op, spec);
         self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn post_multi_recv(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         spec: RecvSpec,
     ) {
@@ -33,7 +33,7 @@ impl ShmEndpoint {
 
     /// Continues after a receive was posted or a message was discarded or, in a shared receive
     /// queue, copied.
-    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext) {
+    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
         if self.has_rx_hook {
             self.run_rx_hook(engine);
         }
@@ -49,7 +49,7 @@ impl ShmEndpoint {
     }
 
     #[cold]
-    fn run_rx_hook(&mut self, engine: &mut dyn EngineContext) {
+    fn run_rx_hook(&mut self, engine: &mut impl EngineContext) {
         if self.rx.is_shared() {
             self.send_shared_acks(engine);
         } else {
@@ -57,7 +57,7 @@ impl ShmEndpoint {
         }
     }
 
-    pub(crate) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+    pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         if self.rx.own.cancel(engine, op) {
             return true;
         }
@@ -75,13 +75,13 @@ impl ShmEndpoint {
         true
     }
 
-    pub(crate) fn detach_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+    pub(crate) fn detach_recv(&mut self, engine: &mut impl EngineContext, op: OpKey) {
         self.rx.own.detach(engine, op);
     }
 
     pub(crate) fn requeue_message(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
@@ -98,7 +98,7 @@ impl ShmEndpoint {
 
     pub(crate) fn address_inserted(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
@@ -119,7 +119,7 @@ impl ShmEndpoint {
         self.rx.own.address_inserted(engine, addr, address);
     }
 
-    pub(crate) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+    pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         self.rx.own.clear_source(engine, addr);
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);

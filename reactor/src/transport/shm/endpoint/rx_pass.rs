@@ -25,7 +25,7 @@ impl RxPass {
         &mut self,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
@@ -46,7 +46,7 @@ impl RxPass {
         connection_index: usize,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         let Some(peer) = connections.get_mut(connection_index) else {
             return;
@@ -62,7 +62,7 @@ impl RxPass {
         connection_index: usize,
         peer: &mut RxConnection,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         let progressed = match peer.poll_ring(rx, engine) {
             Ok(progressed) => progressed,
@@ -83,7 +83,7 @@ impl RxPass {
 impl ShmEndpoint {
     /// Receives the records of the incoming connections. Returns whether there were any.
     #[inline(always)] // fast path of small messages
-    pub(super) fn progress_rx(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut pass = RxPass::default();
         if self.rx.is_shared() {
             self.progress_shared_rx(&mut pass, engine);
@@ -101,7 +101,7 @@ impl ShmEndpoint {
 
     /// Receives into the shared receive queue.
     #[cold]
-    fn progress_shared_rx(&mut self, pass: &mut RxPass, engine: &mut dyn EngineContext) {
+    fn progress_shared_rx(&mut self, pass: &mut RxPass, engine: &mut impl EngineContext) {
         let connections = &mut self.rx_connections;
         self.rx
             .with_queue(|rx| pass.poll_connections(connections, rx, engine));
@@ -111,7 +111,7 @@ impl ShmEndpoint {
     fn remove_ended_rx(
         &mut self,
         ended: Vec<(usize, Option<&'static str>)>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         for (connection_index, violation) in ended {
             if let Some(what) = violation {
@@ -123,7 +123,7 @@ impl ShmEndpoint {
 
     /// Polls again because a message that waited for a receive may be delivered now.
     #[cold]
-    pub(super) fn retry_held(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn retry_held(&mut self, engine: &mut impl EngineContext) {
         self.progress_rx(engine);
         engine.request_rearm();
     }

@@ -16,7 +16,7 @@ use super::{ShmEndpoint, ShmToken};
 impl ShmEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
@@ -27,7 +27,7 @@ impl ShmEndpoint {
     #[inline]
     pub(crate) fn try_inline(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
@@ -60,7 +60,7 @@ impl ShmEndpoint {
     /// Queues an operation, connecting to the peer if needed.
     pub(crate) fn queue_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
@@ -92,7 +92,7 @@ impl ShmEndpoint {
     }
 
     /// Wakes the peers that were sent messages with `FI_MORE`.
-    pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) -> Result<()> {
         let mut flushed = Ok(());
         while let Some(peer_index) = self.tx_unflushed.pop() {
             let pushed = self
@@ -121,7 +121,7 @@ impl ShmEndpoint {
     }
 
     /// Connects to the peer at this index, unless a connection exists.
-    fn connect(&mut self, engine: &dyn EngineContext, peer_index: usize) -> Result<()> {
+    fn connect(&mut self, engine: &impl EngineContext, peer_index: usize) -> Result<()> {
         let token = ShmToken::Tx(peer_index as u32).pack(self.id);
         let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return Ok(());
@@ -141,7 +141,7 @@ impl ShmEndpoint {
     #[cold]
     pub(super) fn on_tx_peer_closed(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer_index: usize,
     ) -> Error {
         let Some(tx) = self.tx_connections.lock(peer_index) else {

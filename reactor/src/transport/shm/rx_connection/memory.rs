@@ -34,7 +34,7 @@ const READS_FOR_GRANT: usize = 32;
 /// Offers a message in the sender's memory to the receive queue. Returns false if it must wait.
 fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
     rx: &mut RxQueue,
-    engine: &mut dyn EngineContext,
+    engine: &mut impl EngineContext,
     envelope: Envelope,
     message: M,
 ) -> bool {
@@ -93,7 +93,7 @@ impl RxConnection {
     /// the record, behind other messages. A hang-up is found again by the next read.
     fn read_socket_until(
         &mut self,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
         is_present: impl Fn(&Self) -> bool,
     ) -> Result<(), ShmProtocolViolation> {
         for _ in 0..READS_FOR_GRANT {
@@ -115,7 +115,7 @@ impl RxConnection {
         envelope: Envelope,
         (key, slot): (u64, usize),
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let find = |mappings: &[(u64, Arc<LoanMapping>)]| {
             mappings
@@ -140,7 +140,7 @@ impl RxConnection {
         envelope: Envelope,
         (at, slot): (u64, usize),
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
             "single-copy message on a connection where process_vm_readv is not enabled",
@@ -158,7 +158,7 @@ impl RxConnection {
     pub(super) fn serve_rma_request(
         &mut self,
         request: &RmaRequest,
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         self.read_socket_until(engine, |peer| peer.rma_bounce.is_some())?;
         let bounce_buffer = self
@@ -174,7 +174,7 @@ impl RxConnection {
 
     /// Responds to a request for the region with this key. Returns false if the peer does not read
     /// responses.
-    pub(super) fn answer_map_mr(&self, engine: &dyn EngineContext, key: u64) -> bool {
+    pub(super) fn answer_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let known = engine

@@ -31,7 +31,7 @@ impl TxChannel {
     }
 
     /// Marks a message as sent completely; completes it if it was acknowledged.
-    pub(super) fn mark_sent(&mut self, ack_id: u32, engine: &mut dyn EngineContext) {
+    pub(super) fn mark_sent(&mut self, ack_id: u32, engine: &mut impl EngineContext) {
         if let Some(message) = self.pending_acks.mark_sent(ack_id) {
             engine.complete(message.op, Outcome::ok(message.transfer));
         } else if let Some(op) = self.pending_acks.op(ack_id) {
@@ -40,7 +40,7 @@ impl TxChannel {
     }
 
     /// Completes the sends that the peer has acknowledged. Returns whether there were any.
-    pub(super) fn complete_acked(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn complete_acked(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut any = false;
         self.pending_acks
             .collect_acked(self.ring.memory(), |message| {
@@ -51,7 +51,7 @@ impl TxChannel {
     }
 
     /// Fails the sends that the peer has not acknowledged, because the connection ends.
-    pub(super) fn fail_unacked(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail_unacked(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if self.pending_acks.is_empty() {
             return;
         }

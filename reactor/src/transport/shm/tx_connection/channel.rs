@@ -202,7 +202,7 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         is_only_op: bool,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
         match front.tx_op.remote {
             Some(remote) => return self.progress_rma(front, &remote, engine),

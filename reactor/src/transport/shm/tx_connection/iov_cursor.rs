@@ -23,7 +23,7 @@ pub(super) struct IovCursor {
 }
 
 /// Returns an operation with its first remote range, at which it starts.
-pub(crate) fn at_start(tx_op: &TxOp, engine: &dyn EngineContext) -> TxOp {
+pub(crate) fn at_start(tx_op: &TxOp, engine: &impl EngineContext) -> TxOp {
     let first = tx_op
         .rma_iov_id
         .and_then(|iov_id| engine.rma_iovs(iov_id).first().copied());
@@ -43,7 +43,7 @@ impl IovCursor {
 impl QueuedTx {
     /// Returns the operation for the current range. Only that of the last range has the data, with
     /// which the peer is notified.
-    pub(super) fn op_of_range(&self, engine: &dyn EngineContext) -> TxOp {
+    pub(super) fn op_of_range(&self, engine: &impl EngineContext) -> TxOp {
         let is_last =
             |iov_id| self.cursor.checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len();
         let data = self
@@ -65,7 +65,7 @@ impl QueuedTx {
     }
 
     /// Moves on to the next range, or completes the operation.
-    pub(super) fn advance_or_finish(&mut self, engine: &dyn EngineContext) {
+    pub(super) fn advance_or_finish(&mut self, engine: &impl EngineContext) {
         let iovs = self
             .tx_op
             .rma_iov_id

@@ -128,7 +128,7 @@ impl TxChannel {
 
     /// Completes the offers that the peer has returned; also gives back relayed loans that the peer
     /// has returned. Returns whether there were any.
-    pub(super) fn complete_cma(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn complete_cma(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut any = self.outstanding.collect_returned(self.ring.memory());
         while let Some(CmaOffer {
             op,
@@ -149,7 +149,7 @@ impl TxChannel {
 
     /// Revokes the offers that the peer has not returned, before their buffers are given back,
     /// because the connection ends.
-    pub(super) fn fail_cma(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail_cma(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if !self.outstanding.has_cma_offers() {
             return;
         }

@@ -59,7 +59,7 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             if let Some(region) = self.mapped_regions.served_region(remote.key) {
@@ -129,7 +129,7 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         (tx_op, needs_notification): (TxOp, bool),
-        engine: &dyn EngineContext,
+        engine: &impl EngineContext,
     ) -> PushOutcome {
         let len = front.bytes_to_notify(&tx_op);
         front.cursor.bytes_notified += if needs_notification { len } else { 0 };
@@ -163,7 +163,7 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         (remote, region): (&RmaIov, ServedRegion),
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
         let (kind, range_len) = (front.tx_op.kind, remote.len);
         // Room for the request record, and for the notification that may follow the response.
@@ -230,7 +230,7 @@ impl TxChannel {
         front: &mut QueuedTx,
         remote: &RmaIov,
         range_len: usize,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
         let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);

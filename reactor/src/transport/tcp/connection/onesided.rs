@@ -50,7 +50,7 @@ pub(super) fn build_frame(
     tx_op: &TxOp,
     len: usize,
     peer_caps: PeerCaps,
-    engine: &dyn EngineContext,
+    engine: &impl EngineContext,
 ) -> Result<(Frame, RmaIovList)> {
     if tx_op.kind == OpKind::Send {
         let frame = Frame::message(peer_caps.tag(tx_op.tag)?, tx_op.data, len);
@@ -81,7 +81,7 @@ pub(super) fn build_frame(
 /// Fails the first operation of the queue.
 pub(super) fn fail_first(
     queue: &mut VecDeque<QueuedTxOp>,
-    engine: &mut dyn EngineContext,
+    engine: &mut impl EngineContext,
     error: Error,
 ) {
     if let Some(send) = queue.pop_front() {
@@ -100,7 +100,7 @@ impl TcpConnection {
     /// and responses to them are discarded.
     pub(crate) fn fail_requests_keep_slots(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         error: &Error,
     ) {
         self.reader.pending.fail_ops_keep_slots(engine, error);
@@ -131,7 +131,7 @@ impl TcpConnection {
     }
 
     /// Fails all pending requests.
-    pub(crate) fn fail_requests(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn fail_requests(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.reader.pending.fail(engine, error);
     }
 
@@ -141,7 +141,7 @@ impl TcpConnection {
         (op, tx_op): (OpKey, TxOp),
         len: usize,
         end: u64,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         let trigger = CompletionTrigger::of(&tx_op);
         self.track_unwritten(
@@ -164,7 +164,7 @@ impl TcpConnection {
 
     /// Sends responses to the peer's requests as far as there is room, and only for one quantum if
     /// operations (`others`) wait as well. Returns whether anything was sent.
-    pub(super) fn send_responses(&mut self, others: bool, engine: &mut dyn EngineContext) -> bool {
+    pub(super) fn send_responses(&mut self, others: bool, engine: &mut impl EngineContext) -> bool {
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
             let pending_before = self.writer.pending().len();

@@ -60,7 +60,7 @@ impl TcpConnection {
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         let sender = (self.peer_key, self.source);
         if self.message_held
@@ -160,7 +160,7 @@ impl TcpConnection {
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         if self.is_reading() {
             self.stop_uring_recv();
@@ -173,7 +173,7 @@ impl TcpConnection {
     }
 
     /// Processes the deferred message, because there will be no later pass.
-    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut dyn EngineContext) {
+    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut impl EngineContext) {
         if std::mem::take(&mut self.deferred_once) {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             // A protocol violation or lack of room ends with the connection.

@@ -87,7 +87,7 @@ impl TcpConnection {
     pub(super) fn send_rxm_packet(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Option<usize> {
         let QueuedTxOp { op, tx_op, .. } = *queue.front()?;
         if self.is_rxm_atomic(&tx_op) {
@@ -137,7 +137,7 @@ impl TcpConnection {
     fn send_rxm_atomic(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Option<usize> {
         let QueuedTxOp { op, tx_op, .. } = *queue.front()?;
         let (remote, atomic) = tx_op
@@ -183,7 +183,7 @@ impl TcpConnection {
     pub(crate) fn fail_rendezvous_recvs(
         &mut self,
         rx: &mut RxQueue,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         error: &Error,
     ) {
         for partial in self.reader.end_rendezvous_reads() {
@@ -192,7 +192,7 @@ impl TcpConnection {
     }
 
     /// Fails the sends of rendezvous messages that the peer will not read.
-    pub(crate) fn fail_rendezvous_sends(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn fail_rendezvous_sends(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if !self.reader.responses.rendezvous.is_empty() {
             self.reader.responses.fail(engine, error);
         }

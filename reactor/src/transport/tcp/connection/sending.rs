@@ -72,7 +72,7 @@ impl TcpConnection {
     /// Tries to send a short message inline.
     pub(crate) fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> TrySendResult {
@@ -123,7 +123,7 @@ impl TcpConnection {
 
     /// Completes the messages whose last byte the kernel has.
     #[inline]
-    pub(crate) fn complete_written(&mut self, engine: &mut dyn EngineContext) {
+    pub(crate) fn complete_written(&mut self, engine: &mut impl EngineContext) {
         while let Some(first) = self.unwritten.front()
             && first.end <= self.writer.total_written()
             && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
@@ -136,7 +136,7 @@ impl TcpConnection {
     }
 
     /// Fails the messages whose last byte the kernel does not have.
-    pub(crate) fn fail_unwritten(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn fail_unwritten(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.complete_written(engine);
         // Operations that wait for the peer are failed with `PendingRequests`.
         let ends = |unwritten: &Unwritten| unwritten.message.is_some();
@@ -146,7 +146,7 @@ impl TcpConnection {
     }
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
-    pub(crate) fn write(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(crate) fn write(&mut self, engine: &mut impl EngineContext) -> bool {
         let all_sent = self.flush();
         self.complete_written(engine);
         all_sent
@@ -183,7 +183,7 @@ impl TcpConnection {
     pub(crate) fn progress_tx(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         let moved = self.progress_queue(queue, engine);
         self.complete_written(engine);
@@ -194,7 +194,7 @@ impl TcpConnection {
     fn progress_queue(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         self.batching = false;
         if self.aborting {
@@ -247,7 +247,7 @@ impl TcpConnection {
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
         max_bytes: usize,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> Option<usize> {
         let QueuedTxOp {
             op,

@@ -246,7 +246,7 @@ impl TcpConnection {
         &mut self,
         completion: UringCompletion,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         let is_paused = !self.is_reading();
         let Some(io) = &mut self.uring_io else {
@@ -294,7 +294,7 @@ impl TcpConnection {
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         let (previous, all_sent) = self.take_uring_send(queue);
         self.complete_written(engine);
@@ -311,7 +311,7 @@ impl TcpConnection {
     }
 
     /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
-    fn finish_first(&mut self, queue: &mut VecDeque<QueuedTxOp>, engine: &mut dyn EngineContext) {
+    fn finish_first(&mut self, queue: &mut VecDeque<QueuedTxOp>, engine: &mut impl EngineContext) {
         let end = self.writer.total_written();
         self.writer.end_frame();
         if let Some(QueuedTxOp {

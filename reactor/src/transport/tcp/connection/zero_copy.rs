@@ -89,7 +89,7 @@ impl TcpConnection {
         &mut self,
         op: OpKey,
         len: usize,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) -> bool {
         let Some(io) = &mut self.uring_io else {
             return false;

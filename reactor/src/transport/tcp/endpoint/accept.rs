@@ -24,7 +24,7 @@ const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl TcpEndpoint {
-    pub(super) fn accept(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
         for _ in 0..MAX_ACCEPTS_PER_PASS {
             let Some(listener) = &self.listener else {
                 return;
@@ -52,7 +52,7 @@ impl TcpEndpoint {
     }
 
     /// Accepts again after a pause: there may be descriptors, or room for requests.
-    pub(super) fn resume_accept(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let Some(listener) = &self.listener else {
             return;
         };
@@ -67,7 +67,7 @@ impl TcpEndpoint {
     }
 
     /// Adds an accepted socket as an inbound handshake.
-    fn on_accepted(&mut self, engine: &mut dyn EngineContext, mut handshake: InboundHandshake) {
+    fn on_accepted(&mut self, engine: &mut impl EngineContext, mut handshake: InboundHandshake) {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         if handshake.watch(&self.wait_set, token).is_err() {
             return;
@@ -91,7 +91,7 @@ impl TcpEndpoint {
     /// Removes an inbound handshake, and reports why.
     pub(super) fn remove_inbound(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         error: Option<Error>,
     ) {
@@ -104,7 +104,7 @@ impl TcpEndpoint {
 
     pub(super) fn on_inbound_ready(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
     ) {
         if matches!(self.kind, EndpointKind::Passive(_)) {
@@ -201,7 +201,7 @@ impl TcpEndpoint {
 
     /// Handles that the accept could not be sent: operations that waited for the replaced
     /// connection connect anew.
-    fn on_accept_failed(&mut self, engine: &mut dyn EngineContext, listen_addr: SocketAddr) {
+    fn on_accept_failed(&mut self, engine: &mut impl EngineContext, listen_addr: SocketAddr) {
         let Some(&peer_index) = self.peer_by_socket_addr.get(&listen_addr) else {
             return;
         };

@@ -82,7 +82,7 @@ impl TcpEndpoint {
     /// Handles readiness of the socket of an outbound handshake.
     pub(super) fn on_outbound_ready(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(connection_index)
@@ -99,7 +99,7 @@ impl TcpEndpoint {
     /// Handles the completion of a connect in io_uring.
     pub(super) fn on_uring_connect(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         completion: (OpId, TimedOutcome),
     ) {
@@ -121,7 +121,7 @@ impl TcpEndpoint {
     /// Handles a step of an outbound handshake.
     pub(super) fn on_handshake_step(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         step: HandshakeStep,
     ) {
@@ -134,7 +134,7 @@ impl TcpEndpoint {
 
     fn on_rdm_handshake_step(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         step: HandshakeStep,
     ) {
@@ -202,7 +202,7 @@ impl TcpEndpoint {
     /// Removes a failed attempt, and fails the operations that waited for it.
     pub(super) fn remove_outbound(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         error: &Error,
     ) {
@@ -235,7 +235,7 @@ impl TcpEndpoint {
     /// has already asked for the other one.
     fn retry_other_protocol(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer_index: usize,
         protocol: WireProtocol,
     ) {
@@ -253,7 +253,7 @@ impl TcpEndpoint {
     }
 
     /// Schedules another request after a delay, unless the retry deadline has passed.
-    fn schedule_retry(&mut self, engine: &mut dyn EngineContext, peer_index: usize) {
+    fn schedule_retry(&mut self, engine: &mut impl EngineContext, peer_index: usize) {
         let now = Instant::now();
         let peer = &mut self.peers[peer_index];
         if peer.tx_queue.is_empty() {

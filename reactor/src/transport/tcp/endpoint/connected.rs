@@ -49,7 +49,7 @@ pub(super) struct AcceptedConnection {
 
 impl TcpEndpoint {
     pub(crate) fn open_connected(
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         (id, caps, config): (EpId, Caps, SocketConfig),
         ConnectParams {
             fi_addr,
@@ -124,7 +124,7 @@ impl TcpEndpoint {
     /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
     fn establish(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         AcceptedConnection {
             socket,
             byte_order,
@@ -168,7 +168,7 @@ impl TcpEndpoint {
     /// Handles a step of the handshake.
     pub(super) fn on_msg_handshake_step(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         step: HandshakeStep,
     ) {
@@ -221,7 +221,7 @@ impl TcpEndpoint {
 
     fn connect_failed(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         error: Error,
     ) {
@@ -251,7 +251,7 @@ impl TcpEndpoint {
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
-    pub(crate) fn shutdown(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
                 "shutdown of endpoints other than FI_EP_MSG",
@@ -278,7 +278,7 @@ impl TcpEndpoint {
     }
 
     /// Notes that the connection has ended and everything received was taken.
-    pub(super) fn set_disconnected(&mut self, engine: &mut dyn EngineContext, why: Error) {
+    pub(super) fn set_disconnected(&mut self, engine: &mut impl EngineContext, why: Error) {
         if let EndpointKind::Msg(msg) = &mut self.kind {
             msg.disconnect_error.get_or_insert(why);
             self.fail_recvs_if_disconnected(engine);
@@ -286,7 +286,7 @@ impl TcpEndpoint {
     }
 
     /// Fails posted receives once nothing more can arrive.
-    pub(super) fn fail_recvs_if_disconnected(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn fail_recvs_if_disconnected(&mut self, engine: &mut impl EngineContext) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
             ..

@@ -15,7 +15,7 @@ impl TcpEndpoint {
     /// Adds an established connection, and reports the peer to the engine. Returns its index.
     pub(super) fn add_connection(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         (peer, instance): (usize, Option<u32>),
         socket: TcpSocket,
         negotiated: (Negotiated, ByteOrder),
@@ -73,7 +73,7 @@ impl TcpEndpoint {
     /// Closes a connection that has ended and of which everything received was taken.
     pub(super) fn close_connection(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Established(mut connection)) =
@@ -135,7 +135,7 @@ impl TcpEndpoint {
     /// unread.
     pub(super) fn on_write_closed(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
@@ -158,7 +158,7 @@ impl TcpEndpoint {
     /// messages: their bytes never arrive.
     pub(super) fn fail_rendezvous_recvs(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)

@@ -303,7 +303,7 @@ impl TcpEndpoint {
         })
     }
 
-    pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+    pub(crate) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut moved = self.rx.own.drain_unexpected(engine);
         self.fail_recvs_if_disconnected(engine);
         moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(engine);
@@ -359,7 +359,7 @@ impl TcpEndpoint {
             && !self.rx.own.is_busy()
     }
 
-    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: TcpToken) {
+    pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: TcpToken) {
         match token {
             TcpToken::Listener => self.accept(engine),
             TcpToken::Timer => self.on_timer(engine),
@@ -370,7 +370,7 @@ impl TcpEndpoint {
         }
     }
 
-    fn socket_ready(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+    fn socket_ready(&mut self, engine: &mut impl EngineContext, connection_index: usize) {
         match self.connections.get_mut(connection_index) {
             Some(ConnectionState::Established(connection)) => {
                 connection.reset_idle();
@@ -389,7 +389,7 @@ impl TcpEndpoint {
         &mut self,
         connection_index: usize,
         completion: UringCompletion,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
     ) {
         if let CompletionKind::BufferReleased(ReleasedBuffer {
             zero_copy: Some(outcome),
@@ -422,7 +422,7 @@ impl TcpEndpoint {
         self.mark_active(connection_index);
     }
 
-    pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
+    pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
         self.rx.close(engine);
         let peers: Vec<_> = self
             .peers

@@ -68,7 +68,11 @@ impl TcpEndpoint {
     }
 
     /// Reads the connection request of an inbound handshake.
-    pub(super) fn read_connreq(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+    pub(super) fn read_connreq(
+        &mut self,
+        engine: &mut impl EngineContext,
+        connection_index: usize,
+    ) {
         let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
         else {
             return;
@@ -103,7 +107,7 @@ impl TcpEndpoint {
         requests.queue.push_back(ConnReq { peer, data, handle });
     }
 
-    pub(crate) fn take_connreq(&mut self, engine: &mut dyn EngineContext) -> Option<ConnReq> {
+    pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return None;
         };

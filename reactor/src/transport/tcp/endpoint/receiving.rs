@@ -9,14 +9,14 @@ use fabric_core::{Address, Error, FiAddr};
 use super::{ConnectionState, TcpEndpoint};
 
 impl TcpEndpoint {
-    pub(crate) fn post_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    pub(crate) fn post_recv(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(engine, op, spec);
         self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn post_multi_recv(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         spec: RecvSpec,
     ) {
@@ -29,7 +29,7 @@ impl TcpEndpoint {
     }
 
     /// Handles that a receive was posted or a message was discarded: a held message may match now.
-    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext) {
+    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
         if self.rx.own.has_work() {
             engine.request_rearm();
         }
@@ -49,13 +49,13 @@ impl TcpEndpoint {
         }
     }
 
-    pub(crate) fn detach_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+    pub(crate) fn detach_recv(&mut self, engine: &mut impl EngineContext, op: OpKey) {
         self.rx.own.detach(engine, op);
     }
 
     pub(crate) fn requeue_message(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
@@ -73,7 +73,7 @@ impl TcpEndpoint {
 
     pub(crate) fn address_inserted(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
@@ -96,7 +96,7 @@ impl TcpEndpoint {
         self.on_rx_queue_changed(engine);
     }
 
-    pub(crate) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+    pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         self.rx.own.clear_source(engine, addr);
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {

@@ -14,7 +14,7 @@ use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPe
 impl TcpEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
@@ -62,7 +62,7 @@ impl TcpEndpoint {
     /// Associates an operation with the message that was batched last for its peer.
     pub(crate) fn set_batched_op(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         tx_op: &TxOp,
         len: usize,
@@ -79,7 +79,7 @@ impl TcpEndpoint {
     }
 
     /// Writes the batched messages.
-    pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) {
+    pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) {
         // A connection with pending bytes is active.
         for connection_index in &self.active_connections {
             if let Some(ConnectionState::Established(connection)) =
@@ -94,7 +94,7 @@ impl TcpEndpoint {
     /// Writes the batched messages of a connection, or fails them with this error.
     pub(super) fn flush_or_fail_unwritten(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection_index: usize,
         error: &Error,
     ) {
@@ -110,7 +110,7 @@ impl TcpEndpoint {
 
     pub(crate) fn queue_send(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
@@ -188,7 +188,7 @@ impl TcpEndpoint {
     }
 
     /// Progresses the transmit queue of a peer.
-    pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext, peer_index: usize) {
+    pub(super) fn progress_tx(&mut self, engine: &mut impl EngineContext, peer_index: usize) {
         let peer = &mut self.peers[peer_index];
         let Some(connection_index) = peer.connection else {
             return;
@@ -201,7 +201,7 @@ impl TcpEndpoint {
         }
     }
 
-    pub(crate) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+    pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         if self.rx.own.cancel(engine, op) {
             return true;
         }
@@ -222,7 +222,7 @@ impl TcpEndpoint {
     /// address handle no longer leads to this peer.
     pub(super) fn fail_stale_sends(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         connection: &TcpConnection,
     ) {
         let peer = &mut self.peers[connection.peer];
@@ -249,7 +249,7 @@ impl TcpEndpoint {
     /// sends nothing after it.
     pub(super) fn fail_sends(
         &mut self,
-        engine: &mut dyn EngineContext,
+        engine: &mut impl EngineContext,
         peer_index: usize,
         error: &Error,
     ) {

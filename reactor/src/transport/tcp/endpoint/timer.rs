@@ -23,7 +23,7 @@ impl TcpEndpoint {
         timer.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
-    pub(super) fn on_timer(&mut self, engine: &mut dyn EngineContext) {
+    pub(super) fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
         if self.accept_retry_at.is_some_and(|retry| retry <= now) {
             self.resume_accept(engine);
@@ -34,7 +34,7 @@ impl TcpEndpoint {
     }
 
     /// Ends the handshakes whose deadline has passed.
-    fn expire_handshakes(&mut self, engine: &mut dyn EngineContext, now: Instant) {
+    fn expire_handshakes(&mut self, engine: &mut impl EngineContext, now: Instant) {
         let is_late =
             |state: &ConnectionState| state.deadline().is_some_and(|deadline| deadline <= now);
         let late: Vec<_> = self
@@ -59,7 +59,7 @@ impl TcpEndpoint {
     }
 
     /// Sends connect requests again to the peers whose retry is due.
-    fn retry_connects(&mut self, engine: &mut dyn EngineContext, now: Instant) {
+    fn retry_connects(&mut self, engine: &mut impl EngineContext, now: Instant) {
         let due: Vec<_> = self
             .peers
             .iter()
