@@ -385,7 +385,9 @@ impl MatcherComparison {
                     .map(|(envelope, _)| envelope)
                     .find(matches);
                 assert_eq!(
-                    self.matcher.unclaimed(&spec).map(|(_, envelope)| envelope),
+                    self.matcher
+                        .unexpected_for_new(&spec)
+                        .map(|(_, envelope)| envelope),
                     expected
                 );
                 assert!(expected.is_none_or(|envelope| spec.accepts(envelope)));
