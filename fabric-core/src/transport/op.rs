@@ -101,18 +101,16 @@ impl TxOp {
     /// Returns an operation on a peer without optional fields, which completes when transmitted.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
-        let level = CompletionLevel::Transmitted;
-        let (tag, data, remote, rma_iov_id, loan) = (None, None, None, None, None);
         Self {
             kind,
             peer,
-            tag,
-            data,
-            remote,
-            rma_iov_id,
-            loan,
+            tag: None,
+            data: None,
+            remote: None,
+            rma_iov_id: None,
+            loan: None,
             fence: false,
-            level,
+            level: CompletionLevel::Transmitted,
             more: false,
         }
     }
