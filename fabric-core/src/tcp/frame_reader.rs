@@ -46,15 +46,15 @@ pub struct FrameReader {
     unexpected_policy: UnexpectedPolicy,
 }
 
-/// Whether an unexpected message stays unread until the next pass. The program is often about to
-/// post a receive, and a buffered message costs one copy more.
+/// Whether a message that has arrived whole stays unread until the next pass if no receive is
+/// posted. The program is often about to post a receive, and a buffered message costs one copy more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnexpectedPolicy {
-    /// The message is buffered.
+    /// The message does not stay unread: it is matched or buffered.
     #[default]
     Buffer,
-    /// The message stays unread if a receive has taken a message before it in this pass: it has
-    /// been deferred once.
+    /// As [`Buffer`](Self::Buffer), because the first message has stayed unread for one pass. Once a
+    /// receive is posted when a message is read, as [`Defer`](Self::Defer) for later messages.
     DeferredOnce,
     /// The message stays unread.
     Defer,
