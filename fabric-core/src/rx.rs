@@ -2,20 +2,19 @@
 //!
 //! A message arrives whole ([`RxQueue::deliver`]) or in pieces ([`RxQueue::begin_partial`],
 //! [`RxQueue::append`]). Its bytes are copied directly into the receive that matches. If none
-//! matches, the message is buffered within a budget; over the budget the queue declines it, and the
-//! transport leaves it where it is and holds the sender back. A long receive into pooled memory
-//! reserves its length once.
+//! matches, the message is buffered within a budget. Over the budget the queue *declines* the
+//! message: the transport leaves the message where it is and holds the sender back.
 //!
-//! No complete message is lost: a receive that is dropped after its match requeues the message at
-//! its old place.
+//! No complete message is lost: when a receive is dropped after its match, its message is requeued
+//! at the message's old place.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `partial` | messages that arrive in pieces |
 //! | `lost` | receives whose message will never be complete |
-//! | `multi` | receives that take several messages |
+//! | `multi` | multi-receives (`FI_MULTI_RECV`) |
 //! | `claim` | probes and claims |
-//! | `peer_memory` | messages in the sender's memory |
+//! | `peer_memory` | messages in the memory of their sender |
 //! | `peers` | senders that connect and disconnect |
 //! | `acks` | acks that senders wait for |
 //! | `binding` | the receive queue as a transport holds it: its own, or a shared one |
@@ -58,7 +57,7 @@ pub use claim::ClaimId;
 pub use partial::PartialId;
 pub use shared::SharedRxQueue;
 
-/// The cost of a buffered message beyond its bytes.
+/// Bytes of the budget that each unexpected message uses in addition to its length.
 const UNEXPECTED_OVERHEAD: usize = 128;
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
@@ -69,26 +68,33 @@ pub struct RxQueue {
     posted: Vec<Option<PostKey>>,
     /// The posted multi-receives.
     multi_recvs: Vec<QueuedMultiRecv>,
+    /// Posted probes that have found no message.
+    probes: Vec<(OpKey, RecvSpec)>,
     claims: ClaimTable,
+    /// Messages that arrive in pieces, or are copied in chunks, at the index of their
+    /// [`PartialId`].
     partials: Slab<PartialMessage>,
     /// The receives in which messages are arriving: few at a time, so a list.
     partial_receives: Vec<PartialReceive>,
-    /// Departed peers, whose messages may still be queued or be requeued.
+    /// Disconnected peers, whose messages may still be queued or be requeued.
     disconnected_peers: VecDeque<(PeerKey, Address)>,
-    /// Connected peers, and the endpoint of each, where endpoints share the queue; otherwise the
-    /// transport's endpoint knows them.
+    /// Connected peers, and the endpoint of each, if endpoints share the queue. Empty otherwise:
+    /// the endpoint of the transport keeps its peers.
     connected_peers: Vec<(PeerKey, Address, EpId)>,
     /// A message was declined since the last `take_declined`.
     declined: Cell<bool>,
-    /// Loaned messages that are being copied, and the partial messages that they are copied to.
-    peer_copies: VecDeque<(usize, Arc<dyn PeerMemory>)>,
-    /// Unexpected messages in memory that is not mapped here, and that fit into the budget.
+    /// Messages that are being copied from the memory of their sender.
+    peer_copies: VecDeque<(PartialId, Arc<dyn PeerMemory>)>,
+    /// Unexpected messages in memory that is not mapped here, if an empty queue's budget has room
+    /// for them.
     unmapped_unexpected: Vec<UnmappedUnexpected>,
     /// A message in memory that is not mapped was discarded uncopied; its sender must be notified.
     discarded_unmapped: bool,
-    /// Acks to send: the peer, and the ack's number.
+    /// Acks to send: the peer, and the id of the ack.
     unsent_acks: Vec<(PeerKey, u32)>,
+    /// Maximum of `budget_used`, in bytes.
     budget: usize,
+    /// Bytes that unexpected and claimed messages use. A probed message may exceed the budget.
     budget_used: usize,
     pool: Arc<BufferPool>,
 }
@@ -96,10 +102,10 @@ pub struct RxQueue {
 /// A message that no receive has taken yet.
 struct UnexpectedMessage {
     bytes: PooledBuf,
-    /// The sender's memory with the bytes, if they are not in `bytes`.
+    /// The memory of the sender, while the message is there and not in `bytes`.
     peer_memory: Option<Arc<dyn PeerMemory>>,
-    /// The partial message, while the rest is still arriving.
-    partial: Option<usize>,
+    /// The id of the message, while the rest of it is still arriving.
+    partial: Option<PartialId>,
 }
 
 impl std::fmt::Debug for UnexpectedMessage {
@@ -130,7 +136,8 @@ impl UnexpectedMessage {
         self.partial.is_none() && self.peer_memory.is_none()
     }
 
-    /// Returns the bytes of the budget that the message uses. Memory of the sender uses none.
+    /// Returns the bytes of the budget that the message uses. Bytes in memory of the sender are not
+    /// counted.
     fn budget_cost(&self, envelope: &Envelope) -> usize {
         if self.peer_memory.is_some() {
             UNEXPECTED_OVERHEAD
@@ -150,6 +157,7 @@ impl RxQueue {
             matcher: Matcher::new(),
             posted: Vec::new(),
             multi_recvs: Vec::new(),
+            probes: Vec::new(),
             claims: ClaimTable::default(),
             partials: Slab::new(),
             partial_receives: Vec::new(),
@@ -178,14 +186,14 @@ impl RxQueue {
                 let on_loss = if message.is_whole() {
                     OnLoss::Fail
                 } else {
-                    OnLoss::from_place(self.matcher.take_place(&spec))
+                    OnLoss::for_receive(self.matcher.assign_place(&spec))
                 };
                 self.deliver_buffered(engine, (op, on_loss), envelope, message);
             }
         }
     }
 
-    /// Records a receive that matched no unexpected message, or fails it when its peer is
+    /// Records a receive that matched no unexpected message, or fails the receive when its peer is
     /// departing.
     #[inline(always)] // on the fast path of small messages
     fn record_queued(
@@ -214,7 +222,7 @@ impl RxQueue {
         self.posted[index] = Some(key);
     }
 
-    /// Takes the receive that matches this message off the queue.
+    /// Removes the receive that matches this message from the queue.
     #[inline(always)] // on the fast path of small messages
     fn take_match(&mut self, engine: &mut impl EngineContext, envelope: &Envelope) -> MatchResult {
         if !self.multi_recvs.is_empty() {
@@ -240,11 +248,11 @@ impl RxQueue {
         self.matcher.posted_len() > 0 || !self.multi_recvs.is_empty()
     }
 
-    /// Delivers a whole message. Returns false when no receive matches and the budget is used up:
-    /// the message must stay where it is.
+    /// Delivers a whole message. Returns false when the message is declined and must stay where it
+    /// is: no receive matches and the budget is used up, or the matching multi-receive is blocked.
     ///
-    /// `bytes` may be shorter than the envelope's length: the rest of the message is lost, and
-    /// `bytes` must hold as much as the endpoint can receive at all.
+    /// `bytes` may be shorter than the envelope's length: the rest of the message is lost. `bytes`
+    /// must then hold as much as the endpoint can receive at all.
     pub fn deliver(
         &mut self,
         engine: &mut impl EngineContext,
@@ -291,7 +299,7 @@ impl RxQueue {
         true
     }
 
-    /// As [`RxQueue::deliver`], for an untagged message without completion data or ack.
+    /// As [`RxQueue::deliver`], for an untagged message without CQ data and ack request.
     #[inline(always)] // on the fast path of small messages
     pub fn deliver_plain(
         &mut self,
@@ -320,14 +328,15 @@ impl RxQueue {
         self.deliver(engine, envelope, bytes)
     }
 
-    /// Declines a message, which stays where it is.
+    /// Records that a message is declined. Returns false, for the caller to return.
     #[cold]
     fn decline(&self) -> bool {
         self.declined.set(true);
         false
     }
 
-    /// Cancels a receive or probe that no message has matched. Returns false when it is not queued.
+    /// Cancels a receive or probe that no message has matched. Returns false when neither is
+    /// queued under this key.
     pub fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         let queued = self.remove_posted(op);
         if queued && self.retire_multi(op) {
@@ -348,8 +357,8 @@ impl RxQueue {
         }
     }
 
-    /// Detaches a receive whose future was dropped. A message that is arriving in it goes to the
-    /// next receive that accepts it, or is buffered.
+    /// Detaches a receive whose future was dropped. A message that is arriving in the receive goes
+    /// to the next receive that accepts it, or is buffered.
     pub fn detach(&mut self, engine: &mut impl EngineContext, op: OpKey) {
         if !self.remove_posted(op) {
             self.detach_partial(engine, op);
@@ -368,8 +377,8 @@ impl RxQueue {
             .position(|(copied, _)| *copied == id)
             && let Some((_, memory)) = self.peer_copies.remove(at)
         {
-            // The sender's memory still holds all of it.
-            let partial = self.partials.remove(id);
+            // The sender's memory still holds the whole message.
+            let partial = self.partials.remove(id.0);
             let bytes = engine.take_received(op, 0);
             return self.match_or_buffer(
                 engine,
@@ -381,14 +390,14 @@ impl RxQueue {
                 },
             );
         }
-        let Some(partial) = self.partials.get_mut(id) else {
+        let Some(partial) = self.partials.get_mut(id.0) else {
             return;
         };
         let PartialTarget::Receive { written, .. } = partial.target else {
             return;
         };
-        // Bytes that did not fit into the detached buffer are lost. The message is shorter for the
-        // next receive, and its envelope, which keeps the full length, shows that.
+        // Bytes that did not fit into the detached buffer are lost. The next receive gets the bytes
+        // before them; the envelope keeps the full length, so the receive reports truncation.
         partial.truncated = written < partial.received;
         let bytes = engine.take_received(op, written);
         let envelope = partial.envelope.clone();
@@ -403,8 +412,9 @@ impl RxQueue {
         );
     }
 
-    /// Requeues a message whose completion the application did not see. `source` is the sender's
-    /// current address handle; the handle of a disconnected sender is looked up here.
+    /// Requeues a message whose completion the program did not see. `source` is the current address
+    /// handle of the sender; if `None`, because the sender has disconnected or never had a handle,
+    /// the handle is looked up.
     pub fn requeue_message(
         &mut self,
         engine: &mut impl EngineContext,
@@ -413,7 +423,8 @@ impl RxQueue {
         bytes: PooledBuf,
     ) {
         let known = self.known_peers().find(|(key, _)| *key == envelope.peer);
-        // An auto-inserted handle belongs to this peer, even if another peer has its name now.
+        // An auto-inserted handle belongs to the sender, even if another peer has the sender's name
+        // now.
         let own = envelope
             .source
             .filter(|source| engine.incarnation_of(self.ep, *source).is_some());
@@ -445,8 +456,8 @@ impl RxQueue {
         accepted || self.decline()
     }
 
-    /// Closes the queue: posted receives complete with [`Error::Canceled`], unexpected messages are
-    /// discarded.
+    /// Closes the queue: posted receives and probes complete with [`Error::Canceled`], and
+    /// unexpected and claimed messages are discarded.
     pub fn close(&mut self, engine: &mut impl EngineContext) {
         for op in self.matcher.take_posted() {
             engine.complete(op, Outcome::failed(Error::Canceled));
@@ -477,9 +488,10 @@ impl RxQueue {
         len <= self.budget && self.budget_used + len + UNEXPECTED_OVERHEAD <= self.budget
     }
 
-    /// Fails a receive that has no memory for its matched message, which is discarded.
+    /// Fails a receive for whose matched message no memory could be reserved. The message is
+    /// discarded.
     #[cold]
-    fn refuse(
+    fn fail_without_memory(
         &mut self,
         engine: &mut impl EngineContext,
         op: OpKey,
@@ -490,6 +502,7 @@ impl RxQueue {
         self.queue_ack(envelope);
     }
 
+    /// Removes a posted receive. Returns false when it is not queued.
     fn remove_posted(&mut self, op: OpKey) -> bool {
         let key = self
             .posted
@@ -510,7 +523,8 @@ impl RxQueue {
         key
     }
 
-    /// Matches a message that a receive had taken before, or requeues it at its old place.
+    /// Matches a message that a receive or claim had taken before, or requeues the message at its
+    /// old place.
     fn match_or_buffer(
         &mut self,
         engine: &mut impl EngineContext,
@@ -523,7 +537,7 @@ impl RxQueue {
             self.deliver_buffered(engine, receive, envelope, message);
         } else {
             let key = self.add_unexpected(envelope, message);
-            if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
+            if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id.0)) {
                 partial.target = PartialTarget::Buffer(key);
             }
             self.check_probes(engine);
@@ -570,11 +584,11 @@ impl RxQueue {
                         }
                     }
                     Err(error) => {
-                        self.refuse(engine, op, &envelope, error);
+                        self.fail_without_memory(engine, op, &envelope, error);
                         PartialTarget::Discard
                     }
                 };
-                if let Some(partial) = self.partials.get_mut(id) {
+                if let Some(partial) = self.partials.get_mut(id.0) {
                     partial.target = target;
                     partial.envelope.ack = envelope.ack;
                 }

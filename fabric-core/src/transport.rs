@@ -34,7 +34,7 @@ pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
 pub use op::{EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, TxOp};
 pub use wait::{Interest, SocketIo, WaitSet};
 
-/// The code behind a provider.
+/// The implementation of a provider: states its offers and opens its domains.
 pub trait Transport: Send + Sync + 'static {
     /// Returns the short name, such as `shm`.
     fn name(&self) -> &'static str;
@@ -45,17 +45,16 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
-    /// Returns the offers of the transport, best first. The engine checks hints against them, and
-    /// every info that a domain or an endpoint is opened from: a transport is never asked for more
-    /// than one of its offers has.
+    /// Returns the offers of the transport, best first. The engine checks against the offers all
+    /// hints, and every info that a domain or an endpoint is opened from: no call requests more
+    /// than one of the offers has.
     fn offers(&self) -> Vec<Info>;
 
     /// Allocates `len` zeroed bytes that peers of a domain can access with these rights once the
-    /// memory is registered there.
+    /// memory is registered in that domain.
     ///
     /// # Errors
     /// The error of the operating system; [`Error::NotSupported`] without remote memory access.
-    /// What the operating system refuses.
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
         let _ = (len, access);
         Err(Error::NotSupported("remote access to memory (FI_RMA)"))
@@ -64,8 +63,9 @@ pub trait Transport: Send + Sync + 'static {
 
 /// A transport whose domains run under engines of type `E`.
 pub trait OpenDomain<E: EngineContext>: Transport {
-    /// Opens a domain and allocates its resources. The engine has checked the attributes against
-    /// [`Transport::offers`]; the transport checks what no offer can express.
+    /// Opens a domain and allocates its resources. `wait` watches the descriptors of the domain.
+    /// The engine has checked the attributes against [`Transport::offers`]; the transport checks
+    /// what no offer can express.
     ///
     /// # Errors
     /// The reason of the failure; all resources are released.

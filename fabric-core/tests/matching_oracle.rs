@@ -15,8 +15,8 @@ use fabric_core::{Address, FiAddr, Scheme};
 
 const PEERS: usize = 2;
 
-/// One call. A `usize` is a peer, or selects among what exists at that moment, modulo the number of
-/// candidates.
+/// A call of the matcher. A `usize` is a peer, or selects one of the existing keys or messages,
+/// modulo their number.
 #[derive(Clone, Debug)]
 enum MatcherCall {
     /// A message arrives; it is added to the unexpected messages if no receive takes it.
@@ -31,8 +31,8 @@ enum MatcherCall {
     RemovePosted(usize),
     Modify(usize),
     TakeMessage(usize),
-    /// Requeues a message taken earlier, with its old arrival; offers it to the receives first, or
-    /// not.
+    /// Requeues a message taken earlier, with its old arrival number. If true, the message is first
+    /// offered to the receives.
     Requeue(usize, bool),
     AssignSource(usize),
     ClearSource(usize),
@@ -50,7 +50,7 @@ struct TestMessage {
     /// Whether the peer's address is in the address vector.
     source_known: bool,
     tag: Option<u64>,
-    /// Whether the receives are searched before the message is added, as the engine does.
+    /// Whether the message is offered to the receives before it is added, as the receive queue does.
     match_first: bool,
 }
 
@@ -305,7 +305,7 @@ impl MatcherComparison {
         self.oracle.add_unexpected(envelope, body);
     }
 
-    /// Offers a message to both sides; returns whether a receive took it.
+    /// Offers a message to the receives of matcher and oracle; returns whether a receive took it.
     fn match_on_both(&mut self, envelope: &Envelope, body: MessageBody) -> bool {
         let expected = self
             .oracle
@@ -369,7 +369,7 @@ impl MatcherComparison {
             MatcherCall::Peek(filter) => {
                 let spec = self.recv_spec(filter);
                 assert_eq!(self.matcher.peek(&spec), self.oracle.peek(&spec));
-                let is_unclaimed = |envelope: &&Envelope| {
+                let is_unmatched = |envelope: &&Envelope| {
                     !self
                         .oracle
                         .posted
@@ -377,7 +377,7 @@ impl MatcherComparison {
                         .any(|(spec, _)| accepts(spec, envelope))
                 };
                 let matches =
-                    |envelope: &&Envelope| accepts(&spec, envelope) && is_unclaimed(envelope);
+                    |envelope: &&Envelope| accepts(&spec, envelope) && is_unmatched(envelope);
                 let expected = self
                     .oracle
                     .unexpected
@@ -385,7 +385,9 @@ impl MatcherComparison {
                     .map(|(envelope, _)| envelope)
                     .find(matches);
                 assert_eq!(
-                    self.matcher.unclaimed(&spec).map(|(_, envelope)| envelope),
+                    self.matcher
+                        .unexpected_for_new(&spec)
+                        .map(|(_, envelope)| envelope),
                     expected
                 );
                 assert!(expected.is_none_or(|envelope| spec.accepts(envelope)));
@@ -523,8 +525,8 @@ impl MatcherComparison {
         assert_eq!(self.matcher.unexpected_len(), self.oracle.unexpected.len());
     }
 
-    /// Applies a history and empties both sides at the end, so that remaining objects are compared
-    /// too.
+    /// Applies a history and empties both queues at the end, so that the remaining receives and
+    /// messages are compared too.
     fn apply_all(mut self, history: Vec<MatcherCall>) -> OutcomeCounts {
         for call in history
             .into_iter()
@@ -545,7 +547,7 @@ proptest! {
     }
 }
 
-/// Checks the generator: histories without matches would prove nothing.
+/// Checks the generator: the oracle proves nothing about outcomes that no history reaches.
 #[test]
 fn generated_histories_reach_every_matching_outcome() {
     let mut runner = TestRunner::deterministic();

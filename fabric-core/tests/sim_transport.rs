@@ -42,7 +42,7 @@ struct SimTestContext {
     av: AddressTable,
     bufs: HashMap<OpKey, AnyBuf>,
     outcomes: HashMap<OpKey, Outcome>,
-    /// In the order of completion.
+    /// Completed operations, in the order of completion.
     completion_order: Vec<OpKey>,
     events: Vec<EventKind>,
     pool: Arc<BufferPool>,
@@ -460,7 +460,7 @@ fn message_of_a_dropped_receive_goes_to_the_next_receive() {
 }
 
 #[test]
-fn sends_to_a_full_channel_are_queued_and_can_be_cancelled() {
+fn sends_to_a_full_channel_are_queued_and_can_be_canceled() {
     let (mut a, mut b) = (open_endpoint("full-a"), open_endpoint("full-b@0+0+2"));
     let to_b = a.insert_address(&b.address);
     let sends: Vec<_> = (0..6).map(|n| a.send(to_b, None, &[n]).unwrap()).collect();
@@ -521,7 +521,7 @@ fn messages_over_budget_are_declined_not_lost() {
     run(&mut a, &mut b, &mut c);
     assert!(
         b.received(tag) == big,
-        "a declined message blocks its own pair only"
+        "a declined message blocks its own channel only"
     );
     for _ in 0..6 {
         let op = b.recv(RECV_UNTAGGED);
@@ -531,7 +531,10 @@ fn messages_over_budget_are_declined_not_lost() {
     let huge = test_pattern(5 << 20);
     a.send(to_b, None, &huge).unwrap();
     b.progress();
-    assert!(!a.progress(), "a declined packet keeps its slot");
+    assert!(
+        !a.progress(),
+        "a declined packet counts against the capacity of the channel"
+    );
     run(&mut a, &mut b, &mut c);
     let op = b.recv(RECV_UNTAGGED);
     run(&mut a, &mut b, &mut c);
@@ -652,7 +655,7 @@ fn messages_arrive_before_peer_down_event() {
         b.send(from_a, None, b"x"),
         Err(Error::NoSuchPeer(a.address.clone()))
     );
-    // The receive of the partial message waits for the next one, before a later receive.
+    // The receive of the partial message takes the next message, before a later receive.
     let later = b.recv(recv_tagged(2));
     let mut c = open_endpoint("end-c");
     let to_b = c.insert_address(&b.address);
@@ -685,7 +688,7 @@ fn peer_close_fails_queued_sends_and_reports_peer_down() {
             .all(|&op| a.error(op) == Some(&Error::PeerGone(address.clone())))
     );
     assert!(a.saw_peer_down(&address));
-    // Another endpoint reuses the name, and the handle reaches it.
+    // Another endpoint reuses the name, and the handle stands for the new endpoint.
     let mut next = open_endpoint("leave-b@0+0+1");
     assert_eq!(a.send(to_b, None, b"y"), Ok(None));
     let op = next.recv(RECV_UNTAGGED);
@@ -810,8 +813,8 @@ fn sender_is_woken_only_when_armed_with_queued_sends() {
     assert_eq!(a.take_wakes(), 0, "a canceled send waits for no room");
 }
 
-/// Makes passes and sleeps as an engine does: armed until something moves, and no pass without a
-/// wake-up meanwhile.
+/// Makes passes until `done` returns true. As an engine, arms the domain when a pass moves nothing,
+/// and then makes no pass before a wake-up.
 fn progress_until(endpoint: &mut SimEndpointFixture, done: impl Fn(&SimEndpointFixture) -> bool) {
     let mut armed = false;
     while !done(endpoint) {

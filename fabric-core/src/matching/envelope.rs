@@ -12,7 +12,7 @@ use super::list::QueueKind;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerKey(pub u32);
 
-/// What the header of a message says; it arrives before the payload.
+/// The fields of a message's header, which arrives before the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The sender, as the transport identifies it.
@@ -23,7 +23,7 @@ pub struct Envelope {
     pub tag: Option<u64>,
     /// Length of the message in bytes.
     pub len: usize,
-    /// Remote completion data, if the sender provided it.
+    /// CQ data of the sender (`FI_REMOTE_CQ_DATA`).
     pub data: Option<u64>,
     /// The message's place in arrival order, from
     /// [`Matcher::next_arrival`](super::Matcher::next_arrival).
@@ -35,7 +35,7 @@ pub struct Envelope {
 /// A request of the sender for an ack of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckRequest {
-    /// The ack's number, which the sender chose. The receiver sends the ack once.
+    /// The id of the ack, which the sender chose. The receiver sends the ack once.
     pub ack_id: u32,
     /// The event to acknowledge.
     pub level: CompletionLevel,
@@ -83,13 +83,14 @@ impl RecvKey {
     /// untagged.
     #[inline]
     pub(super) fn accepts(&self, message: EnvelopeKey) -> bool {
-        // A message of unknown source equals no `Some`, so directed receives do not accept it.
+        // A directed receive does not accept a message of unknown source: `Some` equals no `None`.
         (message.tag ^ self.tag) & !self.ignore == 0
             && (self.from.is_none() || self.from == message.source)
     }
 }
 
 impl Envelope {
+    /// Returns the queue of the message.
     pub(super) fn kind(&self) -> QueueKind {
         if self.tag.is_some() {
             QueueKind::Tagged
@@ -98,6 +99,7 @@ impl Envelope {
         }
     }
 
+    /// Returns the fields that matching compares.
     pub(super) fn key(&self) -> EnvelopeKey {
         EnvelopeKey {
             tag: self.tag.unwrap_or(0),
@@ -113,6 +115,7 @@ impl RecvSpec {
         self.tag.is_some() == envelope.tag.is_some() && self.key().accepts(envelope.key())
     }
 
+    /// Returns the queue of the receive.
     pub(super) fn kind(&self) -> QueueKind {
         if self.tag.is_some() {
             QueueKind::Tagged
@@ -121,6 +124,7 @@ impl RecvSpec {
         }
     }
 
+    /// Returns the fields that matching compares.
     pub(super) fn key(&self) -> RecvKey {
         let TagMatch { tag, ignore } = self.tag.unwrap_or(TagMatch {
             tag: 0,

@@ -1,16 +1,17 @@
 //! Two doubly linked lists, tagged and untagged, over one table of entries.
 //!
-//! Links are indices. A removed entry goes to a free list and is reused first, so a queue that
-//! stays short stays in the same few cache lines. The serial number of an entry is both its age and
-//! the generation in its key: it counts 64 bits up and is never reused, so a stale key finds
-//! nothing. The one exception is an entry that is linked again in its old order: it has its old
-//! serial number, and a key of its first insertion finds it or nothing.
+//! Links are indices. The node of a removed entry goes to a free list and is reused first, so a
+//! queue that stays short stays in the same few cache lines. Each entry has a 64-bit serial number,
+//! which is the next one of a counter. The serial number orders the entries of a list by insertion,
+//! and is part of the entry's key, so a stale key finds nothing. Only an entry that is inserted
+//! again at its old place keeps its old serial number: a key of its first insertion finds the entry
+//! or nothing.
 
 const NIL: u32 = u32::MAX;
-/// The serial number of an entry on the free list; no key has it.
+/// The serial number of a node on the free list; no key has this number.
 const VACANT: u64 = u64::MAX;
 
-/// The two separate queues.
+/// The queue that a message or receive belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueKind {
     Untagged,
@@ -21,7 +22,7 @@ impl QueueKind {
     pub(super) const BOTH: [Self; 2] = [Self::Untagged, Self::Tagged];
 }
 
-/// The key of an entry until the entry is removed.
+/// The key of an entry, valid until the entry is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EntryKey {
     index: u32,
@@ -31,9 +32,12 @@ pub(super) struct EntryKey {
 /// The table and its two lists.
 pub(super) struct LinkedLists<T> {
     nodes: Vec<ListNode<T>>,
+    /// The ends of the two lists, by [`QueueKind`].
     ends: [ListEnds; 2],
+    /// The first node of the free list, or `NIL`.
     free: u32,
     next_serial: u64,
+    /// Number of linked entries in both lists.
     len: usize,
 }
 
@@ -74,21 +78,22 @@ impl<T: Copy> LinkedLists<T> {
         self.insert(kind, NIL, value)
     }
 
-    /// Inserts in front of the entry at `before`, which must be linked in the list of this kind.
+    /// Inserts an entry in front of the one at `before`, which must be linked in the list of this
+    /// kind.
     pub(super) fn insert_before(&mut self, kind: QueueKind, before: usize, value: T) -> EntryKey {
         debug_assert!(self.nodes[before].serial != VACANT && self.nodes[before].kind == kind);
         self.insert(kind, before as u32, value)
     }
 
-    /// Takes a serial number for an entry that is not linked now.
-    pub(super) fn take_serial(&mut self) -> u64 {
+    /// Returns the next serial number, for an entry that is linked now or later.
+    pub(super) fn next_serial(&mut self) -> u64 {
         let serial = self.next_serial;
         self.next_serial += 1;
         serial
     }
 
-    /// Links an entry where its serial number belongs: behind the entries with lower ones. The
-    /// number is that of a removed entry, or from [`take_serial`](Self::take_serial).
+    /// Links an entry behind those with lower serial numbers. `serial` is that of a removed entry,
+    /// or from [`next_serial`](Self::next_serial).
     pub(super) fn insert_in_order(&mut self, kind: QueueKind, serial: u64, value: T) -> EntryKey {
         let mut next = self.ends[kind as usize].head;
         while next != NIL && self.nodes[next as usize].serial < serial {
@@ -112,7 +117,8 @@ impl<T: Copy> LinkedLists<T> {
         value
     }
 
-    /// Unlinks the entry at `index`, which must be the first of this kind.
+    /// Unlinks the entry at `index`, which must be the first of its list. As
+    /// [`remove`](Self::remove), and faster.
     #[inline]
     pub(super) fn remove_first(&mut self, index: usize, kind: QueueKind) -> T {
         let free = std::mem::replace(&mut self.free, index as u32);
@@ -144,7 +150,7 @@ impl<T: Copy> LinkedLists<T> {
         }
     }
 
-    /// Returns the index of an entry in the table, valid until the entry is removed.
+    /// Returns the index of the key's entry in the table, valid until the entry is removed.
     pub(super) fn index(key: EntryKey) -> usize {
         key.index as usize
     }
@@ -156,12 +162,12 @@ impl<T: Copy> LinkedLists<T> {
         kind: QueueKind,
         mut test: impl FnMut(&T) -> bool,
     ) -> Option<usize> {
-        self.search_at(kind, |_, value| test(value))
+        self.search_indexed(kind, |_, value| test(value))
     }
 
     /// As [`search`](Self::search), with a test that gets the index too.
     #[inline]
-    pub(super) fn search_at(
+    pub(super) fn search_indexed(
         &self,
         kind: QueueKind,
         mut test: impl FnMut(usize, &T) -> bool,
@@ -177,15 +183,18 @@ impl<T: Copy> LinkedLists<T> {
         None
     }
 
+    /// Returns the index of the first entry of a list.
     #[inline]
     pub(super) fn first(&self, kind: QueueKind) -> Option<usize> {
         link_index(self.ends[kind as usize].head)
     }
 
+    /// Returns the index of the last entry of a list.
     pub(super) fn last(&self, kind: QueueKind) -> Option<usize> {
         link_index(self.ends[kind as usize].tail)
     }
 
+    /// Returns the index of the entry behind the one at `index`, which must be linked.
     pub(super) fn next(&self, index: usize) -> Option<usize> {
         link_index(self.nodes[index].next)
     }
@@ -204,14 +213,15 @@ impl<T: Copy> LinkedLists<T> {
         self.nodes[index].kind
     }
 
-    /// Returns how many entries were inserted, on both lists, before this one.
+    /// Returns the serial number of the entry at `index`, which must be linked.
     pub(super) fn serial(&self, index: usize) -> u64 {
         self.nodes[index].serial
     }
 
+    /// Links a new entry in front of the one at `next`, or at the end if `next` is `NIL`.
     #[inline(always)] // on the fast path of small messages
     fn insert(&mut self, kind: QueueKind, next: u32, value: T) -> EntryKey {
-        let serial = self.take_serial();
+        let serial = self.next_serial();
         self.insert_with(kind, next, serial, value)
     }
 

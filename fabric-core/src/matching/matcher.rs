@@ -10,15 +10,15 @@ use super::unexpected::{UnexpectedKey, UnexpectedQueue};
 
 /// The posted receives and the unexpected messages of one endpoint.
 ///
-/// `R` is the caller's id of a receive, small and `Copy`. `M` is what the caller keeps for an
-/// unexpected message: its bytes, or their location.
+/// `R` is the caller's id of a receive, small and `Copy`. `M` holds the bytes of an unexpected
+/// message, or their location.
 ///
 /// An incoming message is offered to the posted receives ([`match_message`](Self::match_message)),
 /// and queued as unexpected ([`add_unexpected`](Self::add_unexpected)) if no receive accepts it. A
 /// receive is compared with the unexpected messages first, and queued if none matches
-/// ([`post`](Self::post)). Used like this, no queued receive ever accepts a queued message. A
-/// requeued message is offered in the same way, because receives posted since it matched may accept
-/// it.
+/// ([`post`](Self::post)). A caller that keeps to both rules never has a queued receive that accepts
+/// a queued message. A requeued message is offered like an incoming one, because a receive that was
+/// posted after the first match may accept it.
 ///
 /// ```
 /// use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
@@ -107,10 +107,11 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Queues a message that no receive accepted, at the place that its `arrival` number gives it.
     ///
     /// A new message goes to the end, O(1). A requeued one with an older number goes to its old
-    /// place, linear in the older messages of its kind, so O(1) for the oldest. Among equal numbers
-    /// the one queued first is first. Posted receives are not considered: call
-    /// [`match_message`](Self::match_message) before. The source is used as in the envelope: update
-    /// it for a message that was out of the queue for a while.
+    /// place, linear in the older messages of its queue (tagged or untagged), so O(1) for the
+    /// oldest. Among equal numbers the one queued first is first. Posted receives are not
+    /// considered: call
+    /// [`match_message`](Self::match_message) before. The envelope's source is not checked: update
+    /// the source of a requeued message before this call.
     pub fn add_unexpected(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
         self.unexpected.insert(envelope, message)
     }
@@ -128,8 +129,8 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// Queues a receive without considering unexpected messages: for a multi-receive, or a receive
-    /// that must stay behind one. [`unexpected_for`](Self::unexpected_for) returns the messages for
-    /// it.
+    /// posted behind a multi-receive. [`unexpected_for`](Self::unexpected_for) returns the messages
+    /// for the receive.
     pub fn queue(&mut self, spec: RecvSpec, receive: R) -> PostKey {
         self.posted.push(&spec, receive)
     }
@@ -156,7 +157,7 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// Searches the receives once for each unexpected message that the spec accepts.
     #[must_use]
-    pub fn unclaimed(&self, spec: &RecvSpec) -> Option<(UnexpectedKey, &Envelope)> {
+    pub fn unexpected_for_new(&self, spec: &RecvSpec) -> Option<(UnexpectedKey, &Envelope)> {
         self.unexpected
             .find(spec, |envelope| !self.posted.would_match(envelope))
     }
@@ -168,10 +169,10 @@ impl<R: Copy, M> Matcher<R, M> {
         self.posted.place(key)
     }
 
-    /// Returns the place in posting order of a receive that is posted now and has a message
-    /// already: behind all receives posted before, in front of all posted later. O(1).
-    pub fn take_place(&mut self, spec: &RecvSpec) -> PostPlace {
-        self.posted.take_place(spec)
+    /// Assigns a place in posting order to a receive that is posted now and has a message already:
+    /// behind all receives posted before, in front of all posted later. O(1).
+    pub fn assign_place(&mut self, spec: &RecvSpec) -> PostPlace {
+        self.posted.assign_place(spec)
     }
 
     /// Queues a receive again whose matched message was lost, at its old place in posting order.
@@ -186,7 +187,7 @@ impl<R: Copy, M> Matcher<R, M> {
                 .find(envelope)
                 .is_some_and(|(first, _)| first == key)
         };
-        (key, self.unexpected.find_at(&place, is_first_match))
+        (key, self.unexpected.find_for_place(&place, is_first_match))
     }
 
     /// Removes a posted receive. `None` when it is no longer queued: matched, canceled or taken.
@@ -213,16 +214,15 @@ impl<R: Copy, M> Matcher<R, M> {
         self.unexpected.get_mut(key)
     }
 
-    /// Takes an unexpected message (for a claim or discard). `None` when it is no longer queued.
-    /// O(1).
+    /// Removes and returns an unexpected message. `None` when it is no longer queued. O(1).
     pub fn take_message(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
         self.unexpected.take(key)
     }
 
-    /// Takes every unexpected message for which `which` is true, tagged and untagged. Reads all of
-    /// them.
-    pub fn take_where(&mut self, which: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
-        self.unexpected.take_where(which)
+    /// Removes and returns every unexpected message that passes the test, tagged and untagged. Reads
+    /// all of them.
+    pub fn take_where(&mut self, test: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
+        self.unexpected.take_where(test)
     }
 
     /// Returns the message that [`post`](Self::post) would take for this receive; the message stays
@@ -233,8 +233,8 @@ impl<R: Copy, M> Matcher<R, M> {
         self.unexpected.peek(spec)
     }
 
-    /// Sets the source of unexpected messages after an address was inserted: of all messages
-    /// without a source from the peer that has these keys.
+    /// Sets the source of all unexpected messages without a source from the peer that has these
+    /// keys, after the peer's address was inserted, and matches the messages.
     ///
     /// Each of these messages, the earliest arrived first, is offered to the posted receives.
     /// Matched receives and messages leave both queues and are returned in arrival order, with the
@@ -271,8 +271,8 @@ impl<R: Copy, M> Matcher<R, M> {
         self.unexpected.assign_source(peers, source)
     }
 
-    /// Clears the source of unexpected messages after an address was removed: their sender is
-    /// unknown again.
+    /// Clears the source of unexpected messages after an address was removed: the sender of the
+    /// messages is unknown again.
     ///
     /// The messages stay queued, for receives from any source: removing an address does not stop
     /// its traffic (`fi_av(3)`). Posted receives are not changed; see
@@ -281,36 +281,36 @@ impl<R: Copy, M> Matcher<R, M> {
         self.unexpected.clear_source(source);
     }
 
-    /// Returns whether an unexpected message has this source. Reads the messages in front of the
-    /// first.
+    /// Returns whether an unexpected message has this source. Linear in the messages in front of
+    /// the first such message.
     #[must_use]
     pub fn holds_messages_from(&self, source: FiAddr) -> bool {
         self.unexpected.holds_messages_from(source)
     }
 
-    /// Takes every posted receive that is directed to this source (its peer died), in posting
-    /// order. Reads all receives.
+    /// Removes and returns every posted receive that is directed to this source, in posting order,
+    /// after the peer has died or was removed. Reads all receives.
     pub fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
         self.posted.take_directed(source)
     }
 
-    /// Takes all posted receives, in posting order, tagged and untagged.
+    /// Removes and returns all posted receives, in posting order, tagged and untagged.
     pub fn take_posted(&mut self) -> Vec<R> {
         self.posted.take_all()
     }
 
-    /// Takes all unexpected messages, in arrival order, tagged and untagged.
+    /// Removes and returns all unexpected messages, in arrival order, tagged and untagged.
     pub fn take_unexpected(&mut self) -> Vec<(Envelope, M)> {
         self.unexpected.take_all()
     }
 
-    /// Returns the number of posted receives, of both kinds. O(1).
+    /// Returns the number of posted receives, tagged and untagged. O(1).
     #[must_use]
     pub fn posted_len(&self) -> usize {
         self.posted.len()
     }
 
-    /// Returns the number of unexpected messages, of both kinds. O(1).
+    /// Returns the number of unexpected messages, tagged and untagged. O(1).
     #[must_use]
     pub fn unexpected_len(&self) -> usize {
         self.unexpected.len()

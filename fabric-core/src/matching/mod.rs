@@ -1,13 +1,13 @@
-//! Matching: which posted receive gets which message. Posted receives are on one side, unexpected
-//! messages, which no receive has matched yet, on the other.
+//! Matching: which posted receive gets which message. The matcher holds posted receives without a
+//! message, and unexpected messages, which no receive has matched yet.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `envelope` | what is compared: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
-//! | `matcher` | both sides together: [`Matcher`], [`RecvPostResult`] |
-//! | `posted` | receives in posting order |
-//! | `unexpected` | messages in arrival order |
-//! | `list` | the linked lists of both sides |
+//! | `matcher` | both queues together: [`Matcher`], [`RecvPostResult`] |
+//! | `posted` | the queue of receives, in posting order |
+//! | `unexpected` | the queue of messages, in arrival order |
+//! | `list` | the linked lists of both queues |
 //!
 //! # Rules
 //!
@@ -17,7 +17,7 @@
 //! * Tagged and untagged traffic never match each other. Tags match when `(sent ^ wanted) & !ignore
 //!   == 0` (`fi_tagged(3)`).
 //! * Receives directed to one source (`FI_DIRECTED_RECV` in `fi_getinfo(3)`) and receives from any
-//!   source are in one queue, in posting order.
+//!   source compete in posting order.
 //! * A message from a sender without an address handle matches only receives from any source. When
 //!   the address is inserted, unexpected messages are offered again, as in libfabric's own
 //!   providers: [`Matcher::assign_source_and_match`].
@@ -34,8 +34,8 @@
 //! All other lookups are scans. `match_message` and `would_match` are linear in the posted receives
 //! in front of the match, `post` and `peek` in the unexpected messages in front of it, and a search
 //! without a result reads the whole queue of its kind. A program that keeps thousands of receives
-//! posted and gets its messages in another order pays for that on each message. A scan reads one
-//! compact entry per step and touches no message body.
+//! posted and gets its messages in another order pays a scan for each message. A scan reads one
+//! compact entry per step and no message body.
 
 mod envelope;
 mod list;

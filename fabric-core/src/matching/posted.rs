@@ -1,4 +1,4 @@
-//! Posted receives without a match, in posting order.
+//! Posted receives, in posting order.
 
 use crate::address::FiAddr;
 
@@ -7,13 +7,14 @@ use super::list::{EntryKey, LinkedLists, QueueKind};
 
 /// The key of a posted receive.
 ///
-/// Valid for this one posting: once the receive has matched, was canceled or taken, the key finds
+/// Valid for one posting: once the receive has matched, was canceled or taken, the key finds
 /// nothing, even if its entry in the table is reused. Valid only with the
-/// [`Matcher`](super::Matcher) that returned it.
+/// [`Matcher`](super::Matcher) that returned the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PostKey(EntryKey);
 
-/// What a receive accepts, and its place in posting order, kept while it is not in the queue.
+/// A receive's place in posting order, and the messages that the receive accepts. Kept while a
+/// receive that may be restored is not in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct PostPlace {
     pub(super) wanted: RecvKey,
@@ -34,8 +35,8 @@ pub(super) struct PostedQueue<R> {
     lists: LinkedLists<PostedEntry<R>>,
 }
 
-/// An entry of the queue. The caller's id of the receive is next to the compared key, so that a
-/// match at the head reads one entry.
+/// An entry of the queue. It holds the caller's id of the receive too, so that a match at the head
+/// reads one entry.
 #[derive(Clone, Copy)]
 struct PostedEntry<R> {
     key: RecvKey,
@@ -106,15 +107,16 @@ impl<R: Copy> PostedQueue<R> {
         })
     }
 
-    /// Returns the place of a receive that is posted now but not queued.
-    pub(super) fn take_place(&mut self, spec: &RecvSpec) -> PostPlace {
+    /// Assigns a place to a receive that is posted now but not queued.
+    pub(super) fn assign_place(&mut self, spec: &RecvSpec) -> PostPlace {
         PostPlace {
             wanted: spec.key(),
             kind: spec.kind(),
-            serial: self.lists.take_serial(),
+            serial: self.lists.next_serial(),
         }
     }
 
+    /// Queues a receive again at its old place.
     pub(super) fn restore(&mut self, place: PostPlace, receive: R) -> PostKey {
         let PostPlace {
             wanted,
@@ -129,20 +131,22 @@ impl<R: Copy> PostedQueue<R> {
     }
 
     pub(super) fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
-        self.take_if(|wanted| wanted.from == Some(source))
+        self.take_where(|wanted| wanted.from == Some(source))
     }
 
     pub(super) fn take_all(&mut self) -> Vec<R> {
-        self.take_if(|_| true)
+        self.take_where(|_| true)
     }
 
+    /// Returns the index of the earliest receive that accepts this message.
     fn search(&self, envelope: &Envelope) -> Option<usize> {
         let message = envelope.key();
         self.lists
             .search(envelope.kind(), |entry| entry.key.accepts(message))
     }
 
-    fn take_if(&mut self, test: impl Fn(&RecvKey) -> bool) -> Vec<R> {
+    /// Removes and returns the receives that pass the test, in posting order.
+    fn take_where(&mut self, test: impl Fn(&RecvKey) -> bool) -> Vec<R> {
         let mut taken = Vec::new();
         for kind in QueueKind::BOTH {
             let mut at = self.lists.first(kind);

@@ -53,7 +53,7 @@ fn next_envelope(
     }
 }
 
-/// Queues a message without offering it to the receives.
+/// Queues a message without offering the message to the receives.
 fn add_unexpected(
     matcher: &mut TestMatcher,
     source: Option<FiAddr>,
@@ -73,6 +73,7 @@ fn post_queued(matcher: &mut TestMatcher, spec: RecvSpec, receive: u32) -> PostK
     }
 }
 
+/// Posts a receive and returns the message that it matched; removes the receive if none matched.
 fn post_and_take(matcher: &mut TestMatcher, spec: RecvSpec) -> Option<&'static str> {
     match matcher.post(spec, 999) {
         RecvPostResult::Matched(_, text) => Some(text),
@@ -101,7 +102,7 @@ fn arrival_matches_earliest_accepting_receive() {
     }
     let six = next_envelope(&mut matcher, Some(ALICE), 6);
     assert!(matcher.would_match(&six));
-    assert_eq!(matcher.posted_len(), 4, "asking takes nothing");
+    assert_eq!(matcher.posted_len(), 4, "would_match takes no receive");
     assert_eq!(matcher.match_message(&six), Some(11));
     assert_eq!(matcher.match_message(&six), Some(12));
     assert_eq!(matcher.match_message(&six), None);
@@ -119,7 +120,7 @@ fn late_receive_matches_earliest_unexpected() {
         matcher.peek(&recv_any(6)).map(|envelope| envelope.arrival),
         Some(1)
     );
-    assert_eq!(matcher.unexpected_len(), 4, "peeking takes nothing");
+    assert_eq!(matcher.unexpected_len(), 4, "peek takes no message");
     assert_eq!(
         [(); 3].map(|()| post_and_take(&mut matcher, recv_any(6))),
         [Some("b"), Some("c"), None]
@@ -271,7 +272,7 @@ fn assigned_source_matches_unexpected_messages() {
     assert_eq!(
         post_and_take(&mut matcher, recv_from(ALICE, 1)),
         Some("e"),
-        "a message without a match has a source now"
+        "a message that matched no receive got the source too"
     );
     assert_eq!(post_and_take(&mut matcher, recv_from(ALICE, 1)), None);
     assert!(
@@ -333,7 +334,7 @@ fn restored_receive_is_matched_in_posting_order() {
 #[test]
 fn restored_receive_finds_its_earliest_unexpected_message() {
     let mut matcher = TestMatcher::new();
-    let place = matcher.take_place(&recv_any(1));
+    let place = matcher.assign_place(&recv_any(1));
     add_unexpected(&mut matcher, None, 2, "another tag");
     add_unexpected(&mut matcher, None, 1, "first");
     add_unexpected(&mut matcher, None, 1, "second");
@@ -342,7 +343,7 @@ fn restored_receive_finds_its_earliest_unexpected_message() {
     assert_eq!((text, matcher.remove_posted(key)), ("first", Some(0)));
     // A receive that was posted before gets the message.
     matcher.queue(recv_any(1), 1);
-    let place = matcher.take_place(&recv_any(1));
+    let place = matcher.assign_place(&recv_any(1));
     assert_eq!(matcher.restore(place, 2).1, None);
     assert_eq!(matcher.unexpected_len(), 2);
 }
@@ -459,6 +460,6 @@ fn unexpected_messages_are_taken_in_arrival_order() {
     assert_eq!(
         post_and_take(&mut matcher, recv_any(1)),
         Some("e"),
-        "the matcher still works"
+        "the matcher is usable after take_unexpected"
     );
 }

@@ -8,9 +8,9 @@ use super::posted::PostPlace;
 
 /// The key of an unexpected message.
 ///
-/// Valid for this one insertion: once the message was taken or matched, the key finds nothing, even
-/// if the same message was requeued since. Valid only with the [`Matcher`](super::Matcher) that
-/// returned it.
+/// Valid for one insertion: once the message was taken or matched, the key finds nothing, even if
+/// the same message was requeued since. Valid only with the [`Matcher`](super::Matcher) that
+/// returned the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedKey(EntryKey);
 
@@ -42,6 +42,7 @@ impl<M> UnexpectedQueue<M> {
         self.lists.len()
     }
 
+    /// Inserts a message at the place that its arrival number gives it.
     pub(super) fn insert(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
         let (kind, arrival) = (envelope.kind(), envelope.arrival);
         let entry = UnexpectedEntry {
@@ -53,7 +54,7 @@ impl<M> UnexpectedQueue<M> {
             .lists
             .last(kind)
             .is_none_or(|last| self.lists.get(last).arrival <= arrival);
-        // A requeued message was at or near the head when it matched: search from the head.
+        // A requeued message was at or near the head when it matched, so the search begins there.
         let before = if in_order {
             None
         } else {
@@ -74,10 +75,12 @@ impl<M> UnexpectedQueue<M> {
         UnexpectedKey(key)
     }
 
+    /// Returns the earliest message that this receive accepts.
     pub(super) fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
         self.envelope(self.search(spec)?)
     }
 
+    /// Removes and returns the earliest message that this receive accepts.
     pub(super) fn take_match(&mut self, spec: &RecvSpec) -> Option<(Envelope, M)> {
         let index = self.search(spec)?;
         self.remove(index)
@@ -106,21 +109,21 @@ impl<M> UnexpectedQueue<M> {
         mut test: impl FnMut(&Envelope) -> bool,
     ) -> Option<(UnexpectedKey, &Envelope)> {
         let wanted = spec.key();
-        let index = self.lists.search_at(spec.kind(), |index, entry| {
+        let index = self.lists.search_indexed(spec.kind(), |index, entry| {
             wanted.accepts(entry.key) && self.envelope(index).is_some_and(&mut test)
         })?;
         self.envelope(index)
             .map(|envelope| (UnexpectedKey(self.lists.key(index)), envelope))
     }
 
-    /// Returns the earliest message that a receive of this place accepts and that passes the test.
-    pub(super) fn find_at(
+    /// As [`find`](Self::find), for a receive that is restored at this place.
+    pub(super) fn find_for_place(
         &self,
         place: &PostPlace,
         mut test: impl FnMut(&Envelope) -> bool,
     ) -> Option<UnexpectedKey> {
         let wanted = place.wanted;
-        let index = self.lists.search_at(place.kind, |index, entry| {
+        let index = self.lists.search_indexed(place.kind, |index, entry| {
             wanted.accepts(entry.key) && self.envelope(index).is_some_and(&mut test)
         })?;
         Some(UnexpectedKey(self.lists.key(index)))
@@ -146,6 +149,7 @@ impl<M> UnexpectedQueue<M> {
         updated
     }
 
+    /// Returns the keys of the messages that pass the test, in arrival order.
     fn keys_where(&self, test: impl Fn(&UnexpectedEntry) -> bool) -> Vec<UnexpectedKey> {
         let mut found = Vec::new();
         for kind in QueueKind::BOTH {
@@ -194,7 +198,7 @@ impl<M> UnexpectedQueue<M> {
 
     pub(super) fn take_where(
         &mut self,
-        mut which: impl FnMut(&Envelope, &M) -> bool,
+        mut test: impl FnMut(&Envelope, &M) -> bool,
     ) -> Vec<(Envelope, M)> {
         let mut taken = Vec::new();
         for kind in QueueKind::BOTH {
@@ -203,7 +207,7 @@ impl<M> UnexpectedQueue<M> {
                 at = self.lists.next(index);
                 if self.messages[index]
                     .as_ref()
-                    .is_some_and(|(envelope, message)| which(envelope, message))
+                    .is_some_and(|(envelope, message)| test(envelope, message))
                 {
                     taken.extend(self.remove(index));
                 }
@@ -212,6 +216,7 @@ impl<M> UnexpectedQueue<M> {
         taken
     }
 
+    /// Returns the index of the earliest message that this receive accepts.
     fn search(&self, spec: &RecvSpec) -> Option<usize> {
         let wanted = spec.key();
         self.lists

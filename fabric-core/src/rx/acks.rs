@@ -2,12 +2,11 @@
 //!
 //! A message may carry an [`AckRequest`](crate::matching::AckRequest): its send completes when a
 //! receive has matched it, or has all of it. The ack is sent once per message, whatever happens
-//! afterwards: a receive that is dropped before its completion was seen requeues the message, and
-//! the sender gets no second ack. A discarded message is acknowledged too. A message that can never
-//! be complete is not; its sender sees the connection end.
+//! afterwards: if the receive is dropped and its message is requeued, the sender gets no second
+//! ack. A discarded message is acknowledged too. A message that can never be complete is not
+//! acknowledged: its sender sees the connection end.
 //!
-//! The queue holds the acks until the transport sends them, when it has nothing else to do with the
-//! queue.
+//! The queue holds the acks until the transport takes them to send them.
 
 use crate::completion::CompletionLevel;
 use crate::matching::{Envelope, PeerKey};
@@ -15,8 +14,8 @@ use crate::matching::{Envelope, PeerKey};
 use super::RxQueue;
 
 impl RxQueue {
-    /// Queues the ack of a message that was received, as far as it fits, or discarded, if its
-    /// sender requested one.
+    /// Queues the ack of a message that was received or discarded, if its sender requested one.
+    /// Call once per message: [`ack_match`] removes the request from the envelope.
     #[inline]
     pub(super) fn queue_ack(&mut self, envelope: &Envelope) {
         if let Some(ack) = envelope.ack {
@@ -36,7 +35,7 @@ impl RxQueue {
         self.unsent_acks.clear();
     }
 
-    /// Takes an ack to send: the sender and the ack's number.
+    /// Takes an ack to send: the sender of the message, and the id of the ack.
     pub fn pop_ack(&mut self) -> Option<(PeerKey, u32)> {
         self.unsent_acks.pop()
     }

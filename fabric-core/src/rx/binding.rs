@@ -1,7 +1,8 @@
 //! The receive queue of an endpoint as its transport holds it: its own, or a shared one.
 //!
-//! Only messages and the end of peers go to a shared queue. Posting, canceling and copying in
-//! chunks, which a transport does for an own queue, the engine does for a shared one.
+//! The transport gives a shared queue only messages, and the peers that connect and disconnect. The
+//! engine posts and cancels the receives of a shared queue, and copies its messages in chunks; for
+//! the endpoint's own queue the transport does so.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub enum RxSource<'a> {
 
 impl RxSource<'_> {
     /// Creates the binding of this endpoint, which buffers at most `budget` bytes of unexpected
-    /// messages; endpoints that share a queue share its budget.
+    /// messages. The budget of a shared queue is the largest of its endpoints' budgets.
     #[must_use]
     pub fn bind(self, ep: EpId, budget: usize) -> RxBinding {
         let own = |pool: &Arc<BufferPool>| RxQueue::new(ep, budget, pool.clone());
@@ -48,9 +49,10 @@ impl RxSource<'_> {
 /// An endpoint's binding to its receive queue.
 #[derive(Debug)]
 pub struct RxBinding {
-    /// The endpoint's own queue. With a shared queue it stays empty, so that only the delivery of
-    /// messages must distinguish the two.
+    /// The endpoint's own queue. If the endpoint shares a queue, the own queue holds no messages and
+    /// receives, so that only the delivery of messages must distinguish the two queues.
     pub own: RxQueue,
+    /// The shared queue, and the endpoint that this binding belongs to.
     shared: Option<(EpId, SharedRxQueue)>,
 }
 
@@ -62,7 +64,8 @@ impl RxBinding {
         self.shared.is_some()
     }
 
-    /// Calls `act` with the queue that messages go to. Not reentrant: a shared queue is locked.
+    /// Calls `act` with the queue that messages go to. `act` must not use the binding: a shared
+    /// queue is locked during the call.
     pub fn with_queue<T>(&mut self, act: impl FnOnce(&mut RxQueue) -> T) -> T {
         match &self.shared {
             None => act(&mut self.own),
@@ -100,8 +103,8 @@ impl RxBinding {
         self.with_queue(|rx| rx.peer_disconnected(peer, name));
     }
 
-    /// Fails receives directed to this peer, which has disconnected from this endpoint, unless it
-    /// is still connected to another endpoint that shares the queue.
+    /// Fails receives directed to this peer, which has disconnected from this endpoint, unless the
+    /// peer is still connected to another endpoint that shares the queue.
     pub fn fail_directed(
         &mut self,
         engine: &mut impl EngineContext,
@@ -110,21 +113,22 @@ impl RxBinding {
         error: &Error,
     ) {
         self.with_queue(|rx| {
-            // An auto-inserted handle is this peer's alone, even if another peer has its name.
+            // `address_of` fails for an auto-inserted handle whose peer is gone, even while another
+            // peer of the same name is connected.
             if !rx.is_peer_connected(name) || engine.address_of(rx.ep, source).is_err() {
                 rx.fail_directed(engine, source, error);
             }
         });
     }
 
-    /// Moves pending acks for this endpoint's peers from the shared queue to its own queue.
+    /// Moves unsent acks for this endpoint's peers from the shared queue to the own queue.
     pub fn collect_acks(&mut self) {
         if let Some((ep, queue)) = &self.shared {
             queue.lock().move_acks(*ep, &mut self.own);
         }
     }
 
-    /// Closes the endpoint's own queue; a shared queue continues.
+    /// Closes the endpoint's own queue. A shared queue stays open and loses the endpoint's peers.
     pub fn close(&mut self, engine: &mut impl EngineContext) {
         self.own.close(engine);
         if let Some((ep, queue)) = &self.shared {

@@ -1,11 +1,12 @@
 //! Probes and claims.
 //!
-//! A *probe* waits for a message that a receive like it would take now, and leaves it in the queue.
-//! A *claim* takes such a message out of matching; it may still be arriving. A claimed message is
-//! received, discarded, or requeued at its old place.
+//! A *probe* (`FI_PEEK`) completes with the description of the message that a receive with the same
+//! spec would take, and leaves the message in the queue. A *claim* (`FI_CLAIM`) removes such a
+//! message, which may still be arriving, from matching. A claimed message is later received,
+//! discarded, or requeued at its old place.
 //!
-//! A message that a probe waits for is buffered even over the budget: a program that wants to know
-//! a message's length before it allocates a buffer must be told of the longest message too.
+//! A message that a probe waits for is buffered even over the budget: a program that asks for a
+//! message's length before it allocates a buffer must get the length of the longest message too.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
@@ -21,20 +22,20 @@ use super::{RxQueue, UnexpectedMessage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimId(u64);
 
+/// A claimed message.
 #[derive(Debug)]
 pub(super) struct ClaimedMessage {
     id: ClaimId,
     envelope: Envelope,
     message: UnexpectedMessage,
-    /// Why the rest of the message never arrived.
+    /// Why the rest of the message will never arrive.
     error: Option<Error>,
 }
 
-/// The probes and claims of one endpoint.
+/// The claimed messages of one receive queue.
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
-    probes: Vec<(OpKey, RecvSpec)>,
-    claims: Vec<ClaimedMessage>,
+    messages: Vec<ClaimedMessage>,
     next_id: u64,
 }
 
@@ -42,10 +43,12 @@ impl RxQueue {
     /// Returns the message that a receive with this spec would take, if it were posted now.
     #[must_use]
     pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
-        self.matcher.unclaimed(spec).map(|(_, envelope)| envelope)
+        self.matcher
+            .unexpected_for_new(spec)
+            .map(|(_, envelope)| envelope)
     }
 
-    /// Posts a probe: it completes with the description of a message as soon as one matches.
+    /// Posts a probe, which completes with the description of a message as soon as one matches.
     pub fn probe(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         if let Some(envelope) = self.peek(&spec) {
             let found = Transfer::received(envelope, envelope.len);
@@ -53,80 +56,71 @@ impl RxQueue {
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.claims.probes.push((op, spec)),
+            None => self.probes.push((op, spec)),
         }
     }
 
     /// Returns whether a probe waits for a message.
     #[must_use]
     pub fn has_probes(&self) -> bool {
-        !self.claims.probes.is_empty()
+        !self.probes.is_empty()
     }
 
-    /// Cancels a probe that has found no message.
+    /// Cancels a probe that has found no message. Returns false when it is not posted.
     pub(super) fn cancel_probe(&mut self, op: OpKey) -> bool {
-        let at = self
-            .claims
-            .probes
-            .iter()
-            .position(|(probe, _)| *probe == op);
-        at.map(|at| self.claims.probes.remove(at)).is_some()
+        let at = self.probes.iter().position(|(probe, _)| *probe == op);
+        at.map(|at| self.probes.remove(at)).is_some()
     }
 
-    /// Completes probes after a message was queued.
+    /// Completes the probes for which a message is queued now.
     #[inline]
     pub(super) fn check_probes(&mut self, engine: &mut impl EngineContext) {
-        if !self.claims.probes.is_empty() {
+        if !self.probes.is_empty() {
             self.complete_probes(engine);
         }
     }
 
     #[cold]
     fn complete_probes(&mut self, engine: &mut impl EngineContext) {
-        for (op, spec) in std::mem::take(&mut self.claims.probes) {
+        for (op, spec) in std::mem::take(&mut self.probes) {
             self.probe(engine, op, spec);
         }
     }
 
-    /// Fails the probes for which `fails` returns an error.
+    /// Fails the probes for whose spec `error_for` returns an error.
     pub(super) fn fail_probes(
         &mut self,
         engine: &mut impl EngineContext,
-        fails: impl Fn(&RecvSpec) -> Option<Error>,
+        error_for: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
-        for (op, spec) in std::mem::take(&mut self.claims.probes) {
-            match fails(&spec) {
+        for (op, spec) in std::mem::take(&mut self.probes) {
+            match error_for(&spec) {
                 Some(error) => engine.complete(op, Outcome::failed(error)),
-                None => self.claims.probes.push((op, spec)),
+                None => self.probes.push((op, spec)),
             }
         }
     }
 
     /// Returns whether a probe waits for this message.
     pub(super) fn is_probed(&self, envelope: &Envelope) -> bool {
-        self.claims
-            .probes
-            .iter()
-            .any(|(_, spec)| spec.accepts(envelope))
+        self.probes.iter().any(|(_, spec)| spec.accepts(envelope))
     }
 
-    /// Claims the message that a receive with this spec would take now.
+    /// Claims the message that a receive with this spec would take now. Returns the id of the claim
+    /// and the description of the message.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
-        let (key, _) = self.matcher.unclaimed(spec)?;
+        let (key, _) = self.matcher.unexpected_for_new(spec)?;
         let (envelope, message) = self.matcher.take_message(key)?;
         let id = ClaimId(self.claims.next_id);
         self.claims.next_id += 1;
-        if let Some(partial) = message
-            .partial
-            .and_then(|partial| self.partials.get_mut(partial))
-        {
+        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id.0)) {
             partial.target = PartialTarget::Claim(id);
         }
         if message.is_unmapped() {
             self.remove_unmapped(envelope.arrival);
         }
         let found = Transfer::received(&envelope, envelope.len);
-        self.claims.claims.push(ClaimedMessage {
+        self.claims.messages.push(ClaimedMessage {
             id,
             envelope,
             message,
@@ -135,7 +129,8 @@ impl RxQueue {
         Some((id, found))
     }
 
-    /// Delivers a claimed message to this receive.
+    /// Delivers a claimed message to this receive. If the rest of the message will never arrive,
+    /// the receive fails with the bytes that have arrived.
     pub fn receive_claimed(&mut self, engine: &mut impl EngineContext, op: OpKey, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
@@ -187,10 +182,7 @@ impl RxQueue {
         self.budget_used = self
             .budget_used
             .saturating_sub(message.budget_cost(&envelope));
-        if let Some(partial) = message
-            .partial
-            .and_then(|partial| self.partials.get_mut(partial))
-        {
+        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id.0)) {
             partial.target = PartialTarget::Discard;
         }
         self.discarded_unmapped |= message.is_unmapped();
@@ -199,8 +191,9 @@ impl RxQueue {
     }
 
     fn take_claim(&mut self, id: ClaimId) -> Option<ClaimedMessage> {
-        let at = self.claims.claims.iter().position(|claim| claim.id == id)?;
-        Some(self.claims.claims.swap_remove(at))
+        let messages = &mut self.claims.messages;
+        let at = messages.iter().position(|claimed| claimed.id == id)?;
+        Some(messages.swap_remove(at))
     }
 
     /// Fails a claimed message whose rest will never arrive. A receive of the claim gets the bytes
@@ -214,43 +207,39 @@ impl RxQueue {
 
     /// Fails claimed messages of this peer in memory that is not mapped here.
     pub(super) fn fail_unmapped_claims(&mut self, peer: PeerKey, error: &Error) {
-        for claim in &mut self.claims.claims {
-            if claim.envelope.peer == peer && claim.message.is_unmapped() {
-                claim.error = Some(error.clone());
+        for claimed in &mut self.claims.messages {
+            if claimed.envelope.peer == peer && claimed.message.is_unmapped() {
+                claimed.error = Some(error.clone());
             }
         }
     }
 
-    /// Iterates over the envelopes of claimed messages, which must be up to date when a message is
-    /// requeued.
+    /// Iterates over the envelopes of claimed messages. Their sources are kept up to date, because
+    /// a claimed message may be requeued.
     pub(super) fn claimed_envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
-        self.claims
-            .claims
-            .iter_mut()
-            .map(|claim| &mut claim.envelope)
+        let claimed = self.claims.messages.iter_mut();
+        claimed.map(|claimed| &mut claimed.envelope)
     }
 
     /// Returns whether a claimed message has this source.
     pub(super) fn has_claim_from(&self, source: FiAddr) -> bool {
-        self.claims
-            .claims
-            .iter()
-            .any(|claim| claim.envelope.source == Some(source))
+        let mut claimed = self.claims.messages.iter();
+        claimed.any(|claimed| claimed.envelope.source == Some(source))
     }
 
     /// Discards all claimed messages; receives of these claims are canceled.
     pub(super) fn drop_claims(&mut self) {
-        self.claims.claims.clear();
+        self.claims.messages.clear();
     }
 }
 
 impl ClaimTable {
-    /// Returns the message of a claim for modification while the message arrives.
+    /// Returns a claimed message for modification while it arrives.
     pub(super) fn message(&mut self, id: ClaimId) -> Option<&mut UnexpectedMessage> {
         self.claim(id).map(|claim| &mut claim.message)
     }
 
     fn claim(&mut self, id: ClaimId) -> Option<&mut ClaimedMessage> {
-        self.claims.iter_mut().find(|claim| claim.id == id)
+        self.messages.iter_mut().find(|claimed| claimed.id == id)
     }
 }

@@ -10,22 +10,22 @@ use crate::error::Error;
 use crate::matching::{Envelope, PostPlace, RecvSpec};
 use crate::transport::{EngineContext, OpKey};
 
-use super::RxQueue;
+use super::{PartialId, RxQueue};
 
 /// What happens to a receive when its arriving message is lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OnLoss {
     /// The receive waits for the next message, at this place in posting order.
     Restore(PostPlace),
-    /// The receive is part of a multi-receive from any source, and ends without a report.
+    /// The receive is part of a multi-receive from any source, and ends without a completion.
     Discard,
     /// The receive fails.
     Fail,
 }
 
 impl OnLoss {
-    /// Returns the rule for a receive that was posted at this place.
-    pub(super) fn from_place(place: PostPlace) -> Self {
+    /// Returns the rule for a receive that was posted at this place and takes one message.
+    pub(super) fn for_receive(place: PostPlace) -> Self {
         if place.is_directed() {
             Self::Fail
         } else {
@@ -33,7 +33,7 @@ impl OnLoss {
         }
     }
 
-    /// Returns the rule for a part of a multi-receive.
+    /// Returns the rule for a part of a multi-receive with this spec.
     pub(super) fn for_part(spec: &RecvSpec) -> Self {
         if spec.from.is_some() {
             Self::Fail
@@ -47,13 +47,13 @@ impl OnLoss {
 #[derive(Debug)]
 pub(super) struct PartialReceive {
     pub(super) op: OpKey,
-    /// The key of the partial message that fills it.
-    pub(super) partial: usize,
+    /// The message that fills the receive.
+    pub(super) partial: PartialId,
     pub(super) on_loss: OnLoss,
 }
 
 impl RxQueue {
-    /// Removes the record that a message is arriving in this receive.
+    /// Removes and returns the record that a message is arriving in this receive.
     pub(super) fn take_partial_receive(&mut self, op: OpKey) -> Option<PartialReceive> {
         let at = self
             .partial_receives
@@ -62,8 +62,8 @@ impl RxQueue {
         Some(self.partial_receives.swap_remove(at))
     }
 
-    /// Fails or requeues a receive whose message will never be complete; `placed` bytes of the
-    /// message are in the receive's buffer.
+    /// Restores, discards or fails a receive whose message will never be complete, as its
+    /// [`OnLoss`] says; `placed` bytes of the message are in the receive's buffer.
     pub(super) fn on_message_lost(
         &mut self,
         engine: &mut impl EngineContext,
@@ -87,15 +87,15 @@ impl RxQueue {
         }
     }
 
-    /// Posts a receive again at its old place. It takes the earliest unexpected message that
-    /// matches.
+    /// Posts a receive again at its old place. The receive takes the earliest unexpected message
+    /// that matches.
     fn restore(&mut self, engine: &mut impl EngineContext, op: OpKey, place: PostPlace) {
         let (key, waiting) = self.matcher.restore(place, op);
         let Some((envelope, message)) =
             waiting.and_then(|waiting| self.matcher.take_message(waiting))
         else {
             self.record_post_key(op, key);
-            // `EngineContext::rearm` makes the engine retry messages that transports hold back.
+            // `EngineContext::rearm` made the engine retry messages that transports hold back.
             return;
         };
         self.matcher.remove_posted(key);

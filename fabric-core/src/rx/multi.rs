@@ -1,9 +1,10 @@
-//! Receives that take several messages each.
+//! Multi-receives (`FI_MULTI_RECV`): each takes several messages.
 //!
-//! Such a receive stays at its place in the queue while messages are split off its buffer. When the
-//! completion queue has no room for another message, the receive is *blocked*: messages that match
-//! it stay with their sender, and requeued messages that match it wait. Receives that were posted
-//! later do not get these messages until the blocked receive has left the queue.
+//! A multi-receive stays at its place in the queue while receives for single messages are split off
+//! its buffer. When the completion queue has no room for another message, the multi-receive is
+//! *blocked*: new messages that match the multi-receive are declined, and unexpected ones stay
+//! queued. Receives that were posted later do not get these messages until the blocked
+//! multi-receive has left the queue.
 
 use crate::completion::Outcome;
 use crate::error::Error;
@@ -14,10 +15,10 @@ use super::RxQueue;
 use super::lost::OnLoss;
 use super::peer_memory::COPY_CHUNK;
 
-/// Unexpected messages that are delivered to one receive in one pass.
+/// Maximum number of unexpected messages that are delivered to one multi-receive in one pass.
 const MAX_MESSAGES_PER_PASS: usize = 64;
 
-/// A queued receive that takes several messages.
+/// A queued multi-receive.
 #[derive(Debug)]
 pub(super) struct QueuedMultiRecv {
     op: OpKey,
@@ -26,21 +27,22 @@ pub(super) struct QueuedMultiRecv {
     state: MultiRecvState,
 }
 
+/// State of a multi-receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MultiRecvState {
-    /// It takes messages as they arrive; no unexpected message waits for it.
+    /// The multi-receive takes messages as they arrive; no unexpected message waits for it.
     Open,
     /// The completion queue has no room for another message.
     Blocked,
-    /// Unexpected messages are being delivered to it, over several passes.
+    /// Unexpected messages are being delivered to the multi-receive, over several passes.
     Draining,
-    /// It has left the queue. Messages that it held back may match other receives: the next pass
-    /// offers them and removes this entry.
+    /// The multi-receive has left the queue. The next pass removes this entry.
     Retired,
 }
 
 /// The result of matching a message.
 pub(super) enum MatchResult<T = OpKey> {
+    /// This receive takes the message, and has left the queue if it takes one message only.
     Receive(T),
     /// A blocked or draining multi-receive will take the message later.
     Blocked,
@@ -48,8 +50,7 @@ pub(super) enum MatchResult<T = OpKey> {
 }
 
 impl RxQueue {
-    /// Posts a receive that takes several messages; matching unexpected messages are delivered
-    /// first.
+    /// Posts a multi-receive, and delivers unexpected messages that match to it.
     pub fn post_multi(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
@@ -83,6 +84,8 @@ impl RxQueue {
             .any(|multi| multi.state == MultiRecvState::Blocked)
     }
 
+    /// Delivers unexpected messages to each multi-receive that can take some, and removes retired
+    /// entries. Returns whether any message moved or any entry was removed.
     #[cold]
     fn drain_all(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut moved = false;
@@ -100,7 +103,8 @@ impl RxQueue {
         moved | (self.multi_recvs.len() < before)
     }
 
-    /// Delivers unexpected messages to one multi-receive, within a bound.
+    /// Delivers unexpected messages to the multi-receive at `index`, within a bound. Returns whether
+    /// any message moved.
     fn drain_to(&mut self, engine: &mut impl EngineContext, index: usize) -> bool {
         let (op, key, spec) = (
             self.multi_recvs[index].op,
@@ -142,8 +146,8 @@ impl RxQueue {
         true
     }
 
-    /// As `take_match`, also while multi-receives are posted. The returned [`OnLoss`] says what
-    /// happens to the receive if the rest of the message never arrives.
+    /// As [`take_match`](Self::take_match), and also says what happens to the receive if the rest of
+    /// the message never arrives. Slower, but correct while multi-receives are posted too.
     #[cold]
     pub(super) fn take_match_multi(
         &mut self,
@@ -155,7 +159,7 @@ impl RxQueue {
                 let on_loss = self
                     .matcher
                     .place(key)
-                    .map_or(OnLoss::Fail, OnLoss::from_place);
+                    .map_or(OnLoss::Fail, OnLoss::for_receive);
                 self.remove_posted(op);
                 return MatchResult::Receive((op, on_loss));
             };
@@ -183,7 +187,8 @@ impl RxQueue {
         MatchResult::NoReceive
     }
 
-    /// Posts a receive where multi-receives are posted, for which messages may be waiting.
+    /// Posts a receive for one message while multi-receives are posted: unexpected messages that
+    /// match an earlier multi-receive are not for this receive.
     #[cold]
     pub(super) fn post_after_multi(
         &mut self,
@@ -201,7 +206,7 @@ impl RxQueue {
                 let on_loss = self
                     .matcher
                     .place(key)
-                    .map_or(OnLoss::Fail, OnLoss::from_place);
+                    .map_or(OnLoss::Fail, OnLoss::for_receive);
                 self.matcher.remove_posted(key);
                 self.deliver_buffered(engine, (op, on_loss), envelope, message);
             }
@@ -209,8 +214,8 @@ impl RxQueue {
         }
     }
 
-    /// Marks a receive that has left the queue as retired. Returns false for a receive that takes
-    /// one message only.
+    /// Marks a multi-receive that has left the queue as retired. Returns false if `op` is not a
+    /// multi-receive, or was retired before.
     pub(super) fn retire_multi(&mut self, op: OpKey) -> bool {
         let multi = self.multi_recvs.iter_mut().find(|multi| multi.op == op);
         multi.is_some_and(|multi| {
@@ -219,10 +224,10 @@ impl RxQueue {
     }
 
     /// Fails the posted receives and probes after the connection of an `FI_EP_MSG` endpoint has
-    /// ended. Unexpected messages stay queued.
+    /// ended. Unexpected messages stay queued. Does nothing while a multi-receive is posted and
+    /// unexpected messages, which may be for the multi-receive, are queued: the caller tries again.
     pub fn fail_posted(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if self.matcher.unexpected_len() > 0 && !self.multi_recvs.is_empty() {
-            // The multi-receive has not taken its unexpected messages yet.
             return;
         }
         self.fail_probes(engine, |_| Some(error.clone()));
@@ -233,20 +238,22 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether passes have work here: copies, or multi-receives.
+    /// Returns whether the queue [has work](Self::has_work), or has multi-receives, which get work
+    /// when their completion queue has room.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.has_work() || !self.multi_recvs.is_empty()
     }
 
-    /// Offers unexpected messages to the other receives, after a multi-receive for which messages
-    /// waited has left the queue.
+    /// Offers all unexpected messages to the posted receives, after a multi-receive for which
+    /// messages may have waited has left the queue.
     pub(super) fn match_unexpected(&mut self, engine: &mut impl EngineContext) {
         if self.matcher.unexpected_len() > 0 && self.matcher.posted_len() > 0 {
             let waiting = self.matcher.unexpected_keys();
             self.match_keys(engine, waiting);
         }
-        // Messages for the multi-receive may match no other receive, and be visible to probes now.
+        // A message that waited for the multi-receive, and matches no other receive, is visible to
+        // probes now.
         self.check_probes(engine);
     }
 
@@ -268,7 +275,8 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether [`RxQueue::drain_unexpected`] has work, or the pass that it begins.
+    /// Returns whether [`RxQueue::drain_unexpected`] has work: messages to deliver, or retired
+    /// entries to remove.
     pub(super) fn is_draining(&self) -> bool {
         self.multi_recvs.iter().any(|multi| {
             matches!(
@@ -278,7 +286,7 @@ impl RxQueue {
         })
     }
 
-    /// Returns whether messages that arrive for this receive stay with their sender.
+    /// Returns whether `op` is a multi-receive that takes no new messages now.
     pub(super) fn is_blocked(&self, op: OpKey) -> bool {
         self.multi_recvs
             .iter()

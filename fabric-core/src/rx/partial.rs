@@ -1,4 +1,4 @@
-//! Messages that arrive in pieces, and where the pieces go.
+//! Messages that arrive in pieces, or are copied in chunks, and the buffers that the bytes go to.
 
 use crate::buf::{CopySource, PooledBuf};
 use crate::completion::Outcome;
@@ -12,27 +12,36 @@ use super::lost::PartialReceive;
 use super::multi::MatchResult;
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
 
-/// The id of a message that is arriving in pieces.
+/// The id of a message that is arriving in pieces, valid until the message is complete or has
+/// failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialId(pub(super) usize);
 
+/// A message that is arriving in pieces.
 #[derive(Debug)]
 pub(super) struct PartialMessage {
     pub(super) envelope: Envelope,
+    /// Bytes that have arrived, including those that did not fit into the target.
     pub(super) received: usize,
     /// Bytes in the middle were lost: later pieces are not contiguous and are lost too.
     pub(super) truncated: bool,
     pub(super) target: PartialTarget,
 }
 
+/// The buffer that the pieces of a message go to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PartialTarget {
+    /// The buffer of a receive.
     Receive {
         op: OpKey,
+        /// Bytes of the message that the receive accepts.
         capacity: usize,
+        /// Bytes of the message that are in the buffer.
         written: usize,
     },
+    /// The pooled buffer of an unexpected message.
     Buffer(UnexpectedKey),
+    /// The pooled buffer of a claimed message.
     Claim(ClaimId),
     /// Pieces are discarded as they arrive: the message was claimed and discarded, or its receive
     /// had no memory for it.
@@ -52,12 +61,12 @@ impl PartialMessage {
 }
 
 impl RxQueue {
-    /// Begins a message that arrives in pieces. `None`: no receive matches, and the budget is used
-    /// up.
+    /// Begins a message that arrives in pieces. Returns `None` when the message is declined, as
+    /// [`deliver`](Self::deliver) returns false.
     ///
-    /// Memory for the whole message is reserved now, so that no piece moves earlier ones. A receive
-    /// whose memory cannot be reserved fails with [`Error::OutOfMemory`] and has consumed the
-    /// message.
+    /// Memory for the whole message is reserved now, so that no piece reallocates the buffer. A
+    /// receive whose memory cannot be reserved fails with [`Error::OutOfMemory`], and the message
+    /// is discarded as it arrives.
     pub fn begin_partial(
         &mut self,
         engine: &mut impl EngineContext,
@@ -77,8 +86,8 @@ impl RxQueue {
         };
         envelope.arrival = self.matcher.next_arrival();
         let slot = self.partials.vacant_entry();
-        let id = slot.key();
-        let mut refused = None;
+        let id = PartialId(slot.key());
+        let mut failed = None;
         let target = match matched {
             Some((op, on_loss)) => {
                 ack_match(&mut self.unsent_acks, &mut envelope);
@@ -96,7 +105,7 @@ impl RxQueue {
                         }
                     }
                     Err(error) => {
-                        refused = Some((op, error));
+                        failed = Some((op, error));
                         PartialTarget::Discard
                     }
                 }
@@ -119,13 +128,13 @@ impl RxQueue {
             }
         };
         slot.insert(PartialMessage::new(envelope.clone(), target));
-        if let Some((op, error)) = refused {
-            self.refuse(engine, op, &envelope, error);
+        if let Some((op, error)) = failed {
+            self.fail_without_memory(engine, op, &envelope, error);
         }
         if matched.is_none() {
             self.check_probes(engine);
         }
-        Some(PartialId(id))
+        Some(id)
     }
 
     /// Returns how many bytes of this message have not arrived yet.
@@ -149,7 +158,8 @@ impl RxQueue {
         self.advance(engine, id, count)
     }
 
-    /// Writes the next bytes of a message to its target, as far as they fit.
+    /// Writes the next `count` bytes of a message to its target, as far as the target has room.
+    /// [`advance`](Self::advance) must follow.
     pub(super) fn write_piece(
         &mut self,
         engine: &mut impl EngineContext,
@@ -174,8 +184,8 @@ impl RxQueue {
         }
     }
 
-    /// Accounts for the bytes that were written last, after they were checked. Returns true when
-    /// the message is complete.
+    /// Accounts for the `count` bytes that [`write_piece`](Self::write_piece) wrote last, once the
+    /// caller has checked their source. Returns true when the message is complete.
     pub(super) fn advance(
         &mut self,
         engine: &mut impl EngineContext,
@@ -212,7 +222,8 @@ impl RxQueue {
         complete
     }
 
-    /// Returns the message that has this target, as long as no receive has taken it.
+    /// Returns the unexpected or claimed message whose buffer is this target; `None` for another
+    /// target.
     fn unexpected_mut(&mut self, target: PartialTarget) -> Option<&mut UnexpectedMessage> {
         match target {
             PartialTarget::Buffer(key) => self.matcher.message_mut(key).map(|(_, message)| message),
@@ -221,8 +232,8 @@ impl RxQueue {
         }
     }
 
-    /// Fails a message whose rest will never arrive, and discards it. A receive from any source
-    /// waits for the next message; a directed one fails.
+    /// Discards a message whose rest will never arrive. Its receive waits for another message or
+    /// fails, as the head of `lost.rs` says; a claim keeps the bytes that have arrived.
     pub fn fail_partial(&mut self, engine: &mut impl EngineContext, id: PartialId, error: Error) {
         let Some(partial) = self.partials.try_remove(id.0) else {
             return;

@@ -1,9 +1,10 @@
-//! Messages that are in memory of their sender: passed on in place, or copied in chunks.
+//! Messages in the memory of their sender: received in place, or copied in chunks.
 //!
-//! Memory that is mapped here stays, whatever becomes of the sender, so an unexpected message waits
-//! in it. Memory that is not mapped may disappear: its message is copied even if no receive
-//! matches, as far as the budget goes, because two peers that each send before they receive must
-//! not wait for each other. Beyond the budget it waits with its sender and holds up nothing else.
+//! Memory that is *mapped* into this process outlives the sender, so an unexpected message stays in
+//! that memory. Memory that is not mapped is lost with the sender, and the sender waits until the
+//! message is copied. Two peers that each send before they receive must not wait for each other, so
+//! an unexpected message in such memory is copied as soon as the budget has room. Until then the
+//! message stays in the memory of its sender, and later messages are delivered.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -18,14 +19,16 @@ use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, UnexpectedKey};
 use crate::transport::{EngineContext, OpKey};
 
-/// Bytes of a loaned message that one pass copies. A longer message is copied in several passes.
+/// Maximum number of bytes that one pass copies from the memory of senders.
 pub(super) const COPY_CHUNK: usize = 256 << 10;
 
 /// An unexpected message in memory that is not mapped here.
 #[derive(Clone, Copy)]
 pub(super) struct UnmappedUnexpected {
+    /// The arrival number of the message.
     pub(super) arrival: u64,
     pub(super) key: UnexpectedKey,
+    /// The length of the message, in bytes.
     pub(super) len: usize,
 }
 
@@ -50,7 +53,7 @@ impl CopySource for PeerMemorySlice<'_> {
     }
 }
 
-/// A loaned message, as a source that can be copied or held.
+/// A message in the memory of its sender, as a source that can be copied or held.
 struct PeerMemorySource<'a>(&'a Arc<dyn PeerMemory>);
 
 impl CopySource for PeerMemorySource<'_> {
@@ -72,8 +75,7 @@ impl CopySource for PeerMemorySource<'_> {
 }
 
 impl UnexpectedMessage {
-    /// Returns whether the message is in memory that is not mapped here and disappears with its
-    /// sender.
+    /// Returns whether the message is in memory that is not mapped here.
     pub(super) fn is_unmapped(&self) -> bool {
         self.peer_memory
             .as_ref()
@@ -82,8 +84,8 @@ impl UnexpectedMessage {
 }
 
 impl RxQueue {
-    /// Delivers a whole message in memory that can be held instead of copied. Returns false when
-    /// the message must stay where it is.
+    /// Delivers a whole message in the memory of its sender. Returns false when the message is
+    /// declined, as [`deliver`](Self::deliver).
     pub fn deliver_peer_memory(
         &mut self,
         engine: &mut impl EngineContext,
@@ -104,7 +106,8 @@ impl RxQueue {
         }
     }
 
-    /// Delivers loaned memory to a receive: in place, or copied in chunks.
+    /// Delivers a message in the memory of its sender to a receive: at once if the message is
+    /// mapped and short, or the receive takes the memory as a loan; otherwise copied in chunks.
     pub(super) fn receive_peer_memory(
         &mut self,
         engine: &mut impl EngineContext,
@@ -123,7 +126,7 @@ impl RxQueue {
             Ok(capacity) => capacity,
             Err(error) => {
                 self.discarded_unmapped |= !memory.is_mapped();
-                return self.refuse(engine, op, &envelope, error);
+                return self.fail_without_memory(engine, op, &envelope, error);
             }
         };
         let target = PartialTarget::Receive {
@@ -131,7 +134,8 @@ impl RxQueue {
             capacity,
             written: 0,
         };
-        let id = self.partials.insert(PartialMessage::new(envelope, target));
+        let partial = PartialMessage::new(envelope, target);
+        let id = PartialId(self.partials.insert(partial));
         self.partial_receives.push(PartialReceive {
             op,
             partial: id,
@@ -140,22 +144,22 @@ impl RxQueue {
         self.peer_copies.push_back((id, memory));
     }
 
-    /// Copies a chunk of a loaned message. Returns false when no message is being copied.
+    /// Copies the next chunk of a message in the memory of its sender, taking turns between
+    /// messages. Returns false when no message is being copied.
     pub fn copy_next_chunk(&mut self, engine: &mut impl EngineContext) -> bool {
         self.discarded_unmapped = false;
         self.start_unmapped_copies();
         let Some((id, memory)) = self.peer_copies.pop_front() else {
             return false;
         };
-        if !self.copy_chunk(engine, PartialId(id), &*memory) {
-            // Round robin between messages.
+        if !self.copy_chunk(engine, id, &*memory) {
             self.peer_copies.push_back((id, memory));
         }
         true
     }
 
-    /// Returns whether [`RxQueue::drain_unexpected`] or [`RxQueue::copy_next_chunk`] have work, or
-    /// acks are pending.
+    /// Returns whether [`RxQueue::drain_unexpected`] or [`RxQueue::copy_next_chunk`] has work, or
+    /// acks are unsent.
     #[must_use]
     #[inline]
     pub fn has_work(&self) -> bool {
@@ -163,9 +167,9 @@ impl RxQueue {
         copies || self.has_unsent_acks() || self.next_bufferable().is_some()
     }
 
-    /// Discards the messages of this peer in memory that is not mapped here; their sender knows
-    /// that they have not arrived. A receive that such a message was being copied to fails if it is
-    /// directed, and waits for the next message otherwise.
+    /// Discards the messages of this peer in memory that is not mapped here, because the peer has
+    /// disconnected. A receive to which such a message was being copied fails if it is directed,
+    /// and otherwise waits for the next message.
     pub fn fail_unmapped_from(
         &mut self,
         engine: &mut impl EngineContext,
@@ -176,7 +180,7 @@ impl RxQueue {
         self.peer_copies.retain(|(id, memory)| {
             let from_peer = self
                 .partials
-                .get(*id)
+                .get(id.0)
                 .is_some_and(|partial| partial.envelope.peer == peer);
             let is_lost = from_peer && !memory.is_mapped();
             lost_ids.extend(is_lost.then_some(*id));
@@ -194,7 +198,7 @@ impl RxQueue {
         }
         // Last, because a requeued receive must not match another message of this peer.
         for id in lost_ids {
-            self.fail_partial(engine, PartialId(id), error.clone());
+            self.fail_partial(engine, id, error.clone());
         }
     }
 
@@ -231,7 +235,7 @@ impl RxQueue {
                     self.partials.get(id.0).map(|partial| partial.target)
                     && let Some(message) = self.claims.message(claim)
                 {
-                    // The claim gets the bytes that were good.
+                    // The claim keeps the bytes of the chunks that passed the check.
                     message.bytes.vec_mut().truncate(from);
                 }
                 self.fail_partial(engine, id, error);
@@ -240,7 +244,8 @@ impl RxQueue {
         }
     }
 
-    /// Starts to copy unexpected messages in memory that is not mapped, as far as the budget goes.
+    /// Starts to copy unexpected messages in memory that is not mapped, as far as the budget has
+    /// room.
     fn start_unmapped_copies(&mut self) {
         while let Some(at) = self.next_bufferable() {
             let UnmappedUnexpected { key, len, .. } = self.unmapped_unexpected.remove(at);
@@ -251,30 +256,32 @@ impl RxQueue {
                 continue;
             };
             let target = PartialTarget::Buffer(key);
-            let id = self
-                .partials
-                .insert(PartialMessage::new(envelope.clone(), target));
+            let partial = PartialMessage::new(envelope.clone(), target);
+            let id = PartialId(self.partials.insert(partial));
             message.partial = Some(id);
             self.budget_used += len;
             self.peer_copies.push_back((id, memory));
         }
     }
 
-    /// Returns the first of these messages that fits into the budget.
+    /// Returns the index in `unmapped_unexpected` of the first message for which the budget has
+    /// room.
     fn next_bufferable(&self) -> Option<usize> {
         self.unmapped_unexpected
             .iter()
             .position(|unmapped| self.fits_budget(unmapped.len))
     }
 
-    /// Records an unexpected message in memory that is not mapped.
+    /// Records an unexpected message in memory that is not mapped, unless the message exceeds the
+    /// whole budget.
     pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected) {
         if unmapped.len + UNEXPECTED_OVERHEAD <= self.budget {
             self.unmapped_unexpected.push(unmapped);
         }
     }
 
-    /// Removes the record of such a message, which is not unexpected any more.
+    /// Removes the record of the message with this arrival number, which a receive or claim has
+    /// taken.
     pub(super) fn remove_unmapped(&mut self, arrival: u64) {
         self.unmapped_unexpected
             .retain(|unmapped| unmapped.arrival != arrival);

@@ -1,4 +1,4 @@
-//! Messages of senders that get an address handle, lose it, or disconnect.
+//! Senders that connect and disconnect, and the address handles of their messages.
 
 use crate::address::{Address, FiAddr};
 use crate::completion::Outcome;
@@ -17,9 +17,9 @@ impl RxQueue {
     /// this name has sent.
     ///
     /// A handle that the program inserted stands for the name, so messages of disconnected peers
-    /// with that name get it too. An auto-inserted handle stands for one connection. Connected
-    /// peers are looked up only in a queue that endpoints share; otherwise the transport calls
-    /// [`assign_source`](Self::assign_source).
+    /// with that name get the handle too. An auto-inserted handle stands for one connected peer. Of
+    /// the connected peers, the queue knows only those of endpoints that share the queue; for those
+    /// of an endpoint's own queue the transport calls [`assign_source`](Self::assign_source).
     pub fn address_inserted(
         &mut self,
         engine: &mut impl EngineContext,
@@ -42,21 +42,22 @@ impl RxQueue {
 
     /// Iterates over the disconnected peers, and over the connected peers of a shared queue.
     pub(super) fn known_peers(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
-        let present = self
+        let connected = self
             .connected_peers
             .iter()
             .map(|(key, name, _)| (*key, name));
         self.disconnected_peers
             .iter()
             .map(|(key, name)| (*key, name))
-            .chain(present)
+            .chain(connected)
     }
 
     fn is_disconnected(&self, peer: PeerKey) -> bool {
         self.disconnected_peers.iter().any(|(key, _)| *key == peer)
     }
 
-    /// Assigns a handle to unexpected messages of this peer.
+    /// Assigns a handle to the messages without a source of this peer, and offers the unexpected
+    /// ones to posted receives.
     pub fn assign_source(
         &mut self,
         engine: &mut impl EngineContext,
@@ -66,8 +67,8 @@ impl RxQueue {
         self.assign_source_all(engine, &[peer], source);
     }
 
-    /// Assigns a handle to the unexpected messages of one peer, which may have several keys, and
-    /// offers the messages to posted receives in the order of arrival.
+    /// As [`assign_source`](Self::assign_source), for a peer that has several keys. Messages are
+    /// offered in the order of arrival.
     fn assign_source_all(
         &mut self,
         engine: &mut impl EngineContext,
@@ -109,7 +110,7 @@ impl RxQueue {
         self.request_rearm_if_work(engine);
     }
 
-    /// Fails receives directed to this peer, which has disconnected.
+    /// Fails receives and probes directed to this peer.
     pub fn fail_directed(
         &mut self,
         engine: &mut impl EngineContext,
@@ -130,21 +131,21 @@ impl RxQueue {
         }
     }
 
-    /// Records that a peer has disconnected, after all its messages were delivered. Its unexpected
-    /// messages can still be attributed to it.
+    /// Records that a peer has disconnected, after all its messages were delivered. A handle that
+    /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn peer_disconnected(&mut self, peer: PeerKey, name: Address) {
         self.connected_peers
-            .retain(|(present, ..)| *present != peer);
+            .retain(|(connected, ..)| *connected != peer);
         if self.disconnected_peers.len() == MAX_DISCONNECTED_PEERS {
             self.disconnected_peers.pop_front();
         }
         self.disconnected_peers.push_back((peer, name));
     }
 
-    /// Returns whether a message of this source is queued.
+    /// Returns whether a message of this source is unexpected, claimed or arriving.
     #[must_use]
     pub fn holds_messages_from(&self, source: FiAddr) -> bool {
-        // A partial message is not delivered yet, and may outlive its connection.
+        // A message that is being copied from the sender's memory may outlive the connection.
         let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
         self.matcher.holds_messages_from(source)
             || self.has_claim_from(source)

@@ -1,8 +1,9 @@
 //! Receive queues that several endpoints share (`fi_srx_context`).
 //!
 //! The endpoints share one matcher, one list of posted receives and one budget. Transports deliver
-//! messages here; the engine posts receives, and does the work that a transport does for an
-//! endpoint's own queue. An endpoint that closes discards only messages that are not complete.
+//! messages to the shared queue. The engine posts receives, and does the other work that a
+//! transport does for an endpoint's own queue. Closing an endpoint discards only those messages of
+//! its peers that are not complete.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,13 +18,13 @@ use super::{PartialId, RxQueue};
 
 /// A receive queue that several endpoints share.
 ///
-/// Its lock is taken only under the lock of the domain, so it is never contended.
+/// The lock of the queue is taken only under the lock of the domain, so it is never contended.
 #[derive(Clone, Debug)]
 pub struct SharedRxQueue(Arc<Mutex<RxQueue>>);
 
 impl SharedRxQueue {
-    /// Creates a queue that no endpoint shares yet. `id` is the queue's own, from the numbering of
-    /// endpoints.
+    /// Creates a queue that no endpoint shares yet. `id` identifies the queue among the endpoints
+    /// of the domain.
     #[must_use]
     pub fn new(id: EpId, pool: Arc<BufferPool>) -> Self {
         Self(Arc::new(Mutex::new(RxQueue::new(id, 0, pool))))
@@ -37,7 +38,7 @@ impl SharedRxQueue {
 }
 
 impl RxQueue {
-    /// Raises the budget to that of the endpoint with the largest.
+    /// Raises the budget to `budget` bytes, if it is smaller.
     pub(super) fn raise_budget(&mut self, budget: usize) {
         self.budget = self.budget.max(budget);
     }
@@ -51,15 +52,15 @@ impl RxQueue {
     pub(super) fn is_peer_connected(&self, name: &Address) -> bool {
         self.connected_peers
             .iter()
-            .any(|(_, present, _)| present == name)
+            .any(|(_, connected, _)| connected == name)
     }
 
     /// Moves the unsent acks for the peers of this endpoint to `to`. Acks for disconnected peers
     /// are discarded.
     pub(super) fn move_acks(&mut self, ep: EpId, to: &mut Self) {
-        let present = &self.connected_peers;
+        let connected_peers = &self.connected_peers;
         self.unsent_acks.retain(|ack| {
-            let connected_to = present
+            let connected_to = connected_peers
                 .iter()
                 .find(|(key, ..)| *key == ack.0)
                 .map(|(.., ep)| *ep);
@@ -70,8 +71,8 @@ impl RxQueue {
         });
     }
 
-    /// Returns whether a message was declined since the last call: changes since then may make it
-    /// acceptable.
+    /// Returns whether a message was declined since the last call. If so, the caller lets the
+    /// transports retry after a change of the queue.
     pub fn take_declined(&mut self) -> bool {
         self.declined.take()
     }
@@ -79,20 +80,24 @@ impl RxQueue {
     /// Fails the incomplete messages of a closing endpoint's peers; complete messages stay queued.
     pub(super) fn endpoint_closed(&mut self, engine: &mut impl EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
-        let of_endpoint = |(.., other): &mut (PeerKey, Address, EpId)| *other == ep;
+        let is_peer_of_ep = |(.., other): &mut (PeerKey, Address, EpId)| *other == ep;
         for (key, name, _) in self
             .connected_peers
-            .extract_if(.., of_endpoint)
+            .extract_if(.., is_peer_of_ep)
             .collect::<Vec<_>>()
         {
             self.fail_unmapped_from(engine, key, &error);
-            let copied = |id| self.peer_copies.iter().any(|(copied, _)| *copied == id);
-            let partials = self
+            // Mapped memory outlives the connection, so copies from it continue.
+            let is_copied = |id| self.peer_copies.iter().any(|(copied, _)| *copied == id);
+            let lost: Vec<_> = self
                 .partials
                 .iter()
-                .filter(|(id, partial)| partial.envelope.peer == key && !copied(*id));
-            for id in partials.map(|(id, _)| id).collect::<Vec<_>>() {
-                self.fail_partial(engine, PartialId(id), error.clone());
+                .filter(|(_, partial)| partial.envelope.peer == key)
+                .map(|(index, _)| PartialId(index))
+                .filter(|id| !is_copied(*id))
+                .collect();
+            for id in lost {
+                self.fail_partial(engine, id, error.clone());
             }
             self.peer_disconnected(key, name);
         }

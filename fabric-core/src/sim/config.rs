@@ -3,17 +3,17 @@
 use crate::address::{Address, Scheme};
 use crate::error::{Error, Result};
 
-/// Traffic parameters of the path to an endpoint, encoded in the endpoint's name.
+/// Traffic parameters of the channels to an endpoint, encoded in the endpoint's name.
 ///
 /// A name reads `LABEL`, `LABEL@SEED`, `LABEL@SEED+DELAY` or `LABEL@SEED+DELAY+CAPACITY`, in
 /// decimal numbers; omitted parameters are those of [`SimConfig::default`]. The last `@` separates
-/// label and parameters. The parameters are part of the name: peers use them too. With an empty
-/// label the network assigns one and keeps the parameters.
+/// label and parameters. The parameters are part of the name, so peers must write them too. An
+/// endpoint that is opened with an empty label gets a generated one, with the same parameters.
 ///
 /// ```
 /// use fabric_core::sim::SimConfig;
 /// let config = SimConfig::from_address(&"sim://echo@7+20".parse()?)?;
-/// assert_eq!((config.seed, config.max_delay, config.pair_capacity), (7, 20, 16));
+/// assert_eq!((config.seed, config.max_delay, config.channel_capacity), (7, 20, 16));
 /// assert_eq!(SimConfig::from_address(&"sim://echo".parse()?)?, SimConfig::default());
 /// # Ok::<(), fabric_core::Error>(())
 /// ```
@@ -25,16 +25,16 @@ pub struct SimConfig {
     /// Maximum delay of a packet, in progress passes of the receiver; 0 delivers in the next pass.
     pub max_delay: u32,
     /// Maximum number of packets in flight from one sender; at least 1.
-    pub pair_capacity: usize,
+    pub channel_capacity: usize,
 }
 
 impl Default for SimConfig {
-    /// Returns seed 0, at most 3 passes of delay, 16 packets per pair.
+    /// Returns seed 0, at most 3 passes of delay, 16 packets per channel.
     fn default() -> Self {
         Self {
             seed: 0,
             max_delay: 3,
-            pair_capacity: 16,
+            channel_capacity: 16,
         }
     }
 }
@@ -43,8 +43,8 @@ impl SimConfig {
     /// Parses the parameters in the name of this address.
     ///
     /// # Errors
-    /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] when something
-    /// else than one to three numbers follows the `@`.
+    /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] unless one to
+    /// three valid numbers follow the `@`.
     pub fn from_address(address: &Address) -> Result<Self> {
         address.check_scheme(Scheme::Sim)?;
         let mut config = Self::default();
@@ -68,8 +68,8 @@ impl SimConfig {
         }
         if let Some(capacity) = numbers.next() {
             let capacity = capacity.parse().ok().filter(|&packets| packets > 0);
-            config.pair_capacity =
-                capacity.ok_or_else(|| bad("the capacity of a pair must be a number >= 1"))?;
+            config.channel_capacity =
+                capacity.ok_or_else(|| bad("the capacity of a channel must be a number >= 1"))?;
         }
         match numbers.next() {
             Some(_) => Err(bad(
@@ -85,7 +85,7 @@ pub(super) fn split_name(name: &str) -> Option<(&str, &str)> {
     name.rsplit_once('@')
 }
 
-/// Generator of delays: splitmix64, which is small and random enough.
+/// Generator of delays (splitmix64).
 #[derive(Clone, Debug)]
 pub(super) struct DelayRng(u64);
 

@@ -25,9 +25,11 @@ pub(super) struct SimDomain {
     wait: Arc<dyn WaitSet>,
     endpoints: BTreeMap<EpId, SimEndpoint>,
     regions: RegionMap,
+    /// The engine sleeps or is about to: peers wake the wait set.
     armed: bool,
 }
 
+/// An endpoint of a domain.
 #[derive(Debug)]
 struct SimEndpoint {
     node: NodeId,
@@ -55,10 +57,9 @@ impl SimDomain {
         self.endpoints.values().map(|endpoint| endpoint.node)
     }
 
-    /// Called after a call that may have given a message to a receive: acks may be due to its
-    /// sender. The call may also have made a declined message acceptable, for which no peer rings
-    /// the doorbell.
-    fn retry_declined(&mut self, ep: EpId) {
+    /// Sends the acks that a change of the receive queue has queued, and wakes the engine if the
+    /// change has made a declined message acceptable, for which no peer rings the doorbell.
+    fn after_rx_change(&mut self, ep: EpId) {
         if let Some(endpoint) = self.endpoints.get_mut(&ep) {
             endpoint.inbound.send_acks();
         }
@@ -186,7 +187,7 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             Ok(endpoint) => endpoint.inbound.rx.own.post(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
-        self.retry_declined(ep);
+        self.after_rx_change(ep);
     }
 
     fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
@@ -194,9 +195,9 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             Ok(endpoint) => endpoint.inbound.rx.own.post_multi(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
-        // Unexpected messages may be waiting for it.
+        // Unexpected messages may be left for further passes.
         engine.request_rearm();
-        self.retry_declined(ep);
+        self.after_rx_change(ep);
     }
 
     fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
@@ -207,7 +208,7 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
 
     fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
         engine.request_rearm();
-        self.retry_declined(ep);
+        self.after_rx_change(ep);
     }
 
     fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
@@ -215,7 +216,7 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             return false;
         };
         if endpoint.outbound.cancel(op) {
-            // Operations queued behind it may be sent now.
+            // Operations queued behind the canceled one may be sent now.
             endpoint.outbound.flush(engine);
             engine.request_rearm();
             return true;
@@ -242,14 +243,14 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.address_inserted(engine, addr, address);
         }
-        self.retry_declined(ep);
+        self.after_rx_change(ep);
     }
 
     fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.address_removed(engine, addr);
         }
-        self.retry_declined(ep);
+        self.after_rx_change(ep);
     }
 
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
@@ -266,9 +267,9 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             moved |= pass.moved;
             delayed |= pass.delayed;
         }
-        // No doorbell rings when a delay has expired. A thread that was woken by the arrival of a
-        // packet must not sleep before the packet is due, so to an armed domain a delay counts as
-        // progress.
+        // No doorbell rings when a packet becomes due. A thread that was woken by the arrival of a
+        // packet must not sleep before the packet is due, so in an armed domain a delayed packet
+        // counts as progress.
         moved || (self.armed && delayed)
     }
 

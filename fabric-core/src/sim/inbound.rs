@@ -1,5 +1,5 @@
-//! The receiving half of an endpoint: peers are served round-robin. The first packet of a declined
-//! message waits here, the others wait in the network.
+//! The receiving half of an endpoint: peers are served round-robin. The endpoint holds the first
+//! packet of a declined message; later packets of its sender wait in the network.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,25 +20,27 @@ const MAX_PACKETS_PER_PASS: usize = 64;
 /// Budget of an endpoint for unexpected messages, in bytes.
 pub(super) const UNEXPECTED_BUDGET: usize = 4 << 20;
 
-/// Receive side of an endpoint.
+/// The receiving half of an endpoint.
 #[derive(Debug)]
 pub(super) struct Inbound {
     ep: EpId,
     node: NodeId,
     pub(super) rx: RxBinding,
     peers: BTreeMap<NodeId, SimPeer>,
-    /// Counts up; no key is used twice.
+    /// Key of the next peer that connects; no key is used twice.
     next_key: u32,
     /// The peer that was served last.
     last_served: Option<NodeId>,
 }
 
+/// A connected peer.
 #[derive(Debug)]
 struct SimPeer {
     key: PeerKey,
     address: Address,
+    /// The current address handle of the peer.
     source: Option<FiAddr>,
-    /// Its address handle when it connected.
+    /// The handle that [`EngineContext::peer_connected`] returned.
     initial_addr: Option<FiAddr>,
     /// The message whose packets are arriving.
     partial: Option<PartialId>,
@@ -50,11 +52,13 @@ struct SimPeer {
 /// Result of a pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PassResult {
+    /// A message, packet or peer was handled.
     pub(super) moved: bool,
-    /// Packets will become due in later passes.
+    /// A packet will become due in a later pass.
     pub(super) delayed: bool,
 }
 
+/// Result of handling the next packet of a peer.
 enum PacketStep {
     /// A packet was accepted.
     Moved,
@@ -87,8 +91,8 @@ impl Inbound {
         for (node, address) in arrivals.connected {
             self.peer_connected(engine, node, address);
         }
-        // The pass starts after the peer that was served last. Peers with a declined message take
-        // part, so the budget for unexpected messages is shared in turn too.
+        // The pass starts after the peer that was served last. Peers with a declined message are
+        // served too, so the peers share the budget for unexpected messages in turn.
         let mut ready = VecDeque::from(arrivals.ready);
         let turns_before = ready
             .iter()
@@ -139,8 +143,8 @@ impl Inbound {
         self.peers.len()
     }
 
-    /// Puts a message that was received and not consumed back into the receive queue. The handle of
-    /// its sender may have been inserted or removed since it was received.
+    /// Requeues a message that was received and not consumed, with the current handle of its sender:
+    /// the handle may have been inserted or removed since the message was received.
     pub(super) fn requeue_message(
         &mut self,
         engine: &mut impl EngineContext,
@@ -152,6 +156,7 @@ impl Inbound {
         self.rx.own.requeue_message(engine, envelope, source, bytes);
     }
 
+    /// Assigns an inserted handle to the peers with this address and to their messages.
     pub(super) fn address_inserted(
         &mut self,
         engine: &mut impl EngineContext,
@@ -170,6 +175,7 @@ impl Inbound {
         self.rx.own.address_inserted(engine, addr, address);
     }
 
+    /// Removes a handle from the peer that has it and from the peer's messages.
     pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         for peer in self
             .peers
@@ -215,6 +221,7 @@ impl Inbound {
         );
     }
 
+    /// Handles the next packet of a peer: the declined one, or the first one in the network.
     fn take_next(&mut self, engine: &mut impl EngineContext, node: NodeId) -> PacketStep {
         let declined = self
             .peers
@@ -260,12 +267,12 @@ impl Inbound {
         if let Some(peer) = &peer {
             self.rx.peer_disconnected(peer.key, address.clone());
         }
-        // Another peer that has connected under this name may have the same handle.
-        let replaced = self
+        // A new endpoint at this address may have connected, with the same handle.
+        let is_replaced = self
             .peers
             .values()
             .any(|other| other.address == address && other.source == source);
-        if let Some(source) = source.filter(|_| !replaced) {
+        if let Some(source) = source.filter(|_| !is_replaced) {
             self.rx.fail_directed(engine, source, &address, &gone);
         }
         if let Some(initial_addr) = peer.map(|peer| peer.initial_addr) {
@@ -302,11 +309,13 @@ impl SimPeer {
                 self.partial = (!rx.append(engine, id, &bytes)).then_some(id);
                 None
             }
-            // Besides RMA notices, only the first packet of a message is ever declined.
+            // The queue declined the first packet of a message. A later packet without a partial
+            // message belongs to a message that was dropped.
             None => packet.header.is_some().then_some(packet),
         }
     }
 
+    /// Returns the envelope of a message of this peer.
     fn envelope(&self, header: MessageHeader) -> Envelope {
         Envelope {
             peer: self.key,

@@ -1,34 +1,34 @@
-//! A transport inside one process, with seeded delay and reordering: for tests of code built on the
-//! fabric, and for trying a program without a network.
+//! A transport inside one process, with seeded delay and reordering: for tests of programs, and for
+//! running a program without a network.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `config` | traffic parameters in an endpoint's name: [`SimConfig`] |
 //! | `net` | the network: which endpoints exist, and the packets between them |
 //! | `domain` | the endpoints of one domain, and when it may sleep |
-//! | `inbound` | receiving: fair to the peers, bounded by a budget |
-//! | `outbound` | sending: inline, or queued |
+//! | `inbound` | the receiving half of an endpoint |
+//! | `outbound` | the sending half of an endpoint |
 //! | `rma_iov` | RMA operations with several remote ranges |
 //! | `window` | direct access to a region of a peer |
 //!
 //! # Delivery
 //!
-//! A message is copied into the network in packets of at most 16 KiB. Each packet waits for a
-//! number of the receiver's progress passes, drawn by a pseudo-random generator; then it may be
-//! received. Packets of one sender never overtake each other (`FI_ORDER_SAS`), those of different
-//! senders do. No packet is lost or duplicated: the endpoints are reliable.
+//! A message is copied into the network in packets of at most 16 KiB. Each packet has a delay in
+//! progress passes of the receiver, drawn by a pseudo-random generator; the packet is *due* when
+//! the passes have been made. Packets of one sender never overtake each other (`FI_ORDER_SAS`),
+//! those of different senders do. No packet is lost or duplicated: the endpoints are reliable.
 //!
-//! Delays count passes, not time. They depend only on the seed in the receiver's name, the sender's
-//! name, and how many packets the sender has sent to the receiver before. A test that names its
-//! endpoints and makes the same calls in the same order sees the same interleaving, however many
-//! other tests run in the process.
+//! The delay of a packet depends only on the seed in the receiver's name, the sender's name, and how
+//! many packets the sender has sent to the receiver before. A test that names its endpoints and
+//! makes the same calls in the same order sees the same interleaving, however many other tests run
+//! in the process.
 //!
 //! # Backpressure
 //!
-//! The number of packets between two endpoints is bounded. A sender without room queues its
-//! messages, and continues when the receiver has accepted packets. A receiver that has neither a
-//! matching receive nor budget for a message leaves it at the head of its pair: that blocks this
-//! sender, and no other.
+//! The packets from one endpoint to another are in a *channel* of bounded capacity. A sender without
+//! room queues its messages, and continues when the receiver has accepted packets. A receiver that
+//! has neither a matching receive nor budget for a message leaves the message at the head of the
+//! channel. The declined message blocks its sender, and no other.
 
 mod config;
 mod domain;
@@ -55,13 +55,12 @@ pub use config::SimConfig;
 ///
 /// # Two offers
 ///
-/// The transport supports manual and automatic progress equally well. Negotiation refuses an offer
-/// that does less than the hint requests, and takes the level from the offer if there is no hint. A
+/// The transport supports manual and automatic progress. Negotiation rejects an offer that provides
+/// less than the hint requests, and takes the progress model from the offer if there is no hint. A
 /// single offer of manual progress could not satisfy a hint for automatic progress; a single offer
 /// of automatic progress would start a thread for every program without a hint. So there are two
-/// offers, alike in everything else: manual first, the default without a hint, and automatic
-/// second. A hint for manual progress matches both, and the first is as good as the second. The
-/// same holds for every transport that leaves progress to the engine.
+/// offers, which differ in the progress model only: manual first, the default without a hint, and
+/// automatic second. Every transport that leaves progress to the engine makes two such offers.
 ///
 /// ```
 /// use fabric_core::info::{Hints, Progress, select};
@@ -70,8 +69,8 @@ pub use config::SimConfig;
 ///
 /// let offers = SimTransport.offers();
 /// assert_eq!(select(&Hints::new(), &offers)?[0].domain.data_progress, Progress::Manual);
-/// let asked = Hints::new().data_progress(Progress::Auto);
-/// assert_eq!(select(&asked, &offers)?[0].domain.data_progress, Progress::Auto);
+/// let auto = Hints::new().data_progress(Progress::Auto);
+/// assert_eq!(select(&auto, &offers)?[0].domain.data_progress, Progress::Auto);
 /// # Ok::<(), fabric_core::info::NoMatch>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,7 +169,9 @@ fn base_offer() -> Info {
     info
 }
 
-/// RMA operations take effect when they are posted, before messages that are still in flight.
+/// Message order of the endpoints. RMA operations are ordered after earlier RMA operations, and
+/// sends after all earlier operations. RMA operations may take effect before earlier messages
+/// arrive.
 const ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAR)
@@ -207,5 +208,5 @@ const RX_ONLY_CAPS: Caps = Caps::RECV
 /// Maximum number of buffers of a message, and of remote ranges of an RMA operation.
 const IOV_LIMIT: usize = 16;
 
-/// Number of endpoints, queues and counters that a domain supports well; advisory.
+/// Advisory number of endpoints, and of each kind of queue and counter, of a domain.
 const OBJECT_COUNT: usize = 1024;

@@ -24,7 +24,8 @@ use crate::transport::{Incarnation, RemoteAccess, WaitSet};
 
 use super::config::{DelayRng, SimConfig, split_name};
 
-/// One incarnation of an endpoint. Names are reused, node ids are not.
+/// The id of an endpoint in the network. Names are reused, node ids are not, so a node id identifies
+/// one incarnation of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(u64);
 
@@ -34,13 +35,14 @@ impl From<NodeId> for Incarnation {
     }
 }
 
-/// A packet.
+/// A packet: a part of a message, or an RMA notice.
 #[derive(Debug)]
 pub(super) struct SimPacket {
     /// Present in the first packet of a message.
     pub(super) header: Option<MessageHeader>,
-    /// The packet is not a message: it reports an access to the receiver's memory.
+    /// Present in a packet that is an RMA notice.
     pub(super) rma_notice: Option<RmaNotice>,
+    /// Bytes of the message; empty in an RMA notice.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -51,16 +53,19 @@ pub(super) struct MessageHeader {
     pub(super) data: Option<u64>,
     /// Length of the whole message, in bytes.
     pub(super) len: usize,
-    /// Ack that the sender waits for.
+    /// The ack that the sender requests.
     pub(super) ack: Option<AckRequest>,
 }
 
 /// Notice of an access to the receiver's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RmaNotice {
+    /// Key of the region.
     pub(super) key: u64,
     pub(super) access: RemoteAccess,
+    /// Number of bytes accessed.
     pub(super) len: usize,
+    /// CQ data of the operation.
     pub(super) data: Option<u64>,
 }
 
@@ -72,16 +77,16 @@ pub(super) type RegionMap = Arc<Mutex<BTreeMap<u64, Region>>>;
 pub(super) struct Arrivals {
     /// Peers that connected since the last pass.
     pub(super) connected: Vec<(NodeId, Address)>,
-    /// Peers with a packet that is due.
+    /// Peers with a packet that is due or held by the receiver, and peers that have closed.
     pub(super) ready: Vec<NodeId>,
-    /// A packet will become due in later passes.
+    /// A packet will become due in a later pass.
     pub(super) delayed: bool,
 }
 
 /// Outcome of an attempt to take a packet.
 #[derive(Debug)]
 pub(super) enum PacketPoll {
-    /// The packet; it occupies its slot until [`release_packet`].
+    /// The packet. It counts against the capacity of the channel until [`release_packet`].
     Packet(SimPacket),
     /// No packet is due.
     NotDue,
@@ -89,12 +94,15 @@ pub(super) enum PacketPoll {
     Closed(Address),
 }
 
+/// The state of the network.
 struct SimNetwork {
     ports: BTreeMap<NodeId, SimPort>,
     names: BTreeMap<Address, NodeId>,
-    next_node: u64,
+    /// Id of the endpoint that was opened last.
+    last_node: u64,
 }
 
+/// The network's state of an open endpoint.
 struct SimPort {
     address: Address,
     config: SimConfig,
@@ -102,22 +110,23 @@ struct SimPort {
     regions: RegionMap,
     /// The endpoint wants an event for every access to its memory.
     rma_events: bool,
+    /// Changes wake the wait set.
     armed: bool,
-    /// Number of passes made: the clock of the delays.
+    /// Number of passes made, in which delays are counted.
     passes: u64,
-    /// By sender.
+    /// Channels to this endpoint, by sender.
     channels: BTreeMap<NodeId, Channel>,
-    /// Acks of receivers: the receiver, and the id of the ack.
+    /// Acks for messages of this endpoint: the receiver, and the id of the ack.
     acks: Vec<(NodeId, u32)>,
 }
 
-/// Packets from one sender to one receiver.
+/// The packets from one sender to one receiver.
 struct Channel {
     from: Address,
-    /// Each with the pass after which it is due.
+    /// The packets, each with the number of the pass after which the packet is due.
     packets: VecDeque<(u64, SimPacket)>,
     delays: DelayRng,
-    /// The receiver holds the first packet and has not accepted it yet.
+    /// The receiver has taken a packet and not released it yet.
     taken: bool,
     /// The receiver has not noticed the sender yet.
     is_new: bool,
@@ -133,9 +142,11 @@ type WakeList = Vec<Arc<dyn WaitSet>>;
 static NETWORK: Mutex<SimNetwork> = Mutex::new(SimNetwork {
     ports: BTreeMap::new(),
     names: BTreeMap::new(),
-    next_node: 0,
+    last_node: 0,
 });
 
+/// Calls `call` with the locked network, and wakes the wait sets that `call` has listed after the
+/// lock is released.
 fn with_network<T>(call: impl FnOnce(&mut SimNetwork, &mut WakeList) -> T) -> T {
     let mut wake_list = WakeList::new();
     // No call leaves the network in an inconsistent state, so a poisoned lock can be used.
@@ -157,11 +168,11 @@ pub(super) fn open(
 ) -> Result<(NodeId, Address)> {
     let config = at.map_or(Ok(SimConfig::default()), SimConfig::from_address)?;
     with_network(|net, _| {
-        net.next_node += 1;
-        let node = NodeId(net.next_node);
+        net.last_node += 1;
+        let node = NodeId(net.last_node);
         let address = match at {
             Some(address) if !has_empty_label(address.name()) => address.clone(),
-            _ => net.fresh_name(at)?,
+            _ => net.generate_name(at)?,
         };
         if net.names.contains_key(&address) {
             return Err(Error::AddressInUse(address));
@@ -183,14 +194,14 @@ pub(super) fn open(
     })
 }
 
-/// Closes an endpoint: its name is free, and its peers learn of it.
+/// Closes an endpoint: frees its name and notifies its peers.
 pub(super) fn close(node: NodeId) {
     let port = with_network(|net, wake_list| {
         let port = net.ports.remove(&node)?;
         net.names.remove(&port.address);
         for (other, other_port) in &mut net.ports {
-            // A peer that only sent to this endpoint has no channel from it yet, and learns of the
-            // close through one.
+            // A peer that has only sent to this endpoint has no channel from it. The peer gets one,
+            // through which it is notified.
             if port.channels.contains_key(other) {
                 other_port.channel(node, &port.address, false);
             }
@@ -238,22 +249,22 @@ pub(super) fn connect(from: NodeId, to: NodeId) -> bool {
     with_network(|net, wake_list| net.with_receiver(from, to, connect, wake_list))
 }
 
-/// Returns the number of packets for which there is room; `None` when the peer has closed. With
-/// `wanted` the sender is woken, if armed, when there is more room.
-pub(super) fn available(from: NodeId, to: NodeId, wanted: bool) -> Option<usize> {
+/// Returns the number of packets for which there is room; `None` when the peer has closed. If
+/// `waits`, the sender is woken, if armed, when there is more room.
+pub(super) fn available(from: NodeId, to: NodeId, waits: bool) -> Option<usize> {
     with_network(|net, _| {
         let port = net.ports.get_mut(&to)?;
-        let capacity = port.config.pair_capacity;
+        let capacity = port.config.channel_capacity;
         let Some(channel) = port.channels.get_mut(&from) else {
             return Some(capacity);
         };
-        channel.sender_waiting |= wanted;
+        channel.sender_waiting |= waits;
         Some(capacity.saturating_sub(channel.packets.len() + usize::from(channel.taken)))
     })
 }
 
-/// Sends packets for which there is room; only the sender uses up that room. With `more` the sender
-/// has more packets and waits for room. Returns false when the peer has closed.
+/// Sends packets for which the sender has seen room. If `more`, the sender has more packets and
+/// waits for room. Returns false when the peer has closed.
 pub(super) fn push_packets(from: NodeId, to: NodeId, packets: Vec<SimPacket>, more: bool) -> bool {
     with_network(|net, wake_list| {
         let push = |port: &mut SimPort, sender: &Address| {
@@ -270,7 +281,7 @@ pub(super) fn push_packets(from: NodeId, to: NodeId, packets: Vec<SimPacket>, mo
     })
 }
 
-/// Notes that the sender has no more packets to send.
+/// Notes that the sender no longer waits for room.
 pub(super) fn stop_waiting(from: NodeId, to: NodeId) {
     with_network(|net, _| {
         if let Some(channel) = net
@@ -283,7 +294,7 @@ pub(super) fn stop_waiting(from: NodeId, to: NodeId) {
     });
 }
 
-/// Begins a pass of this receiver, which advances the delays by one.
+/// Begins a pass of this receiver.
 pub(super) fn begin_pass(me: NodeId) -> Arrivals {
     with_network(|net, _| {
         let mut arrivals = Arrivals::default();
@@ -335,7 +346,7 @@ pub(super) fn take_packet(me: NodeId, from: NodeId) -> PacketPoll {
     })
 }
 
-/// Releases the slot of the packet that was taken last.
+/// Releases the packet that was taken last, which makes room for another.
 pub(super) fn release_packet(me: NodeId, from: NodeId) {
     with_network(|net, wake_list| {
         let Some(channel) = net
@@ -402,7 +413,8 @@ pub(super) fn arm(nodes: impl Iterator<Item = NodeId>, armed: bool) {
     });
 }
 
-/// Returns whether packets are in flight to this receiver that it does not hold yet, due or not.
+/// Returns whether a pass of this receiver, now or later, has a new peer, a packet or a closed peer
+/// to handle. Packets count whether or not they are due; a taken packet does not count.
 pub(super) fn has_pending(me: NodeId) -> bool {
     let is_pending = |channel: &Channel| {
         channel.is_new || (!channel.taken && (channel.closed || !channel.packets.is_empty()))
@@ -436,11 +448,12 @@ impl SimNetwork {
         true
     }
 
-    fn fresh_name(&self, at: Option<&Address>) -> Result<Address> {
+    /// Returns an unused name with the parameters of `at`.
+    fn generate_name(&self, at: Option<&Address>) -> Result<Address> {
         let numbers = at
             .and_then(|address| split_name(address.name()))
             .map(|(_, numbers)| numbers);
-        let mut label = self.next_node;
+        let mut label = self.last_node;
         loop {
             let name = match numbers {
                 Some(numbers) => format!("sim-{label}@{numbers}"),
@@ -456,6 +469,8 @@ impl SimNetwork {
 }
 
 impl SimPort {
+    /// Returns the channel from this sender, which is created if there is none. If `is_new`, a
+    /// created channel reports the sender as connected.
     fn channel(&mut self, node: NodeId, from: &Address, is_new: bool) -> &mut Channel {
         let seed = self.config.seed;
         self.channels.entry(node).or_insert_with(|| Channel {
@@ -469,6 +484,7 @@ impl SimPort {
         })
     }
 
+    /// Adds the wait set to the list if the endpoint is armed.
     fn wake(&self, wake_list: &mut WakeList) {
         if self.armed {
             wake_list.push(self.wait.clone());

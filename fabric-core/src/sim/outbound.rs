@@ -1,5 +1,5 @@
-//! The sending half of an endpoint: sends inline if there is room, otherwise queued behind earlier
-//! sends to the same peer.
+//! The sending half of an endpoint: operations take effect inline if there is room, and are
+//! otherwise queued behind earlier operations on the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use slab::Slab;
 use super::net::{self, MessageHeader, NodeId, RmaNotice, SimPacket};
 use super::window::Window;
 
-/// Maximum length of a packet, in bytes; longer messages travel in several packets.
+/// Maximum length of a packet, in bytes; a longer message is sent in several packets.
 pub(super) const PACKET_SIZE: usize = 16 << 10;
 
 /// Maximum number of packets sent to one peer in one pass.
 const MAX_PACKETS_PER_PASS: usize = 64;
 
-/// Send side of an endpoint.
+/// The sending half of an endpoint.
 #[derive(Debug)]
 pub(super) struct Outbound {
     ep: EpId,
     pub(super) node: NodeId,
-    /// Without empty backlogs.
+    /// The backlogs that are not empty, by peer.
     backlogs: BTreeMap<NodeId, Backlog>,
     /// Messages that wait for an ack of the receiver, by the id of the ack.
     unacked: Slab<UnackedSend>,
@@ -42,8 +42,8 @@ struct UnackedSend {
     to: Address,
     transfer: Transfer,
     /// The whole message is in the network.
-    sent: bool,
-    acked: bool,
+    is_sent: bool,
+    is_acked: bool,
 }
 
 /// Operations queued for one peer, in posting order.
@@ -53,13 +53,14 @@ struct Backlog {
     sends: VecDeque<BacklogEntry>,
 }
 
+/// A queued operation.
 #[derive(Debug)]
 struct BacklogEntry {
     op: OpKey,
     tx_op: TxOp,
     /// Number of bytes in the network; `None` when the message has not begun.
-    sent: Option<usize>,
-    /// Id of its ack, once the message has begun.
+    sent_len: Option<usize>,
+    /// Id of the ack that the message requests, once the message has begun.
     ack_id: Option<u32>,
 }
 
@@ -73,7 +74,7 @@ impl Outbound {
         }
     }
 
-    /// Sends the whole message, or nothing.
+    /// Sends a whole message or executes a write inline, or does nothing.
     pub(super) fn try_send(
         &self,
         engine: &impl EngineContext,
@@ -95,9 +96,9 @@ impl Outbound {
         if net::available(self.node, peer, false).is_some_and(|room| room < count) {
             return Ok(TrySend::WouldBlock);
         }
-        let mut sent = None;
+        let mut sent_len = None;
         let packets = (0..count)
-            .map(|_| next_packet(payload, tx_op, None, &mut sent))
+            .map(|_| next_packet(payload, tx_op, None, &mut sent_len))
             .collect();
         if net::push_packets(self.node, peer, packets, false) {
             Ok(TrySend::Done)
@@ -106,7 +107,7 @@ impl Outbound {
         }
     }
 
-    /// Queues an operation; as much as there is room for is sent at once.
+    /// Queues an operation, and sends as much as there is room for. Connects at once.
     pub(super) fn queue(
         &mut self,
         engine: &mut impl EngineContext,
@@ -124,7 +125,7 @@ impl Outbound {
                 backlog.sends.push_back(BacklogEntry {
                     op,
                     tx_op: *tx_op,
-                    sent: None,
+                    sent_len: None,
                     ack_id: None,
                 });
                 self.flush_to(engine, peer);
@@ -141,7 +142,8 @@ impl Outbound {
         }
     }
 
-    /// Sends as much as there is room for. Returns whether anything was sent or has failed.
+    /// Completes acked messages, and sends as much of the backlogs as there is room for. Returns
+    /// whether anything was sent, completed or failed.
     pub(super) fn flush(&mut self, engine: &mut impl EngineContext) -> bool {
         let completed = !self.unacked.is_empty() && self.complete_acked(engine);
         let peers: Vec<_> = self.backlogs.keys().copied().collect();
@@ -151,10 +153,11 @@ impl Outbound {
     }
 
     /// Completes the messages whose acks have arrived, and fails those whose peer has closed.
+    /// Returns whether a message has completed or failed.
     fn complete_acked(&mut self, engine: &mut impl EngineContext) -> bool {
-        // Determined before the acks are taken: a peer that has closed by now has sent all its
+        // Closed peers are determined before the acks are taken: a closed peer has sent all its
         // acks.
-        let is_gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
+        let is_gone = |message: &UnackedSend| message.is_sent && !net::is_open(message.peer);
         let gone: Vec<_> = self
             .unacked
             .iter()
@@ -168,7 +171,7 @@ impl Outbound {
                 .get_mut(id as usize)
                 .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
-            message.acked = true;
+            message.is_acked = true;
             completed |= self.complete_if_acked(engine, id);
         }
         for id in gone {
@@ -184,12 +187,12 @@ impl Outbound {
         completed
     }
 
-    /// Completes a message that is sent and acked.
+    /// Completes the message with this ack id if it is sent and acked. Returns whether it is.
     fn complete_if_acked(&mut self, engine: &mut impl EngineContext, id: u32) -> bool {
         let completed = self
             .unacked
             .get(id as usize)
-            .is_some_and(|message| message.sent && message.acked);
+            .is_some_and(|message| message.is_sent && message.is_acked);
         if completed {
             let message = self.unacked.remove(id as usize);
             engine.complete(message.op, Outcome::ok(message.transfer));
@@ -205,6 +208,7 @@ impl Outbound {
         }) || self.has_acks()
     }
 
+    /// Returns whether [`complete_acked`](Self::complete_acked) may complete or fail a message.
     fn has_acks(&self) -> bool {
         let peers = self.unacked.iter().map(|(_, message)| message.peer);
         !self.unacked.is_empty() && net::has_acks(self.node, peers)
@@ -223,13 +227,14 @@ impl Outbound {
         })
     }
 
-    /// Cancels a send of which nothing has been sent.
+    /// Cancels a queued operation that has not begun. Returns false when it has begun or is not
+    /// queued.
     pub(super) fn cancel(&mut self, op: OpKey) -> bool {
         for (&peer, backlog) in &mut self.backlogs {
             let Some(at) = backlog.sends.iter().position(|send| send.op == op) else {
                 continue;
             };
-            if backlog.sends[at].sent.is_some() {
+            if backlog.sends[at].sent_len.is_some() {
                 return false;
             }
             backlog.sends.remove(at);
@@ -242,7 +247,7 @@ impl Outbound {
         false
     }
 
-    /// Cancels all operations.
+    /// Completes all operations with [`Error::Canceled`].
     pub(super) fn close(self, engine: &mut impl EngineContext) {
         for send in self
             .backlogs
@@ -251,8 +256,12 @@ impl Outbound {
         {
             engine.complete(send.op, Outcome::failed(Error::Canceled));
         }
-        // Messages that were not sent are in the backlogs.
-        for (_, message) in self.unacked.into_iter().filter(|(_, message)| message.sent) {
+        // Messages that were not sent as a whole are in the backlogs.
+        for (_, message) in self
+            .unacked
+            .into_iter()
+            .filter(|(_, message)| message.is_sent)
+        {
             engine.complete(
                 message.op,
                 Outcome::partial(message.transfer, Error::Canceled),
@@ -267,13 +276,14 @@ impl Outbound {
             .sum()
     }
 
+    /// Returns the address and the endpoint of the operation's peer.
     fn target(&self, engine: &impl EngineContext, tx_op: &TxOp) -> Result<(Address, NodeId)> {
         let to = engine.address_of(self.ep, tx_op.peer)?;
         let peer = self.node_of(engine, tx_op.peer, &to)?;
         Ok((to, peer))
     }
 
-    /// Returns the endpoint behind this handle.
+    /// Returns the open endpoint behind this handle, whose address is `to`.
     fn node_of(&self, engine: &impl EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
         let node = net::lookup(to)?;
         let incarnation = engine.incarnation_of(self.ep, addr);
@@ -283,7 +293,7 @@ impl Outbound {
         Ok(node)
     }
 
-    /// Reads a peer's memory at once, or does nothing.
+    /// Reads a peer's memory inline, or does nothing.
     pub(super) fn try_read(
         &self,
         engine: &impl EngineContext,
@@ -304,7 +314,7 @@ impl Outbound {
         .and_then(|sent| received.map(|()| sent))
     }
 
-    /// Executes an atomic operation at once, or does nothing.
+    /// Executes an atomic operation inline, or does nothing.
     pub(super) fn try_atomic(
         &self,
         engine: &impl EngineContext,
@@ -321,6 +331,7 @@ impl Outbound {
         })
     }
 
+    /// As [`access`](Self::access), unless operations are queued for the peer.
     fn try_access(
         &self,
         peer: NodeId,
@@ -368,8 +379,9 @@ impl Outbound {
         }))
     }
 
-    /// Checks an access, executes it, and notifies the peer if required. Returns false when there
-    /// is no room for the notice, or the region is locked by its owner.
+    /// Checks an access, executes it with `access`, which gets the region and the offset in it, and
+    /// notifies the peer if required. Returns false, and does nothing, when there is no room for the
+    /// notice, or when the region is locked by its owner.
     fn access(
         &self,
         peer: NodeId,
@@ -418,8 +430,8 @@ impl Outbound {
         Ok(true)
     }
 
-    /// Executes the RMA operations at the head of this peer's backlog. Returns whether one has
-    /// completed.
+    /// Executes the RMA and atomic operations at the head of this peer's backlog. Returns whether
+    /// one has completed or failed.
     fn run_queued_accesses(&mut self, engine: &mut impl EngineContext, peer: NodeId) -> bool {
         let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
@@ -464,7 +476,7 @@ impl Outbound {
                         .get_mut(&peer)
                         .and_then(|backlog| backlog.sends.front_mut());
                     if let Some(send) = front.filter(|_| locked.is_some()) {
-                        // The operation waits for this remote range.
+                        // `is_blocked_on_region` checks the remote range in `remote`.
                         send.tx_op.remote = locked;
                     }
                     break;
@@ -487,12 +499,15 @@ impl Outbound {
         completed
     }
 
+    /// Sends as much of this peer's backlog as there is room for. Returns whether anything was sent,
+    /// completed or failed.
     fn flush_to(&mut self, engine: &mut impl EngineContext, peer: NodeId) -> bool {
         let completed = self.run_queued_accesses(engine, peer);
         let Some(backlog) = self.backlogs.get_mut(&peer) else {
             return completed;
         };
-        let mut sent = Vec::new();
+        // Make packets of the messages at the head, and remove the messages that are whole.
+        let mut sent_messages = Vec::new();
         let mut packets = Vec::new();
         let room = net::available(self.node, peer, true);
         let limit = room.unwrap_or(0).min(MAX_PACKETS_PER_PASS);
@@ -504,15 +519,15 @@ impl Outbound {
         {
             let payload = engine.payload(send.op);
             let transfer = Transfer::sent(payload.len(), send.tx_op.tag);
-            if send.sent.is_none() && send.tx_op.level.needs_ack() {
+            if send.sent_len.is_none() && send.tx_op.level.needs_ack() {
                 let (op, to) = (send.op, backlog.to.clone());
                 let message = UnackedSend {
                     op,
                     peer,
                     to,
                     transfer,
-                    sent: false,
-                    acked: false,
+                    is_sent: false,
+                    is_acked: false,
                 };
                 send.ack_id = Some(self.unacked.insert(message) as u32);
             }
@@ -520,24 +535,24 @@ impl Outbound {
                 payload,
                 &send.tx_op,
                 send.ack_id,
-                &mut send.sent,
+                &mut send.sent_len,
             ));
-            if send.sent.is_some_and(|sent| sent >= payload.len()) {
-                sent.push((send.op, transfer, send.ack_id));
+            if send.sent_len.is_some_and(|len| len >= payload.len()) {
+                sent_messages.push((send.op, transfer, send.ack_id));
                 backlog.sends.pop_front();
             }
         }
         let moved = !packets.is_empty();
-        let is_delivered = room.is_some()
+        let is_open = room.is_some()
             && (!moved || net::push_packets(self.node, peer, packets, !backlog.sends.is_empty()));
-        if is_delivered {
+        if is_open {
             if backlog.sends.is_empty() {
                 self.backlogs.remove(&peer);
             }
-            for (op, transfer, ack_id) in sent {
+            for (op, transfer, ack_id) in sent_messages {
                 let message = ack_id.and_then(|ack_id| self.unacked.get_mut(ack_id as usize));
                 match message {
-                    Some(message) => message.sent = true,
+                    Some(message) => message.is_sent = true,
                     None => engine.complete(op, Outcome::ok(transfer)),
                 }
                 if let Some(ack_id) = ack_id {
@@ -546,10 +561,12 @@ impl Outbound {
             }
             return moved | completed;
         }
-        // The packets made in this call did not arrive: the peer has closed.
-        let lost = self.backlogs.remove(&peer);
-        let ops = sent.into_iter().map(|(op, _, ack_id)| (op, ack_id));
-        if let Some(Backlog { to, sends }) = lost {
+        // The peer has closed: fail the whole backlog, and the messages removed above.
+        let backlog = self.backlogs.remove(&peer);
+        let ops = sent_messages
+            .into_iter()
+            .map(|(op, _, ack_id)| (op, ack_id));
+        if let Some(Backlog { to, sends }) = backlog {
             for (op, ack_id) in ops.chain(sends.into_iter().map(|send| (send.op, send.ack_id))) {
                 if let Some(ack_id) = ack_id {
                     self.unacked.remove(ack_id as usize);
@@ -561,32 +578,33 @@ impl Outbound {
     }
 }
 
-/// Writes all parts of the payload, one behind the other.
+/// Writes the payload to memory from offset `at` on.
 fn write(memory: &dyn RegionMemory, at: usize, payload: Payload<'_>) {
     payload.for_each(|position, part| memory.write(at + position, part));
 }
 
-/// Returns the next packet of a message of which `sent` bytes are in the network.
+/// Returns the next packet of a message of which `sent_len` bytes are in the network, and adds the
+/// packet's bytes to `sent_len`.
 fn next_packet(
     payload: Payload<'_>,
     tx_op: &TxOp,
     ack_id: Option<u32>,
-    sent: &mut Option<usize>,
+    sent_len: &mut Option<usize>,
 ) -> SimPacket {
     let ack = ack_id.map(|ack_id| AckRequest {
         ack_id,
         level: tx_op.level,
     });
     let (tag, data, len) = (tx_op.tag, tx_op.data, payload.len());
-    let header = sent.is_none().then_some(MessageHeader {
+    let header = sent_len.is_none().then_some(MessageHeader {
         tag,
         data,
         len,
         ack,
     });
-    let from = sent.unwrap_or(0).min(payload.len());
+    let from = sent_len.unwrap_or(0).min(payload.len());
     let to = payload.len().min(from + PACKET_SIZE);
-    *sent = Some(to);
+    *sent_len = Some(to);
     SimPacket {
         header,
         rma_notice: None,

@@ -13,8 +13,8 @@ use super::outbound::Outbound;
 
 impl Outbound {
     /// Checks all remote ranges, writes the payload to them or reads them into `result`, and
-    /// notifies the peer as required. Returns false when there is no room for the notices, or a
-    /// region is locked by its owner, which is returned in `locked`.
+    /// notifies the peer as required. Returns false, and accesses nothing, when there is no room for
+    /// the notices, or when the owner of a region has locked it: `locked` is set to that range.
     pub(super) fn access_all(
         &self,
         peer: NodeId,
@@ -29,7 +29,7 @@ impl Outbound {
             segments.push(check_segment(peer, tx_op, iov)?);
         }
         let mut notices = Vec::new();
-        let mut notified = 0;
+        let mut notified_len = 0;
         for (index, (iov, (_, _, notifies))) in iovs.iter().zip(&segments).enumerate() {
             let is_last = index + 1 == iovs.len();
             let data = tx_op.data.filter(|_| is_last);
@@ -37,7 +37,7 @@ impl Outbound {
                 let total: usize = iovs.iter().map(|iov| iov.len).sum();
                 // The event with CQ data covers all bytes that were not reported before.
                 let len = if data.is_some() {
-                    total - notified
+                    total - notified_len
                 } else {
                     iov.len
                 };
@@ -47,7 +47,7 @@ impl Outbound {
                     len,
                     data,
                 });
-                notified += len;
+                notified_len += len;
             }
         }
         if !notices.is_empty()
@@ -105,7 +105,8 @@ fn check_segment(peer: NodeId, tx_op: &TxOp, iov: &RmaIov) -> Result<(Region, us
     Ok((region, offset, rma_events))
 }
 
-/// Begins one access to each of these regions; or to none, and returns the index of the locked one.
+/// Begins one access to each of these regions. If a region is locked, begins none and returns the
+/// index of that region.
 fn begin_access_all<'a>(
     regions: impl Iterator<Item = &'a Arc<dyn RegionMemory>>,
 ) -> std::result::Result<Vec<&'a Arc<dyn RegionMemory>>, usize> {

@@ -17,7 +17,7 @@ fn parse_config(text: &str) -> Result<SimConfig> {
 fn name_suffix_overrides_the_defaults() {
     let default = SimConfig::default();
     assert_eq!(
-        (default.seed, default.max_delay, default.pair_capacity),
+        (default.seed, default.max_delay, default.channel_capacity),
         (0, 3, 16)
     );
     for (text, expected) in [
@@ -37,7 +37,7 @@ fn name_suffix_overrides_the_defaults() {
             SimConfig {
                 seed: u64::MAX,
                 max_delay: 4,
-                pair_capacity: 2,
+                channel_capacity: 2,
             },
         ),
     ] {
@@ -46,7 +46,7 @@ fn name_suffix_overrides_the_defaults() {
 }
 
 #[test]
-fn invalid_name_suffix_is_refused() {
+fn invalid_name_suffix_is_rejected() {
     for (text, part) in [
         ("sim://a@", "seed"),
         ("sim://a@x", "seed"),

@@ -17,9 +17,9 @@ use super::writes::{Stall, WriteProgress};
 use super::{Frame, ProtocolViolation, RmaIovList, RmaNack};
 
 /// Executes or rejects an atomic operation of the native protocol whose payload is complete. The
-/// fetched values or the nack of a fetching operation are queued as a response; the ack or nack of
-/// another is returned. If the region is locked by its owner, nothing is executed and the stall is
-/// returned.
+/// fetched values or the nack of a fetching operation are queued as a response. The ack or nack of
+/// another operation is returned. If the region is locked by its owner, nothing is executed and the
+/// stall is returned.
 pub(super) fn execute_native(
     (frame, atomic): (&Frame, AtomicSpec),
     iovs: &RmaIovList,
@@ -55,7 +55,7 @@ pub(super) fn execute_native(
             "atomic operation with operands of the wrong length",
         ));
     }
-    // A fetching operation is answered by its values, others by an ack.
+    // The response to a fetching operation is its values, to another operation an ack.
     let pending_ack = frame.ack_due();
     if fetches == pending_ack.is_some() {
         return Err(ProtocolViolation(
@@ -209,7 +209,7 @@ fn to_rma_iovs(
     Ok((remotes, total))
 }
 
-/// Checks all remote ranges.
+/// Checks all remote ranges and returns their segments, or the first error.
 fn check_segments(
     remotes: &[RmaIov],
     kind: OpKind,
@@ -241,8 +241,8 @@ fn begin_access_all(segments: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>>
     Some(segments[locked].memory.clone())
 }
 
-/// Executes the operation on one segment after the other. Operands of all segments come first, then
-/// the comparands of all.
+/// Executes the operation on one segment after the other. `bytes` holds the operands of all
+/// segments, then the comparands of all segments.
 fn execute_all(segments: &[AtomicSegment], bytes: &[u8], fetched: &mut [u8]) {
     let total: usize = segments.iter().map(|segment| segment.remote.len).sum();
     let mut from = 0;

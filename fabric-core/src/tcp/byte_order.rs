@@ -1,7 +1,7 @@
 //! Byte order of the integers on a connection.
 
-/// Byte order of integers in headers. Each side shows its own when the connection is set up: if
-/// both are the same it is used, else network byte order.
+/// Byte order of integers in headers. Each side announces its own when the connection is set up. If
+/// both are the same, that byte order is used, else network byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ByteOrder {
     /// Least significant byte first.

@@ -1,10 +1,12 @@
-//! Connection management messages: one message each way, with private data of the upper layer.
+//! Connection management messages: a request and its reply, each with private data of the endpoint
+//! or program.
 
 use super::{ByteOrder, ProtocolViolation, VendorExtension, vendor_extension};
 
 /// Maximum length of the private data of a control message, in bytes.
 pub const MAX_CM_PRIVATE_DATA: usize = 256;
 
+/// Length of the header of a control message, in bytes.
 const HEADER_LEN: usize = 32;
 const VERSION: u8 = 3;
 
@@ -26,7 +28,7 @@ pub struct CmMessage {
     pub kind: CmKind,
     /// Byte order of the sender's integers; unused in a rejection.
     pub byte_order: ByteOrder,
-    /// Vendor extension of the sender, if the sender is an endpoint of this library.
+    /// Vendor extension of the sender; `None` if the sender included none in the header.
     pub vendor_extension: Option<VendorExtension>,
     private_data: Vec<u8>,
 }

@@ -17,6 +17,7 @@ const BASE_HEADER_LEN: usize = 16;
 /// Maximum length of a header, in bytes: CQ data and four remote ranges.
 pub const MAX_HEADER_LEN: usize = BASE_HEADER_LEN + 8 + MAX_RMA_IOV * RMA_IOV_LEN;
 
+// Flags of a frame.
 const HAS_DATA: u16 = 0x0001;
 const WANTS_ACK: u16 = 0x0004;
 const WANTS_COMMIT: u16 = 0x0008;
@@ -25,18 +26,18 @@ const RAW_TAGGED: u16 = 0x0080;
 /// Value of the field `op_data` in an acknowledgement.
 const ACK_OP: u8 = 2;
 
-/// Operation codes of libfabric.
+// Operation codes of libfabric.
 const MESSAGE: u8 = 0;
 const TAGGED: u8 = 1;
 const READ: u8 = 2;
 const READ_RSP: u8 = 3;
 const WRITE: u8 = 4;
-/// First and last operation code of the rendezvous frames of libfabric from 1.20 on (request, clear
-/// to send, data).
+// First and last operation code of the rendezvous frames of libfabric from 1.20 on (request, clear
+// to send, data).
 const RENDEZVOUS_FIRST: u8 = 5;
 const RENDEZVOUS_LAST: u8 = 7;
-/// Operation codes of frames that only peers of this library send each other. libfabric does not
-/// use them.
+// Operation codes of frames that only peers of this library send each other. libfabric does not use
+// these codes.
 const ATOMIC: u8 = 0xf1;
 const NACK: u8 = 0xf2;
 const CHECKED_READ_RSP: u8 = 0xf3;
@@ -92,8 +93,8 @@ pub struct Frame {
     pub payload_len: u64,
 }
 
-/// An acknowledgement that is due to the peer, or a nack in its place. Only a frame that requests
-/// one yields it: a libfabric peer crashes on an acknowledgement that it has not requested.
+/// An acknowledgement that is due to the peer, or a nack in its place. Only a frame that requests an
+/// acknowledgement yields an `AckDue`, because a libfabric peer crashes on an unsolicited one.
 #[derive(Debug)]
 #[must_use]
 pub struct AckDue(Option<Box<RmaNack>>);
@@ -166,8 +167,8 @@ impl Frame {
         }
     }
 
-    /// Returns the header of a read response of `len` bytes. `with_status`: a status follows
-    /// the bytes.
+    /// Returns the header of a read response of `len` bytes. If `with_status`, a status follows the
+    /// bytes.
     pub(super) fn read_response(with_status: bool, len: u64) -> Self {
         let (kind, extra) = if with_status {
             (FrameKind::CheckedReadResponse, STATUS_LEN as u64)
@@ -192,7 +193,7 @@ impl Frame {
         }
     }
 
-    /// Returns the acknowledgement of a frame that requested one.
+    /// Returns the acknowledgement or nack that is due.
     #[must_use]
     pub fn ack(due: AckDue) -> Self {
         let kind = due.0.map_or(FrameKind::Ack, FrameKind::Nack);
@@ -211,7 +212,7 @@ impl Frame {
     }
 
     /// Writes the header with this sequence number to `into` and returns its length. `iovs` are the
-    /// remote ranges the frame was made for.
+    /// remote ranges of the request; empty for other frames.
     #[inline(always)] // hot path of short messages
     pub fn encode(
         &self,
@@ -317,8 +318,8 @@ impl Frame {
         Self::decode_for(bytes, order, false)
     }
 
-    /// Parses a header as [`decode`](Self::decode) does, on a connection that speaks RXM if
-    /// `is_rxm`.
+    /// Parses a header as [`decode`](Self::decode) does. If `is_rxm`, the connection speaks RXM, and
+    /// the tagged messages that libfabric 1.13 to 1.17 sends without a packet header are recognised.
     pub(super) fn decode_for(
         bytes: &[u8],
         order: ByteOrder,

@@ -1,4 +1,4 @@
-//! A byte stream becomes messages.
+//! The receiving half of a connection: a byte stream becomes messages, requests and responses.
 
 use crate::address::FiAddr;
 use crate::atomic::MAX_ATOMIC_BYTES;
@@ -20,8 +20,7 @@ mod packets;
 
 use deferred::DeferredFrames;
 
-/// Maximum length of a message, in bytes: more than any memory, and small enough that sums of
-/// lengths do not overflow.
+/// Maximum length of a message, in bytes: small enough that sums of lengths do not overflow.
 pub const MAX_MESSAGE: usize = 1 << 40;
 /// Maximum length of the operands and comparands of one atomic operation, in bytes.
 const MAX_OPERAND_BYTES: u64 = 2 * MAX_ATOMIC_BYTES as u64;
@@ -30,11 +29,11 @@ const MAX_OPERAND_BYTES: u64 = 2 * MAX_ATOMIC_BYTES as u64;
 #[derive(Debug)]
 pub struct FrameReader {
     byte_order: ByteOrder,
-    /// Tagged messages are accepted.
-    has_tags: bool,
-    /// The frame whose payload comes next.
+    /// Tagged messages are accepted; otherwise they are protocol violations.
+    accepts_tagged: bool,
+    /// The frame whose payload is arriving.
     body: Option<FrameBody>,
-    /// Why the next frame has to wait, unless it is a message.
+    /// What the access of the current frame to memory of this side waits for.
     stall: Option<Stall>,
     /// Requests of this side without a response.
     pub pending: PendingRequests,
@@ -47,33 +46,39 @@ pub struct FrameReader {
     unexpected_policy: UnexpectedPolicy,
 }
 
-/// Whether an unexpected message stays unread until the next pass. The program is often about to
-/// post a receive, and an unexpected message costs a buffer and a copy more.
+/// Whether a message that has arrived whole stays unread until the next pass if no receive is
+/// posted. The program is often about to post a receive, and a buffered message costs one copy more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnexpectedPolicy {
-    /// The message is buffered.
+    /// The message does not stay unread: it is matched or buffered.
     #[default]
     Buffer,
-    /// The message stays unread if a receive has taken a message before it in this pass: it has
-    /// been deferred once.
+    /// As [`Buffer`](Self::Buffer), because the first message has stayed unread for one pass. Once a
+    /// receive is posted when a message is read, as [`Defer`](Self::Defer) for later messages.
     DeferredOnce,
     /// The message stays unread.
     Defer,
 }
 
+/// A frame whose payload is arriving.
 #[derive(Debug)]
 enum FrameBody {
+    /// A message, or a segment of one.
     Message {
         id: PartialId,
+        /// Payload bytes that have not arrived.
         remaining: usize,
         ack_due: Option<AckDue>,
     },
     /// A write to memory of this side.
     Write(IncomingWrite),
-    /// The response to a read request of this side, `received` of whose bytes have arrived.
+    /// The response to a read request of this side.
     ReadResponse {
+        /// Bytes that have arrived.
         received: usize,
+        /// Length of the response without the status, in bytes.
         len: usize,
+        /// A status follows the bytes.
         is_checked: bool,
     },
 }
@@ -94,14 +99,15 @@ struct ReceivedFrame<'a> {
 /// Outcome of reading some bytes.
 #[derive(Debug, Default)]
 pub struct ReadOutcome {
-    /// Number of bytes consumed. The rest is to be passed again, with more bytes behind it.
+    /// Number of bytes consumed. The caller passes the rest again, followed by the next bytes.
     pub consumed: usize,
     /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
     /// or an access to a region that its owner has locked or of which the owner cannot be notified.
     pub blocked: bool,
-    /// The response queue is full: the rest is to be passed again when responses have been sent.
+    /// The response queue is full: the caller passes the rest again when responses have been sent.
     pub responses_full: bool,
-    /// A message was deferred to the next pass, which has to follow without new bytes.
+    /// A message stays unread until the next pass ([`UnexpectedPolicy`]). The pass must follow even
+    /// if no new bytes arrive.
     pub is_deferred: bool,
     /// Acknowledgements to be sent to the peer.
     pub acks_due: Vec<AckDue>,
@@ -110,22 +116,19 @@ pub struct ReadOutcome {
 }
 
 impl FrameReader {
-    /// Returns the reader of a connection with this byte order.
+    /// Returns the reader of a connection that speaks the native protocol in this byte order.
     #[must_use]
     pub fn new(byte_order: ByteOrder) -> Self {
-        let (pending, responses) = (PendingRequests::default(), ResponseQueue::new());
-        let deferred = DeferredFrames::default();
-        let unexpected_policy = UnexpectedPolicy::Buffer;
         Self {
             byte_order,
-            has_tags: true,
+            accepts_tagged: true,
             body: None,
             stall: None,
-            pending,
-            responses,
+            pending: PendingRequests::default(),
+            responses: ResponseQueue::new(),
             rxm: None,
-            deferred,
-            unexpected_policy,
+            deferred: DeferredFrames::default(),
+            unexpected_policy: UnexpectedPolicy::Buffer,
         }
     }
 
@@ -138,28 +141,29 @@ impl FrameReader {
         }
     }
 
-    /// Returns whether bytes of a rendezvous message are to be requested.
+    /// Returns whether [`next_rendezvous_read`](Self::next_rendezvous_read) has a remote range to
+    /// read.
     #[must_use]
     pub fn wants_rendezvous_read(&self) -> bool {
         self.rxm.as_ref().is_some_and(|rxm| rxm.wants_read())
     }
 
-    /// Returns the next remote range of a rendezvous message. The caller must send its read
-    /// request.
+    /// Returns the next remote range of a rendezvous message to read; `None` if there is none, or
+    /// too many reads are in flight. The caller must send a read request for the range.
     pub fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {
         let iov = self.rxm.as_mut()?.next_read()?;
         self.pending.expect_rendezvous_read(iov.len as usize);
         Some(iov)
     }
 
-    /// Treats tagged messages as protocol violations from now on: the endpoint could not receive
-    /// them.
+    /// Treats tagged messages as protocol violations from now on, because the endpoint has no
+    /// `FI_TAGGED`.
     pub fn reject_tagged(&mut self) {
-        self.has_tags = false;
+        self.accepts_tagged = false;
     }
 
-    /// Sets what serving the memory of this side needs: the endpoint, whether peers may access
-    /// memory through it, and whether it wants an event for every access.
+    /// Sets the endpoint that accesses to memory of this side are reported for, whether peers may
+    /// access memory through the endpoint, and whether the endpoint wants an event for every access.
     pub fn enable_rma_target(&mut self, ep: EpId, is_target: bool, rma_events: bool) {
         (
             self.responses.ep,
@@ -178,7 +182,7 @@ impl FrameReader {
         self.unexpected_policy = policy;
     }
 
-    /// Reads as many frames as can be accepted.
+    /// Reads as many frames as can be accepted: first deferred ones, then those in `bytes`.
     ///
     /// # Errors
     /// [`ProtocolViolation`]; everything before the violation has been accepted.
@@ -198,6 +202,7 @@ impl FrameReader {
         }
         loop {
             let rest = &bytes[outcome.consumed..];
+            // The rest of a frame whose header was read before.
             if let Some(body) = &mut self.body {
                 let FrameBody::Message {
                     id,
@@ -224,6 +229,7 @@ impl FrameReader {
                 }
                 continue;
             }
+            // The header of the next frame.
             let Some((frame, header_len)) = Frame::decode_for(rest, self.byte_order, is_rxm)?
             else {
                 return Ok(outcome);
@@ -234,7 +240,7 @@ impl FrameReader {
                 bytes: rest,
             };
             let proceed = match frame.kind {
-                FrameKind::Tagged(_) if !self.has_tags => {
+                FrameKind::Tagged(_) if !self.accepts_tagged => {
                     return Err(ProtocolViolation(
                         "tagged message to an endpoint without FI_TAGGED",
                     ));
@@ -470,7 +476,7 @@ impl FrameReader {
         self.body.is_some() || self.rxm.as_ref().is_some_and(|rxm| rxm.has_partial())
     }
 
-    /// Drops all partial frames; returns the messages among them, which will not be completed.
+    /// Drops all partial frames; returns the messages among them, which the caller must fail.
     #[must_use]
     pub fn abort(&mut self) -> Vec<PartialId> {
         let mut partial = self.rxm.as_mut().map_or_else(Vec::new, |rxm| rxm.abort());
@@ -482,8 +488,8 @@ impl FrameReader {
         partial
     }
 
-    /// Returns whether the frame at the start of `bytes`, which [`read`](Self::read) reported as
-    /// blocked, can be accepted now.
+    /// Returns whether a frame that [`read`](Self::read) reported as blocked can be accepted now.
+    /// `bytes` are the bytes that were not consumed.
     #[must_use]
     pub fn can_resume(
         &mut self,
@@ -513,7 +519,7 @@ impl FrameReader {
     }
 }
 
-/// Returns the envelope of a message for the receive queue, which assigns the arrival number.
+/// Returns the envelope of a message. The receive queue assigns the arrival number.
 fn frame_envelope(frame: &Frame, (peer, source): SenderId) -> Result<Envelope, ProtocolViolation> {
     let Some(len) = usize::try_from(frame.payload_len)
         .ok()

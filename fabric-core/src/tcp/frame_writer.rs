@@ -1,4 +1,4 @@
-//! Messages become a byte stream.
+//! The sending half of a connection: messages and responses become a byte stream.
 
 use crate::buf::Payload;
 
@@ -13,8 +13,8 @@ const ACK_LEN: usize = 16;
 
 /// The sending half of a connection: bytes that wait to be sent, and the sequence number of frames.
 ///
-/// Short messages are copied here and sent together. Of a long message only the header is written
-/// here; its payload is sent from its buffer.
+/// Short messages are copied to the writer and sent together. Of a long message only the header
+/// passes through the writer; the payload is sent from its buffer, while the frame is *open*.
 #[derive(Debug)]
 pub struct FrameWriter {
     byte_order: ByteOrder,
@@ -24,11 +24,9 @@ pub struct FrameWriter {
     sent_len: usize,
     /// Bytes sent since the connection was established.
     total_written: u64,
-    /// Bytes taken by [`take_pending`](Self::take_pending) of which it is not known yet whether
-    /// they were sent.
+    /// Number of bytes taken by [`take_pending`](Self::take_pending) whose send has not ended.
     taken: usize,
-    /// A frame is open whose payload does not pass through here: nothing may be added before it
-    /// ends.
+    /// A frame has begun and not ended: no other frame may be added.
     is_open: bool,
     /// Acks that became due while a frame was open.
     deferred_acks: Vec<AckDue>,
@@ -39,21 +37,20 @@ pub struct FrameWriter {
 }
 
 impl FrameWriter {
-    /// Returns the writer of a connection with this byte order.
+    /// Returns the writer of a connection that speaks the native protocol in this byte order.
     #[must_use]
     pub fn new(byte_order: ByteOrder) -> Self {
-        let (bytes, deferred_acks, deferred_packets) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             byte_order,
             sequence: 0,
-            bytes,
+            bytes: Vec::new(),
             sent_len: 0,
             total_written: 0,
             taken: 0,
             is_open: false,
-            deferred_acks,
+            deferred_acks: Vec::new(),
             rxm: None,
-            deferred_packets,
+            deferred_packets: Vec::new(),
         }
     }
 
@@ -78,7 +75,7 @@ impl FrameWriter {
         &self.bytes[self.sent_len..]
     }
 
-    /// Returns the bytes that wait for the peer to read: pending bytes and deferred acks and
+    /// Returns the number of bytes that wait to be sent: pending bytes, and deferred acks and
     /// packets.
     #[must_use]
     pub fn backlog(&self) -> usize {
@@ -104,22 +101,22 @@ impl FrameWriter {
         }
     }
 
-    /// Returns the stream position behind the last byte sent. Payloads of [open](Self::is_open)
-    /// frames are not counted: they do not pass through here.
+    /// Returns the stream position behind the last byte sent. Payloads that are sent from their
+    /// buffers are not counted.
     #[must_use]
     pub fn total_written(&self) -> u64 {
         self.total_written
     }
 
-    /// Returns the stream position behind the last byte added: everything added so far is sent when
-    /// [`total_written`](Self::total_written) reaches it.
+    /// Returns the stream position behind the last byte added. All bytes added so far are sent when
+    /// [`total_written`](Self::total_written) reaches this position.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.total_written + (self.taken + self.pending().len()) as u64
     }
 
-    /// Takes the bytes that have not been sent, to be sent by io_uring. Bytes added from now on
-    /// follow them. [`restore_pending`](Self::restore_pending) reports how many were sent.
+    /// Takes the bytes that have not been sent, to be sent by io_uring. Bytes added from now on must
+    /// be sent behind the taken ones. [`restore_pending`](Self::restore_pending) ends the send.
     #[must_use]
     pub fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -128,8 +125,8 @@ impl FrameWriter {
         bytes
     }
 
-    /// Puts taken bytes that were not sent in front of the pending ones. The taken bytes before
-    /// them were sent.
+    /// Ends the send of the taken bytes: `bytes`, the last of them, were not sent and become pending
+    /// again, in front of the others.
     pub fn restore_pending(&mut self, bytes: &[u8]) {
         let taken = std::mem::take(&mut self.taken);
         self.total_written += taken.saturating_sub(bytes.len()) as u64;
@@ -228,8 +225,8 @@ impl FrameWriter {
 
     /// Reports to the peer that its rendezvous message with this id has been read; deferred while a
     /// frame is open.
-    pub fn push_rendezvous_done(&mut self, message: u64) {
-        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous_done(message)) else {
+    pub fn push_rendezvous_done(&mut self, message_id: u64) {
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous_done(message_id)) else {
             return;
         };
         if !self.push_packet(&packet, Payload::Contiguous(&[])) {
@@ -289,10 +286,10 @@ impl FrameWriter {
         }
     }
 
-    /// Begins a read response whose bytes pass through here; if `checks`, a status follows the
-    /// bytes.
-    pub(super) fn begin_read_response(&mut self, checks: bool, len: u64) {
-        self.push_header(&Frame::read_response(checks, len), &[]);
+    /// Begins a read response of `len` bytes, which are added to the writer in parts. If
+    /// `with_status`, a status follows the bytes.
+    pub(super) fn begin_read_response(&mut self, with_status: bool, len: u64) {
+        self.push_header(&Frame::read_response(with_status, len), &[]);
         self.is_open = true;
     }
 
@@ -301,13 +298,14 @@ impl FrameWriter {
         bytes.for_each(|_, part| self.bytes.extend_from_slice(part));
     }
 
-    /// Adds `count` zero bytes to the read response and has `fill` overwrite them.
+    /// Adds `count` zero bytes to the read response, and calls `fill` to overwrite them.
     pub(super) fn fill_read_response(&mut self, count: usize, fill: impl FnOnce(&mut [u8])) {
         let at = self.bytes.len();
         self.bytes.resize(at + count, 0);
         fill(&mut self.bytes[at..]);
     }
 
+    /// Adds the status behind the bytes of a read response.
     pub(super) fn push_status(&mut self, words: [u64; 2]) {
         for word in words {
             self.bytes
@@ -334,6 +332,7 @@ impl FrameWriter {
         };
     }
 
+    /// Adds the header of a frame, with the next sequence number.
     #[inline(always)] // hot path of short messages
     fn push_header(&mut self, frame: &Frame, iovs: &[WireRmaIov]) {
         let mut header = [0; MAX_HEADER_LEN];

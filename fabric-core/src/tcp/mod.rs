@@ -8,15 +8,17 @@
 //! | `native` | private data of `FI_EP_RDM` endpoints, and simultaneous connects |
 //! | `protocol` | native protocol or RXM |
 //! | `frame`, `rma_iov` | header of a frame; its remote ranges |
-//! | `frame_reader` | a byte stream becomes messages; deferred frames |
-//! | `frame_writer` | messages become a byte stream |
+//! | `frame_reader` | the receiving half of a connection: bytes to messages |
+//! | `frame_writer` | the sending half of a connection: messages to bytes |
 //! | `pending` | requests of this side without a response |
 //! | `responder`, `writes`, `atomics` | accesses of the peer to memory of this side |
 //! | `rendezvous` | messages of this side that the peer reads from their buffers |
 //! | `rxm` | the RXM protocol |
 //!
-//! The version of the control messages is 3, and so is that of the frames. Both are those of
-//! libfabric 1.8 and all later releases.
+//! Nothing in this module reads or writes a socket, or waits: the tcp transport passes received
+//! bytes to a [`FrameReader`], and sends the bytes of a [`FrameWriter`].
+//!
+//! Control messages and frames have version 3, as in libfabric 1.8 and all later releases.
 
 mod atomics;
 mod byte_order;
@@ -47,6 +49,6 @@ pub use responder::{ResponseQueue, ResponseStatus};
 pub use rma_iov::{MAX_RMA_IOV, RmaIovList, WireRmaIov};
 pub use vendor_extension::{PeerCaps, Supported, VendorExtension};
 
-/// Violation of the protocol by the peer; the text says which. It ends the connection.
+/// Violation of the protocol by the peer, described by the text. A violation ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolViolation(pub &'static str);

@@ -1,9 +1,8 @@
-//! Private data of endpoints that connect on demand, and which connection stays when both connect
-//! at the same time.
+//! Private data of `FI_EP_RDM` endpoints, and which connection stays when two endpoints connect to
+//! each other at the same time.
 //!
 //! An RXM request takes precedence over a native request, whichever address is greater: a peer that
-//! asks in RXM may support nothing else, and rejects the native request that crosses its own
-//! anyway.
+//! sends an RXM request may support no other protocol, and then rejects the native request anyway.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -15,13 +14,14 @@ use super::{ConnectRequest, WireProtocol};
 pub struct RdmCmData {
     /// Highest protocol version of the initiator, or the version that the acceptor has chosen.
     pub version: u8,
-    /// Feature bits. Bit 0: behind a firewall. libfabric ignores the others; it returns none of
-    /// them, or, in versions that knew no features, those of the request. So peers of this library
-    /// recognise each other by different values in request and acceptance.
+    /// Feature bits. Bit 0: behind a firewall. libfabric ignores the other bits of a request. Its
+    /// acceptance has them as zero, or, in versions that knew no features, as in the request. So
+    /// endpoints of this library recognise each other by values that differ between request and
+    /// acceptance.
     pub features: u8,
     /// Port on which the initiator listens.
     pub port: u16,
-    /// Instance of the endpoint: differs after a restart; never 0.
+    /// Instance: a random number of the endpoint, which differs after a restart; never 0.
     pub instance: u32,
 }
 
@@ -30,9 +30,11 @@ const VERSION_NO_RENDEZVOUS: u8 = 0;
 /// Bit that newer peers add to the version that they have chosen.
 const VERSION_CHOSEN: u8 = 0x80;
 
+/// Feature bit of libfabric: the endpoint is behind a firewall.
 const FIREWALLED: u8 = 1;
-/// Features of a request, and of an acceptance, of this library.
+/// Feature bits of a request of this library.
 const EXTENSION_REQUEST: u8 = 0xa4;
+/// Feature bits of an acceptance of this library.
 const EXTENSION_ACCEPT: u8 = 0x58;
 
 impl RdmCmData {
@@ -124,8 +126,8 @@ pub enum Resolution {
     Accept,
     /// The request is accepted and replaces the connection of this side.
     Replace,
-    /// The request is accepted next to the connection of this side: the endpoint connects to
-    /// itself.
+    /// The request is accepted in addition to the connection of this side: the endpoint connects
+    /// to itself.
     AcceptLoopback,
     /// The request is rejected.
     Reject,

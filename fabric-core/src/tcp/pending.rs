@@ -1,8 +1,9 @@
 //! Requests of this side that have no response yet.
 //!
-//! Read responses and acks carry no id. Each kind arrives in the order of its requests and has a
-//! queue of its own. Responses to RXM atomics carry the id of their request. With RXM the reads of
-//! rendezvous messages and those of programs share one queue, which knows the kind of each.
+//! Read responses and acks carry no id. Each of the two kinds arrives in the order of its requests,
+//! so the requests of each kind are in a queue of their own. Responses to RXM atomics carry the id
+//! of their request. With RXM, reads of rendezvous messages and reads of the program are in the same
+//! queue.
 
 use std::collections::VecDeque;
 
@@ -19,19 +20,21 @@ use super::{ProtocolViolation, RmaNack};
 pub struct PendingRequests {
     acks: VecDeque<PendingOp>,
     reads: VecDeque<PendingRead>,
-    /// In the order of their ids.
+    /// RXM atomics with their ids, in the order of the ids.
     atomics: VecDeque<(u64, PendingOp)>,
+    /// Id of the next RXM atomic.
     next_id: u64,
-    /// The payload of a frame that requests an ack is being sent.
+    /// The payload of a frame that requests an ack is being sent from its buffer.
     is_sending: bool,
-    /// Status of an ack that arrived before the engine learned that the payload was sent.
+    /// Status of an ack that arrived before [`expect_ack`](Self::expect_ack) was called for it.
     early_ack: Option<RemoteStatus>,
 }
 
-/// `None` for success, or the index of the remote range that failed and the reason.
+/// Status of an access to memory of the peer: `None` for success, or the index of the remote range
+/// that failed and the reason.
 type RemoteStatus = Option<(u8, AccessError)>;
 
-/// Owner of the next read response.
+/// A read request without a response.
 #[derive(Debug)]
 enum PendingRead {
     /// An operation of the program.
@@ -40,9 +43,10 @@ enum PendingRead {
     Rendezvous(usize),
 }
 
+/// An operation of the program that awaits a response.
 #[derive(Debug)]
 struct PendingOp {
-    /// `None` after the operation was canceled: the peer responds nevertheless.
+    /// `None` after the operation has failed: the response is awaited and then discarded.
     op: Option<OpKey>,
     tx_op: TxOp,
     len: usize,
@@ -119,7 +123,7 @@ impl PendingRequests {
         self.acks.is_empty() && self.reads.is_empty() && self.atomics.is_empty()
     }
 
-    /// Fails all operations and drops their slots: no response will arrive.
+    /// Fails all operations and drops all requests: no response will arrive.
     pub fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.fail_ops_keep_slots(engine, error);
         self.acks.clear();
@@ -127,8 +131,7 @@ impl PendingRequests {
         self.atomics.clear();
     }
 
-    /// Fails all operations with this error and keeps their slots: the peer's responses are still
-    /// expected and are discarded.
+    /// Fails all operations and keeps their requests: the responses will arrive, and are discarded.
     pub fn fail_ops_keep_slots(&mut self, engine: &mut impl EngineContext, error: &Error) {
         let reads = self.reads.iter_mut().filter_map(|read| match read {
             PendingRead::Op(pending) => Some(pending),
@@ -146,6 +149,10 @@ impl PendingRequests {
         }
     }
 
+    /// Completes the oldest operation that awaits an ack.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when no ack is awaited.
     pub(super) fn on_ack(
         &mut self,
         engine: &mut impl EngineContext,
@@ -153,6 +160,10 @@ impl PendingRequests {
         self.complete_ack(None, engine)
     }
 
+    /// Fails the oldest operation that awaits a response of the nack's kind.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when there is none, or the response belongs to a rendezvous message.
     pub(super) fn on_nack(
         &mut self,
         nack: RmaNack,
@@ -172,7 +183,10 @@ impl PendingRequests {
         Ok(())
     }
 
-    /// Completes the atomic operation with this id.
+    /// Completes or fails the RXM atomic with this id.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] when there is none, or the fetched values have the wrong length.
     pub(super) fn on_atomic_response(
         &mut self,
         id: u64,
@@ -214,6 +228,7 @@ impl PendingRequests {
         Ok(())
     }
 
+    /// Completes the oldest operation that awaits an ack with this status.
     fn complete_ack(
         &mut self,
         status: RemoteStatus,
@@ -230,11 +245,11 @@ impl PendingRequests {
     /// Checks the header of a read response of `len` bytes against the oldest read request; returns
     /// the length.
     pub(super) fn begin_read_response(&self, len: u64) -> Result<usize, ProtocolViolation> {
-        let first = self
+        let oldest = self
             .reads
             .front()
             .ok_or(ProtocolViolation("unsolicited read response"))?;
-        let expected = match first {
+        let expected = match oldest {
             PendingRead::Op(pending) => pending.len,
             PendingRead::Rendezvous(len) => *len,
         };
@@ -252,10 +267,10 @@ impl PendingRequests {
         bytes: &[u8],
         engine: &mut impl EngineContext,
     ) -> bool {
-        let Some(PendingRead::Op(first)) = self.reads.front() else {
+        let Some(PendingRead::Op(oldest)) = self.reads.front() else {
             return false;
         };
-        if let Some(op) = first.op {
+        if let Some(op) = oldest.op {
             engine.write_at(op, at, &bytes, 0, bytes.len());
         }
         true

@@ -1,9 +1,10 @@
 //! The protocol of a connection: native or RXM.
 //!
-//! The acceptor recognises it by the length of the private data. The initiator does not know the
-//! peer: it sends a native request first. A peer that speaks only RXM rejects it in two bytes and
-//! is asked again in RXM. The reverse order would fail: native endpoints take an RXM request for a
-//! native one.
+//! The acceptor recognises the protocol of a request by the length of the private data. The
+//! initiator does not know which protocols the peer speaks, so it sends a native request first. A
+//! peer that speaks only RXM rejects the native request with two bytes of private data; then the
+//! initiator sends an RXM request. The reverse order would fail: native endpoints take an RXM
+//! request for a native one.
 
 use super::rxm::{RxmAccept, RxmConnect, RxmReject};
 use super::{CmKind, CmMessage, PeerCaps, ProtocolViolation, RdmCmData, VendorExtension};
@@ -18,7 +19,7 @@ pub enum WireProtocol {
     Rxm,
 }
 
-/// Connection request of an `FI_EP_RDM` endpoint: its private data.
+/// Private data of a connection request of an `FI_EP_RDM` endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectRequest {
     /// A request in the native protocol.
@@ -49,18 +50,20 @@ pub enum Negotiated {
 /// Outcome of a connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectReply {
-    /// The connection is established, with this instance of the peer if the peer sent it.
+    /// The connection is established, with these parameters and this instance of the peer. `None`
+    /// if the peer sent no instance.
     Accepted(Negotiated, Option<u32>),
     /// The peer rejected the request in favour of another connection between both endpoints.
     AlreadyConnected,
-    /// The peer does not speak the protocol of the request: it is to be asked again in this one.
+    /// The peer does not speak the protocol of the request: a request in this one is to follow.
     RetryWith(WireProtocol),
     /// The peer rejected the request.
     Rejected,
 }
 
 impl ConnectRequest {
-    /// Returns a request in this protocol, of an endpoint that listens on `port`.
+    /// Returns a request in this protocol, of an endpoint that listens on `port`. `connection` is
+    /// the connection id that RXM packets to the endpoint must carry.
     #[must_use]
     pub fn new(protocol: WireProtocol, port: u16, instance: u32, connection: u32) -> Self {
         match protocol {
@@ -123,8 +126,9 @@ impl ConnectRequest {
         ))
     }
 
-    /// Returns the vendor extension for the control message that answers this request, given the
-    /// extension of this endpoint. Native private data carry it themselves.
+    /// Returns the vendor extension for the control message that carries this request or its reply,
+    /// given the extension of this endpoint. `None` for a native request, whose private data carry
+    /// the extension.
     #[must_use]
     pub fn vendor_extension(&self, own: VendorExtension) -> Option<VendorExtension> {
         match self {
@@ -180,8 +184,8 @@ impl ConnectRequest {
     }
 
     /// Returns the private data of the rejection of a request whose private data
-    /// [`decode`](Self::decode) failed to parse. An endpoint of type `FI_EP_MSG` gets none: its
-    /// private data are its program's.
+    /// [`decode`](Self::decode) failed to parse. Empty for an initiator of type `FI_EP_MSG`, whose
+    /// private data belong to the program.
     #[must_use]
     pub fn reject_undecodable(private: &[u8]) -> Vec<u8> {
         match RxmConnect::decode(private) {

@@ -6,14 +6,14 @@ use crate::transport::{EngineContext, OpKey};
 
 use super::{ProtocolViolation, RmaIovList, WireRmaIov};
 
-/// First key of rendezvous messages: far from keys that programs choose.
+/// First key of rendezvous messages: far from the keys that programs usually choose.
 const RENDEZVOUS_KEY_BASE: u64 = 0xfab1_0000_0000_0000;
 
 /// The messages that the peer may read.
 #[derive(Debug, Default)]
 pub struct RendezvousSends {
     sends: Vec<RendezvousSend>,
-    /// Number of messages so far.
+    /// Offset of the next key from [`RENDEZVOUS_KEY_BASE`].
     next_key: u64,
 }
 
@@ -43,7 +43,7 @@ impl RendezvousSends {
         len: usize,
         engine: &impl EngineContext,
     ) -> WireRmaIov {
-        // A key that is in use by a region of the domain keeps its meaning.
+        // Keys of the domain's regions are skipped, so that reads of these regions still work.
         let key = loop {
             let key = RENDEZVOUS_KEY_BASE + self.next_key;
             self.next_key += 1;
@@ -65,7 +65,8 @@ impl RendezvousSends {
         self.sends.is_empty()
     }
 
-    /// Returns the message ranges of a read request, if the request is for rendezvous messages.
+    /// Returns the message ranges of a read request; `None` if the first remote range of the request
+    /// is not a rendezvous message.
     pub(super) fn message_ranges(
         &self,
         iovs: &RmaIovList,
@@ -104,7 +105,8 @@ impl RendezvousSends {
     }
 }
 
-/// Returns the range of a message that this remote range names; `None` when it exceeds the message.
+/// Converts a remote range of a read request to a range of the message; `None` when it exceeds the
+/// message.
 fn message_range(send: &RendezvousSend, iov: &WireRmaIov) -> Option<MessageRange> {
     let end = iov.addr.checked_add(iov.len)?;
     let is_within = end <= send.len as u64;

@@ -1,13 +1,12 @@
 //! The responder: reads and atomics of the peer on memory of this side.
 //!
 //! **Read responses are generated lazily.** The responder queues the read *requests* (key, offset,
-//! length), not the data, and copies from the region when the socket has room, long responses in
-//! chunks between two frames. The number of requests (1024) bounds the memory. The requested bytes
-//! need no bound, because they stay in the region; with one, two peers that read much from each
-//! other would both stop reading their sockets while they wait for room. Consequence: a read may
-//! observe a later write, so `FI_ORDER_WAR` and `FI_ORDER_SAR` are not offered, as in libfabric.
-//! Fetching atomics are the exception: they execute on arrival, and their results are buffered, at
-//! most 64 KiB.
+//! length), not the data, and copies from the region in chunks when the socket has room. The number
+//! of requests (1024) bounds the memory. The number of requested bytes is not bounded, because the
+//! bytes stay in the region. If it were, two peers that read much from each other would both stop
+//! reading their sockets. Consequence: a read may observe a later write, so `FI_ORDER_WAR` and
+//! `FI_ORDER_SAR` are not offered, as in libfabric. Fetching atomics are the exception: they execute
+//! on arrival, and the queue takes no more requests once it buffers 64 KiB of results.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,35 +46,6 @@ pub(super) struct CheckedSegment {
     pub(super) rma_events: bool,
 }
 
-/// Checks all remote ranges of an operation.
-fn check_segments(
-    iovs: &RmaIovList,
-    kind: OpKind,
-    engine: &impl EngineContext,
-) -> Result<Vec<CheckedSegment>, RmaNack> {
-    let mut segments = Vec::with_capacity(iovs.len());
-    for (index, iov) in iovs.iter().enumerate() {
-        let remote = iov.to_rma_iov();
-        let nack = |error| RmaNack {
-            is_read: kind.fills_buffer(),
-            iov_index: index as u8,
-            error,
-        };
-        let (region, offset) =
-            AccessError::check(engine.region(remote.key), kind, &remote, remote.len)
-                .map_err(nack)?;
-        let (memory, rma_events) = (region.memory.clone(), region.rma_events);
-        segments.push(CheckedSegment {
-            memory,
-            offset,
-            len: remote.len,
-            key: remote.key,
-            rma_events,
-        });
-    }
-    Ok(segments)
-}
-
 /// The responses that are due to a peer, in order.
 #[derive(Debug)]
 pub struct ResponseQueue {
@@ -89,29 +59,35 @@ pub struct ResponseQueue {
     /// Messages that the peer may read from their buffers.
     pub rendezvous: RendezvousSends,
     queue: VecDeque<Response>,
-    /// Bytes buffered in the queue.
+    /// Bytes of atomic results in the queue.
     buffered_bytes: usize,
-    /// Position in the first response, if it has begun.
+    /// Position in the first response, if that response has begun.
     position: Option<ResponsePosition>,
 }
 
 /// A queued response.
 #[derive(Debug)]
 enum Response {
-    /// An ack that has to follow queued responses.
+    /// An ack that must follow the responses queued before it; `None` once it was written.
     Ack(Option<AckDue>),
+    /// The values that an atomic operation of the native protocol has fetched.
     Fetched(Vec<u8>),
     /// The response to the RXM atomic operation with this id.
     RxmAtomic((u64, AtomicHeader), AtomicStatus, Vec<u8>),
+    /// The bytes of these segments.
     Read(Vec<CheckedSegment>),
     /// Ranges of rendezvous messages.
     Rendezvous(Vec<MessageRange>),
+    /// The nack of a read or of a fetching atomic operation.
     Nack(RmaNack),
 }
 
+/// Position in a read response.
 #[derive(Clone, Copy, Debug, Default)]
 struct ResponsePosition {
+    /// Index of the segment that is copied next.
     segment: usize,
+    /// Number of bytes copied from that segment.
     offset: usize,
     /// Index of the segment whose region was closed; the remaining bytes are zero.
     failed_segment: Option<u8>,
@@ -134,17 +110,15 @@ impl ResponseQueue {
     /// Returns the empty queue of a connection.
     #[must_use]
     pub(super) fn new() -> Self {
-        let (rendezvous, queue) = (RendezvousSends::default(), VecDeque::new());
-        let (ep, position) = (EpId(0), None);
         Self {
-            ep,
+            ep: EpId(0),
             rma_events: false,
             is_target: false,
             is_same_implementation: false,
-            rendezvous,
-            queue,
+            rendezvous: RendezvousSends::default(),
+            queue: VecDeque::new(),
             buffered_bytes: 0,
-            position,
+            position: None,
         }
     }
 
@@ -180,11 +154,13 @@ impl ResponseQueue {
         }
     }
 
+    /// Queues the values that an atomic operation of the native protocol has fetched.
     pub(super) fn push_fetched(&mut self, bytes: Vec<u8>) {
         self.buffered_bytes += bytes.len();
         self.queue.push_back(Response::Fetched(bytes));
     }
 
+    /// Queues the response to an RXM atomic operation.
     pub(super) fn push_atomic_response(
         &mut self,
         request: (u64, AtomicHeader),
@@ -196,7 +172,7 @@ impl ResponseQueue {
             .push_back(Response::RxmAtomic(request, status, fetched));
     }
 
-    /// Queues an ack behind responses that are due; returns it when there are none.
+    /// Queues an ack behind responses that are due; returns the ack when no response is due.
     pub(super) fn queue_ack(&mut self, due: Option<AckDue>) -> Option<AckDue> {
         if due.is_some() && !self.queue.is_empty() {
             self.queue.push_back(Response::Ack(due));
@@ -205,11 +181,13 @@ impl ResponseQueue {
         due
     }
 
+    /// Queues the nack of a fetching atomic operation.
     pub(super) fn push_nack(&mut self, nack: RmaNack) {
         self.queue.push_back(Response::Nack(nack));
     }
 
-    /// Checks all remote ranges of an operation.
+    /// Checks all remote ranges of an operation; returns their segments, or the nack of the first
+    /// range that fails.
     pub(super) fn check_segments(
         &self,
         iovs: &RmaIovList,
@@ -223,7 +201,26 @@ impl ResponseQueue {
                 error: AccessError::UnknownKey,
             });
         }
-        check_segments(iovs, kind, engine)
+        let mut segments = Vec::with_capacity(iovs.len());
+        for (index, iov) in iovs.iter().enumerate() {
+            let remote = iov.to_rma_iov();
+            let nack = |error| RmaNack {
+                is_read: kind.fills_buffer(),
+                iov_index: index as u8,
+                error,
+            };
+            let (region, offset) =
+                AccessError::check(engine.region(remote.key), kind, &remote, remote.len)
+                    .map_err(nack)?;
+            segments.push(CheckedSegment {
+                memory: region.memory.clone(),
+                offset,
+                len: remote.len,
+                key: remote.key,
+                rma_events: region.rma_events,
+            });
+        }
+        Ok(segments)
     }
 
     /// Queues the response to a read request for these remote ranges.
@@ -251,12 +248,12 @@ impl ResponseQueue {
         engine: &mut impl EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let completed = self.rendezvous.take_completed(id)?;
-        let reads_it = |response: &Response| match response {
+        let reads_message = |response: &Response| match response {
             Response::Rendezvous(ranges) => ranges.iter().any(|range| range.op == completed.op()),
             _ => false,
         };
-        let is_early = self.queue.iter().any(reads_it);
-        // The buffer goes with the operation: the queued responses cannot be sent any more.
+        let is_early = self.queue.iter().any(reads_message);
+        // The completion returns the buffer to the program, so the queued responses cannot be sent.
         if is_early {
             self.clear();
         }
@@ -283,7 +280,7 @@ impl ResponseQueue {
     }
 
     /// Writes responses while fewer than `limit` bytes wait to be sent. No response begins once
-    /// `turn` bytes have been written: other frames to the peer go between two responses.
+    /// `turn` bytes have been written, so that other frames to the peer can go first.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when a response that has begun cannot be finished, because its region
@@ -356,6 +353,7 @@ impl ResponseQueue {
                         status => return Ok(status),
                     }
                     end_read_response(writer, self.is_same_implementation, position.failed_segment);
+                    // A read that failed in part is not reported.
                     for segment in segments.iter().filter(|segment| {
                         position.failed_segment.is_none() && (self.rma_events || segment.rma_events)
                     }) {
@@ -374,8 +372,8 @@ impl ResponseQueue {
     }
 }
 
-/// Returns whether an access to the segment can begin, or fails at once because its region is
-/// closed.
+/// Returns whether an access to the segment need not wait: its region is not locked by its owner, or
+/// is closed.
 pub(super) fn is_accessible(segment: &CheckedSegment) -> bool {
     if !segment.memory.begin_access() {
         return !segment.memory.is_open();
@@ -384,7 +382,7 @@ pub(super) fn is_accessible(segment: &CheckedSegment) -> bool {
     true
 }
 
-/// Ends a read response, with a status for a peer of this library.
+/// Ends a read response; if `is_checked`, with a status.
 fn end_read_response(writer: &mut FrameWriter, is_checked: bool, failed_segment: Option<u8>) {
     if is_checked {
         let (code, detail) = failed_segment.map_or((0, 0), |_| AccessError::UnknownKey.to_words());
@@ -425,6 +423,11 @@ impl ResponsePosition {
     }
 
     /// Copies the segments in chunks. Returns [`ResponseStatus::Idle`] when all of them are copied.
+    /// If a region is closed, the rest of a checked response is zeros and its status reports the
+    /// failure.
+    ///
+    /// # Errors
+    /// [`ProtocolViolation`] if a region is closed and the response is not checked.
     fn copy_segments(
         &mut self,
         segments: &[CheckedSegment],

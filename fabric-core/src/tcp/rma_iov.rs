@@ -18,7 +18,7 @@ pub struct RmaIovList {
     count: usize,
 }
 
-/// One remote range.
+/// One remote range, in wire format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WireRmaIov {
     /// Address of the first byte: a virtual address of the owner (`FI_MR_VIRT_ADDR`), or an offset

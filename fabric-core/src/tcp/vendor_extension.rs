@@ -1,20 +1,21 @@
 //! The vendor extension: how peers of this library recognise each other, and what a peer supports.
 //!
-//! Endpoints that connect on demand put it into the features byte of their private data
-//! ([`RdmCmData`](super::RdmCmData)). libfabric 1.17 returns private data unchanged, later versions
-//! only the bit they know. So request and acceptance carry different values, and neither an echo
-//! nor an intersection is taken for a peer of this library.
+//! `FI_EP_RDM` endpoints that speak the native protocol put the extension into the features byte of
+//! their private data ([`RdmCmData`](super::RdmCmData)). libfabric 1.17 returns the features of a
+//! request unchanged, later versions return only the bit that they know. So request and acceptance
+//! carry different values, and a libfabric peer is not taken for a peer of this library.
 //!
-//! Private data of connected endpoints belong to the program, and those of RXM have no spare bits.
+//! Private data of `FI_EP_MSG` endpoints belong to the program, and those of RXM have no spare bits.
 //! There the extension is in the header of the control message, in bytes that libfabric writes as
-//! zero and ignores: it says that the peer understands nacks and read statuses, and whether the
-//! endpoint supports tags and atomics. Request and acceptance begin it differently, and an endpoint
-//! includes it in its reply only if the request had it. So an echo says nothing, and a libfabric
+//! zero and ignores. Its presence says that the endpoint understands nacks and read statuses; its
+//! bits say whether the endpoint supports tags and atomics. The magic differs between request and
+//! acceptance, and an endpoint includes the extension in its reply only if the request had one. So a
+//! peer that returns the bytes of a request is not taken for one of this library, and a libfabric
 //! peer gets the bytes that libfabric would send.
 //!
-//! That a peer has sent tags is no proof that it supports them: libfabric sends them from any
-//! endpoint that requested the capability, and accepts them only with a shared receive context.
-//! There the program decides (`peer_supports_tags`).
+//! A tagged message from a libfabric peer is no proof that the peer supports tags: libfabric sends
+//! tags from any endpoint that requested the capability, and accepts them only with a shared receive
+//! context. So for a libfabric peer of type `FI_EP_MSG` the program decides (`peer_supports_tags`).
 
 use crate::atomic::AtomicSpec;
 use crate::flags::Caps;
@@ -26,19 +27,19 @@ use super::CmKind;
 pub(super) const EXTENSION_RANGE: std::ops::Range<usize> = 8..24;
 const EXTENSION_LEN: usize = 16;
 
-/// First bytes of the extension in a request and in an acceptance. They differ, so an echo of the
-/// request is not taken for an extension.
+/// First bytes of the extension in a request.
 const REQUEST_MAGIC: [u8; 8] = *b"fabric-?";
+/// First bytes of the extension in an acceptance.
 const ACCEPT_MAGIC: [u8; 8] = *b"fabric-!";
-/// Later versions may add fields; the fields of this version stay.
+/// Version of the extension. Later versions may add fields; the fields of this version stay.
 const VERSION: u8 = 1;
 
 const TAGGED_BIT: u32 = 1;
 const ATOMIC_BIT: u32 = 2;
 
-/// Vendor extension in a control message: the capabilities of a connected endpoint, or of an
-/// endpoint that speaks RXM. Its presence says that the endpoint understands nacks and the statuses
-/// behind read responses.
+/// Vendor extension in a control message: the capabilities of an `FI_EP_MSG` endpoint, or of an
+/// endpoint that speaks RXM. The presence of the extension says that the endpoint understands nacks
+/// and the statuses behind read responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VendorExtension {
     tags: bool,
@@ -59,10 +60,10 @@ impl VendorExtension {
     /// zero bytes and a word of capability bits. All bytes are zero in a rejection.
     pub(super) fn encode(self, kind: CmKind) -> [u8; EXTENSION_LEN] {
         let mut bytes = [0; EXTENSION_LEN];
-        let Some(begin) = magic(kind) else {
+        let Some(magic) = magic(kind) else {
             return bytes;
         };
-        bytes[..8].copy_from_slice(&begin);
+        bytes[..8].copy_from_slice(&magic);
         bytes[8] = VERSION;
         let bits =
             if self.tags { TAGGED_BIT } else { 0 } | if self.atomics { ATOMIC_BIT } else { 0 };
@@ -70,8 +71,8 @@ impl VendorExtension {
         bytes
     }
 
-    /// Decodes the extension of a message of this type; `None` when the bytes are none. Unknown
-    /// bits are ignored.
+    /// Decodes the extension of a message of this type; `None` when the bytes are not an extension.
+    /// Unknown capability bits are ignored.
     pub(super) fn decode(kind: CmKind, bytes: &[u8]) -> Option<Self> {
         let [
             b0,
@@ -120,8 +121,8 @@ pub struct PeerCaps {
     is_same_implementation: bool,
 }
 
-/// Something that the peer of a connection supports. Only [`PeerCaps`] makes such tokens, and
-/// frames that need a capability take one.
+/// Token for a tag or an atomic operation that the peer of a connection supports. Only [`PeerCaps`]
+/// makes tokens, and frames that need a capability take one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Supported<T>(T);
 
@@ -132,8 +133,8 @@ impl<T> Supported<T> {
 }
 
 impl PeerCaps {
-    /// Returns the capabilities of an `FI_EP_RDM` peer. It supports tags, and everything else if it
-    /// is of this library.
+    /// Returns the capabilities of an `FI_EP_RDM` peer. Every such peer supports tags; a peer of
+    /// this library supports atomics too.
     #[must_use]
     pub fn rdm(is_same_implementation: bool) -> Self {
         Self {
@@ -143,13 +144,13 @@ impl PeerCaps {
         }
     }
 
-    /// Returns the capabilities of an `FI_EP_MSG` peer with this vendor extension. A libfabric peer
-    /// supports tags only with a shared receive context, of which the wire says nothing, and
-    /// crashes on them otherwise; that the peer sends tags is no proof. So without an extension the
-    /// program decides (`promise`); with one, the extension does.
+    /// Returns the capabilities of an `FI_EP_MSG` peer: those of its vendor extension. Without an
+    /// extension, the peer supports tags if the program asserts so (`peer_supports_tags`): a
+    /// libfabric peer supports tags only with a shared receive context, which no message tells, and
+    /// crashes on tags otherwise.
     #[must_use]
-    pub fn msg(extension: Option<VendorExtension>, promise: bool) -> Self {
-        let tags = extension.map_or(promise, |extension| extension.tags);
+    pub fn msg(extension: Option<VendorExtension>, peer_supports_tags: bool) -> Self {
+        let tags = extension.map_or(peer_supports_tags, |extension| extension.tags);
         Self {
             tags,
             atomics: extension.is_some_and(|extension| extension.atomics),

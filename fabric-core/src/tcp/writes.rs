@@ -1,7 +1,8 @@
 //! Writes of the peer as they arrive.
 //!
-//! All remote ranges are checked before a byte is written. The payload is copied from the scratch
-//! memory directly into the region; then the ack is due, and then the owner is notified.
+//! All remote ranges are checked before a byte is written. The payload is copied from the received
+//! bytes directly into the regions. Then the ack is due, and then the owner of the memory is
+//! notified.
 
 use std::sync::Arc;
 
@@ -17,14 +18,17 @@ use super::{AckDue, Frame, ProtocolViolation, RmaIovList, RmaNack};
 #[derive(Debug)]
 pub(super) struct IncomingWrite {
     segments: Vec<CheckedSegment>,
+    /// Index of the segment that is written next.
     segment: usize,
+    /// Number of bytes written to that segment.
     offset: usize,
     /// Payload bytes that have not arrived.
     remaining: u64,
+    /// Length of the whole payload, in bytes.
     len: usize,
     data: Option<u64>,
     ack_due: Option<AckDue>,
-    /// The write failed: the rest of its payload is discarded.
+    /// The nack of a failed write, the rest of whose payload is discarded.
     nack: Option<RmaNack>,
     notified: NotifyProgress,
 }
@@ -32,7 +36,9 @@ pub(super) struct IncomingWrite {
 /// How far the owner of the memory has been notified.
 #[derive(Clone, Copy, Debug, Default)]
 struct NotifyProgress {
+    /// Number of segments that were reported or need no report.
     segments: usize,
+    /// Number of bytes in the reports so far.
     bytes: usize,
     is_done: bool,
 }
@@ -53,15 +59,18 @@ pub(super) enum WriteProgress {
 pub(super) enum Stall {
     /// The region is locked by its owner.
     RegionLocked(Arc<dyn RegionMemory>),
-    /// The queue for the owner's notification is full.
+    /// The completion queue for the owner's notification is full.
     CqFull,
 }
 
 impl IncomingWrite {
-    /// Begins a write, or fails it with a nack. Nothing is written before all regions are
-    /// accessible: a region that its owner has locked stalls the write.
+    /// Begins a write whose header has arrived. Nothing is written before all regions are
+    /// accessible: a region that its owner has locked stalls the write. A write that fails the
+    /// access check is begun with a nack, and its payload is discarded.
     ///
-    /// A peer that does not understand nacks ends the connection with a violation.
+    /// # Errors
+    /// [`ProtocolViolation`] when the header is inconsistent, or when the write fails the access
+    /// check and the peer does not understand nacks.
     pub(super) fn begin(
         frame: &Frame,
         iovs: &RmaIovList,
@@ -73,7 +82,8 @@ impl IncomingWrite {
                 "write whose remote ranges do not add up to its payload",
             ));
         }
-        // A write of no bytes with CQ data is an access as well: the owner is notified.
+        // `check_segments` passes a write without remote ranges. With CQ data such a write is an
+        // access too, of which the owner is notified.
         let is_allowed = responses.is_target || frame.data.is_none();
         let denied = RmaNack {
             is_read: false,
@@ -95,16 +105,14 @@ impl IncomingWrite {
         if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
             return Ok(Err(Stall::RegionLocked(segment.memory.clone())));
         }
-        let len = usize::try_from(frame.payload_len).unwrap_or(usize::MAX);
-        let (remaining, data, ack_due) = (frame.payload_len, frame.data, frame.ack_due());
         Ok(Ok(Self {
             segments,
             segment: 0,
             offset: 0,
-            remaining,
-            len,
-            data,
-            ack_due,
+            remaining: frame.payload_len,
+            len: usize::try_from(frame.payload_len).unwrap_or(usize::MAX),
+            data: frame.data,
+            ack_due: frame.ack_due(),
             nack,
             notified: NotifyProgress::default(),
         }))
@@ -173,7 +181,7 @@ impl IncomingWrite {
         Ok(WriteProgress::Stalled(used, due, Stall::CqFull))
     }
 
-    /// Fails the write because its region was closed meanwhile.
+    /// Fails the write because the region of the current segment was closed.
     fn on_region_closed(&mut self, responses: &ResponseQueue) -> Result<(), ProtocolViolation> {
         if !responses.is_same_implementation || self.ack_due.is_none() {
             return Err(ACCESS_VIOLATION);
@@ -186,8 +194,8 @@ impl IncomingWrite {
         Ok(())
     }
 
-    /// Reports the write to the owner as requested: CQ data once, with the last segment. Returns
-    /// false when the queue is full.
+    /// Reports the write to the owner of the memory, for segments whose owner wants events; CQ data
+    /// are reported once, with the last segment. Returns false when the completion queue is full.
     pub(super) fn notify(
         &mut self,
         source: Option<FiAddr>,

@@ -44,8 +44,8 @@ pub struct ConnectParams<'a> {
     pub peer: &'a Address,
     /// Private data for the peer, at most [`MAX_PRIVATE_DATA`] bytes.
     pub data: &'a [u8],
-    /// The program asserts that the peer supports tagged messages, whether or not the peer
-    /// announces it.
+    /// The program asserts that the peer supports tagged messages. The assertion counts only if the
+    /// peer does not announce its capabilities.
     pub peer_supports_tags: bool,
     /// Which side initiates the connection.
     pub mode: ConnectMode<'a>,
@@ -65,12 +65,12 @@ pub enum ConnectMode<'a> {
     Accept(Box<dyn ConnReqHandle>),
 }
 
-/// Result of a connection attempt: what an endpoint knows of its connection.
+/// Attributes of an established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
     /// Local address of the endpoint.
     pub name: Address,
-    /// Private data of the peer's acceptance; empty on the accepting side.
+    /// Private data of the peer's reply; empty on the accepting side.
     pub data: Vec<u8>,
     /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] whose operations may be posted.
     /// A transport that checks each operation against its peer reports both.

@@ -15,18 +15,17 @@ use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub u128);
 
-/// Share of a multi-receive (`FI_MULTI_RECV`) for one message.
+/// Result of splitting a receive for one message off a multi-receive (`FI_MULTI_RECV`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MultiRecvSplit {
     /// A receive with part of the buffer.
     Part(OpKey),
-    /// A receive with part of the buffer; it is the last one, so the multi-receive must leave the
-    /// queue.
+    /// The last receive with part of the buffer: the multi-receive must leave the queue.
     Last(OpKey),
-    /// None now: the completion queue is full. The message must wait where it is.
+    /// No receive yet: the completion queue is full. The message must wait where it is.
     CqFull,
-    /// None: the message does not fit into the rest of the buffer, or the multi-receive has ended.
-    /// It must leave the queue; the next receive may take the message.
+    /// No receive: the message does not fit into the rest of the buffer, or the multi-receive has
+    /// ended. The multi-receive must leave the queue; the next receive may take the message.
     Exhausted,
 }
 
@@ -42,10 +41,10 @@ pub trait EngineContext {
         true
     }
 
-    /// Takes the buffer of an operation while the kernel reads its bytes in place, which may last
-    /// longer than the operation. Until the buffer is [returned](EngineContext::return_buffer) the
-    /// operation has no payload, and its completion is deferred: the owner gets the buffer with it.
-    /// `None` if the engine does not give buffers away.
+    /// Takes the buffer of an operation while the kernel reads its bytes in place, possibly after
+    /// the operation has ended. Until the buffer is [returned](EngineContext::return_buffer), the
+    /// operation has no payload, and its completion is deferred, because the completion returns the
+    /// buffer to the program. `None` if the engine does not give buffers away.
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
         let _ = op;
         None
@@ -65,8 +64,8 @@ pub trait EngineContext {
         &[]
     }
 
-    /// Begins to fill a receive with a message of `len` bytes and reserves memory if its buffer
-    /// grows; returns how many bytes the receive accepts.
+    /// Begins to fill a receive with a message of `len` bytes, and reserves memory if the buffer of
+    /// the receive grows; returns how many bytes the receive accepts.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -126,11 +125,11 @@ pub trait EngineContext {
         Ok((accepted, placed))
     }
 
-    /// Takes the first `filled` bytes from a detached receive.
+    /// Takes the first `filled` bytes of the message from the buffer of a detached receive.
     fn take_received(&mut self, op: OpKey, filled: usize) -> PooledBuf;
 
-    /// Notes that the transport no longer needs the payload of the operation: the kernel or the
-    /// peer has it. The operation has not completed; it waits for the peer's response.
+    /// Notes that the transport no longer needs the payload of the operation, because the kernel or
+    /// the peer has the payload. The operation has not completed: it waits for the peer's response.
     fn on_payload_sent(&mut self, op: OpKey) {
         let _ = op;
     }
@@ -155,19 +154,19 @@ pub trait EngineContext {
         self.complete(op, Outcome::ok(Transfer::sent(len, tag)));
     }
 
-    /// Notes that the call has left work that waits for a peer or for a further pass. If doorbells
-    /// are armed, the engine must arm them again.
+    /// Notes that the call has left work that waits for a peer or for a further pass. If the
+    /// doorbells are armed, the engine must arm them again, which polls once more.
     fn request_rearm(&mut self) {}
 
     /// Notes that further passes are needed, even if no task of this process waits. The transport
-    /// calls it in every pass for which that holds.
+    /// calls this method in every pass after which another one is needed.
     fn request_progress(&mut self) {}
 
     /// Reports an event of the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);
 
-    /// Reports that a connection ended while the peer held this number of loans: their memory is
-    /// not reused.
+    /// Reports that a connection ended while the peer held this number of loans. The memory of
+    /// these loans is not reused.
     fn loans_lost(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
 
     /// Returns the address of the peer with this handle.
@@ -183,9 +182,10 @@ pub trait EngineContext {
 
     /// Reports an access of a peer, through this endpoint, to the region with this key. The
     /// transport reports accesses with CQ data, all accesses to a region with
-    /// [`rma_events`](Region::rma_events), and all accesses if the endpoint was opened with
-    /// [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine keeps only where a
-    /// counter needs it. Returns false when the completion queue is full: the transport must retry.
+    /// [`rma_events`](Region::rma_events), and all accesses if the info of the endpoint has
+    /// [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine removes unless a
+    /// counter counts these accesses. Returns false when the completion queue is full: the
+    /// transport must retry.
     fn on_remote_access(
         &mut self,
         ep: EpId,
@@ -239,7 +239,8 @@ pub trait EngineContext {
         PeerKey::default()
     }
 
-    /// Returns the address of a handle that is about to be removed: no more messages will arrive
-    /// from it.
+    /// Returns the address of a *departing* handle: an auto-inserted one whose last connection has
+    /// ended, and that is removed once no message of its peer is buffered. `None` for other
+    /// handles.
     fn departing_address(&self, addr: FiAddr) -> Option<Address>;
 }

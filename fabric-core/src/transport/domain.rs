@@ -36,10 +36,10 @@ pub enum TrySend {
 /// The data path of one domain.
 pub trait TransportDomain<E: EngineContext>: Send {
     /// Opens an endpoint, at the given address or at one the transport chooses, and returns the
-    /// address. `receiving` is the source of its receives.
+    /// address. `receiving` says whether the endpoint has a receive queue of its own.
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], or what the operating system refuses.
+    /// [`Error::AddressInUse`], or the error of the operating system.
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -52,7 +52,7 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// the address. The transport reports requests with [`EngineContext::on_connreq`].
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], or what the operating system refuses.
+    /// [`Error::AddressInUse`], or the error of the operating system.
     fn listen(&mut self, ep: EpId, info: &Info, at: Option<&Address>) -> Result<Address> {
         let _ = (ep, info, at);
         Err(Error::NotSupported("passive endpoints"))
@@ -68,8 +68,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// [`EngineContext::on_connected`], possibly before this method returns.
     ///
     /// # Errors
-    /// Failures known at once; all resources are released, and a request to be accepted has been
-    /// rejected.
+    /// Failures known at once; all resources are released, and the request of
+    /// [`ConnectMode::Accept`](super::ConnectMode::Accept) has been rejected.
     fn open_connected(
         &mut self,
         engine: &mut E,
@@ -82,8 +82,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
         Err(Error::NotSupported("connected endpoints"))
     }
 
-    /// Shuts down the connection of an endpoint: bytes already sent still leave; queued operations
-    /// complete as canceled.
+    /// Shuts down the connection of an endpoint: bytes of completed sends are still transmitted,
+    /// and queued operations complete with [`Error::Canceled`].
     ///
     /// # Errors
     /// [`Error::NotSupported`] when the endpoint is not of type `FI_EP_MSG`.
@@ -94,15 +94,15 @@ pub trait TransportDomain<E: EngineContext>: Send {
         ))
     }
 
-    /// Closes an endpoint. Operations that are still posted complete as canceled.
+    /// Closes an endpoint. Operations that are still posted complete with [`Error::Canceled`].
     fn close_endpoint(&mut self, engine: &mut E, ep: EpId);
 
-    /// Sends a message, or writes to a peer's memory, inline if possible. `payload` is not consumed
-    /// otherwise. An operation whose [level](TxOp::level) needs the peer's ack never completes
-    /// inline, and so must be queued.
+    /// Sends a message, or writes to a peer's memory, inline if possible. With
+    /// [`TrySend::WouldBlock`] nothing was sent. An operation whose [level](TxOp::level) needs the
+    /// peer's ack never completes inline, and so must be queued.
     ///
     /// # Errors
-    /// Failures known inline; the operation does not take effect.
+    /// Failures known at once; the operation does not take effect.
     fn try_send(
         &mut self,
         engine: &mut E,
@@ -119,16 +119,16 @@ pub trait TransportDomain<E: EngineContext>: Send {
         engine.complete(op, Outcome::failed(Error::NotSupported("batched messages")));
     }
 
-    /// Hands the batched messages of an endpoint to the kernel as far as its buffers have room,
-    /// and completes those whose last byte was accepted.
+    /// Hands the batched messages of an endpoint to the kernel as far as the socket buffers have
+    /// room, and completes the messages whose last byte the kernel accepted.
     fn write_batched(&mut self, engine: &mut E, ep: EpId) {
         let _ = (engine, ep);
     }
 
-    /// Ends a batch of sends with `more`: notifies the receivers.
+    /// Ends a batch of sends with [`TxOp::more`]: notifies the receivers.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when a receiver has closed meanwhile without accepting everything.
+    /// [`Error::PeerGone`] when a receiver has closed before it accepted all messages of the batch.
     fn flush(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
         let _ = (engine, ep);
         Ok(())
@@ -167,8 +167,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
-    /// Returns a region of a peer for accesses without the transport from now on. `None` when the
-    /// region has not been accessed yet.
+    /// Returns a region of a peer that this process can access without the transport. `None` when
+    /// the region has not been accessed yet.
     ///
     /// # Errors
     /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
@@ -201,8 +201,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// Collects loans that peers have returned.
     fn collect_loans(&mut self) {}
 
-    /// Watches the loans that peers hold, as long as somebody
-    /// [waits](LoanAllocator::set_awaited) for memory: peers ring when they return one.
+    /// Watches the loans that peers hold, while a task [waits](LoanAllocator::set_awaited) for
+    /// memory of loans: a peer rings the doorbell when it returns a loan.
     fn watch_loans(&mut self) {}
 
     /// Sets the minimum length in bytes of messages that are copied once, directly between the
@@ -241,25 +241,26 @@ pub trait TransportDomain<E: EngineContext>: Send {
         let _ = key;
     }
 
-    /// Notes that the owner of a served region has unlocked it: accesses that wait for it are to be
-    /// retried.
+    /// Notes that the program has unlocked a registered buffer with this key: accesses of peers that
+    /// wait for the lock are to be retried.
     fn region_unlocked(&mut self, key: u64) {
         let _ = key;
     }
 
-    /// Queues a send or an RMA operation whose payload the operation `op` owns. It completes with
-    /// [`EngineContext::complete`].
+    /// Queues a send or an RMA operation whose payload the operation `op` owns. The operation
+    /// completes with [`EngineContext::complete`].
     ///
     /// # Errors
     /// Failures known at once; nothing was queued.
     fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()>;
 
-    /// Posts a receive. It completes with [`EngineContext::complete`], possibly before this method
-    /// returns.
+    /// Posts a receive. The receive completes with [`EngineContext::complete`], possibly before
+    /// this method returns.
     fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec);
 
     /// Posts a multi-receive: [`EngineContext::split_multi_recv`] splits off a receive for each
-    /// message. It stays posted until it is [used up](super::MultiRecvSplit::Exhausted).
+    /// message. The multi-receive stays posted until a split returns
+    /// [`Last`](super::MultiRecvSplit::Last) or [`Exhausted`](super::MultiRecvSplit::Exhausted).
     fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         let _ = (ep, spec);
         engine.complete(
@@ -268,16 +269,16 @@ pub trait TransportDomain<E: EngineContext>: Send {
         );
     }
 
-    /// Returns the receive queue of an endpoint with receives of its own, for probes and claims.
-    /// `None` when the endpoint is closed, or the transport has no such queue.
-    /// [`TransportDomain::on_rx_queue_changed`] must follow.
+    /// Returns the endpoint's own receive queue, for probes and claims. `None` when the endpoint is
+    /// closed, or the transport has no such queue. The caller calls
+    /// [`TransportDomain::on_rx_queue_changed`] afterwards.
     fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
         let _ = ep;
         None
     }
 
-    /// Notes that the receive queue of an endpoint was changed: blocked messages may be accepted
-    /// now, and acks may be due to peers.
+    /// Notes that the receive queue of an endpoint was changed: the queue may accept messages that
+    /// it declined before, and acks may be due to peers.
     fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
         let _ = (engine, ep);
     }
@@ -293,21 +294,21 @@ pub trait TransportDomain<E: EngineContext>: Send {
         Err(Error::NotSupported("multicast groups"))
     }
 
-    /// Leaves a group; the membership ends after as many calls as joins.
+    /// Leaves the group with this id; the membership ends after as many calls as joins.
     fn leave_group(&mut self, ep: EpId, group: u32) {
         let _ = (ep, group);
     }
 
-    /// Cancels an operation that has not begun: returns true, and the operation will not complete.
-    /// Otherwise it will.
+    /// Cancels an operation. Returns true if the operation had not begun: it will not complete.
+    /// Returns false if it had begun: it will complete.
     fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool;
 
-    /// Detaches a receive that no task awaits any more: a message that is arriving in it is kept
-    /// for the next receive. The operation will not complete.
+    /// Detaches a receive that no task awaits any more: a message that is arriving in the receive
+    /// is kept for the next one. The detached receive will not complete.
     fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey);
 
-    /// Returns a message that was received but not consumed: it takes its old place among the
-    /// unexpected messages.
+    /// Requeues a message that was received but not consumed at its old place among the unexpected
+    /// messages.
     fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf);
 
     /// Notes that an address of the endpoint's address vector has a handle now.
@@ -325,11 +326,11 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// Handles a watched descriptor that is ready.
     fn ready(&mut self, engine: &mut E, token: u64);
 
-    /// Arms the doorbells, then polls once more: returns true when it is safe to sleep, and false
-    /// when there is work already (and the doorbells are disarmed).
+    /// Arms the doorbells, then polls once more. Returns true when the engine may sleep, and false
+    /// when there is work: the doorbells are then disarmed.
     fn arm(&mut self) -> bool;
 
-    /// Disarms the doorbells: a task polls again.
+    /// Disarms the doorbells, because a task polls again.
     fn disarm(&mut self);
 
     /// Returns the counters that the transport keeps for an endpoint.

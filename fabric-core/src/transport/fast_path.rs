@@ -29,17 +29,18 @@ pub trait LoanAllocator: Send + Sync {
     /// of the operating system.
     fn allocate(&self, len: usize) -> Result<Loan>;
 
-    /// Sets the limit: the bytes that are lent, held or free at the same time.
+    /// Sets the limit of the bytes that are held by the program, loaned to peers, or free for the
+    /// next loan.
     fn set_limit(&self, bytes: usize);
 
     /// Returns how many times memory has become free.
     fn times_freed(&self) -> u64;
 
-    /// Sets whether somebody waits for memory. From then on the wait set is woken when memory
-    /// becomes free without a pass of this domain.
+    /// Sets whether a task waits for memory. While one waits, memory that becomes free outside a
+    /// pass of this domain wakes the wait set.
     fn set_awaited(&self, awaited: bool);
 
-    /// Returns whether somebody waits for memory.
+    /// Returns whether a task waits for memory.
     fn is_awaited(&self) -> bool;
 
     /// Returns the error of an allocation that would have to wait, with the bytes in use and the
@@ -51,14 +52,14 @@ pub trait LoanAllocator: Send + Sync {
 /// domain, from any thread at any time; they count their operations for
 /// [`TransportStats`](crate::stats::TransportStats).
 pub trait FastPath: Send + Sync {
-    /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps its
-    /// order: never before an operation that was posted earlier.
+    /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps the
+    /// posting order: no message overtakes an operation that was posted earlier.
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult;
 
     /// Executes as [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic) does.
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
 
-    /// Blocks or unblocks the path: while operations are queued, none may overtake them. Called
-    /// with the lock.
+    /// Blocks or unblocks the fast path: while operations are queued, no other may overtake them.
+    /// Called with the domain's lock held.
     fn set_blocked(&self, blocked: bool);
 }

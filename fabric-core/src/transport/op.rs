@@ -9,7 +9,7 @@ use crate::completion::{CompletionLevel, OpKind};
 pub struct OpKey {
     /// Index of the slot; small, and reused.
     pub index: u32,
-    /// Number of the use of the slot.
+    /// Distinguishes successive operations in the same slot.
     pub generation: u32,
 }
 
@@ -50,11 +50,11 @@ pub struct TxOp {
     /// Identifier of the remote ranges, if the operation has several. Such an operation is queued,
     /// never tried inline.
     pub rma_iov_id: Option<RmaIovId>,
-    /// The payload is the loan with this identifier: the receiver may take it instead of a copy.
+    /// Key of the loan that is the payload: the receiver may take the loan instead of a copy.
     pub loan: Option<u64>,
     /// The operation begins when all operations posted before it for that peer have completed
-    /// (`FI_FENCE`). Transports can ignore this: the engine holds the operation, and those behind
-    /// it, until then.
+    /// (`FI_FENCE`). Transports ignore this field, because the engine holds back the operation, and
+    /// those behind it, until then.
     pub fence: bool,
     /// When a message completes. A transport that does not offer the level fails the message with
     /// [`Error::NotSupported`](crate::Error::NotSupported). RMA operations complete when the peer's
@@ -62,7 +62,7 @@ pub struct TxOp {
     pub level: CompletionLevel,
     /// More operations follow under the same lock, and then
     /// [`TransportDomain::flush`](super::TransportDomain::flush): the receiver need not be notified
-    /// of this one (`FI_MORE`).
+    /// of this operation (`FI_MORE`).
     pub more: bool,
 }
 
@@ -79,13 +79,13 @@ pub struct RmaIov {
     pub offset: u64,
     /// Length in bytes.
     pub len: usize,
-    /// The atomic operation, if it is one.
+    /// The atomic operation on the range; `None` for a read or write.
     pub atomic: Option<AtomicSpec>,
 }
 
 impl TxOp {
-    /// Returns whether the operation is a plain message: no tag, data, loan, fence or flag, and
-    /// complete when sent.
+    /// Returns whether the operation is a plain message: without tag, CQ data, loan, `FI_FENCE` and
+    /// `FI_MORE`, and complete when sent.
     #[must_use]
     #[inline]
     pub fn is_plain(&self) -> bool {
@@ -98,21 +98,19 @@ impl TxOp {
             && !self.level.needs_ack()
     }
 
-    /// Returns an operation on a peer with default attributes.
+    /// Returns an operation on a peer without optional fields, which completes when transmitted.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
-        let level = CompletionLevel::Transmitted;
-        let (tag, data, remote, rma_iov_id, loan) = (None, None, None, None, None);
         Self {
             kind,
             peer,
-            tag,
-            data,
-            remote,
-            rma_iov_id,
-            loan,
+            tag: None,
+            data: None,
+            remote: None,
+            rma_iov_id: None,
+            loan: None,
             fence: false,
-            level,
+            level: CompletionLevel::Transmitted,
             more: false,
         }
     }
@@ -130,9 +128,9 @@ impl TxOp {
 /// Kind of access of a peer to memory of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteAccess {
-    /// The peer wrote to it, or changed it atomically.
+    /// A write, or an atomic operation that fetches no values.
     Write,
-    /// The peer read it, or fetched values it changed.
+    /// A read, or a fetching atomic operation.
     Read,
 }
 

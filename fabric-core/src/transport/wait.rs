@@ -9,16 +9,14 @@ use std::os::fd::BorrowedFd;
 #[non_exhaustive]
 #[doc(alias = "FI_TCP_IO_URING")]
 pub enum SocketIo {
-    /// The value of the environment variable `FABRIC_SOCKET_IO`: `epoll`, `io_uring` (or epoll
-    /// where the kernel does not support io_uring), or `auto`, which is the faster one by
-    /// measurement: epoll.
+    /// The value of the environment variable `FABRIC_SOCKET_IO`: `epoll`, `io_uring` (epoll where
+    /// the kernel does not support io_uring), or `auto`: epoll, which was faster in measurements.
     #[default]
     Auto,
     /// Non-blocking system calls and epoll.
     Epoll,
-    /// Non-blocking system calls while a task polls, and io_uring while no task does: the kernel
-    /// alone receives, and sends long messages. Connections are established with io_uring in either
-    /// case.
+    /// Non-blocking system calls while a task polls, and io_uring while no task does: then io_uring
+    /// receives, and sends long messages. Connections are always established with io_uring.
     IoUring,
 }
 
@@ -45,10 +43,11 @@ pub trait WaitSet: Send + Sync {
     /// The error of the operating system.
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()>;
 
-    /// Changes the interest in a descriptor that is watched already. It keeps its token.
+    /// Changes the interest in a descriptor that is watched already. The descriptor keeps its
+    /// token.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// The error of the operating system; [`io::ErrorKind::Unsupported`] by default.
     fn set_interest(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
         let _ = (fd, token, interest);
         Err(io::ErrorKind::Unsupported.into())

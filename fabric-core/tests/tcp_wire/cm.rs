@@ -88,7 +88,7 @@ fn control_messages_round_trip_at_every_split() {
 }
 
 #[test]
-fn endianness_probe_selects_byte_order() {
+fn byte_order_probe_selects_byte_order() {
     let mut bytes = hex(REQUEST);
     bytes[24..32].copy_from_slice(&1u64.to_be_bytes());
     assert_eq!(decode_whole(&bytes).byte_order, ByteOrder::Big);
@@ -135,7 +135,7 @@ fn unknown_versions_and_kinds_and_excessive_lengths_are_rejected() {
 }
 
 #[test]
-fn accept_reply_to_rxm_selects_the_version_without_rendezvous() {
+fn acceptance_selects_the_version_without_rendezvous() {
     let request = RdmCmData {
         version: 0,
         features: 0,

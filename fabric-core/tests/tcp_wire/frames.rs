@@ -102,7 +102,7 @@ fn is_valid_header(code: u8, flags: u16, op: u8, iov_count: u8, len: u8) -> bool
 }
 
 #[test]
-fn every_header_is_accepted_or_rejected() {
+fn header_is_accepted_exactly_if_it_is_valid() {
     for code in (0..=8).chain([127, 200, 0xf1, 0xf2, 0xf3, 255]) {
         for flags in [0, 1, 4, 5, 0xffff] {
             for op in [0, 1, 2, 255] {
@@ -145,9 +145,9 @@ fn frame_shorter_than_its_header_is_rejected() {
     assert_eq!(frame.payload_len, u64::MAX - 16);
 }
 
-/// Released peers write any value there.
+/// Some releases of libfabric write arbitrary values to these fields.
 #[test]
-fn version_id_and_unused_iov_count_are_ignored() {
+fn version_sequence_and_unused_iov_count_are_ignored() {
     let mut bytes = hex(MESSAGE);
     for byte in 0..=255 {
         (bytes[0], bytes[7], bytes[5]) = (byte, byte, byte);

@@ -77,7 +77,7 @@ fn native_receiver(budget: usize, is_same: bool) -> TcpReceiver {
     receiver
 }
 
-/// Returns the writer for responses, in either protocol.
+/// Returns the writer for responses. It writes responses to native requests too.
 fn rxm_writer() -> FrameWriter {
     FrameWriter::with_rxm(ByteOrder::Little, RxmSender::new(6))
 }
@@ -99,17 +99,18 @@ fn run_split(bytes: &[u8], mut receiver: TcpReceiver) {
     let _ = receiver.take_responses(&mut rxm_writer(), 1 << 16);
 }
 
-/// A connection on which everything happens at once: bytes arrive in parts, receives are posted,
-/// requests sent and responses written.
+/// A connection on which bytes arrive in parts while receives are posted, requests are sent and
+/// responses are written, in an order that depends on the bytes.
 struct FuzzedConnection {
     receiver: TcpReceiver,
     writer: FrameWriter,
     /// Bytes that have arrived and were not consumed.
     unread: Vec<u8>,
+    /// The first frame of `unread` was blocked.
     message_held: bool,
-    /// Operations; every one must complete.
+    /// All operations; each must complete.
     ops: Vec<OpKey>,
-    /// Deterministic for the same bytes.
+    /// State of the generator of choices, seeded with the bytes.
     rng_state: usize,
 }
 
@@ -182,7 +183,7 @@ impl FuzzedConnection {
             let capacity = [None, Some(16)][self.next(2)];
             self.ops.push(self.receiver.post_recv(spec, capacity));
         }
-        if self.message_held && !self.receiver.would_read_held(&self.unread) {
+        if self.message_held && !self.receiver.can_resume(&self.unread) {
             return true;
         }
         let Ok(outcome) = self.receiver.read(&self.unread) else {

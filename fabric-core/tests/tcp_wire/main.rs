@@ -1,18 +1,18 @@
-//! The tcp protocols byte by byte: headers as libfabric encodes them, streams split anywhere, and
-//! every kind of malformed input.
+//! The tcp protocols byte by byte: headers as libfabric encodes them, streams that are split at any
+//! byte, and malformed input.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `receiver` | a receive queue, and an engine context that keeps its state in maps |
 //! | `cm` | control messages, and simultaneous connects |
-//! | `vendor_extension` | capabilities of connected endpoints of this library |
+//! | `vendor_extension` | capabilities of `FI_EP_MSG` endpoints of this library |
 //! | `frames` | frame headers |
-//! | `streams` | whole streams, split anywhere, malformed ones among them |
+//! | `streams` | valid and malformed streams, split at any byte |
 //! | `rma` | RMA operations of peers with and without the vendor extension |
 //! | `native_atomics` | atomic operations of peers with the vendor extension |
 //! | `fuzz_input` | entry points shared with the fuzz targets |
 //! | `protocol` | negotiation of native protocol or RXM |
-//! | `rxm` | RXM packets, segments and rendezvous, split anywhere, malformed ones among them |
+//! | `rxm` | valid and malformed RXM packets, segments and rendezvous, split at any byte |
 //! | `rxm_rma` | RXM atomic operations, and RMA frames between the packets |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 

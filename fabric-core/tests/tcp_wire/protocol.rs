@@ -85,7 +85,7 @@ fn invalid_rxm_request_is_rejected_in_rxm() {
     }
     .encode();
     assert!(ConnectRequest::decode(&no_port).is_err());
-    // Flow control, the slot and the number of receives are up to the peer.
+    // Flow control, a padding byte and the number of receives may have any value.
     for at in [6, 7, 12, 15] {
         let mut bytes = good;
         bytes[at] ^= 0xff;
@@ -147,7 +147,7 @@ fn reply_uses_the_protocol_of_the_request() {
 }
 
 #[test]
-fn reply_can_ask_for_the_other_protocol() {
+fn reply_can_request_a_retry_in_the_other_protocol() {
     let native = ConnectRequest::new(WireProtocol::Native, 9, 7, 3);
     let rxm = ConnectRequest::new(WireProtocol::Rxm, 9, 7, 3);
     let private_data = RdmCmData::new(9, 8).encode();

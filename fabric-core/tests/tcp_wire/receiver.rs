@@ -32,9 +32,10 @@ pub(crate) const UNTAGGED: RecvSpec = RecvSpec {
     tag: None,
 };
 
+/// Key and address handle of the sender.
 pub(crate) const PEER: (PeerKey, Option<FiAddr>) = (PeerKey(1), None);
 
-/// The receiving half of a connection.
+/// The receiving half of a connection, with its receive queue and engine context.
 pub(crate) struct TcpReceiver {
     pub(crate) rx: RxQueue,
     pub(crate) reader: FrameReader,
@@ -130,7 +131,8 @@ impl TcpReceiver {
             .read(bytes, PEER, &mut self.rx, &mut self.context)
     }
 
-    pub(crate) fn would_read_held(&mut self, bytes: &[u8]) -> bool {
+    /// Returns whether the blocked frame at the start of `bytes` can be accepted now.
+    pub(crate) fn can_resume(&mut self, bytes: &[u8]) -> bool {
         self.reader
             .can_resume(bytes, PEER, &self.rx, &mut self.context)
     }

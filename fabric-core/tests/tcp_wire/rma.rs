@@ -410,8 +410,8 @@ fn pending_requests_fail_with_the_connection() {
     }
 }
 
-/// A peer that sends requests and reads no responses is not read any more, and uses no memory but
-/// its requests.
+/// While a peer reads no responses, only a bounded number of its requests is read, and no response
+/// is buffered beyond the limit of the writer.
 #[test]
 fn queued_read_requests_are_bounded() {
     let mut target = rma_target(false);
@@ -497,8 +497,8 @@ fn register_buffer(target: &mut TcpReceiver) -> Arc<RegisteredMemory> {
     memory
 }
 
-/// While the owner has locked its buffer, neither a write nor a read request is executed; then both
-/// are. A region closed meanwhile rejects them.
+/// While the owner has locked its buffer, neither a write nor a read request is executed. Both are
+/// executed after the owner unlocks the buffer, and fail after the owner closes the region.
 #[test]
 fn access_waits_while_owner_holds_the_buffer() {
     for closes in [false, true] {
@@ -516,7 +516,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         );
         let stream = encode_write(&iovs, None, b"abcd");
         let outcome = target.read(&stream).unwrap();
-        assert!(outcome.blocked && outcome.consumed == 0 && !target.would_read_held(&stream));
+        assert!(outcome.blocked && outcome.consumed == 0 && !target.can_resume(&stream));
         assert!(
             target
                 .region_bytes(READ_WRITE_KEY)
@@ -529,7 +529,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         } else {
             memory.put_back(buf);
         }
-        assert!(!target.reader.responses.is_blocked_on_region() && target.would_read_held(&stream));
+        assert!(!target.reader.responses.is_blocked_on_region() && target.can_resume(&stream));
         let (response, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
         assert_eq!(status, ResponseStatus::Idle);
         let acks = target
@@ -625,8 +625,8 @@ fn region_close_mid_transfer_is_nacked() {
     }
 }
 
-/// The owner gets one event, after the bytes; until the completion queue has room the connection is
-/// blocked, but the ack is not.
+/// The owner gets one event, after the bytes. While the completion queue has no room for the event,
+/// the connection is blocked, but the ack is due at once.
 #[test]
 fn write_data_reports_once_and_waits_for_cq_room() {
     let mut target = rma_target(true);
@@ -639,9 +639,9 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     let outcome = target.read(&stream).unwrap();
     assert!(outcome.blocked && outcome.consumed == stream.len() && outcome.acks_due.len() == 1);
     assert_eq!(&target.region_bytes(READ_WRITE_KEY)[..3], b"abc");
-    assert!(!target.would_read_held(b""));
+    assert!(!target.can_resume(b""));
     target.context.cq_full = false;
-    assert!(target.would_read_held(b""));
+    assert!(target.can_resume(b""));
     let outcome = target.read(b"").unwrap();
     assert!(!outcome.blocked && outcome.acks_due.is_empty());
     let [(key, access, transfer)] = target.context.remote_accesses[..] else {

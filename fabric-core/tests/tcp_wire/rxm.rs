@@ -1,4 +1,4 @@
-//! RXM packets, segments and rendezvous messages, split anywhere, malformed ones among them.
+//! Valid and malformed RXM packets, segments and rendezvous messages, split at any byte.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
@@ -675,7 +675,7 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     );
 }
 
-/// An unexpected message over budget blocks messages, and nothing else.
+/// Behind an unexpected message over budget, messages wait, and all other frames are read.
 #[test]
 fn messages_over_budget_are_deferred() {
     let mut peers = RxmPeer::connected_pair();
@@ -738,7 +738,7 @@ fn messages_over_budget_are_deferred() {
 /// A deferred message has waited already: when there is budget it is buffered, and not deferred
 /// again.
 #[test]
-fn deferred_message_is_taken_without_another_delay() {
+fn deferred_message_is_buffered_when_the_budget_has_room() {
     let mut receiver = TcpReceiver::rxm(1500, CONNECTION_ID);
     let bytes = [1, 2]
         .map(|byte| encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
@@ -780,9 +780,9 @@ fn deferred_messages_are_bounded_in_bytes() {
         deferred += outcome.consumed;
         assert!(deferred <= 8 << 20);
     }
-    assert!(deferred > 7 << 20 && !receiver.would_read_held(&bytes));
+    assert!(deferred > 7 << 20 && !receiver.can_resume(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
-    assert!(receiver.would_read_held(&bytes));
+    assert!(receiver.can_resume(&bytes));
     assert_eq!(
         receiver.read(&bytes).unwrap().consumed,
         bytes.len(),

@@ -706,10 +706,10 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     for _ in 0..2 {
         let outcome = receiver.read(&stream).unwrap();
         assert!(outcome.blocked && outcome.consumed == 0 && !receiver.reader.has_deferred());
-        assert!(!receiver.would_read_held(&stream));
+        assert!(!receiver.can_resume(&stream));
     }
     memory.put_back(buf);
-    assert!(receiver.would_read_held(&stream));
+    assert!(receiver.can_resume(&stream));
     assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
     assert_eq!(region_bytes(&receiver)[0], 2);
     assert_eq!(memory.take().unwrap().bytes()[8], 1);

@@ -1,4 +1,4 @@
-//! Whole streams, split anywhere, malformed ones among them.
+//! Valid and malformed streams, split at any byte.
 
 use fabric_core::buf::Payload;
 use fabric_core::tcp::{
@@ -288,9 +288,9 @@ fn message_over_budget_is_held_unread() {
     });
     assert!(largest < 4096, "{largest}");
     assert_eq!(receiver.rx.unexpected(), (0, 0));
-    assert!(!receiver.would_read_held(&bytes));
+    assert!(!receiver.can_resume(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
-    assert!(receiver.would_read_held(&bytes));
+    assert!(receiver.can_resume(&bytes));
     assert_eq!(receiver.read(&bytes).unwrap().consumed, 16);
     let part = vec![5; 1 << 20];
     assert_eq!(receiver.read(&part).unwrap().consumed, 1 << 20);
@@ -410,11 +410,11 @@ fn abort_returns_the_incomplete_message() {
     assert!(!receiver.rx.has_posted());
 }
 
-/// A message without a matching receive stays unread for one more pass, and again whenever a
-/// receive has taken a message: a program that posts between two passes gets every message without
-/// buffering.
+/// A message that arrives while no receive is posted stays unread for one more pass, and again
+/// whenever a receive has taken a message: a program that posts between two passes gets every
+/// message without buffering.
 #[test]
-fn unmatched_message_is_buffered_in_the_second_poll() {
+fn unmatched_message_is_buffered_in_the_second_pass() {
     let mut writer = FrameWriter::new(ByteOrder::Little);
     for byte in 0..4 {
         assert!(writer.push_message(None, None, Payload::Contiguous(&[byte; 10])));
@@ -443,8 +443,8 @@ fn unmatched_message_is_buffered_in_the_second_poll() {
         receiver.post_recv(ANY_TAG, None),
         receiver.post_recv(UNTAGGED, None),
     );
-    // A posted receive that does not match still counts: the program is not about to post its
-    // first.
+    // While a receive is posted, a message that does not match it is buffered: the program is not
+    // about to post its first receive.
     assert_eq!(
         read_at(&mut receiver, one, UnexpectedPolicy::DeferredOnce),
         (3 * one, false)
@@ -464,6 +464,6 @@ fn unmatched_message_is_buffered_in_the_second_poll() {
     assert_eq!(
         read_at(&mut other, 3 * one, UnexpectedPolicy::Buffer),
         (one, false),
-        "messages are buffered at the end"
+        "the policy for the last read buffers messages"
     );
 }

@@ -1,4 +1,4 @@
-//! The vendor extension of connected endpoints, and the capability tokens it yields.
+//! The vendor extension of `FI_EP_MSG` endpoints, and the capabilities that it gives to a peer.
 
 use fabric_core::Error;
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
@@ -148,7 +148,8 @@ fn extension_announces_endpoint_caps() {
 
 #[test]
 fn peer_caps_gate_tags_and_atomics() {
-    let announced = |caps, promise| PeerCaps::msg(Some(VendorExtension::from_caps(caps)), promise);
+    let announced =
+        |caps, asserted| PeerCaps::msg(Some(VendorExtension::from_caps(caps)), asserted);
     let unsupported = |error| matches!(error, Error::NotSupported(_));
     for (peer_caps, tags, atomics, is_same) in [
         (PeerCaps::msg(None, false), false, false, false),

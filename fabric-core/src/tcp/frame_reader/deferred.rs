@@ -1,8 +1,9 @@
-//! RXM messages that are deferred, so that the frames behind them are read.
+//! RXM messages that are deferred: the reader keeps the frames that the receive queue declines, and
+//! reads the frames behind them.
 //!
-//! With RXM, an unexpected message without room must not block the connection: behind it may be the
-//! response to a read for which an earlier message waits, or a read of a rendezvous message. Frames
-//! are kept as they arrived, in order, within a limit of their own.
+//! With RXM, a declined message must not block the connection: behind it may be the response to a
+//! read for which an earlier message waits, or a read of a rendezvous message. Deferred frames are
+//! kept as they arrived, in order, within a limit of their own, and read again in later passes.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ use crate::transport::EngineContext;
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId};
 
 /// Maximum number of bytes deferred per connection: more than a peer sends before it handles a read
-/// request.
+/// request. A frame beyond the limit blocks the connection.
 const MAX_DEFERRED_BYTES: usize = 8 << 20;
 /// Maximum length of a deferred frame, in bytes. No packet is longer.
 const MAX_DEFERRED_FRAME: usize = MAX_HEADER_LEN + PACKET_HEADER_LEN + EAGER_LIMIT;
@@ -67,7 +68,8 @@ impl FrameReader {
     }
 
     /// Ends all reads of rendezvous messages, because the peer no longer responds; returns the
-    /// messages that were being read. Deferred rendezvous packets are dropped.
+    /// messages that were being read, which the caller must fail. Deferred rendezvous packets are
+    /// dropped.
     #[must_use]
     pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
         let is_rendezvous = |bytes: &[u8]| {
@@ -104,8 +106,7 @@ impl FrameReader {
         if !self.has_deferred() {
             return Ok(());
         }
-        // The body of the current frame may be incomplete. It must be kept even when a deferred
-        // frame is malformed.
+        // The frame whose payload is arriving is kept, even when a deferred frame is malformed.
         let body = self.body.take();
         // Deferred messages have waited already, so they are buffered if no receive matches.
         let policy = std::mem::take(&mut self.unexpected_policy);
@@ -114,6 +115,7 @@ impl FrameReader {
         result
     }
 
+    /// Reads deferred frames in order, until the receive queue declines one.
     fn read_all_deferred(
         &mut self,
         sender: SenderId,
@@ -138,7 +140,7 @@ impl FrameReader {
         Ok(())
     }
 
-    /// Reads a message or defers it. Returns false when nothing more can be read now.
+    /// Reads a message or defers it. Returns false when the message is incomplete or has to wait.
     pub(super) fn read_or_defer(
         &mut self,
         received: &ReceivedFrame<'_>,
@@ -151,7 +153,7 @@ impl FrameReader {
             return Ok(self.defer(received, outcome));
         }
         let proceed = self.read_packet_or_tagged(received, sender, rx, engine, outcome)?;
-        // A frame that waits for a region is not a message: it blocks the connection.
+        // A stalled atomic operation is not a message: it blocks the connection.
         Ok(proceed || outcome.blocked && self.stall.is_none() && self.defer(received, outcome))
     }
 
@@ -202,7 +204,8 @@ impl FrameReader {
         Ok(is_read)
     }
 
-    /// Returns whether a message has to wait behind the deferred ones.
+    /// Returns whether a message has to wait behind the deferred ones, to keep the order of
+    /// messages.
     fn must_defer(&self, received: &ReceivedFrame<'_>) -> bool {
         if !self.has_deferred() {
             return false;
@@ -227,7 +230,7 @@ impl FrameReader {
         }
     }
 
-    /// Defers a message. Returns false when it is incomplete, or when it exceeds the limit and
+    /// Defers a message. Returns false when the message is incomplete, or exceeds the limit and
     /// blocks the connection.
     fn defer(&mut self, received: &ReceivedFrame<'_>, outcome: &mut ReadOutcome) -> bool {
         let len = usize::try_from(received.frame.payload_len)

@@ -1,4 +1,4 @@
-//! RXM packets: one packet in the payload of each TCP-provider frame.
+//! RXM packets: one packet in the payload of each frame of the tcp provider.
 
 use crate::matching::Envelope;
 use crate::rx::RxQueue;
@@ -35,7 +35,7 @@ impl<'a> ParsedPacket<'a> {
 }
 
 impl FrameReader {
-    /// Reads a packet. Returns false when nothing more can be read now.
+    /// Reads a packet. Returns false when the packet is incomplete or has to wait.
     pub(super) fn read_packet(
         &mut self,
         received: &ReceivedFrame<'_>,
@@ -148,22 +148,22 @@ impl FrameReader {
         let Some(payload) = parsed.complete_atomic_payload()? else {
             return Ok(false);
         };
-        let blocked_on = atomics::execute_rxm(
+        let stall = atomics::execute_rxm(
             (&parsed.packet, atomic),
             payload,
             sender.1,
             &mut self.responses,
             engine,
         )?;
-        if blocked_on.is_some() {
-            (self.stall, outcome.blocked) = (blocked_on, true);
+        if stall.is_some() {
+            (self.stall, outcome.blocked) = (stall, true);
             return Ok(false);
         }
         Ok(self.finish_packet(received, parsed, outcome))
     }
 
-    /// Consumes a complete packet. Its ack is sent after the responses that are queued already.
-    /// Always returns true: another packet may follow.
+    /// Consumes a complete packet. An ack that the frame requests is sent after the responses that
+    /// are queued already. Always returns true, because the next packet can be read.
     fn finish_packet(
         &mut self,
         received: &ReceivedFrame<'_>,
@@ -177,7 +177,8 @@ impl FrameReader {
         true
     }
 
-    /// Returns the envelope of the message that begins with this frame.
+    /// Returns the envelope of the message that begins with this frame; `None` while the packet
+    /// header is incomplete, or if it is malformed.
     pub(super) fn packet_envelope(
         frame: &Frame,
         header_len: usize,
@@ -223,7 +224,7 @@ fn parse_packet<'a>(
     }))
 }
 
-/// Returns the envelope of a packet for the receive queue, which assigns the arrival number.
+/// Returns the envelope of a packet. The receive queue assigns the arrival number.
 fn rxm_envelope(
     packet: &RxmPacket,
     (peer, source): SenderId,

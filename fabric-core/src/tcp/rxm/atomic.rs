@@ -9,8 +9,8 @@ use crate::transport::RmaIov;
 
 use super::EAGER_LIMIT;
 
-/// Length of the remote ranges in front of the operands, in bytes: always the space of the maximum
-/// number.
+/// Length of the remote ranges in front of the operands, in bytes: always that of the maximum
+/// number of ranges.
 pub(crate) const ATOMIC_IOV_LEN: usize = MAX_RMA_IOV * RMA_IOV_LEN;
 /// Maximum length of operands and comparands together, in bytes.
 pub const MAX_OPERAND_BYTES: usize = EAGER_LIMIT - ATOMIC_IOV_LEN;
@@ -173,7 +173,7 @@ impl AtomicStatus {
     /// Splits the body of a response into status and fetched values.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the body has another length than it says.
+    /// [`ProtocolViolation`] when the length of the values differs from the length field.
     pub(crate) fn decode(body: &[u8]) -> Result<(Self, &[u8]), ProtocolViolation> {
         const WRONG: ProtocolViolation =
             ProtocolViolation("response to an atomic operation whose length field is wrong");

@@ -9,7 +9,7 @@ const CTRL_VERSION: u8 = 4;
 const OP_VERSION: u8 = 3;
 /// RXM flow control is off: TCP flow control holds back a fast sender.
 const FLOW_CONTROL_OFF: u8 = 2;
-/// Number of receives announced to the peer. libfabric ignores it.
+/// Number of receives announced to the peer. libfabric ignores this number.
 const RX_SIZE: u32 = 4096;
 
 /// Private data of an RXM connection request.
@@ -166,7 +166,7 @@ fn encode_conn_id(instance: u32, connection: u32) -> [u8; 8] {
     (u64::from(instance) << 32 | u64::from(connection)).to_ne_bytes()
 }
 
-/// Decodes instance and connection id from the last eight bytes.
+/// Decodes the instance and the connection id in the last eight bytes.
 fn decode_conn_id(bytes: &[u8; 24]) -> (u32, u32) {
     let [.., i0, i1, i2, i3, i4, i5, i6, i7] = *bytes;
     let id = u64::from_ne_bytes([i0, i1, i2, i3, i4, i5, i6, i7]);

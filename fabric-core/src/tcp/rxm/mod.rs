@@ -3,26 +3,25 @@
 //! | file | subject |
 //! |---|---|
 //! | `cm` | private data of a connection request and its reply |
-//! | `packet` | the header of every message |
-//! | `atomic` | atomic operations and their responses: the codec |
-//! | `rendezvous` | location of a message in the sender's memory: the codec |
-//! | `rendezvous_read` | the receiver reads such a message in pieces |
+//! | `packet` | codec of the packet header |
+//! | `atomic` | codec of atomic operations and their responses |
+//! | `rendezvous` | codec of a message's location in the sender's memory |
+//! | `rendezvous_read` | a rendezvous message that the receiver reads in pieces |
 //! | `receiver` | segmented and rendezvous messages that are arriving |
 //! | `sender` | packet headers of sent messages |
 //!
 //! Connections and frames are those of the native protocol. A message is a packet within a frame. A
 //! short message is one packet. A longer one comes in segments, or is a rendezvous message: a
-//! packet says where the message is in the sender's memory, the receiver reads it with RMA reads
-//! and reports the end of the last read. The sender chooses between the two. This library sends
-//! every message above 16 KiB as a rendezvous message. It accepts segments and never sends them:
-//! libfabric's provider `net` of 1.17 accepts them, `tcp` does not, and nothing in the handshake
-//! tells which of the two the peer uses.
+//! packet says where the message is in the sender's memory, and the receiver reads the message with
+//! RMA reads and reports the end of the last read. The sender chooses between the two. This library
+//! sends every message above 16 KiB as a rendezvous message. It accepts segments and never sends
+//! them: libfabric 1.17's provider `net` accepts segments, `tcp` does not, and nothing in the
+//! handshake tells which of the two the peer uses.
 //!
 //! An atomic operation is a packet, and so is its response. They carry an id that the initiator
 //! chooses. Reads and writes are frames, as in the native protocol.
 //!
-//! Integers are in the byte order of both machines: peers of different byte orders are rejected in
-//! the handshake.
+//! Integers are in native byte order: a peer of the other byte order is rejected in the handshake.
 
 mod atomic;
 mod cm;

@@ -9,8 +9,11 @@ pub const PACKET_HEADER_LEN: usize = 64;
 /// Maximum length of a message in one packet, and of a segment, in bytes.
 pub const EAGER_LIMIT: usize = 16 << 10;
 
+/// Version of the first part of the header: type, connection id, message id.
 const CTRL_VERSION: u8 = 4;
+/// Version of the second part of the header: operation code, flags, length, CQ data, tag.
 const OP_VERSION: u8 = 2;
+/// Flag of a packet with CQ data (`FI_REMOTE_CQ_DATA`).
 const HAS_DATA: u32 = 0x0002_0000;
 /// Operation code of the first kind of atomic operations; the others follow it.
 const FIRST_ATOMIC_OP: u8 = 6;
@@ -50,8 +53,8 @@ impl PacketKind {
         matches!(self, Self::Eager | Self::Segment(..) | Self::Rendezvous)
     }
 
-    /// Returns the operation code, and the word behind it: the tag of a message, or the atomic
-    /// header.
+    /// Returns the operation code, and the last word of the header: the tag of a message, or the
+    /// fields of an atomic operation.
     fn op_code(self, tag: Option<u64>) -> (u8, u64) {
         match self {
             Self::Atomic(atomic) | Self::AtomicResponse(atomic) => {
@@ -187,7 +190,7 @@ impl RxmPacket {
         };
         let flags = u32::from_ne_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]);
         let data = (is_message && flags & HAS_DATA != 0).then(|| word(6));
-        // The upper half is for the sender's own use.
+        // libfabric leaves the upper half to the sender.
         let connection_id = word(1) as u32;
         Ok(Self {
             kind,

@@ -14,8 +14,9 @@ pub const MAX_SEGMENTED_MESSAGES: usize = 1024;
 pub struct RxmReceiver {
     /// Connection id that packets to this side must carry.
     connection: u32,
+    /// Messages that arrive in segments, by message id.
     segmented: HashMap<u64, SegmentedMessage>,
-    /// In the order in which the messages are read.
+    /// Rendezvous messages, in the order in which they are read.
     rendezvous_reads: VecDeque<RendezvousRead>,
     /// Read requests for rendezvous messages without a response.
     reads_in_flight: usize,
@@ -23,9 +24,11 @@ pub struct RxmReceiver {
     peer_stopped_responding: bool,
 }
 
+/// A message that is arriving in segments.
 #[derive(Debug)]
 struct SegmentedMessage {
     partial: PartialId,
+    /// Bytes of the message whose segments have not begun.
     remaining: u64,
 }
 
@@ -56,7 +59,8 @@ impl RxmReceiver {
     /// Checks that a first segment of `bytes` bytes may begin a message.
     ///
     /// # Errors
-    /// [`ProtocolViolation`] when the message has begun, too many have, or the segment is too long.
+    /// [`ProtocolViolation`] when a message with the same id has begun, too many messages have, or
+    /// the segment is longer than the message.
     pub fn check_first_segment(
         &self,
         packet: &RxmPacket,
@@ -191,7 +195,7 @@ impl RxmReceiver {
     }
 
     /// Ends all reads, because the peer no longer responds; returns the messages that were being
-    /// read.
+    /// read, which the caller must fail. Later rendezvous packets are ignored.
     #[must_use]
     pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
         self.peer_stopped_responding = true;
@@ -201,7 +205,7 @@ impl RxmReceiver {
             .collect()
     }
 
-    /// Drops all incomplete messages and returns them.
+    /// Drops all incomplete messages and returns them; the caller must fail them.
     #[must_use]
     pub fn abort(&mut self) -> Vec<PartialId> {
         let segmented = self.segmented.drain().map(|(_, message)| message.partial);

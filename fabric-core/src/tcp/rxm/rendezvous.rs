@@ -1,4 +1,4 @@
-//! Location of a rendezvous message in the sender's memory: the codec.
+//! Codec of a rendezvous message's location in the sender's memory.
 
 use crate::tcp::rma_iov::RMA_IOV_LEN;
 use crate::tcp::{ByteOrder, MAX_RMA_IOV, ProtocolViolation, RmaIovList, WireRmaIov};

@@ -1,12 +1,12 @@
-//! The receiver of a rendezvous message reads it in pieces.
+//! A rendezvous message that the receiver reads in pieces.
 
 use crate::rx::PartialId;
 use crate::tcp::{RmaIovList, WireRmaIov};
 
 /// Maximum length of one read request, in bytes.
 const MAX_READ_LEN: u64 = 512 << 10;
-/// Maximum number of reads in flight on a connection: the next is requested while a response
-/// arrives.
+/// Maximum number of reads in flight on a connection. With two, the peer has the next request when
+/// it finishes a response.
 pub const MAX_READS_IN_FLIGHT: usize = 2;
 
 /// A rendezvous message that is being read from its sender's memory.

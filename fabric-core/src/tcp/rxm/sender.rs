@@ -1,4 +1,4 @@
-//! Packet headers of what is sent.
+//! Packet headers of sent messages.
 
 use super::{ATOMIC_IOV_LEN, ATOMIC_STATUS_LEN, AtomicHeader, PacketKind, RxmPacket};
 use crate::tcp::WireRmaIov;
