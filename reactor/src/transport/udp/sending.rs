@@ -284,8 +284,6 @@ mod tests {
         batched: Vec<OpKey>,
     }
 
-    /// The domain as the engine sees it.
-
     impl UdpFixture {
         fn new() -> Self {
             let (mut domain_state, wait_set) =
