@@ -117,7 +117,7 @@ impl AvInner {
     /// endpoint: not counted as a child of the domain, and not accessible to the application.
     pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
-        let (id, fi_addr) = domain.core.open_single_peer_av(peer);
+        let (id, fi_addr) = domain.engine.open_single_peer_av(peer);
         (
             Arc::new(Self {
                 node,
@@ -133,7 +133,7 @@ impl AvInner {
     /// application.
     pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
-        let id = domain.core.open_av(false);
+        let id = domain.engine.open_av(false);
         Arc::new(Self {
             node,
             id,
@@ -147,7 +147,7 @@ impl AvInner {
         let address = self.domain.address(peer)?;
         address.check_scheme(self.domain.scheme())?;
         address.check_peer()?;
-        self.domain.core.insert_address(self.id, &address)
+        self.domain.engine.insert_address(self.id, &address)
     }
 }
 
@@ -156,7 +156,7 @@ impl<M: ThreadModel> AddressVector<M> {
     pub(crate) fn open(domain: &Domain<M>, auto_insert: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = ObjectNode::new(Class::AddressVector, Some(domain.inner.node.clone()));
-        let id = domain.inner.core.open_av(auto_insert);
+        let id = domain.inner.engine.open_av(auto_insert);
         let inner = AvInner {
             node,
             id,
@@ -198,7 +198,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, peer: FiAddr) -> Result<Address> {
-        self.inner.domain.core.remove_address(self.inner.id, peer)
+        self.inner.domain.engine.remove_address(self.inner.id, peer)
     }
 
     /// Returns the address of a peer (`fi_av_lookup`).
@@ -207,7 +207,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_lookup")]
     pub fn lookup(&self, peer: FiAddr) -> Result<Address> {
-        self.inner.domain.core.address_of(self.inner.id, peer)
+        self.inner.domain.engine.address_of(self.inner.id, peer)
     }
 
     /// Returns all peers with their handles: inserted ones, whether they exist or not, and
@@ -215,7 +215,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`EventKind::Overrun`](crate::EventKind::Overrun), this call returns the current peers.
     #[must_use]
     pub fn peers(&self) -> Vec<(FiAddr, Address)> {
-        self.inner.domain.core.addresses(self.inner.id)
+        self.inner.domain.engine.addresses(self.inner.id)
     }
 
     /// Closes the vector, for all its clones (`fi_close`): their calls fail with [`Error::Closed`].
@@ -226,7 +226,7 @@ impl<M: ThreadModel> AddressVector<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let av = close_object(self, |av| &av.inner.node)?;
-        av.inner.domain.core.close_av(av.inner.id);
+        av.inner.domain.engine.close_av(av.inner.id);
         Ok(())
     }
 }
@@ -242,7 +242,7 @@ impl<M: ThreadModel> Clone for AddressVector<M> {
 
 impl Drop for AvInner {
     fn drop(&mut self) {
-        self.domain.core.close_av(self.id);
+        self.domain.engine.close_av(self.id);
         self.node.detach_from_parent();
     }
 }

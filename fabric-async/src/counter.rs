@@ -52,7 +52,7 @@ impl CounterInner {
             return Ok(act(wait));
         }
         let object = WaitObject::new()?;
-        object.watch(&self.domain.core)?;
+        object.watch(&self.domain.engine)?;
         let waiter = None;
         Ok(act(wait.insert(CounterWait { object, waiter })))
     }
@@ -64,7 +64,7 @@ impl<M: ThreadModel> Counter<M> {
         let node = ObjectNode::new(Class::Counter, Some(domain.inner.node.clone()));
         let inner = CounterInner {
             node,
-            id: domain.inner.core.open_counter(),
+            id: domain.inner.engine.open_counter(),
             domain: domain.inner.clone(),
             wait: Mutex::new(None),
         };
@@ -80,7 +80,7 @@ impl<M: ThreadModel> Counter<M> {
     #[doc(alias = "fi_cntr_read")]
     #[must_use]
     pub fn value(&self) -> u64 {
-        self.inner.domain.core.read_counter(self.inner.id).0
+        self.inner.domain.engine.read_counter(self.inner.id).0
     }
 
     /// Returns the error value: the number of operations that failed, plus what
@@ -88,7 +88,7 @@ impl<M: ThreadModel> Counter<M> {
     #[doc(alias = "fi_cntr_readerr")]
     #[must_use]
     pub fn errors(&self) -> u64 {
-        self.inner.domain.core.read_counter(self.inner.id).1
+        self.inner.domain.engine.read_counter(self.inner.id).1
     }
 
     /// Adds to the value (`fi_cntr_add`).
@@ -96,7 +96,7 @@ impl<M: ThreadModel> Counter<M> {
     pub fn add(&self, count: u64) {
         self.inner
             .domain
-            .core
+            .engine
             .add_to_counter(self.inner.id, count, 0);
     }
 
@@ -105,7 +105,7 @@ impl<M: ThreadModel> Counter<M> {
     pub fn add_errors(&self, count: u64) {
         self.inner
             .domain
-            .core
+            .engine
             .add_to_counter(self.inner.id, 0, count);
     }
 
@@ -126,9 +126,9 @@ impl<M: ThreadModel> Counter<M> {
         };
         let counts = poll_fn(|cx| {
             let budget = ready!(coop::poll_proceed(cx));
-            let (core, id) = (&self.inner.domain.core, self.inner.id);
+            let (engine, id) = (&self.inner.domain.engine, self.inner.id);
             let counts =
-                ready!(core.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
+                ready!(engine.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
             budget.made_progress();
             Poll::Ready(counts)
         })
@@ -171,12 +171,12 @@ impl<M: ThreadModel> Counter<M> {
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&self, value: u64, errors: u64) -> Result<TryWait> {
         self.inner.node.check_open()?;
-        let (core, id) = (&self.inner.domain.core, self.inner.id);
+        let (engine, id) = (&self.inner.domain.engine, self.inner.id);
         let (object, mut waiter) = self
             .inner
             .with_wait(|wait| (wait.object.clone(), wait.waiter))?;
         // The lock is not held during the pass, which runs wakers that may use this counter.
-        let may_block = core.prepare_counter_wait(id, (value, errors), &mut waiter, &object);
+        let may_block = engine.prepare_counter_wait(id, (value, errors), &mut waiter, &object);
         self.inner.with_wait(|wait| wait.waiter = waiter)?;
         Ok(TryWait::from_may_block(may_block))
     }
@@ -190,7 +190,7 @@ impl<M: ThreadModel> Counter<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let counter = close_object(self, |counter| &counter.inner.node)?;
-        counter.inner.domain.core.close_counter(counter.inner.id);
+        counter.inner.domain.engine.close_counter(counter.inner.id);
         Ok(())
     }
 }
@@ -229,7 +229,7 @@ impl RegionCounters {
             bound_id(CounterBind::REMOTE_READ),
             bound_id(CounterBind::REMOTE_WRITE),
         );
-        domain.core.bind_region_counters(
+        domain.engine.bind_region_counters(
             key,
             CounterBindings {
                 remote_read,
@@ -258,7 +258,7 @@ impl Drop for CounterWaitGuard<'_> {
         if let Some(id) = self.id {
             self.counter
                 .domain
-                .core
+                .engine
                 .remove_counter_waiter(self.counter.id, id);
         }
     }
@@ -275,14 +275,14 @@ impl<M: ThreadModel> Clone for Counter<M> {
 
 impl Drop for CounterInner {
     fn drop(&mut self) {
-        self.domain.core.close_counter(self.id);
+        self.domain.engine.close_counter(self.id);
         self.node.detach_from_parent();
     }
 }
 
 impl<M: ThreadModel> fmt::Debug for Counter<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (value, errors) = self.inner.domain.core.read_counter(self.inner.id);
+        let (value, errors) = self.inner.domain.engine.read_counter(self.inner.id);
         f.debug_struct("Counter")
             .field("id", &self.inner.node.id())
             .field("value", &value)

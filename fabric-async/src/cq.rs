@@ -62,7 +62,7 @@ impl CqInner {
     fn wait_object(&self) -> Result<&WaitObject> {
         if self.wait.get().is_none() {
             let wait = WaitObject::new()?;
-            wait.watch(&self.domain.core)?;
+            wait.watch(&self.domain.engine)?;
             // If another thread has set a descriptor meanwhile, this one is closed again.
             let _ = self.wait.set(wait);
         }
@@ -81,7 +81,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             });
         }
         let node = ObjectNode::new(Class::CompletionQueue, Some(domain.inner.node.clone()));
-        let id = domain.inner.core.open_cq(capacity);
+        let id = domain.inner.engine.open_cq(capacity);
         let inner = CqInner {
             node,
             id,
@@ -126,7 +126,12 @@ impl<M: ThreadModel> CompletionQueue<M> {
             return Poll::Ready(count);
         }
         let budget = ready!(coop::poll_proceed(cx));
-        let count = ready!(self.inner.domain.core.poll_cq(self.inner.id, out, max, cx));
+        let count = ready!(
+            self.inner
+                .domain
+                .engine
+                .poll_cq(self.inner.id, out, max, cx)
+        );
         budget.made_progress();
         Poll::Ready(count)
     }
@@ -141,7 +146,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             + self
                 .inner
                 .domain
-                .core
+                .engine
                 .try_read_cq(self.inner.id, out, max - count)
     }
 
@@ -173,8 +178,12 @@ impl<M: ThreadModel> CompletionQueue<M> {
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&mut self) -> Result<TryWait> {
         let wait = self.inner.wait_object()?;
-        let may_block =
-            self.buffered.is_empty() && self.inner.domain.core.prepare_cq_wait(self.inner.id, wait);
+        let may_block = self.buffered.is_empty()
+            && self
+                .inner
+                .domain
+                .engine
+                .prepare_cq_wait(self.inner.id, wait);
         Ok(TryWait::from_may_block(may_block))
     }
 
@@ -196,7 +205,7 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
         let this = &mut *self;
         let budget = ready!(coop::poll_proceed(cx));
         if this.buffered.is_empty() {
-            ready!(this.inner.domain.core.poll_cq(
+            ready!(this.inner.domain.engine.poll_cq(
                 this.inner.id,
                 &mut this.scratch,
                 STREAM_BATCH,
@@ -211,7 +220,7 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.domain.core.close_cq(self.id);
+        self.domain.engine.close_cq(self.id);
         self.node.detach_from_parent();
     }
 }

@@ -61,7 +61,7 @@ struct EqBinding {
 pub(crate) struct DomainCore {
     pub(crate) node: Arc<ObjectNode>,
     /// The domain in the crate `reactor`: its engine and transport.
-    pub(crate) core: reactor::DomainHandle,
+    pub(crate) engine: reactor::DomainHandle,
     pub(crate) fabric: Fabric,
     pub(crate) info: Info,
     context: u64,
@@ -102,7 +102,7 @@ impl DomainInner {
     /// Releases the event queue of a closed domain.
     fn release_eq(&self) {
         let mut bound = self.lock_eq();
-        self.core.set_domain_eq(None);
+        self.engine.set_domain_eq(None);
         *bound = None;
     }
 }
@@ -298,30 +298,30 @@ impl<'a> DomainBuilder<'a> {
             socket_io,
             socket_options,
         } = self.options;
-        let core = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
+        let engine = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
         if let Some(len) = single_copy_threshold {
-            core.set_single_copy_threshold(len);
+            engine.set_single_copy_threshold(len);
         }
         if let Some(bytes) = loan_limit {
-            core.set_loan_limit(bytes);
+            engine.set_loan_limit(bytes);
         }
-        core.set_socket_io(socket_io)?;
-        core.set_socket_options(&socket_options)?;
+        engine.set_socket_io(socket_io)?;
+        engine.set_socket_options(&socket_options)?;
         if self.driven_by_event_loop {
-            core.enter_event_loop();
+            engine.enter_event_loop();
         } else if !has_thread {
-            driver::spawn(&core)?;
+            driver::spawn(&engine)?;
         }
         node.attach_to_parent()?;
-        let core = DomainCore {
+        let state = DomainCore {
             node,
-            core,
+            engine,
             fabric: self.fabric.clone(),
             info: self.info.clone(),
             context: self.context,
         };
         Ok(Arc::new(DomainInner {
-            state: Arc::new(core),
+            state: Arc::new(state),
             eq: Mutex::new(None),
         }))
     }
@@ -406,7 +406,7 @@ impl<M: ThreadModel> Domain<M> {
     /// Returns counters of what the domain has done since it was opened, and of its pending work.
     #[must_use]
     pub fn stats(&self) -> DomainStats {
-        self.inner.core.stats()
+        self.inner.engine.stats()
     }
 
     /// Allocates a memory region of `len` zeroed bytes, under a free key.
@@ -498,7 +498,9 @@ impl<M: ThreadModel> Domain<M> {
             _guard: guard,
         };
         set_once("event queue", &mut bound, binding)?;
-        self.inner.core.set_domain_eq(Some(eq.inner.state.clone()));
+        self.inner
+            .engine
+            .set_domain_eq(Some(eq.inner.state.clone()));
         drop(bound);
         eq.inner.attach_domain(&self.inner);
         Ok(())
@@ -510,7 +512,7 @@ impl<M: ThreadModel> Domain<M> {
     /// call is for applications that poll nothing or drive the domain themselves.
     #[allow(clippy::must_use_candidate)] // most callers ignore the result
     pub fn progress(&self) -> bool {
-        self.inner.core.progress()
+        self.inner.engine.progress()
     }
 
     /// Returns the domain's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
@@ -523,7 +525,7 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
         self.check_event_loop()?;
-        Ok(self.inner.core.wait_fd())
+        Ok(self.inner.engine.wait_fd())
     }
 
     /// Makes progress once, and returns whether the program may block on the
@@ -539,12 +541,12 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&self) -> Result<TryWait> {
         self.check_event_loop()?;
-        Ok(TryWait::from_may_block(self.inner.core.prepare_wait()))
+        Ok(TryWait::from_may_block(self.inner.engine.prepare_wait()))
     }
 
     /// Checks that the domain was opened with [`DomainBuilder::driven_by_event_loop`].
     fn check_event_loop(&self) -> Result<()> {
-        if self.inner.core.is_in_event_loop() {
+        if self.inner.engine.is_in_event_loop() {
             return Ok(());
         }
         Err(Error::NotSupported(
@@ -599,7 +601,7 @@ impl<M: ThreadModel> Domain<M> {
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;
         domain.inner.release_eq();
-        domain.inner.core.end_loan_waits();
+        domain.inner.engine.end_loan_waits();
         Ok(())
     }
 }
@@ -631,7 +633,7 @@ impl<M: ThreadModel> fmt::Debug for Domain<M> {
             .field("mode", &self.inner.info.mode)
             .field("threading", &attr.threading)
             .field("progress", &attr.data_progress)
-            .field("wait", &self.inner.core.wait_policy())
+            .field("wait", &self.inner.engine.wait_policy())
             .field("mr_mode", &attr.mr_mode)
             .field("mr_key_size", &attr.mr_key_size)
             .field("cq_data_size", &attr.cq_data_size)
@@ -640,7 +642,7 @@ impl<M: ThreadModel> fmt::Debug for Domain<M> {
             .field("cntr_cnt", &attr.cntr_cnt)
             .field("mr_cnt", &attr.mr_cnt)
             .field("children", &format_args!("{}", node.children()))
-            .field("state", &format_args!("{}", self.inner.core.describe()))
+            .field("state", &format_args!("{}", self.inner.engine.describe()))
             .field("context", &self.inner.context)
             .finish()
     }

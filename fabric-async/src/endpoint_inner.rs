@@ -59,7 +59,7 @@ impl EndpointInner {
         {
             FastPathResult::Done => true,
             FastPathResult::SentPollDue => {
-                self.domain.core.poll_fds();
+                self.domain.engine.poll_fds();
                 true
             }
             FastPathResult::WouldBlock => false,

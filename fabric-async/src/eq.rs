@@ -142,7 +142,7 @@ impl EventQueue {
         if event.is_none() {
             let mut stay_runnable = false;
             for domain in self.inner.domains() {
-                stay_runnable |= domain.core.progress_before_wait();
+                stay_runnable |= domain.engine.progress_before_wait();
             }
             event = self.inner.state.pop();
             if event.is_none() && stay_runnable {
@@ -162,7 +162,7 @@ impl EventQueue {
 impl EventQueueInner {
     /// Registers a domain as a source of events.
     pub(crate) fn attach_domain(&self, domain: &Arc<DomainInner>) {
-        domain.core.register_eq(&self.state);
+        domain.engine.register_eq(&self.state);
         let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
         domains.retain(|known| known.strong_count() > 0);
         domains.push(Arc::downgrade(domain));
@@ -194,7 +194,7 @@ impl EventQueueInner {
             for domain in &domains {
                 let known = Arc::downgrade(domain);
                 if !wait.watched.iter().any(|watched| watched.ptr_eq(&known)) {
-                    wait.object.watch(&domain.core)?;
+                    wait.object.watch(&domain.engine)?;
                     wait.watched.push(known);
                 }
             }
@@ -207,7 +207,7 @@ impl EventQueueInner {
         // Every domain is prepared, also when an earlier one must not block. A pass that reports an
         // event wakes the registered waker: the descriptor is readable then.
         let may_block = domains.iter().fold(true, |may_block, domain| {
-            domain.core.prepare_wait() & may_block
+            domain.engine.prepare_wait() & may_block
         });
         Ok(may_block && self.state.is_empty())
     }

@@ -17,18 +17,18 @@ struct Flushing<'a> {
 
 impl Drop for Flushing<'_> {
     fn drop(&mut self) {
-        self.domain.core.detach(self.key);
+        self.domain.engine.detach(self.key);
     }
 }
 
 /// Waits until the kernel or the peer's ring has the data of everything that was posted on this
 /// endpoint; `None` stands for all endpoints of the domain.
 pub(crate) async fn flush(domain: &DomainCore, ep: Option<EpId>) -> Result<()> {
-    let key = domain.core.flush(ep);
+    let key = domain.engine.flush(ep);
     let flushing = Flushing { domain, key };
     poll_fn(|cx| {
         let budget = ready!(coop::poll_proceed(cx));
-        let flushed = ready!(flushing.domain.core.poll_flush(flushing.key, cx));
+        let flushed = ready!(flushing.domain.engine.poll_flush(flushing.key, cx));
         budget.made_progress();
         flushed.into()
     })

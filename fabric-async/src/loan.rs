@@ -19,7 +19,7 @@ struct LoanWait<'a> {
 
 impl Drop for LoanWait<'_> {
     fn drop(&mut self) {
-        self.domain.core.detach(self.key);
+        self.domain.engine.detach(self.key);
     }
 }
 
@@ -76,7 +76,7 @@ impl<M: ThreadModel> Domain<M> {
             result => return result,
         }
         let domain = self.inner.state();
-        let Some(key) = domain.core.enqueue_loan() else {
+        let Some(key) = domain.engine.enqueue_loan() else {
             // The transport has no memory for loans, and so no queue.
             return self.try_loan(len);
         };
@@ -84,7 +84,7 @@ impl<M: ThreadModel> Domain<M> {
         poll_fn(|cx| {
             domain.node.check_open()?;
             let budget = ready!(coop::poll_proceed(cx));
-            let loan = ready!(domain.core.poll_loan(wait.key, len, cx));
+            let loan = ready!(domain.engine.poll_loan(wait.key, len, cx));
             budget.made_progress();
             loan.into()
         })
@@ -98,6 +98,6 @@ impl<M: ThreadModel> Domain<M> {
     /// waits for memory; those of [`loan`](Self::loan).
     pub fn try_loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;
-        self.inner.core.try_loan(len)
+        self.inner.engine.try_loan(len)
     }
 }

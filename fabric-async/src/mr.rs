@@ -234,7 +234,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
     /// As [`close`](Self::close).
     pub fn into_buf(self) -> Result<B, CloseError<Self>> {
         let mut region = close_object(self, |region| &region.node)?;
-        region.domain.core.close_region(region.remote.key);
+        region.domain.engine.close_region(region.remote.key);
         match region.buf.take() {
             Some(buf) => Ok(fill_from_region(buf, &*region.memory)),
             None => unreachable!("only into_buf takes the buffer"),
@@ -268,10 +268,10 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         let virt_addr = domain.uses_virt_addr();
         let key = domain
             .inner
-            .core
+            .engine
             .open_region(memory.clone(), access, key, virt_addr)?;
         if let Err(error) = node.attach_to_parent() {
-            domain.inner.core.close_region(key);
+            domain.inner.engine.close_region(key);
             return Err(error);
         }
         let base = if virt_addr { memory.address() } else { 0 };
@@ -453,7 +453,7 @@ pub(crate) fn execute_atomic<T: AtomicType>(
 impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
     fn drop(&mut self) {
         if self.buf.is_some() {
-            self.domain.core.close_region(self.remote.key);
+            self.domain.engine.close_region(self.remote.key);
         }
         self.node.detach_from_parent();
     }

@@ -78,7 +78,7 @@ impl<M: ThreadModel> Endpoint<M> {
         }
         let address = self.inner.domain.address(group)?;
         let ep = self.inner.clone();
-        let group_id = ep.domain.core.join_group(ep.id, &address)?;
+        let group_id = ep.domain.engine.join_group(ep.id, &address)?;
         match self.address_vector().insert(&address) {
             Ok(fi_addr) => Ok(MulticastGroup {
                 ep,
@@ -87,7 +87,7 @@ impl<M: ThreadModel> Endpoint<M> {
                 group_id,
             }),
             Err(error) => {
-                ep.domain.core.leave_group(ep.id, group_id);
+                ep.domain.engine.leave_group(ep.id, group_id);
                 Err(error)
             }
         }
@@ -111,7 +111,7 @@ impl MulticastGroup {
 
 impl Drop for MulticastGroup {
     fn drop(&mut self) {
-        self.ep.domain.core.leave_group(self.ep.id, self.group_id);
+        self.ep.domain.engine.leave_group(self.ep.id, self.group_id);
     }
 }
 

@@ -178,7 +178,7 @@ impl PassiveEndpointBuilder {
         let bound = Bindings {
             object_id: domain.node.id(),
             context: self.context,
-            av: domain.core.open_av(false),
+            av: domain.engine.open_av(false),
             tx_cq: None,
             rx_cq: None,
             counters: CounterBindings::default(),
@@ -190,7 +190,7 @@ impl PassiveEndpointBuilder {
             inject_size: 0,
         };
         let (id, name) = domain
-            .core
+            .engine
             .listen(&self.info, self.address.as_ref(), bound)?;
         Ok(PassiveEndpoint {
             id,
@@ -236,7 +236,7 @@ impl PassiveEndpoint {
 
     /// Makes progress once and returns the next connection request if there is one.
     pub fn try_accept(&mut self) -> Option<ConnectionRequest> {
-        let connreq = self.domain.core.try_connreq(self.id)?;
+        let connreq = self.domain.engine.try_connreq(self.id)?;
         Some(self.connection_request(connreq))
     }
 
@@ -283,7 +283,7 @@ impl PassiveEndpoint {
     /// Returns the next request; `None` when the passive endpoint has stopped listening.
     fn poll_connreq(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
         let budget = ready!(coop::poll_proceed(cx));
-        let connreq = ready!(self.domain.core.poll_connreq(self.id, cx));
+        let connreq = ready!(self.domain.engine.poll_connreq(self.id, cx));
         budget.made_progress();
         Poll::Ready(connreq.map(|connreq| self.connection_request(connreq)))
     }
@@ -333,7 +333,7 @@ impl Stream for PassiveEndpoint {
 
 impl Drop for PassiveEndpoint {
     fn drop(&mut self) {
-        self.domain.core.close_endpoint(self.id);
+        self.domain.engine.close_endpoint(self.id);
     }
 }
 
@@ -342,7 +342,7 @@ impl fmt::Debug for PassiveEndpoint {
         f.debug_struct("PassiveEndpoint")
             .field("id", &self.id())
             .field("name", &format_args!("{}", self.name))
-            .field("state", &format_args!("{}", self.domain.core.describe()))
+            .field("state", &format_args!("{}", self.domain.engine.describe()))
             .finish_non_exhaustive()
     }
 }

@@ -91,12 +91,12 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
             Err((error, any)) => return Err(Failed::new(error, downcast_buf(any))),
         };
         let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let (core, virt_addr) = (&domain.inner.core, domain.uses_virt_addr());
-        let opened = core
+        let (engine, virt_addr) = (&domain.inner.engine, domain.uses_virt_addr());
+        let opened = engine
             .open_region(memory.clone(), access, key, virt_addr)
             .and_then(|key| {
                 node.attach_to_parent()
-                    .inspect_err(|_| core.close_region(key))?;
+                    .inspect_err(|_| engine.close_region(key))?;
                 Ok(key)
             });
         match opened {
@@ -192,8 +192,8 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// Invalidates the key and wakes the connections whose accesses wait for the buffer.
     fn revoke(&mut self) {
         self.is_open = false;
-        self.domain.core.close_region(self.remote.key);
-        self.domain.core.region_unlocked(self.remote.key);
+        self.domain.engine.close_region(self.remote.key);
+        self.domain.engine.region_unlocked(self.remote.key);
     }
 
     /// Returns the key (`fi_mr_key`).
@@ -248,7 +248,7 @@ impl Drop for RegisteredGuard<'_> {
         if !matches!(self.buf, AnyBuf::None) {
             self.memory.put_back(std::mem::take(&mut self.buf));
         }
-        self.domain.core.region_unlocked(self.key);
+        self.domain.engine.region_unlocked(self.key);
     }
 }
 

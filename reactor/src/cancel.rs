@@ -152,11 +152,11 @@ impl DomainHandle {
         self.with_engine(|locked| locked.cancel_posted(ep, context))
     }
 
-    /// Releases a permit together with its credit, or the permit alone when `used` says that an
+    /// Releases a permit. The permit returns its credit, unless `credit_used` says that a posted
     /// operation has taken over the credit.
-    pub fn release_permit(&self, key: OpKey, used: bool) {
+    pub fn release_permit(&self, key: OpKey, credit_used: bool) {
         self.with_engine(|locked| {
-            if used && let Some(op) = locked.domain.ops.get_mut(key) {
+            if credit_used && let Some(op) = locked.domain.ops.get_mut(key) {
                 op.holds_credit = false;
             }
             locked.try_cancel(key);

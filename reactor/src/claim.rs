@@ -72,12 +72,20 @@ impl DomainHandle {
     }
 
     /// Posts a probe that completes when such a message waits. It is polled with
-    /// [`DomainHandle::poll_op`] and released with [`DomainHandle::release_permit`].
+    /// [`DomainHandle::poll_probe`], and canceled with [`DomainHandle::cancel_probe`].
     ///
     /// # Errors
     /// As [`DomainHandle::peek`].
     pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
         self.with_engine(|locked| locked.probe(ep, spec))
+    }
+
+    /// Cancels a probe whose result was not taken.
+    pub fn cancel_probe(&self, key: OpKey) {
+        self.with_engine(|locked| {
+            locked.try_cancel(key);
+            locked.domain.discard_op(key);
+        });
     }
 
     /// Drives the domain until the probe has found a message or failed.

@@ -64,7 +64,7 @@ impl<M: ThreadModel> Endpoint<M> {
             if count == 0 {
                 return (accepted, Ok(()));
             }
-            let mut posts = self.inner.domain.core.batch(self.inner.id);
+            let mut posts = self.inner.domain.engine.batch(self.inner.id);
             let stopped = chunk[..count].iter().try_for_each(|message| {
                 posts.inject(&tx_op, message)?;
                 accepted += 1;

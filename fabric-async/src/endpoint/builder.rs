@@ -272,11 +272,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             });
         }
         let (node, bound) = self.bindings(av.id)?;
-        let opened = self
-            .domain
-            .inner
-            .core
-            .open_endpoint(&self.info, self.address.as_ref(), bound);
+        let opened =
+            self.domain
+                .inner
+                .engine
+                .open_endpoint(&self.info, self.address.as_ref(), bound);
         self.into_endpoint(node, opened?, av, None)
     }
 
@@ -323,7 +323,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         av: Arc<AvInner>,
         peer_caps: Option<Caps>,
     ) -> Result<Endpoint<M>> {
-        let fast_path = self.domain.inner.core.fast_path(id);
+        let fast_path = self.domain.inner.engine.fast_path(id);
         let unsupported = peer_caps.map_or(Caps::empty(), |supported| {
             (Caps::TAGGED | Caps::ATOMIC) - supported
         });

@@ -142,7 +142,7 @@ struct CloseOnDrop {
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         if !self.disarmed {
-            self.domain.core.close_endpoint(self.id);
+            self.domain.engine.close_endpoint(self.id);
         }
     }
 }
@@ -232,7 +232,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let connected = attempt
             .close_guard
             .domain
-            .core
+            .engine
             .take_connect_result(attempt.close_guard.id);
         let connected = connected.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
         attempt.into_endpoint(self, connected, request.peer, request.data)
@@ -259,7 +259,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             attempt
                 .close_guard
                 .domain
-                .core
+                .engine
                 .poll_connected(attempt.close_guard.id, cx)
         })
         .await?;
@@ -285,7 +285,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             peer_supports_tags,
             mode,
         };
-        let id = domain.core.open_connected(&self.info, params, bound)?;
+        let id = domain.engine.open_connected(&self.info, params, bound)?;
         Ok(UnconnectedEndpoint {
             node,
             av,

@@ -178,7 +178,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
         self.ep.inner.node.check_open()?;
-        self.ep.inner.domain.core.shutdown(self.ep.inner.id)
+        self.ep.inner.domain.engine.shutdown(self.ep.inner.id)
     }
 
     /// Closes the endpoint, for all its clones (`fi_close`), as [`Endpoint::close`]. The connection

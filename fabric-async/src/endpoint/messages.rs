@@ -57,7 +57,7 @@ impl<M: ThreadModel> Endpoint<M> {
         Request::new(
             &self.inner,
             RecvOp::new(),
-            PooledBuf::empty(self.inner.domain.core.pool()),
+            PooledBuf::empty(self.inner.domain.engine.pool()),
         )
     }
 
@@ -177,7 +177,7 @@ impl<M: ThreadModel> Endpoint<M> {
         Request::new(
             &self.inner,
             RecvOp::new(),
-            LoanedBuf::empty(self.inner.domain.core.pool()),
+            LoanedBuf::empty(self.inner.domain.engine.pool()),
         )
     }
 

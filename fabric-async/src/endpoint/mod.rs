@@ -177,8 +177,8 @@ impl<M: ThreadModel> Endpoint<M> {
         let av = self.address_vector();
         let (peer, is_new) = av.inner.insert(&address)?;
         let tx_op = TxOp::new(OpKind::Connect, peer);
-        let core = &self.inner.domain.core;
-        let connected = match core.send(
+        let engine = &self.inner.domain.engine;
+        let connected = match engine.send(
             self.inner.id,
             tx_op,
             Vec::new(),
@@ -219,7 +219,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns counters since the endpoint was enabled; all 0 when it is closed.
     #[must_use]
     pub fn stats(&self) -> EndpointStats {
-        self.inner.domain.core.endpoint_stats(self.inner.id)
+        self.inner.domain.engine.endpoint_stats(self.inner.id)
     }
 
     /// Returns the attributes that the endpoint was opened with.
@@ -280,8 +280,8 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<bool> {
         self.inner.node.check_open()?;
-        let core = &self.inner.domain.core;
-        Ok(core.cancel_posted(self.inner.id, context))
+        let engine = &self.inner.domain.engine;
+        Ok(engine.cancel_posted(self.inner.id, context))
     }
 
     /// Waits until every send, write and non-fetching atomic operation that was posted on this
@@ -324,7 +324,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let ep = close_object(self, |ep| &ep.inner.node)?;
-        ep.inner.domain.core.close_endpoint(ep.inner.id);
+        ep.inner.domain.engine.close_endpoint(ep.inner.id);
         let mut guards = ep
             .open
             .guards
@@ -366,7 +366,7 @@ impl Drop for OpenEndpoint {
         // Fails only if the endpoint was closed before: endpoints that use it as their shared
         // receive context hold references.
         let _ = self.inner.node.close();
-        self.inner.domain.core.close_endpoint(self.inner.id);
+        self.inner.domain.engine.close_endpoint(self.inner.id);
         self.inner.node.detach_from_parent();
     }
 }

@@ -96,7 +96,11 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         from: impl Into<ReadFrom>,
     ) -> Request<'_, ReadOp, PooledBuf, M> {
-        self.read_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
+        self.read_into(
+            peer,
+            from,
+            PooledBuf::empty(self.inner.domain.engine.pool()),
+        )
     }
 
     /// Returns a request to read a range, or a list of ranges, of a peer's memory into this buffer,
@@ -149,9 +153,9 @@ impl<M: ThreadModel> Endpoint<M> {
             .check_tx_op(&TxOp::one_sided(kind, peer, remote))?;
         // An access of length 0 makes the transport map the region. If the region was closed and
         // its key reused meanwhile, a second access is needed.
-        let core = &self.inner.domain.core;
+        let engine = &self.inner.domain.engine;
         for _ in 0..2 {
-            if let Some(mapped) = core.direct_region(self.inner.id, peer, key)? {
+            if let Some(mapped) = engine.direct_region(self.inner.id, peer, key)? {
                 return Ok(RemoteWindow::new(key, mapped));
             }
             match kind {
@@ -162,7 +166,8 @@ impl<M: ThreadModel> Endpoint<M> {
                 _ => self.write(peer, region.at(0), Vec::new()).await.map(drop)?,
             }
         }
-        core.direct_region(self.inner.id, peer, key)?
+        engine
+            .direct_region(self.inner.id, peer, key)?
             .map(|mapped| RemoteWindow::new(key, mapped))
             .ok_or(Error::Key {
                 key,

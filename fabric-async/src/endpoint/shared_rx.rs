@@ -127,7 +127,7 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep
             .inner
             .domain
-            .core
+            .engine
             .received_by(self.ep.inner.id, transfer)
     }
 
@@ -326,7 +326,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             max_msg_size: self.info.ep.max_msg_size,
             inject_size: 0,
         };
-        let id = domain.core.open_shared_rx(bound);
+        let id = domain.engine.open_shared_rx(bound);
         let inner = EndpointInner {
             node,
             id,

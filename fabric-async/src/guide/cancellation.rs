@@ -3,7 +3,7 @@
 //! After this chapter you can put any operation into `select!` or `timeout`, and know what happens
 //! to its message and its buffer when the future is dropped.
 //!
-//! A future is cancelled by dropping it: a branch of `select!` loses, a timeout fires, a task is
+//! A future is canceled by dropping it: a branch of `select!` loses, a timeout fires, a task is
 //! aborted. The operation may be half done then, so its buffer belongs to the operation until its
 //! end.
 //!
@@ -153,7 +153,7 @@
 //! | a send, over `udp` | when the kernel has the datagram: then it is also complete |
 //! | a read, a write or an atomic operation | when its first access was made, or its first request was sent |
 //!
-//! A send that is queued behind a full ring can be cancelled, but is delivered when it is only
+//! A send that is queued behind a full ring can be canceled, but is delivered when it is only
 //! dropped without `cancel_on_drop`. Dropping the future of `cancel` drops the operation.
 //!
 //! What was posted to a queue has no future. [`Endpoint::cancel`] cancels it by its context, and

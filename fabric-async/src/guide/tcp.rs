@@ -244,7 +244,7 @@
 //!   interface reads long messages and writes from your buffer. io_uring only; ignored with epoll
 //!   and by passive endpoints. Where the kernel copies nevertheless, it says so, and the connection
 //!   stops asking; [`EndpointStats`] counts both. Such a send completes when the peer's machine has
-//!   acknowledged it, so it waits for a peer that does not read, also when it is cancelled or its
+//!   acknowledged it, so it waits for a peer that does not read, also when it is canceled or its
 //!   endpoint is closed, and completions may leave posting order.
 //! * **Traffic class**: the [`TrafficClass`] of the hints, for the domain or the transmit context,
 //!   is written to every packet as a DSCP ([`TrafficClass::dscp`]), by each side for what it sends.

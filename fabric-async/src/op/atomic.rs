@@ -176,7 +176,7 @@ impl<R: AtomicValues, A: AtomicMode<R>> AwaitableOp<R> for RemoteAtomicOp<R, A> 
             Err(error) => return FirstPoll::Ready(Err(error)),
         };
         self.posted_operands = Some(operands);
-        match ep.domain.core.poll_op(key, cx) {
+        match ep.domain.engine.poll_op(key, cx) {
             Poll::Ready(completed) => FirstPoll::Ready(self.output(completed)),
             Poll::Pending => FirstPoll::Pending(key),
         }
@@ -282,8 +282,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
             let done =
                 ep.try_fast_path(|fast_path| fast_path.try_atomic(&self.tx_op, operands, result));
-            let core = &ep.domain.core;
-            if done || core.try_atomic(ep.id, &self.tx_op, operands, result)? == TrySend::Done {
+            let engine = &ep.domain.engine;
+            if done || engine.try_atomic(ep.id, &self.tx_op, operands, result)? == TrySend::Done {
                 return Ok(Submitted::Done(A::decode(self.operands, result)));
             }
         }
@@ -299,8 +299,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
     /// Posts the operation with encoded operands.
     fn post(&self, target: CompletionTarget, credit: CreditMode) -> Result<PostResult<Vec<u8>>> {
         let operands = self.encode_operands();
-        let core = &self.ep.domain.core;
-        core.atomic(self.ep.id, self.tx_op, operands, target, credit)
+        let engine = &self.ep.domain.engine;
+        engine.atomic(self.ep.id, self.tx_op, operands, target, credit)
     }
 
     fn operands_and_comparands(&self) -> impl Iterator<Item = R::Element> {

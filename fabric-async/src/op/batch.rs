@@ -171,7 +171,7 @@ pub(super) fn post_until_error<O, B>(
     chunk: &mut [QueuedRequest<O, B>],
     mut post: impl FnMut(&mut PostBatch<'_>, &O, B, CompletionOptions) -> Result<(), Failed<B>>,
 ) -> ChunkResult {
-    let mut posts = ep.domain.core.batch(ep.id);
+    let mut posts = ep.domain.engine.batch(ep.id);
     let (mut count, mut refused) = (chunk.len(), Ok(()));
     for (at, queued) in chunk.iter_mut().enumerate() {
         let Some(buf) = queued.buf.take() else {

@@ -60,7 +60,7 @@ fn try_claim_message<M: ThreadModel>(
     ep: &Arc<EndpointInner>,
     spec: RecvSpec,
 ) -> Result<Option<Claimed<M>>> {
-    let claimed = ep.domain.core.claim(ep.id, spec)?;
+    let claimed = ep.domain.engine.claim(ep.id, spec)?;
     Ok(claimed.map(|(id, transfer)| Claimed {
         ep: ep.clone(),
         id: Some(id),
@@ -153,7 +153,7 @@ impl<M: ThreadModel> Claimed<M> {
     /// middle of the message. If the post fails, or the request or its unpolled future is dropped,
     /// the message is released for other receives.
     pub fn recv(self) -> Request<'static, ClaimedRecvOp<M>, PooledBuf, M> {
-        let buf = PooledBuf::empty(self.ep.domain.core.pool());
+        let buf = PooledBuf::empty(self.ep.domain.engine.pool());
         self.recv_into(buf)
     }
 
@@ -166,7 +166,7 @@ impl<M: ThreadModel> Claimed<M> {
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(mut self) {
         if let Some(id) = self.id.take() {
-            self.ep.domain.core.discard_claimed(self.ep.id, id);
+            self.ep.domain.engine.discard_claimed(self.ep.id, id);
         }
     }
 }
@@ -174,7 +174,7 @@ impl<M: ThreadModel> Claimed<M> {
 impl<M: ThreadModel> Drop for Claimed<M> {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.ep.domain.core.release_claim(self.ep.id, id);
+            self.ep.domain.engine.release_claim(self.ep.id, id);
         }
     }
 }
@@ -215,7 +215,7 @@ impl<B: IoBufMut, M: ThreadModel> BufferOp<B> for ClaimedRecvOp<M> {
             .expect("an operation is posted at most once");
         let key = ep
             .domain
-            .core
+            .engine
             .recv_claimed(ep.id, id, buf, target, credit)?;
         self.claimed.id = None;
         Ok(PostResult::Pending(key))

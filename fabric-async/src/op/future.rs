@@ -82,7 +82,7 @@ impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> RequestFuture<'_, O, B, M> {
     /// Cancels the operation if it has not taken effect, and returns its buffer or operands.
     fn withdraw(&mut self) -> Option<B> {
         if let FutureState::Posted(key) = self.state {
-            let posted = self.ep.borrow().domain.core.cancel(key).ok()?;
+            let posted = self.ep.borrow().domain.engine.cancel(key).ok()?;
             self.state = FutureState::Resolved;
             return Some(self.op.take_back(posted));
         }
@@ -102,7 +102,7 @@ impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> Future for RequestFuture<'_, O
         let this = &mut *self;
         let ep = this.ep.borrow();
         if let FutureState::Posted(key) = this.state {
-            let completed = ready!(ep.domain.core.poll_op(key, cx));
+            let completed = ready!(ep.domain.engine.poll_op(key, cx));
             // The result is large: it is built where it is returned.
             let result = Poll::Ready(this.op.output(completed));
             this.state = FutureState::Resolved;

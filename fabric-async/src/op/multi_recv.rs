@@ -164,7 +164,7 @@ impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
             }
         };
         ep.domain
-            .core
+            .engine
             .multi_recv(ep.id, spec, buf, min_free, target)
             .map_err(restore)
     }
@@ -224,7 +224,7 @@ impl MultiRecv {
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&mut self) {
         if let MultiRecvStreamState::Posted { ep, key } = &self.state {
-            ep.domain.core.cancel_multi_recv(*key);
+            ep.domain.engine.cancel_multi_recv(*key);
         }
     }
 
@@ -239,7 +239,7 @@ impl MultiRecv {
             &mut self.state,
             MultiRecvStreamState::Finished(BytesMut::new()),
         ) {
-            MultiRecvStreamState::Posted { ep, key } => ep.domain.core.detach_multi_recv(key),
+            MultiRecvStreamState::Posted { ep, key } => ep.domain.engine.detach_multi_recv(key),
             MultiRecvStreamState::Finished(rest) => rest,
         }
     }
@@ -253,7 +253,7 @@ impl Stream for MultiRecv {
         let MultiRecvStreamState::Posted { ep, key } = &self.state else {
             return Poll::Ready(None);
         };
-        let item = ready!(ep.domain.core.poll_multi_recv(*key, cx));
+        let item = ready!(ep.domain.engine.poll_multi_recv(*key, cx));
         budget.made_progress();
         Poll::Ready(match item {
             MultiRecvItem::Message(received) => Some(into_message_slice(received)),
@@ -288,7 +288,7 @@ fn into_message_slice(received: OpResult) -> Result<MessageSlice, Failed<Bytes>>
 impl Drop for MultiRecv {
     fn drop(&mut self) {
         if let MultiRecvStreamState::Posted { ep, key } = &self.state {
-            drop(ep.domain.core.detach_multi_recv(*key));
+            drop(ep.domain.engine.detach_multi_recv(*key));
         }
     }
 }
@@ -317,7 +317,7 @@ impl PostedMultiRecv {
     /// nothing after the release.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self) {
-        self.ep.domain.core.cancel_multi_recv(self.key);
+        self.ep.domain.engine.cancel_multi_recv(self.key);
     }
 }
 

@@ -269,10 +269,10 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
             return Err(Failed::new(error, buf));
         }
         let tx_op = self.to_tx(buf.payload().len());
-        let core = &ep.domain.core;
+        let engine = &ep.domain.engine;
         match self.to.as_list() {
-            None => core.send(ep.id, tx_op, buf, target, credit),
-            Some(ranges) => core.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
+            None => engine.send(ep.id, tx_op, buf, target, credit),
+            Some(ranges) => engine.write_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
         }
     }
 }
@@ -362,10 +362,10 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }
-        let core = &ep.domain.core;
+        let engine = &ep.domain.engine;
         match self.from.as_list() {
-            None => core.read(ep.id, tx_op, buf, target, credit),
-            Some(ranges) => core.read_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
+            None => engine.read(ep.id, tx_op, buf, target, credit),
+            Some(ranges) => engine.read_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
         }
     }
 }

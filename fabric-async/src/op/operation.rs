@@ -142,7 +142,7 @@ impl<B: IoBuf> Operation<B> {
         let OperationState::Posted { ep, key, .. } = &self.state else {
             return None;
         };
-        let buf = ep.domain.core.cancel(*key).ok()?;
+        let buf = ep.domain.engine.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
         Some(unwrap_buffer(buf))
     }
@@ -186,7 +186,7 @@ impl<B: IoBuf> Future for Operation<B> {
         } = &self.state
         {
             let buffer_is_loan = *buffer_is_loan;
-            let finished = ready!(ep.domain.core.poll_op(*key, cx));
+            let finished = ready!(ep.domain.engine.poll_op(*key, cx));
             // The result is large: it is built where it is returned.
             let result = if buffer_is_loan {
                 Poll::Ready(finished.take().map(empty_buffer))
@@ -228,9 +228,9 @@ impl<B> Drop for Operation<B> {
 /// With `cancels_on_drop`, cancels it instead if it has not begun.
 #[cold]
 pub(super) fn drop_posted(ep: &EndpointInner, key: OpKey, cancels_on_drop: bool) {
-    let core = &ep.domain.core;
-    if !cancels_on_drop || core.cancel(key).is_err() {
-        core.detach(key);
+    let engine = &ep.domain.engine;
+    if !cancels_on_drop || engine.cancel(key).is_err() {
+        engine.detach(key);
     }
 }
 

@@ -57,7 +57,7 @@ pub struct Permit<M: ThreadModel = Shared> {
     key: OpKey,
     peer: FiAddr,
     /// Whether a posted send has taken over the credit.
-    consumed: bool,
+    credit_used: bool,
     model: PhantomData<M>,
 }
 
@@ -73,12 +73,16 @@ impl<'a, M: ThreadModel> Reserving<'a, M> {
     /// Takes a place in the queue for credits. The permit holds the place, and later the credit.
     fn enqueue(&self) -> Result<Permit<M>> {
         self.ep.node.check_open()?;
-        let key = self.ep.domain.core.reserve_credit(self.ep.id, self.peer)?;
+        let key = self
+            .ep
+            .domain
+            .engine
+            .reserve_credit(self.ep.id, self.peer)?;
         Ok(Permit {
             ep: self.ep.clone(),
             key,
             peer: self.peer,
-            consumed: false,
+            credit_used: false,
             model: PhantomData,
         })
     }
@@ -102,7 +106,7 @@ impl<M: ThreadModel> Future for Reserving<'_, M> {
         let ReservingState::Queued(permit) = &self.state else {
             panic!("{POLLED_AFTER_COMPLETION}")
         };
-        let granted = ready!(self.ep.domain.core.poll_permit(permit.key, cx));
+        let granted = ready!(self.ep.domain.engine.poll_permit(permit.key, cx));
         budget.made_progress();
         let ReservingState::Queued(permit) =
             mem::replace(&mut self.state, ReservingState::Resolved)
@@ -144,7 +148,10 @@ pub trait AsEndpoint<M: ThreadModel = Shared>: sealed::Sealed {
 
 impl<M: ThreadModel> Drop for Permit<M> {
     fn drop(&mut self) {
-        self.ep.domain.core.release_permit(self.key, self.consumed);
+        self.ep
+            .domain
+            .engine
+            .release_permit(self.key, self.credit_used);
     }
 }
 
@@ -214,7 +221,7 @@ impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
         let tx_op = self.send.to_tx(ep, buf.loan_key());
         let posted = post_payload(ep, tx_op, buf, target, CreditMode::FromPermit);
         // A posted send has taken over the credit; a refused send returns it.
-        permit.consumed = posted.is_ok();
+        permit.credit_used = posted.is_ok();
         posted
     }
 }

@@ -52,7 +52,7 @@ impl<'a, M: ThreadModel> Request<'a, ProbeOp, (), M> {
     /// As of a [probe](crate::Endpoint::probe).
     pub fn try_probe(&self) -> Result<Option<Transfer>> {
         self.ep.check_recv(&self.op.spec)?;
-        self.ep.domain.core.peek(self.ep.id, self.op.spec)
+        self.ep.domain.engine.peek(self.ep.id, self.op.spec)
     }
 
     /// Returns a request to take the message that is found for one receive (`FI_CLAIM`).
@@ -110,11 +110,11 @@ impl<M: ThreadModel> Future for Probing<'_, M> {
             Some(key) => key,
             None => {
                 self.ep.check_recv(&self.spec)?;
-                let key = self.ep.domain.core.probe(self.ep.id, self.spec)?;
+                let key = self.ep.domain.engine.probe(self.ep.id, self.spec)?;
                 *self.key.insert(key)
             }
         };
-        let found = ready!(self.ep.domain.core.poll_probe(key, cx));
+        let found = ready!(self.ep.domain.engine.poll_probe(key, cx));
         self.key = None;
         budget.made_progress();
         Poll::Ready(found)
@@ -124,7 +124,7 @@ impl<M: ThreadModel> Future for Probing<'_, M> {
 impl<M: ThreadModel> Drop for Probing<'_, M> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.ep.domain.core.release_permit(key, false);
+            self.ep.domain.engine.cancel_probe(key);
         }
     }
 }

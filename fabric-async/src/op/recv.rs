@@ -64,7 +64,10 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
         if let Err(error) = self.check(ep, &buf) {
             return Err(Failed::new(error, buf));
         }
-        let key = ep.domain.core.recv(ep.id, self.spec, buf, target, credit)?;
+        let key = ep
+            .domain
+            .engine
+            .recv(ep.id, self.spec, buf, target, credit)?;
         Ok(PostResult::Pending(key))
     }
 
@@ -78,7 +81,7 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
         if let Err(error) = self.check(ep, &buf) {
             return FirstPoll::Ready(Err(Failed::new(error, buf)));
         }
-        match ep.domain.core.recv_and_poll(ep.id, self.spec, buf, cx) {
+        match ep.domain.engine.recv_and_poll(ep.id, self.spec, buf, cx) {
             Ok((_, Poll::Ready(finished))) => FirstPoll::Ready(finished.take()),
             Ok((key, Poll::Pending)) => FirstPoll::Pending(key),
             Err(failed) => FirstPoll::Ready(Err(failed)),

@@ -415,7 +415,7 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
         {
             return Ok(());
         }
-        ep.domain.core.inject(ep.id, tx_op, bytes)
+        ep.domain.engine.inject(ep.id, tx_op, bytes)
     }
 }
 

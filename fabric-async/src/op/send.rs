@@ -168,7 +168,7 @@ pub(super) fn post_payload<B: IoBuf>(
     if let Err(error) = ep.check_tx_op(&tx_op).and_then(|()| ep.check_tx_iov(&buf)) {
         return Err(Failed::new(error, buf));
     }
-    ep.domain.core.send(ep.id, tx_op, buf, target, credit)
+    ep.domain.engine.send(ep.id, tx_op, buf, target, credit)
 }
 
 impl<B: IoBuf> BatchOp<B> for SendOp {

@@ -153,7 +153,7 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
     ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
         match self.post(ep, buf, CompletionTarget::Future, CreditMode::Wait) {
             Ok(PostResult::Done(transfer, buf)) => FirstPoll::Ready(Ok(Done { buf, transfer })),
-            Ok(PostResult::Pending(key)) => match ep.domain.core.poll_op(key, cx) {
+            Ok(PostResult::Pending(key)) => match ep.domain.engine.poll_op(key, cx) {
                 Poll::Ready(finished) => FirstPoll::Ready(finished.take()),
                 Poll::Pending => FirstPoll::Pending(key),
             },
