@@ -168,7 +168,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// After [`TryWait::Block`] the next completion makes the descriptor readable. In a
     /// domain that [an event loop drives](crate::DomainBuilder::driven_by_event_loop), so does
     /// everything else that needs progress. The descriptor stays readable until the next
-    /// `prepare_wait`. A task that already waits for this queue loses its wake-up.
+    /// `prepare_wait`. A queue has one waiter: a task that was polling this queue as a stream is not woken any more.
     ///
     /// With [`WaitPolicy::Spin`](crate::WaitPolicy::Spin) the result is always [`TryWait::Poll`].
     ///

@@ -366,8 +366,7 @@ pub struct ConnectionRequest {
 }
 
 impl ConnectionRequest {
-    /// Returns the source address of the request: that of the client's socket, which does not
-    /// listen.
+    /// Returns the source address of the request, at which no endpoint listens.
     #[must_use]
     pub fn peer(&self) -> &Address {
         &self.connreq.peer

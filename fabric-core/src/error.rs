@@ -15,8 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// The text of each variant names the object or value that failed and, where one exists, the limit.
 /// [`Error::errno`] returns the number that libfabric uses for the same condition (`fi_errno(3)`).
-/// An `Error` converts into [`std::io::Error`] with the kind that the standard library has for the
-/// condition.
+/// An `Error` converts into [`std::io::Error`] with the nearest kind.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,6 +33,11 @@ pub enum Error {
     /// The object was closed, or its domain ended. `FI_EOPBADSTATE`.
     #[error("the {0} is closed")]
     Closed(Class),
+    /// This side has shut down the connection of the endpoint
+    /// (`ConnectedEndpoint::shutdown`). `FI_ESHUTDOWN`.
+    #[doc(alias = "FI_ESHUTDOWN")]
+    #[error("the connection was shut down at this side")]
+    ShutDown,
     /// The operation did not complete: it was canceled, its connection was shut down, or its
     /// endpoint was closed, by `close` or by dropping its last handle. The buffer is returned with
     /// the error. `FI_ECANCELED`.
@@ -458,6 +462,7 @@ pub(crate) mod fi_errno {
     pub(crate) const EADDRINUSE: i32 = 98;
     pub(crate) const EADDRNOTAVAIL: i32 = 99;
     pub(crate) const ECONNRESET: i32 = 104;
+    pub(crate) const ESHUTDOWN: i32 = 108;
     pub(crate) const ETIMEDOUT: i32 = 110;
     pub(crate) const ECONNREFUSED: i32 = 111;
     pub(crate) const EHOSTUNREACH: i32 = 113;
@@ -485,6 +490,7 @@ impl Error {
             Self::NoMatch(_) => fi_errno::ENODATA,
             Self::Busy(_) => fi_errno::EBUSY,
             Self::Closed(_) => fi_errno::EOPBADSTATE,
+            Self::ShutDown => fi_errno::ESHUTDOWN,
             Self::Canceled => fi_errno::ECANCELED,
             Self::Truncated { .. } => fi_errno::ETRUNC,
             Self::CounterError { .. } => fi_errno::EAVAIL,
@@ -659,6 +665,7 @@ mod tests {
             Error::TooMany { .. } => 32,
             Error::OutOfBounds { .. } => 33,
             Error::BufferTooSmall { .. } => 34,
+            Error::ShutDown => 35,
         }
     }
 
@@ -725,6 +732,7 @@ mod tests {
             (no_match, vec!["tcp", "max_msg_size", "5368709120"]),
             (fabric.close().unwrap_err(), vec!["1 domain"]),
             (Error::Closed(Class::Endpoint), vec!["endpoint"]),
+            (Error::ShutDown, vec!["connection", "shut down"]),
             (Error::Canceled, vec!["endpoint", "closed"]),
             (
                 Error::Truncated {

@@ -106,8 +106,8 @@ pub enum EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DownReason {
-    /// The peer closed its endpoint; over TCP also when the peer's process was killed between two
-    /// messages.
+    /// The peer or this side closed the endpoint or shut down the connection; over TCP also when the
+    /// peer's process was killed between two messages.
     Closed,
     /// The peer's process died or was killed.
     Died,

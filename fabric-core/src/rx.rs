@@ -17,11 +17,9 @@
 //! | `peer_memory` | messages in the memory of their sender |
 //! | `peers` | senders that connect and disconnect |
 //! | `acks` | acks that senders wait for |
-//! | `binding` | the receive queue as a transport holds it: its own, or a shared one |
 //! | `shared` | receive queues that several endpoints share |
 
 mod acks;
-mod binding;
 mod claim;
 mod lost;
 mod multi;
@@ -52,17 +50,20 @@ use multi::{MatchResult, QueuedMultiRecv};
 use partial::{PartialMessage, PartialTarget, append_copy};
 use peer_memory::UnmappedUnexpected;
 
-pub use binding::{RxBinding, RxSource};
 pub use claim::ClaimId;
 pub use partial::PartialId;
-pub use shared::SharedRxQueue;
 
 /// Bytes of the budget that each unexpected message uses in addition to its length.
 const UNEXPECTED_OVERHEAD: usize = 128;
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
+///
+/// The engine owns the queue, and posts and cancels its receives. A transport delivers messages to
+/// the queue during a call of [`EngineContext::with_rx`].
 pub struct RxQueue {
     ep: EpId,
+    /// Whether endpoints share the queue.
+    shared: bool,
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key of each posted operation in the matcher, by the operation's index.
     posted: Vec<Option<PostKey>>,
@@ -79,7 +80,7 @@ pub struct RxQueue {
     /// Disconnected peers, whose messages may still be queued or be requeued.
     disconnected_peers: VecDeque<(PeerKey, Address)>,
     /// Connected peers, and the endpoint of each, if endpoints share the queue. Empty otherwise:
-    /// the endpoint of the transport keeps its peers.
+    /// the transport keeps the peers of the one endpoint.
     connected_peers: Vec<(PeerKey, Address, EpId)>,
     /// A message was declined since the last `take_declined`.
     declined: Cell<bool>,
@@ -154,6 +155,7 @@ impl RxQueue {
     pub fn new(ep: EpId, budget: usize, pool: Arc<BufferPool>) -> Self {
         Self {
             ep,
+            shared: false,
             matcher: Matcher::new(),
             posted: Vec::new(),
             multi_recvs: Vec::new(),
@@ -172,6 +174,12 @@ impl RxQueue {
             budget_used: 0,
             pool,
         }
+    }
+
+    /// Returns the id of the endpoint, or of the shared receive context.
+    #[must_use]
+    pub fn ep(&self) -> EpId {
+        self.ep
     }
 
     /// Posts a receive; an unexpected message that matches is delivered at once.

@@ -115,8 +115,6 @@ pub struct TransportStats {
     pub dropped: u64,
     /// See [`EndpointStats::peers`].
     pub peers: usize,
-    /// See [`EndpointStats::unexpected`] and [`EndpointStats::unexpected_bytes`].
-    pub unexpected: (usize, usize),
 }
 
 impl EndpointStats {
@@ -153,7 +151,6 @@ impl EndpointStats {
             zero_copy_fallbacks,
             dropped,
             peers,
-            unexpected: (unexpected, unexpected_bytes),
         } = transport;
         self.sent += sent;
         self.written += written;
@@ -169,8 +166,6 @@ impl EndpointStats {
             zero_copy_fallbacks,
             dropped,
             peers,
-            unexpected,
-            unexpected_bytes,
             ..self
         }
     }

@@ -15,7 +15,7 @@ use fabric_core::flags::Caps;
 use fabric_core::info::{EpType, Info};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::mr::Region;
-use fabric_core::rx::RxSource;
+use fabric_core::rx::RxQueue;
 use fabric_core::sim::SimTransport;
 use fabric_core::transport::{
     EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, Transport, TransportDomain,
@@ -46,9 +46,17 @@ struct SimTestContext {
     completion_order: Vec<OpKey>,
     events: Vec<EventKind>,
     pool: Arc<BufferPool>,
+    /// The receive queue of the endpoint; `None` while it is in use.
+    rx: Option<RxQueue>,
 }
 
 impl EngineContext for SimTestContext {
+    fn with_rx<T>(&mut self, _: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
+        let mut rx = self.rx.take().expect("the queue is used once at a time");
+        let result = act(&mut rx, self);
+        self.rx = Some(rx);
+        result
+    }
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }
@@ -147,15 +155,17 @@ fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
     let mut domain: Box<dyn TransportDomain<SimTestContext>> =
         SimTransport.open_domain(info, wait_set.clone())?;
     let at: Address = format!("sim://{name}").parse()?;
-    let address = domain.open_endpoint(ENDPOINT, info, Some(&at), RxSource::Own(&pool))?;
-    let context = SimTestContext {
+    let rx = RxQueue::new(ENDPOINT, domain.unexpected_budget(), pool.clone());
+    let mut context = SimTestContext {
         av: AddressTable::new(),
         bufs: HashMap::new(),
         outcomes: HashMap::new(),
         completion_order: Vec::new(),
         events: Vec::new(),
         pool,
+        rx: Some(rx),
     };
+    let address = domain.open_endpoint(&mut context, ENDPOINT, info, Some(&at))?;
     Ok(SimEndpointFixture {
         context,
         domain,
@@ -208,8 +218,27 @@ impl SimEndpointFixture {
     fn recv(&mut self, spec: RecvSpec) -> OpKey {
         let buf = AnyBuf::Pooled(PooledBuf::empty(&self.context.pool));
         let op = self.new_op(buf);
-        self.domain.post_recv(&mut self.context, ENDPOINT, op, spec);
+        self.change_rx(|rx, context| rx.post(context, op, spec));
         op
+    }
+    /// Changes the receive queue as the engine does.
+    fn change_rx<T>(&mut self, act: impl FnOnce(&mut RxQueue, &mut SimTestContext) -> T) -> T {
+        let result = self.context.with_rx(ENDPOINT, act);
+        let changed = self.domain.on_rx_queue_changed(&mut self.context, ENDPOINT);
+        changed.expect("the endpoint is open");
+        result
+    }
+    /// Returns a message that was received and not consumed.
+    fn requeue_message(&mut self, op: OpKey) {
+        let transfer = self.outcome(op).unwrap().transfer;
+        let bytes = self.context.take_received(op, transfer.len);
+        let source = self.domain.source_of(ENDPOINT, transfer.peer());
+        self.change_rx(|rx, context| {
+            rx.requeue_message(context, transfer.envelope(0), source, bytes);
+        });
+    }
+    fn arm(&mut self) -> bool {
+        self.domain.arm(&mut self.context)
     }
     fn progress(&mut self) -> bool {
         self.domain.progress(&mut self.context)
@@ -442,10 +471,10 @@ fn message_of_a_dropped_receive_goes_to_the_next_receive() {
     a.send(to_b, Some(2), b"later").unwrap();
     b.progress();
     assert!(
-        !b.domain.cancel(&mut b.context, ENDPOINT, first),
+        !b.change_rx(|rx, context| rx.cancel(context, first)),
         "the receive has begun"
     );
-    b.domain.detach_recv(&mut b.context, ENDPOINT, first);
+    b.change_rx(|rx, context| rx.detach(context, first));
     (0..2).for_each(|_| {
         a.progress();
         b.progress();
@@ -511,10 +540,7 @@ fn messages_over_budget_are_declined_not_lost() {
             while a.progress() | b.progress() | c.progress() {}
         };
     run(&mut a, &mut b, &mut c);
-    assert!(
-        b.domain.arm(),
-        "a declined message does not keep the domain awake"
-    );
+    assert!(b.arm(), "a declined message does not keep the domain awake");
     b.take_wakes();
     let tag = b.recv(recv_tagged(5));
     assert_eq!(b.take_wakes(), 1, "the declined message is acceptable now");
@@ -678,7 +704,7 @@ fn peer_close_fails_queued_sends_and_reports_peer_down() {
     let ops: Vec<_> = (0..3)
         .filter_map(|_| a.send(to_b, None, b"x").unwrap())
         .collect();
-    assert!(a.domain.arm());
+    assert!(a.arm());
     let address = b.address.clone();
     drop(b);
     assert_eq!((ops.len(), a.take_wakes()), (2, 1));
@@ -706,21 +732,16 @@ fn requeued_message_gets_its_current_source() {
     let transfer = b.outcome(op).unwrap().transfer;
     assert_eq!(transfer.source, None);
     let from_a = b.insert_address(&a.address);
-    let bytes = b.context.take_received(op, transfer.len);
-    b.domain
-        .requeue_message(&mut b.context, ENDPOINT, transfer.envelope(0), bytes);
+    b.requeue_message(op);
     let directed = b.recv(RecvSpec {
         from: Some(from_a),
         tag: None,
     });
     assert_eq!(b.received(directed), b"unknown");
 
-    let transfer = b.outcome(directed).unwrap().transfer;
     b.context.av.remove(from_a).unwrap();
     b.domain.address_removed(&mut b.context, ENDPOINT, from_a);
-    let bytes = b.context.take_received(directed, transfer.len);
-    b.domain
-        .requeue_message(&mut b.context, ENDPOINT, transfer.envelope(0), bytes);
+    b.requeue_message(directed);
     let op = b.recv(RECV_UNTAGGED);
     assert_eq!(
         (b.received(op), b.outcome(op).unwrap().transfer.source),
@@ -734,14 +755,14 @@ fn only_armed_receiver_is_woken() {
     let to_b = a.insert_address(&b.address);
     a.send(to_b, None, b"1").unwrap();
     assert_eq!(b.take_wakes(), 0);
-    assert!(!b.domain.arm(), "a message is in flight");
+    assert!(!b.arm(), "a message is in flight");
     a.send(to_b, None, b"2").unwrap();
     assert_eq!(
         b.take_wakes(),
         0,
         "a failed arm leaves the doorbell disarmed"
     );
-    while !b.domain.arm() {
+    while !b.arm() {
         b.progress();
     }
     a.send(to_b, None, b"3").unwrap();
@@ -762,7 +783,7 @@ fn delayed_message_keeps_domain_awake() {
     a.domain
         .queue_send(&mut a.context, ENDPOINT, op, &connect)
         .unwrap();
-    assert!(b.progress() && b.domain.arm());
+    assert!(b.progress() && b.arm());
     a.send(to_b, None, b"late").unwrap();
     assert_eq!(b.take_wakes(), 1);
     assert!(
@@ -771,7 +792,7 @@ fn delayed_message_keeps_domain_awake() {
     );
     b.domain.disarm();
     assert!(
-        !b.progress() && !b.domain.arm(),
+        !b.progress() && !b.arm(),
         "a delayed message prevents arming"
     );
 }
@@ -781,25 +802,22 @@ fn sender_is_woken_only_when_armed_with_queued_sends() {
     let (mut a, mut b) = (open_endpoint("credit-a"), open_endpoint("credit-b@0+0+1"));
     let to_b = a.insert_address(&b.address);
     a.send(to_b, None, b"1").unwrap();
-    assert!(a.domain.arm());
+    assert!(a.arm());
     b.progress();
     assert_eq!(a.take_wakes(), 0, "the sender has nothing queued");
     (0..3).for_each(|_| {
         a.send(to_b, None, b"2").unwrap();
     });
-    assert!(
-        a.domain.arm(),
-        "a full channel does not keep the sender awake"
-    );
+    assert!(a.arm(), "a full channel does not keep the sender awake");
     b.progress();
     assert_eq!(a.take_wakes(), 1);
-    assert!(!a.domain.arm(), "the channel has room already");
+    assert!(!a.arm(), "the channel has room already");
     a.progress();
     b.progress();
     assert_eq!(a.take_wakes(), 0, "a disarmed sender is not woken");
     while a.progress() || (a.domain.describe() != IDLE_DESCRIPTION && b.progress()) {}
     assert!(
-        a.domain.arm() && b.progress() && a.take_wakes() == 0,
+        a.arm() && b.progress() && a.take_wakes() == 0,
         "a sender with an empty queue is not woken"
     );
     a.domain.disarm();
@@ -808,7 +826,7 @@ fn sender_is_woken_only_when_armed_with_queued_sends() {
         .send(to_b, None, b"4")
         .unwrap()
         .expect("the channel is full");
-    assert!(a.domain.cancel(&mut a.context, ENDPOINT, op) && a.domain.arm());
+    assert!(a.domain.cancel(&mut a.context, ENDPOINT, op) && a.arm());
     b.progress();
     assert_eq!(a.take_wakes(), 0, "a canceled send waits for no room");
 }
@@ -821,7 +839,7 @@ fn progress_until(endpoint: &mut SimEndpointFixture, done: impl Fn(&SimEndpointF
         if endpoint.progress() {
             endpoint.domain.disarm();
             armed = false;
-        } else if armed || endpoint.domain.arm() {
+        } else if armed || endpoint.arm() {
             armed = true;
             let sleep_start = Instant::now();
             while endpoint.take_wakes() == 0 {

@@ -30,7 +30,7 @@ impl EngineGuard<'_> {
         let mut op = OpState::new(ep, OpKind::Connect, CompletionTarget::Future, AnyBuf::None);
         op.no_transfer = true;
         let key = state.domain.ops.insert(op);
-        state.with_rx_queue(ep, |rx, domain| rx.probe(domain, key, spec));
+        state.post_probe(ep, key, spec);
         Ok(key)
     }
 
@@ -56,7 +56,7 @@ impl EngineGuard<'_> {
         if self.peek(ep, spec)?.is_none() {
             return Ok(None);
         }
-        let claimed = self.with_rx_queue(ep, |rx, _| rx.claim(&spec));
+        let claimed = self.change_rx(ep, |rx, _| rx.claim(&spec));
         claimed.ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 }
@@ -124,7 +124,7 @@ impl DomainHandle {
             }
             let key = locked.domain.ops.insert_recv(ep, target, buf.into_any());
             if locked
-                .with_rx_queue(ep, |rx, domain| rx.receive_claimed(domain, key, claim))
+                .change_rx(ep, |rx, domain| rx.receive_claimed(domain, key, claim))
                 .is_none()
             {
                 locked
@@ -138,14 +138,14 @@ impl DomainHandle {
     /// Puts a claimed message back into its place in matching.
     pub fn release_claim(&self, ep: EpId, claim: ClaimId) {
         self.with_engine(|locked| {
-            locked.with_rx_queue(ep, |rx, domain| rx.release_claim(domain, claim))
+            locked.change_rx(ep, |rx, domain| rx.release_claim(domain, claim))
         });
     }
 
     /// Discards a claimed message (`FI_DISCARD`).
     pub fn discard_claimed(&self, ep: EpId, claim: ClaimId) {
         self.with_engine(|locked| {
-            locked.with_rx_queue(ep, |rx, domain| {
+            locked.change_rx(ep, |rx, domain| {
                 let source = rx.discard_claimed(claim);
                 domain.on_message_consumed(source);
             })

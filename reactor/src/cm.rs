@@ -25,7 +25,6 @@ use crate::domain::DomainHandle;
 use crate::domain_state::{AvId, Bindings, DomainState};
 use crate::endpoints::info_for_bindings;
 use crate::engine::EngineState;
-use crate::shared_rx::rx_source;
 use crate::trace::TraceEvent;
 
 /// Connection management state of a passive or connected endpoint.
@@ -126,10 +125,11 @@ impl EngineState {
         Some(request)
     }
 
-    fn insert_cm_endpoint(&mut self, bindings: Bindings) -> EpId {
-        let mut ep = DomainState::new_endpoint(bindings);
-        ep.cm = Some(Box::default());
-        EpId(self.domain.endpoints.insert(ep))
+    fn insert_cm_endpoint(&mut self, bindings: Bindings) -> Result<EpId> {
+        let budget = self.transport.unexpected_budget();
+        let id = self.domain.insert_endpoint(bindings, budget)?;
+        self.domain.endpoint(id)?.cm = Some(Box::default());
+        Ok(id)
     }
 }
 
@@ -148,7 +148,7 @@ impl DomainHandle {
         // `with_engine` ensures that the domain is driven: under automatic progress the thread has
         // to serve the new descriptors.
         self.with_engine(|locked| {
-            let id = locked.insert_cm_endpoint(bindings);
+            let id = locked.insert_cm_endpoint(bindings)?;
             let opened = locked.transport.listen(id, info, at);
             let address = opened.inspect_err(|_| drop(locked.domain.endpoints.remove(id.0)))?;
             locked
@@ -216,13 +216,10 @@ impl DomainHandle {
         let info = info_for_bindings(info, &bindings);
         self.with_engine(|locked| {
             let state = &mut **locked;
-            let shared = state.shared_rx_for(&bindings)?;
-            let id = state.insert_cm_endpoint(bindings);
-            let source = rx_source(shared.as_ref(), self);
-            let opened =
-                state
-                    .transport
-                    .open_connected(&mut state.domain, id, &info, params, source);
+            let id = state.insert_cm_endpoint(bindings)?;
+            let opened = state
+                .transport
+                .open_connected(&mut state.domain, id, &info, params);
             opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
             state.open_fast_path(id);
             Ok(id)

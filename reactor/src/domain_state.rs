@@ -12,6 +12,7 @@ use std::task::Waker;
 use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::mr::RegionTable;
+use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
 use fabric_core::tree::Class;
@@ -140,6 +141,9 @@ pub(crate) struct EndpointState {
     pub(crate) bindings: Bindings,
     pub(crate) tx_credits: TxCredits,
     pub(crate) posted_recvs: usize,
+    /// The receive queue. `None` if the endpoint uses that of a shared context, and while the queue
+    /// is in use.
+    pub(crate) rx: Option<Box<RxQueue>>,
     pub(crate) stats: EndpointStats,
     /// Executes operations without the domain's lock, if the transport offers it.
     pub(crate) fast_path: Option<Arc<dyn FastPath>>,
@@ -163,13 +167,14 @@ impl std::fmt::Debug for EndpointState {
             bindings,
             tx_credits,
             posted_recvs,
+            rx,
             stats,
             fast_path: _,
             cm,
         } = self;
         write!(
             f,
-            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
+            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {rx:?}, {stats:?}, {cm:?})"
         )
     }
 }
@@ -286,6 +291,7 @@ impl DomainState {
         EndpointState {
             tx_credits,
             posted_recvs: 0,
+            rx: None,
             stats,
             fast_path: None,
             cm: None,

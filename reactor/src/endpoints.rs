@@ -11,9 +11,8 @@ use fabric_core::transport::{EngineContext, EpId, FastPath};
 use fabric_core::{Address, Error, Result};
 
 use crate::domain::DomainHandle;
-use crate::domain_state::{Bindings, DomainState};
+use crate::domain_state::Bindings;
 use crate::engine::EngineState;
-use crate::shared_rx::rx_source;
 use crate::trace::TraceEvent;
 
 /// Returns the info to pass to the transport for an endpoint with these bindings.
@@ -66,8 +65,12 @@ impl EngineState {
         for key in ep.tx_credits.drain() {
             self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
-        if !self.close_shared_rx(id) {
+        let is_context = self.is_shared_rx_context(id);
+        if !is_context {
             self.transport.close_endpoint(&mut self.domain, id);
+        }
+        self.close_rx(id);
+        if !is_context {
             self.domain
                 .deferred
                 .trace(TraceEvent::EndpointClosed(object_id));
@@ -97,16 +100,13 @@ impl DomainHandle {
         let object_id = bindings.object_id;
         // `with_engine` makes sure on unlock that the driver makes progress: under automatic
         // progress the driver thread has to poll the new descriptors.
-        self.with_engine(|state| {
-            let shared = state.shared_rx_for(&bindings)?;
-            let id = EpId(
-                state
-                    .domain
-                    .endpoints
-                    .insert(DomainState::new_endpoint(bindings)),
-            );
-            let source = rx_source(shared.as_ref(), self);
-            let opened = state.transport.open_endpoint(id, &info, at, source);
+        self.with_engine(|locked| {
+            let state = &mut **locked;
+            let budget = state.transport.unexpected_budget();
+            let id = state.domain.insert_endpoint(bindings, budget)?;
+            let opened = state
+                .transport
+                .open_endpoint(&mut state.domain, id, &info, at);
             let address = opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
             state.report_existing_addrs(id);
             state.open_fast_path(id);
@@ -142,8 +142,13 @@ impl DomainHandle {
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine().lock();
         let stats = locked.domain.endpoints.get(ep.0).map(|ep| ep.stats);
-        stats.map_or_else(EndpointStats::default, |stats| {
-            stats.with_transport(locked.transport_stats(ep))
-        })
+        let Some(stats) = stats else {
+            return EndpointStats::default();
+        };
+        let mut stats = stats.with_transport(locked.transport.stats(ep));
+        if let Some(queue) = locked.domain.own_rx_queue(ep) {
+            (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
+        }
+        stats
     }
 }

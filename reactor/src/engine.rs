@@ -44,7 +44,6 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDo
 use crate::deferred::Deferred;
 use crate::domain_state::{DomainState, FollowUp};
 use crate::ops::OpPhase;
-use crate::shared_rx::SharedRxContexts;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{EpollSet, PollSpinner, WaitPolicy};
 
@@ -92,7 +91,8 @@ impl std::fmt::Debug for DriverStatus {
 pub(crate) struct EngineState {
     pub(crate) transport: Box<EngineTransportDomain>,
     pub(crate) domain: DomainState,
-    pub(crate) shared_rx_contexts: SharedRxContexts,
+    /// The shared receive contexts: few, and mostly none.
+    pub(crate) shared_rx_contexts: Vec<EpId>,
     pub(crate) driver: DriverStatus,
     pub(crate) armed: bool,
     pub(crate) spinner: PollSpinner,
@@ -131,7 +131,7 @@ impl Engine {
         let state = EngineState {
             transport,
             domain: DomainState::new(),
-            shared_rx_contexts: SharedRxContexts::new(),
+            shared_rx_contexts: Vec::new(),
             driver: DriverStatus::NotRunning,
             armed: false,
             spinner: PollSpinner::new(policy),
@@ -345,8 +345,9 @@ impl EngineGuard<'_> {
     /// Arms the domain: peers ring their doorbells from now on. Returns false when something has
     /// arrived already.
     pub(crate) fn arm(&mut self) -> bool {
-        self.armed = !self.shared_rx_has_work() && self.transport.arm();
-        self.armed
+        let state = &mut **self;
+        state.armed = !state.shared_rx_has_work() && state.transport.arm(&mut state.domain);
+        state.armed
     }
 
     /// Disarms before the application polls.

@@ -5,6 +5,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
+use fabric_core::rx::RxQueue;
 use fabric_core::transport::{
     Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, RemoteAccess, RmaIov,
     RmaIovId,
@@ -17,6 +18,12 @@ use crate::ops::{CompletionTarget, OpPhase};
 use crate::trace::TraceEvent;
 
 impl EngineContext for DomainState {
+    #[inline(always)] // on the small-message path
+    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
+        self.try_with_rx(ep, act)
+            .expect("the endpoint is open, and its queue is used once at a time")
+    }
+
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.ops
             .get(op)

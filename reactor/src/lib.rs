@@ -6,7 +6,8 @@
 //! | `engine`, `driver` | the domain's lock and progress passes; progress when no task polls |
 //! | `domain_state`, `engine_context` | state of a domain apart from its transport; the part that a transport sees |
 //! | `post`, `batch`, `cancel`, `flush`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
-//! | `multi_recv`, `claim`, `onesided`, `shared_rx` | multi-receives; probes and claims; RMA and atomics; shared receive contexts |
+//! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
+//! | `multi_recv`, `claim`, `onesided` | multi-receives; probes and claims; RMA and atomics |
 //! | `completions`, `queues` | completion queues, event queues and counters |
 //! | `endpoints`, `av`, `regions`, `multicast` | endpoints, address vectors, memory regions, multicast groups |
 //! | `cm` | passive and connected endpoints |
@@ -51,6 +52,7 @@ mod ops;
 mod post;
 mod queues;
 mod regions;
+mod rx_queues;
 mod shared_rx;
 mod sync;
 mod trace;

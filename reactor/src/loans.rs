@@ -145,7 +145,8 @@ impl DomainHandle {
         let allocator = self.loan_allocator()?;
         Some(self.with_engine(|locked| {
             let key = locked.domain.enqueue_loan_waiter(allocator);
-            locked.transport.watch_loans();
+            let state = &mut **locked;
+            state.transport.watch_loans(&mut state.domain);
             key
         }))
     }
@@ -170,7 +171,8 @@ impl DomainHandle {
             match self.take_loan(&**allocator, len) {
                 Err(Error::WouldBlock(_)) => self.with_engine(|locked| {
                     locked.domain.retry_loan_wait(key, freed_before);
-                    locked.transport.watch_loans();
+                    let state = &mut **locked;
+                    state.transport.watch_loans(&mut state.domain);
                 }),
                 result => return Poll::Ready(result),
             }

@@ -94,7 +94,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     }
 
     /// Returns the address of the peer (`fi_getpeer`), also after it has disconnected. For an
-    /// accepted endpoint this is the address of the client's socket, which does not listen.
+    /// accepted endpoint this is an address of the client at which no endpoint listens.
     #[doc(alias = "fi_getpeer")]
     #[must_use]
     pub fn peer(&self) -> &Address {
@@ -169,9 +169,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// seconds. Pending sends and receives end with [`Error::Canceled`](crate::Error::Canceled).
     /// Messages that have arrived can still be received. Both sides get the event
     /// [`Shutdown`](crate::EventKind::Shutdown). Later sends, writes, reads and atomic operations,
-    /// and receives that find no message, fail with [`Error::Closed`](crate::Error::Closed), whose
-    /// text says that the endpoint is closed although only the connection is. A second call, or a
-    /// call after the peer has disconnected, does nothing.
+    /// and receives that find no message, fail with [`Error::ShutDown`](crate::Error::ShutDown). A
+    /// second call, or a call after the peer has disconnected, does nothing.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed.
@@ -182,7 +181,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     }
 
     /// Closes the endpoint, for all its clones (`fi_close`), as [`Endpoint::close`]. The connection
-    /// ends as with [`shutdown`](Self::shutdown).
+    /// ends as with [`shutdown`](Self::shutdown), but only the peer gets the event: a closed endpoint
+    /// has no events.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint was closed before.

@@ -140,8 +140,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # let me = ep.add_peer(ep.name()).await?;
     /// assert_eq!(ep.probe().tag(7).try_probe()?, None);
     /// ep.send(me, b"hello, fabric").tag(7).inject()?;
-    /// assert_eq!(ep.probe().tag_mask(0, !0).await?.len, 13);
-    /// let claimed = ep.probe().tag_mask(0, !0).claim().await?;
+    /// assert_eq!(ep.probe().tag_ignoring(0, !0).await?.len, 13);
+    /// let claimed = ep.probe().tag_ignoring(0, !0).claim().await?;
     /// assert_eq!((claimed.len(), claimed.tag()), (13, Some(7)));
     /// let buf = Vec::with_capacity(claimed.len());
     /// assert_eq!(claimed.recv_into(buf).await?.into_buf(), b"hello, fabric");

@@ -12,10 +12,9 @@
 //! | a [`Request`], or a future that was never polled | nothing was posted |
 //! | a receive that no message has matched | withdrawn, and its buffer dropped; no message was taken |
 //! | a receive that a message has matched, completely or in part | the message is [requeued](#requeued-messages): the next receive that accepts it gets it |
-//! | a send that waits for a credit | withdrawn; nothing is sent |
-//! | a send that was posted | goes on; a later failure becomes an [event](EventKind::OperationFailed) |
+//! | a send (also of a loan), read or write that waits for a credit | withdrawn; nothing is sent |
+//! | a send, read or write that has a credit | goes on; a later failure becomes an [event](EventKind::OperationFailed) |
 //! | a send, read, write or atomic operation with [`cancel_on_drop`](Request::cancel_on_drop) | withdrawn if it has not begun, and its buffer dropped; goes on otherwise |
-//! | a read, a write or a loan that was sent | withdrawn if it waits for a credit; goes on otherwise |
 //! | an atomic operation | takes effect once posted: a lock that is taken in a losing branch of `select!` stays taken |
 //! | a [`MultiRecv`] stream | messages in it that were not taken, or are arriving, are requeued; the rest of the buffer is dropped |
 //! | a [probe](Endpoint::probe) or a [claim](Request::claim) that waits | no message was taken |
@@ -167,7 +166,7 @@
 //! can use up the budget, and then hold back everything behind them, including replies that a
 //! receive waits for. There are two remedies:
 //!
-//! * **Receive any tag and dispatch.** One receive with `tag_mask(0, !0)` takes every tagged
+//! * **Receive any tag and dispatch.** One receive with `tag_ignoring(0, !0)` takes every tagged
 //!   message and hands it to the task that waits for it, or drops it. It must be the only tagged
 //!   receive, because the earliest posted one gets the message.
 //! * **Discard after a timeout.** [Claim](Request::claim) the message with that tag and discard it.
@@ -184,7 +183,7 @@
 //! let reply = tokio::time::timeout(Duration::from_millis(1), client.recv().tag(1)).await;
 //! assert!(reply.is_err());                                    // too late; the receive is gone
 //!
-//! let request = server.recv().tag_mask(0, !0).await?;         // any tag
+//! let request = server.recv().tag_ignoring(0, !0).await?;         // any tag
 //! server.send(request.source()?, "late").tag(1).await?;
 //! server.send(request.source()?, "done").await?;
 //! client.recv().await?;                                       // untagged, and sent after it

@@ -56,7 +56,7 @@
 //! |---|---|
 //! | [`NoSuchPeer`](Error::NoSuchPeer) | no process listens there |
 //! | [`RejectedByPeer`](Error::RejectedByPeer) | the peer's program rejected, with its private data; over `tcp` also: the endpoint there is connectionless, without data |
-//! | [`Protocol`](Error::Protocol) | something else listens there |
+//! | [`Protocol`](Error::Protocol) | over `tcp`: a program with another protocol listens there |
 //! | [`ConnectionRefused`](Error::ConnectionRefused) | over `shm`: the endpoint there is connectionless, or the queue of the kernel is full |
 //! | [`OtherUser`](Error::OtherUser) | over `shm`: the process there is another user's |
 //! | [`PeerGone`](Error::PeerGone) | the peer closed the connection |
@@ -231,14 +231,39 @@
 //! # End of a connection
 //!
 //! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process
-//! end the connection. What was sent before is handed over in the background for up to five
-//! seconds; over `shm` a completed send is in the ring, where the peer finds it also after the
-//! sender's death. The other side first receives everything that arrived. Then pending and later
-//! operations fail with [`PeerGone`](Error::PeerGone), or [`Protocol`](Error::Protocol) if the peer
-//! violated the protocol, and the event queue gets one [`Shutdown`](EventKind::Shutdown). Over
-//! `tcp`, a process that is killed between two messages looks like one that closed its endpoint. An
-//! unexpected message beyond the budget delays the end until it is received. A connected endpoint
-//! cannot be connected again.
+//! end the connection. Over `tcp` the bytes of completed sends are written to the kernel in the
+//! background for up to five seconds, while the process lives; over `shm` a completed send is in the ring, where the peer finds it also after the
+//! sender's death.
+//!
+//! At the other side sends fail at once with [`PeerGone`](Error::PeerGone), or with
+//! [`Protocol`](Error::Protocol) if the peer violated the protocol, and the event queue gets one
+//! [`Shutdown`](EventKind::Shutdown). Receives first get everything that arrived, and fail with the
+//! same error afterwards. So the event may come before the last messages are received: a server
+//! receives until `PeerGone`, not until `Shutdown`.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use fabric_async::{ConnectedEndpoint, Error, PassiveEndpoint};
+//! # let mut listener = PassiveEndpoint::bind("shm://").await?;
+//! # let (name, accepting) = (listener.name().to_string(), async { listener.accept("").await });
+//! # let (client, server) = tokio::try_join!(ConnectedEndpoint::connect(&name), accepting)?;
+//! client.send("the last request").await?;
+//! client.shutdown()?;
+//! let mut served = 0;
+//! loop {
+//!     match server.recv().await {
+//!         Ok(_request) => served += 1,
+//!         Err(failed) if matches!(failed.error, Error::PeerGone(_)) => break,
+//!         Err(failed) => return Err(failed.error),
+//!     }
+//! }
+//! assert_eq!(served, 1);
+//! # Ok(()) }
+//! ```
+//!
+//! Over `tcp`, a process that is killed between two messages looks like one that closed its
+//! endpoint. An unexpected message beyond the budget delays the end until it is received. A
+//! connected endpoint cannot be connected again.
 //!
 //! A machine that vanishes is noticed after 30 seconds of silence (keepalive), or, if bytes are on
 //! their way to it, when the kernel gives up.

@@ -41,15 +41,14 @@
 //! # `io::Error`
 //!
 //! In functions that return [`std::io::Result`], `?` converts [`Error`], [`Failed`], [`CloseError`]
-//! and [`BatchError`]. The kind is the one that the standard library gives to the same condition of
-//! a socket, as in the table below; [`get_ref`](std::io::Error::get_ref) downcasts to the
-//! [`Error`]. [`raw_os_error`](std::io::Error::raw_os_error) is `None` also for [`Error::Os`]: an
+//! and [`BatchError`]. The kind is the nearest one, as in the table below;
+//! [`get_ref`](std::io::Error::get_ref) downcasts to the [`Error`]. [`raw_os_error`](std::io::Error::raw_os_error) is `None` also for [`Error::Os`]: an
 //! `io::Error` holds a number or a source. Use [`Error::errno`].
 //!
 //! | kind | errors |
 //! |---|---|
 //! | `WouldBlock`, `OutOfMemory`, `TimedOut`, `ConnectionRefused` | those of the same name; `NoSuchPeer` and `RejectedByPeer` are `ConnectionRefused` |
-//! | `ConnectionReset`, `ConnectionAborted`, `BrokenPipe` | `PeerGone`, `Canceled`, `Closed` |
+//! | `ConnectionReset`, `ConnectionAborted`, `BrokenPipe` | `PeerGone`; `Canceled`; `Closed`, `ShutDown` |
 //! | `HostUnreachable`, `PermissionDenied`, `ResourceBusy` | `Unreachable`, `OtherUser`, `Busy` |
 //! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `StaleAddress`, `UnknownSource`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
@@ -148,6 +147,7 @@
 //! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | an open endpoint or another program's socket has the address |
 //! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
 //! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connected peer died or closed; never for a receive from any source, except on a connected endpoint |
+//! | [`ShutDown`](Error::ShutDown) | `FI_ESHUTDOWN` | 108 | this side has shut down the connection |
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |
 //! | [`NoSuchPeer`](Error::NoSuchPeer), [`ConnectionRefused`](Error::ConnectionRefused), [`RejectedByPeer`](Error::RejectedByPeer) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; the peer's endpoint refused, with a reason; the peer's program rejected, with private data |
 //! | [`Unreachable`](Error::Unreachable) | `FI_EHOSTUNREACH` | 113 | no route from the address the endpoint is bound to |

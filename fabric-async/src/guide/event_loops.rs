@@ -24,8 +24,8 @@
 //!
 //! # With a driver
 //!
-//! A domain has a driver, a thread or a task, see [`progress`](super::progress). It makes progress
-//! while the program blocks, so the descriptor of a queue or counter becomes readable when its next
+//! Unless an event loop drives it, a domain has a driver, a thread or a task, see
+//! [`progress`](super::progress). The driver makes progress while the program blocks, so the descriptor of a queue or counter becomes readable when its next
 //! entry or change is there. A driver *task* must be able to run: do not block the only thread of
 //! its runtime. Such a domain has no descriptor of its own.
 //!
@@ -60,8 +60,9 @@
 //! runtime is needed. `prepare_wait`, reads of completion queues, [`Domain::progress`] and polls of
 //! futures make progress, and nothing else does: between two calls no message is taken, no queued
 //! send leaves, no connection is accepted. The descriptor of a queue or counter then also becomes
-//! readable when progress is due, so a loop needs the descriptors of the queues it reads, or that
-//! of the domain.
+//! readable when progress is due: a loop that waits for queues needs no other descriptor. After a
+//! wake-up read every object: a descriptor does not tell which object is ready. One thread may wait
+//! for the domain's descriptor alone, if it calls `prepare_wait` of every queue first.
 //!
 //! Several threads may each wait for objects of their own in one such domain. Whichever thread is
 //! woken makes progress for all, and wakes those whose objects became ready.
@@ -105,7 +106,8 @@
 //!
 //! The example program `event_loop` does the same with queues and epoll. Not available without
 //! Tokio: host names, [`Endpoint::bind`] with manual progress, and passive endpoints with manual
-//! progress.
+//! progress. Listen with [`Progress::Auto`], and accept into the domain of the event loop by
+//! [`EndpointBuilder::accept`].
 //!
 //! # Several objects at once
 //!

@@ -53,7 +53,7 @@
 //! | `fi_send`, `fi_tsend` | [`Endpoint::send`], with [`tag`](Request::tag) |
 //! | `fi_senddata`, `fi_tsenddata` | with [`data`](Request::data) |
 //! | `fi_inject`, `fi_tinject`, `fi_injectdata`, `fi_tinjectdata` | [`Request::inject`]: `ep.send(peer, &bytes).tag(7).data(1).inject()` |
-//! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](Request::tag) or [`tag_mask`](Request::tag_mask) |
+//! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](Request::tag) or [`tag_ignoring`](Request::tag_ignoring) |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](Request::from) |
 //! | `fi_write`, `fi_writedata` | [`Endpoint::write`], with [`data`](Request::data) |
 //! | `fi_inject_write`, `fi_inject_writedata` | [`Request::inject`] of a write |

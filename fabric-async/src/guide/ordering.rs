@@ -27,7 +27,7 @@
 //! A receive accepts a message by three criteria:
 //!
 //! * **Kind.** Tagged receives accept tagged messages, untagged receives untagged ones.
-//! * **Tag.** `(sent ^ wanted) & !ignore == 0`; see [`Request::tag_mask`].
+//! * **Tag.** `(sent ^ wanted) & !ignore == 0`; see [`Request::tag_ignoring`].
 //! * **Source.** A directed receive ([`from`](Request::from)) accepts messages of that peer
 //!   only.
 //!

@@ -14,12 +14,15 @@
 //! An operation that cannot be handed to the peer's ring or to the kernel at once takes a *transmit
 //! credit* of its endpoint, of which there are 1024, and holds it while it waits.
 //!
-//! | call | posted | completion goes to | if no transmit credit or completion-queue entry (`.post()` only) is free |
+//! | call | posted | completion goes to | if no transmit credit is free |
 //! |---|---|---|---|
 //! | `request.await`, `select!`, `join!`, `timeout`, `request.into_future()` | by the first poll of the future | the future | waits, in posting order |
 //! | `request.start()?` | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
 //! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
 //! | `request.inject()?` ([`Request::inject`]) | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
+//!
+//! `.post()` also reserves an entry of the completion queue, and is refused in the same way if none
+//! is free.
 //!
 //! Posting order is the order of these calls and first polls. `join!` polls its futures in the
 //! order in which they are written, `select!` in random order unless it is `biased`. A future that
@@ -103,7 +106,7 @@
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
-//! | unexpected messages (no receive is posted, but a task waits for something of the domain) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
+//! | unexpected messages, for which no receive is posted | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
 //! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | receives that were awaited, started or posted | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |

@@ -43,7 +43,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// | modifier | operations |
 /// |---|---|
 /// | [`tag`](Self::tag) | send, receive, multi-receive, probe, claim |
-/// | [`tag_mask`](Self::tag_mask), [`from`](Self::from) | receive, multi-receive, probe, claim |
+/// | [`tag_ignoring`](Self::tag_ignoring), [`from`](Self::from) | receive, multi-receive, probe, claim |
 /// | [`data`](Self::data) | send, write |
 /// | [`fence`](Self::fence), [`cancel_on_drop`](Self::cancel_on_drop) | send, write, read, atomic operations |
 /// | [`delivery_complete`](Self::delivery_complete) | send, write, atomic operations |
@@ -77,7 +77,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// ```compile_fail,E0599
 /// # use fabric_async::{Endpoint, FiAddr, Result};
 /// # async fn send(ep: &Endpoint, peer: FiAddr) -> Result<()> {
-/// ep.send(peer, "hello").tag_mask(1, 2).await?;   // a message has one tag
+/// ep.send(peer, "hello").tag_ignoring(1, 2).await?;   // a message has one tag
 /// # Ok(()) }
 /// ```
 ///
@@ -139,7 +139,7 @@ impl<O: MatchingOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// Takes tagged messages (`fi_trecv` with `ignore`) whose tag equals `tag` in all bits but
     /// those set in `ignore`.
     #[inline]
-    pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
+    pub fn tag_ignoring(mut self, tag: u64, ignore: u64) -> Self {
         self.op.recv_spec().tag = Some(TagMatch { tag, ignore });
         self
     }

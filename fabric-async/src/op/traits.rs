@@ -34,7 +34,7 @@ pub trait TaggedOp: Op {
     fn set_tag(&mut self, tag: u64);
 }
 
-/// An operation that matches messages: it has [`tag_mask`](crate::Request::tag_mask) and
+/// An operation that matches messages: it has [`tag_ignoring`](crate::Request::tag_ignoring) and
 /// [`from`](crate::Request::from).
 pub trait MatchingOp: Op {
     #[doc(hidden)]

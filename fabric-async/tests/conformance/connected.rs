@@ -235,10 +235,10 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
             ending.ep.shutdown().unwrap();
             assert_eq!(shutdown_reason(&mut ending).await, DownReason::Closed);
             assert_eq!(own.await.unwrap_err().error, Error::Canceled);
-            let closed = Error::Closed(Class::Endpoint);
-            assert_eq!(ending.ep.send("more").await.unwrap_err().error, closed);
-            assert_eq!(ending.ep.send(b"more").inject().unwrap_err(), closed);
-            assert_eq!(ending.ep.recv().await.unwrap_err().error, closed);
+            let shut_down = Error::ShutDown;
+            assert_eq!(ending.ep.send("more").await.unwrap_err().error, shut_down);
+            assert_eq!(ending.ep.send(b"more").inject().unwrap_err(), shut_down);
+            assert_eq!(ending.ep.recv().await.unwrap_err().error, shut_down);
             ending.ep.shutdown().unwrap();
         } else {
             drop(own);
@@ -322,10 +322,7 @@ pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"one");
     b.ep.shutdown().unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
-    assert_eq!(
-        b.ep.recv().await.unwrap_err().error,
-        Error::Closed(Class::Endpoint)
-    );
+    assert_eq!(b.ep.recv().await.unwrap_err().error, Error::ShutDown);
 }
 
 /// Under automatic progress, messages are taken in although no task polls.

@@ -125,7 +125,7 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
         b.ep.recv().start().unwrap(),
         b.ep.recv().tag(7).start().unwrap(),
     );
-    let any = b.ep.recv().tag_mask(0x100, 0xff).start().unwrap();
+    let any = b.ep.recv().tag_ignoring(0x100, 0xff).start().unwrap();
     let mut several =
         b.ep.recv_multi(BytesMut::with_capacity(300))
             .min_free(100)

@@ -6,9 +6,9 @@ use crate::setup::Setup;
 
 pub(crate) async fn ignored_tag_bits_do_not_affect_matching(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let upper = b.ep.recv().tag_mask(0xab00, 0xff).start().unwrap();
+    let upper = b.ep.recv().tag_ignoring(0xab00, 0xff).start().unwrap();
     let exact = b.ep.recv().tag(0xac01).start().unwrap();
-    let any = b.ep.recv().tag_mask(0, u64::MAX).start().unwrap();
+    let any = b.ep.recv().tag_ignoring(0, u64::MAX).start().unwrap();
     for tag in [0xac01, 0x1234, 0xab77] {
         a.ep.send(to_b, tag.to_string()).tag(tag).await.unwrap();
     }
@@ -24,15 +24,19 @@ pub(crate) async fn ignored_tag_bits_do_not_affect_matching(setup: Setup) {
         a.ep.send(to_b, tag.to_string()).tag(tag).await.unwrap();
     }
     assert_eq!(
-        b.ep.recv().tag_mask(0x55_0000, 0xffff).await.unwrap().tag(),
+        b.ep.recv()
+            .tag_ignoring(0x55_0000, 0xffff)
+            .await
+            .unwrap()
+            .tag(),
         Some(0x55_0001)
     );
     assert_eq!(
-        b.ep.recv().tag_mask(0, u64::MAX).await.unwrap().tag(),
+        b.ep.recv().tag_ignoring(0, u64::MAX).await.unwrap().tag(),
         Some(1 << 63)
     );
     assert_eq!(
-        b.ep.recv().tag_mask(0x2, !0x2).await.unwrap().tag(),
+        b.ep.recv().tag_ignoring(0x2, !0x2).await.unwrap().tag(),
         Some(0x55_0002)
     );
 }
@@ -50,7 +54,7 @@ pub(crate) async fn tagged_and_untagged_never_match(setup: Setup) {
     a.ep.send(to_b, "untagged").await.unwrap();
     assert_eq!(&untagged.await.unwrap()[..], b"untagged");
 
-    let mut tagged = b.ep.recv().tag_mask(0, u64::MAX >> 1).start().unwrap();
+    let mut tagged = b.ep.recv().tag_ignoring(0, u64::MAX >> 1).start().unwrap();
     a.ep.send(to_b, "untagged").await.unwrap();
     flush(&a, &b, to_b).await;
     assert!(
@@ -83,14 +87,14 @@ pub(crate) async fn late_receive_matches_earliest_unexpected(setup: Setup) {
     }
     flush(&a, &b, to_b).await;
     assert_eq!(b.ep.recv().tag(2).await.unwrap().len(), 20_000);
-    assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 3);
-    assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 5);
-    assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 1);
+    assert_eq!(b.ep.recv().tag_ignoring(0, 3).await.unwrap().len(), 3);
+    assert_eq!(b.ep.recv().tag_ignoring(0, 3).await.unwrap().len(), 5);
+    assert_eq!(b.ep.recv().tag_ignoring(0, 3).await.unwrap().len(), 1);
 }
 
 pub(crate) async fn earlier_any_tag_receive_wins_over_exact_tag(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let any = b.ep.recv().tag_mask(0, u64::MAX).start().unwrap();
+    let any = b.ep.recv().tag_ignoring(0, u64::MAX).start().unwrap();
     let exact = b.ep.recv().tag(6).start().unwrap();
     a.ep.send(to_b, "first").tag(6).await.unwrap();
     a.ep.send(to_b, "second").tag(6).await.unwrap();

@@ -39,7 +39,7 @@ pub(crate) async fn probe_reports_without_receiving(setup: Setup) {
             (100, None, Some(from_a), Some(5))
         );
         assert_eq!(b.ep.probe().await, Ok(found));
-        let first = b.ep.probe().tag_mask(0x07, 0xf0).await.unwrap();
+        let first = b.ep.probe().tag_ignoring(0x07, 0xf0).await.unwrap();
         assert_eq!((first.len, first.tag, first.data), (9000, Some(0x17), None));
         let exact = b.ep.probe().tag(0x27).from(from_a).await.unwrap();
         assert_eq!((exact.len, exact.tag), (0, Some(0x27)));
@@ -49,7 +49,7 @@ pub(crate) async fn probe_reports_without_receiving(setup: Setup) {
     assert_bytes(&b.ep.recv().await.unwrap(), pattern(100, 1));
     assert_bytes(&b.ep.recv().tag(0x17).await.unwrap(), pattern(9000, 2));
     b.ep.recv().tag(0x27).await.unwrap();
-    assert_eq!(b.ep.probe().tag_mask(0, !0).try_probe(), Ok(None));
+    assert_eq!(b.ep.probe().tag_ignoring(0, !0).try_probe(), Ok(None));
 }
 
 fn spawn_probe(fixture: &EndpointFixture, tag: u64) -> JoinHandle<Result<Transfer, Error>> {
@@ -122,7 +122,7 @@ pub(crate) async fn claimed_message_matches_no_receive(setup: Setup) {
     assert_eq!(message_number(&b.ep.recv().await.unwrap()), 2);
     let tagged =
         b.ep.probe()
-            .tag_mask(0, !0)
+            .tag_ignoring(0, !0)
             .from(from_a)
             .claim()
             .await
@@ -182,7 +182,7 @@ pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
             .recv_into(Vec::with_capacity(100)),
     );
     let probe = b.ep.probe().claim().await.unwrap();
-    let mut waiting = b.ep.probe().tag_mask(0, !0).into_future();
+    let mut waiting = b.ep.probe().tag_ignoring(0, !0).into_future();
     assert!(poll_once(&mut waiting).await.is_pending());
     drop(probe);
     for number in 10..13 {

@@ -81,7 +81,7 @@ pub(crate) async fn select_over_tagged_and_untagged_loses_no_message(setup: Setu
         .peekable();
     while tagged.peek().is_some() || plain.peek().is_some() {
         tokio::select! {
-            got = b.ep.recv().tag_mask(0, u64::MAX), if tagged.peek().is_some() => {
+            got = b.ep.recv().tag_ignoring(0, u64::MAX), if tagged.peek().is_some() => {
                 let got = got.unwrap();
                 assert_eq!(Some(message_number(&got)), tagged.next());
                 assert_eq!(got.tag(), Some(message_number(&got)));

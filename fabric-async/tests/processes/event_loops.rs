@@ -52,7 +52,10 @@ fn event_loop_is_woken_by_a_process_and_by_its_death() {
         let ep = ep.bind_av(&av).unwrap().enable().unwrap();
         let fds = [cq.wait_fd().unwrap(), eq.wait_fd().unwrap()];
 
-        ep.recv_into(vec![0; 64]).tag_mask(0, !0).post().unwrap();
+        ep.recv_into(vec![0; 64])
+            .tag_ignoring(0, !0)
+            .post()
+            .unwrap();
         let mut peer = Some(TestPeer::start("echo", &ep.name().to_string()));
         let (mut received, mut batch) = (0, Vec::new());
         let reason = 'events: loop {
@@ -62,7 +65,10 @@ fn event_loop_is_woken_by_a_process_and_by_its_death() {
                     continue;
                 }
                 received += 1;
-                ep.recv_into(vec![0; 64]).tag_mask(0, !0).post().unwrap();
+                ep.recv_into(vec![0; 64])
+                    .tag_ignoring(0, !0)
+                    .post()
+                    .unwrap();
                 let source = done.transfer.source.expect("the peer is inserted");
                 if received <= ROUNDS {
                     ep.send(source, received.to_le_bytes().to_vec())

@@ -129,7 +129,7 @@ fn spawn_all_ops(
     tasks.spawn(async move {
         while receiver
             .recv()
-            .tag_mask(0, u64::MAX)
+            .tag_ignoring(0, u64::MAX)
             .from(peer)
             .await
             .is_ok()
@@ -258,10 +258,12 @@ fn corrupting_peer_affects_only_its_own_connections() {
                         println!("FABRIC_SEED={seed}, {progress:?}");
                         run_with_corruptor(&ep, &mut honest, seed).await;
                         // Takes messages of the corruptor that match no receive.
-                        while let Some(Ok(_)) =
-                            ep.recv().tag_mask(0, u64::MAX).into_future().now_or_never()
-                        {
-                        }
+                        while let Some(Ok(_)) = ep
+                            .recv()
+                            .tag_ignoring(0, u64::MAX)
+                            .into_future()
+                            .now_or_never()
+                        {}
                         while let Some(Ok(_)) = ep.recv().into_future().now_or_never() {}
                         // The first run allocates what is allocated only once.
                         match &before {

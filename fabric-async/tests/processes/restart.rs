@@ -75,13 +75,13 @@ pub(crate) async fn client(args: &str) {
                 done.expect("the server's signal");
                 break;
             }
-            got = ep.recv().tag_mask(0, !0) => early.extend_from_slice(&got.expect("a message")),
+            got = ep.recv().tag_ignoring(0, !0) => early.extend_from_slice(&got.expect("a message")),
         }
     }
     let server = ep.add_peer(server).await.expect("add_peer");
     ep.send(server, "second").tag(1).await.expect("send");
     loop {
-        let got = ep.recv().tag_mask(0, !0).await.expect("a message");
+        let got = ep.recv().tag_ignoring(0, !0).await.expect("a message");
         early.extend_from_slice(&got);
         if got.tag() == Some(9) {
             break;

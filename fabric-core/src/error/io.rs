@@ -7,8 +7,7 @@ use crate::completion::Failed;
 
 /// Converts the error for a function that returns [`io::Result`].
 ///
-/// The kind is the one that the standard library gives to the same condition of a socket, and
-/// [`get_ref`](io::Error::get_ref) downcasts to the [`Error`]. That holds for [`Error::Os`] too, so
+/// The kind is the nearest one, and [`get_ref`](io::Error::get_ref) downcasts to the [`Error`]. That holds for [`Error::Os`] too, so
 /// [`raw_os_error`](io::Error::raw_os_error) returns `None`: use [`Error::errno`].
 ///
 /// ```
@@ -39,12 +38,12 @@ impl<B> From<Failed<B>> for io::Error {
 }
 
 impl Error {
-    /// Returns the kind that the standard library gives to the same condition.
+    /// Returns the nearest kind.
     fn io_kind(&self) -> ErrorKind {
         match self {
             Self::WouldBlock(_) => ErrorKind::WouldBlock,
             Self::Busy(_) => ErrorKind::ResourceBusy,
-            Self::Closed(_) => ErrorKind::BrokenPipe,
+            Self::Closed(_) | Self::ShutDown => ErrorKind::BrokenPipe,
             Self::Canceled => ErrorKind::ConnectionAborted,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::RejectedByPeer { .. } => {

@@ -10,6 +10,7 @@
 
 use crate::completion::CompletionLevel;
 use crate::matching::{Envelope, PeerKey};
+use crate::transport::EpId;
 
 use super::RxQueue;
 
@@ -35,8 +36,12 @@ impl RxQueue {
         self.unsent_acks.clear();
     }
 
-    /// Takes an ack to send: the sender of the message, and the id of the ack.
-    pub fn pop_ack(&mut self) -> Option<(PeerKey, u32)> {
+    /// Takes an ack to send to a peer of this endpoint: the sender of the message, and the id of the
+    /// ack.
+    pub fn pop_ack(&mut self, ep: EpId) -> Option<(PeerKey, u32)> {
+        if self.shared {
+            return self.pop_shared_ack(ep);
+        }
         self.unsent_acks.pop()
     }
 }

@@ -20,12 +20,13 @@ impl RxQueue {
     /// with that name get the handle too. An auto-inserted handle stands for one connected peer. Of
     /// the connected peers, the queue knows only those of endpoints that share the queue; for those
     /// of an endpoint's own queue the transport calls [`assign_source`](Self::assign_source).
+    /// Returns whether the queue knows a peer with this name, so that the queue may have changed.
     pub fn address_inserted(
         &mut self,
         engine: &mut impl EngineContext,
         source: FiAddr,
         peer: &Address,
-    ) {
+    ) -> bool {
         let is_auto_inserted = engine.incarnation_of(self.ep, source).is_some();
         let keys: Vec<_> = self
             .known_peers()
@@ -34,10 +35,12 @@ impl RxQueue {
             })
             .map(|(key, _)| key)
             .collect();
-        if !keys.is_empty() {
-            self.assign_source_all(engine, &keys, source);
+        if keys.is_empty() {
+            return false;
         }
+        self.assign_source_all(engine, &keys, source);
         self.request_rearm_if_work(engine);
+        true
     }
 
     /// Iterates over the disconnected peers, and over the connected peers of a shared queue.
@@ -57,14 +60,17 @@ impl RxQueue {
     }
 
     /// Assigns a handle to the messages without a source of this peer, and offers the unexpected
-    /// ones to posted receives.
+    /// ones to posted receives. A shared queue ignores the call: it knows its connected peers, and
+    /// has an address vector of its own.
     pub fn assign_source(
         &mut self,
         engine: &mut impl EngineContext,
         peer: PeerKey,
         source: FiAddr,
     ) {
-        self.assign_source_all(engine, &[peer], source);
+        if !self.shared {
+            self.assign_source_all(engine, &[peer], source);
+        }
     }
 
     /// As [`assign_source`](Self::assign_source), for a peer that has several keys. Messages are

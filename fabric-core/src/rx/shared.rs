@@ -1,13 +1,12 @@
 //! Receive queues that several endpoints share (`fi_srx_context`).
 //!
-//! The endpoints share one matcher, one list of posted receives and one budget. Transports deliver
-//! messages to the shared queue. The engine posts receives, and does the other work that a
-//! transport does for an endpoint's own queue. Closing an endpoint discards only those messages of
-//! its peers that are not complete.
+//! The endpoints share one matcher, one list of posted receives and one budget. The transport
+//! delivers the messages of all of them to the shared queue. Closing an endpoint discards only those
+//! messages of its peers that are not complete.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use crate::address::Address;
+use crate::address::{Address, FiAddr};
 use crate::buf::BufferPool;
 use crate::error::Error;
 use crate::matching::PeerKey;
@@ -16,59 +15,83 @@ use crate::tree::Class;
 
 use super::{PartialId, RxQueue};
 
-/// A receive queue that several endpoints share.
-///
-/// The lock of the queue is taken only under the lock of the domain, so it is never contended.
-#[derive(Clone, Debug)]
-pub struct SharedRxQueue(Arc<Mutex<RxQueue>>);
-
-impl SharedRxQueue {
-    /// Creates a queue that no endpoint shares yet. `id` identifies the queue among the endpoints
-    /// of the domain.
-    #[must_use]
-    pub fn new(id: EpId, pool: Arc<BufferPool>) -> Self {
-        Self(Arc::new(Mutex::new(RxQueue::new(id, 0, pool))))
-    }
-
-    /// Locks the queue. A second call of the same thread deadlocks.
-    pub fn lock(&self) -> MutexGuard<'_, RxQueue> {
-        // No user code runs under the lock, so a poisoned queue is consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl RxQueue {
-    /// Raises the budget to `budget` bytes, if it is smaller.
-    pub(super) fn raise_budget(&mut self, budget: usize) {
+    /// Creates a queue that endpoints can share. `id` identifies the queue among the endpoints of
+    /// the domain. The queue has no budget before the first endpoint
+    /// [raises](Self::raise_budget) it.
+    #[must_use]
+    pub fn shared(id: EpId, pool: Arc<BufferPool>) -> Self {
+        Self {
+            shared: true,
+            ..Self::new(id, 0, pool)
+        }
+    }
+
+    /// Returns whether endpoints share the queue.
+    #[must_use]
+    #[inline(always)] // on the fast path of small messages
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Raises the budget for unexpected messages to `budget` bytes, if the budget is smaller: a
+    /// shared queue has the largest budget of its endpoints.
+    pub fn raise_budget(&mut self, budget: usize) {
         self.budget = self.budget.max(budget);
     }
 
-    /// Records that a peer has connected to one of the endpoints.
-    pub(super) fn peer_connected(&mut self, peer: PeerKey, name: Address, ep: EpId) {
-        self.connected_peers.push((peer, name, ep));
+    /// Records that a peer has connected to `ep`, which identifies the peer by `peer`. Returns the
+    /// key to use for the peer: endpoints that share a queue must not use the same keys.
+    #[must_use]
+    pub fn peer_connected(
+        &mut self,
+        engine: &mut impl EngineContext,
+        ep: EpId,
+        peer: PeerKey,
+        name: &Address,
+    ) -> PeerKey {
+        if !self.shared {
+            return peer;
+        }
+        let peer = engine.new_shared_peer_key(ep);
+        self.connected_peers.push((peer, name.clone(), ep));
+        peer
     }
 
-    /// Returns whether a peer of this name is connected to one of the endpoints.
-    pub(super) fn is_peer_connected(&self, name: &Address) -> bool {
-        self.connected_peers
+    /// Fails receives directed to this peer, which has disconnected from one endpoint, unless the
+    /// peer is still connected to another endpoint that shares the queue.
+    pub fn fail_directed_to_disconnected(
+        &mut self,
+        engine: &mut impl EngineContext,
+        source: FiAddr,
+        name: &Address,
+        error: &Error,
+    ) {
+        let is_connected = self
+            .connected_peers
             .iter()
-            .any(|(_, connected, _)| connected == name)
+            .any(|(_, connected, _)| connected == name);
+        // `address_of` fails for an auto-inserted handle whose peer is gone, even while another peer
+        // of the same name is connected.
+        if !is_connected || engine.address_of(self.ep, source).is_err() {
+            self.fail_directed(engine, source, error);
+        }
     }
 
-    /// Moves the unsent acks for the peers of this endpoint to `to`. Acks for disconnected peers
-    /// are discarded.
-    pub(super) fn move_acks(&mut self, ep: EpId, to: &mut Self) {
+    /// Takes an ack to send to a peer of this endpoint. Acks for disconnected peers are discarded.
+    pub(super) fn pop_shared_ack(&mut self, ep: EpId) -> Option<(PeerKey, u32)> {
         let connected_peers = &self.connected_peers;
-        self.unsent_acks.retain(|ack| {
-            let connected_to = connected_peers
-                .iter()
-                .find(|(key, ..)| *key == ack.0)
-                .map(|(.., ep)| *ep);
-            if connected_to == Some(ep) {
-                to.unsent_acks.push(*ack);
-            }
-            connected_to.is_some_and(|other| other != ep)
-        });
+        let endpoint_of = |peer: PeerKey| {
+            let connected = connected_peers.iter().find(|(key, ..)| *key == peer);
+            connected.map(|(.., ep)| *ep)
+        };
+        self.unsent_acks
+            .retain(|(peer, _)| endpoint_of(*peer).is_some());
+        let position = self
+            .unsent_acks
+            .iter()
+            .position(|(peer, _)| endpoint_of(*peer) == Some(ep))?;
+        Some(self.unsent_acks.swap_remove(position))
     }
 
     /// Returns whether a message was declined since the last call. If so, the caller lets the
@@ -77,8 +100,9 @@ impl RxQueue {
         self.declined.take()
     }
 
-    /// Fails the incomplete messages of a closing endpoint's peers; complete messages stay queued.
-    pub(super) fn endpoint_closed(&mut self, engine: &mut impl EngineContext, ep: EpId) {
+    /// Fails the incomplete messages of the peers of an endpoint that closes and shares the queue;
+    /// complete messages stay queued.
+    pub fn sharer_closed(&mut self, engine: &mut impl EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
         let is_peer_of_ep = |(.., other): &mut (PeerKey, Address, EpId)| *other == ep;
         for (key, name, _) in self

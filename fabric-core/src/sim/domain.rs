@@ -4,19 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{AnyBuf, Payload, PooledBuf};
-use crate::completion::Outcome;
+use crate::buf::{AnyBuf, Payload};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::info::Info;
-use crate::matching::{Envelope, RecvSpec};
+use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, Region};
-use crate::rx::{RxQueue, RxSource};
 use crate::stats::TransportStats;
 use crate::transport::{EngineContext, EpId, OpKey, TransportDomain, TrySend, TxOp, WaitSet};
 use crate::tree::Class;
 
-use super::inbound::Inbound;
+use super::inbound::{Inbound, UNEXPECTED_BUDGET};
 use super::net::{self, NodeId, RegionMap};
 use super::outbound::Outbound;
 
@@ -59,16 +57,12 @@ impl SimDomain {
 
     /// Sends the acks that a change of the receive queue has queued, and wakes the engine if the
     /// change has made a declined message acceptable, for which no peer rings the doorbell.
-    fn after_rx_change(&mut self, ep: EpId) {
-        if let Some(endpoint) = self.endpoints.get_mut(&ep) {
-            endpoint.inbound.send_acks();
-        }
-        if self.armed
-            && self
-                .endpoints
-                .get(&ep)
-                .is_some_and(|endpoint| endpoint.inbound.would_accept_declined())
-        {
+    fn after_rx_change(&self, engine: &mut impl EngineContext, ep: EpId) {
+        let Some(endpoint) = self.endpoints.get(&ep) else {
+            return;
+        };
+        endpoint.inbound.send_acks(engine);
+        if self.armed && endpoint.inbound.would_accept_declined(engine) {
             self.wait.wake();
         }
     }
@@ -77,10 +71,10 @@ impl SimDomain {
 impl<E: EngineContext> TransportDomain<E> for SimDomain {
     fn open_endpoint(
         &mut self,
+        _engine: &mut E,
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
     ) -> Result<Address> {
         if self.endpoints.contains_key(&ep) {
             return Err(Error::Invalid {
@@ -96,7 +90,7 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
         };
         let (node, address) =
             net::open(at, (self.wait.clone(), self.armed), (regions, rma_events))?;
-        let (inbound, outbound) = (Inbound::new(ep, node, receiving), Outbound::new(ep, node));
+        let (inbound, outbound) = (Inbound::new(ep, node), Outbound::new(ep, node));
         self.endpoints.insert(
             ep,
             SimEndpoint {
@@ -182,33 +176,16 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
         self.endpoint(ep)?.outbound.queue(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.inbound.rx.own.post(engine, op, spec),
-            Err(error) => engine.complete(op, Outcome::failed(error)),
-        }
-        self.after_rx_change(ep);
+    fn unexpected_budget(&self) -> usize {
+        UNEXPECTED_BUDGET
     }
 
-    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.inbound.rx.own.post_multi(engine, op, spec),
-            Err(error) => engine.complete(op, Outcome::failed(error)),
-        }
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
+        self.endpoint(ep)?;
         // Unexpected messages may be left for further passes.
         engine.request_rearm();
-        self.after_rx_change(ep);
-    }
-
-    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        self.endpoint(ep)
-            .ok()
-            .map(|endpoint| &mut endpoint.inbound.rx.own)
-    }
-
-    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
-        engine.request_rearm();
-        self.after_rx_change(ep);
+        self.after_rx_change(engine, ep);
+        Ok(())
     }
 
     fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
@@ -221,42 +198,25 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             engine.request_rearm();
             return true;
         }
-        let canceled = endpoint.inbound.rx.own.cancel(engine, op);
-        endpoint.inbound.send_acks();
-        canceled
+        false
     }
 
-    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
-        if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.rx.own.detach(engine, op);
-            endpoint.inbound.send_acks();
-        }
-    }
-
-    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
-        if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.requeue_message(engine, envelope, bytes);
-        }
+    fn source_of(&self, ep: EpId, peer: PeerKey) -> Option<FiAddr> {
+        self.endpoints.get(&ep)?.inbound.source_of(peer)
     }
 
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.address_inserted(engine, addr, address);
         }
-        self.after_rx_change(ep);
+        self.after_rx_change(engine, ep);
     }
 
     fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.address_removed(engine, addr);
+            endpoint.inbound.address_removed(addr);
         }
-        self.after_rx_change(ep);
-    }
-
-    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoints
-            .get(&ep)
-            .is_some_and(|endpoint| endpoint.inbound.rx.own.holds_messages_from(source))
+        self.after_rx_change(engine, ep);
     }
 
     fn progress(&mut self, engine: &mut E) -> bool {
@@ -275,12 +235,12 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
 
     fn ready(&mut self, _engine: &mut E, _token: u64) {}
 
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, engine: &mut E) -> bool {
         net::arm(self.nodes(), true);
         let has_work = self.endpoints.values().any(|endpoint| {
             net::has_pending(endpoint.node)
-                || endpoint.inbound.rx.own.has_work()
-                || endpoint.inbound.would_accept_declined()
+                || engine.with_rx(endpoint.inbound.ep(), |rx, _| rx.has_work())
+                || endpoint.inbound.would_accept_declined(engine)
                 || endpoint.outbound.can_flush()
         });
         self.armed = !has_work;
@@ -299,13 +259,8 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
         let Some(endpoint) = self.endpoints.get(&ep) else {
             return TransportStats::default();
         };
-        let (peers, unexpected) = (
-            endpoint.inbound.peer_count(),
-            endpoint.inbound.rx.own.unexpected(),
-        );
         TransportStats {
-            peers,
-            unexpected,
+            peers: endpoint.inbound.peer_count(),
             ..TransportStats::default()
         }
     }

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::address::{Address, FiAddr};
-use crate::buf::PooledBuf;
 use crate::completion::Transfer;
 use crate::error::Error;
 use crate::event::{DownReason, EventKind};
 use crate::matching::{Envelope, PeerKey};
-use crate::rx::{PartialId, RxBinding, RxQueue, RxSource};
+use crate::rx::{PartialId, RxQueue};
 use crate::transport::{EngineContext, EpId};
 
 use super::net::{self, MessageHeader, NodeId, PacketPoll, SimPacket};
@@ -25,7 +24,6 @@ pub(super) const UNEXPECTED_BUDGET: usize = 4 << 20;
 pub(super) struct Inbound {
     ep: EpId,
     node: NodeId,
-    pub(super) rx: RxBinding,
     peers: BTreeMap<NodeId, SimPeer>,
     /// Key of the next peer that connects; no key is used twice.
     next_key: u32,
@@ -69,11 +67,10 @@ enum PacketStep {
 }
 
 impl Inbound {
-    pub(super) fn new(ep: EpId, node: NodeId, receiving: RxSource<'_>) -> Self {
+    pub(super) fn new(ep: EpId, node: NodeId) -> Self {
         Self {
             ep,
             node,
-            rx: receiving.bind(ep, UNEXPECTED_BUDGET),
             peers: BTreeMap::new(),
             next_key: 0,
             last_served: None,
@@ -82,7 +79,7 @@ impl Inbound {
 
     /// Receives the packets that are due, one of each peer in turn.
     pub(super) fn pass(&mut self, engine: &mut impl EngineContext) -> PassResult {
-        let drained = self.rx.own.drain_unexpected(engine);
+        let drained = engine.with_rx(self.ep, RxQueue::drain_unexpected);
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
             moved: drained | !arrivals.connected.is_empty(),
@@ -114,46 +111,44 @@ impl Inbound {
                 PacketStep::Idle => {}
             }
         }
-        self.send_acks();
+        self.send_acks(engine);
         pass
     }
 
     /// Sends the acks that are due to senders.
-    pub(super) fn send_acks(&mut self) {
-        self.rx.collect_acks();
-        while let Some((key, id)) = self.rx.own.pop_ack() {
-            if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
-                net::send_ack(self.node, node, id);
+    pub(super) fn send_acks(&self, engine: &mut impl EngineContext) {
+        engine.with_rx(self.ep, |rx, _| {
+            while let Some((key, id)) = rx.pop_ack(self.ep) {
+                if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
+                    net::send_ack(self.node, node, id);
+                }
             }
-        }
+        });
     }
 
     /// Returns whether a pass would accept a message that was declined before.
-    pub(super) fn would_accept_declined(&self) -> bool {
-        self.peers.values().any(|peer| {
-            let header = peer.declined.as_ref().and_then(|packet| packet.header);
-            header.is_some_and(|header| {
-                self.rx
-                    .with_queue_ref(|rx| rx.would_accept(&peer.envelope(header)))
-            })
+    pub(super) fn would_accept_declined(&self, engine: &mut impl EngineContext) -> bool {
+        let declined = |peer: &SimPeer| {
+            let header = peer.declined.as_ref()?.header?;
+            Some(peer.envelope(header))
+        };
+        engine.with_rx(self.ep, |rx, _| {
+            let mut declined = self.peers.values().filter_map(declined);
+            declined.any(|envelope| rx.would_accept(&envelope))
         })
+    }
+
+    pub(super) fn ep(&self) -> EpId {
+        self.ep
     }
 
     pub(super) fn peer_count(&self) -> usize {
         self.peers.len()
     }
 
-    /// Requeues a message that was received and not consumed, with the current handle of its sender:
-    /// the handle may have been inserted or removed since the message was received.
-    pub(super) fn requeue_message(
-        &mut self,
-        engine: &mut impl EngineContext,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
-        let peer = self.peers.values().find(|peer| peer.key == envelope.peer);
-        let source = peer.and_then(|peer| peer.source);
-        self.rx.own.requeue_message(engine, envelope, source, bytes);
+    /// Returns the current handle of a connected peer.
+    pub(super) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
+        self.peers.values().find(|known| known.key == peer)?.source
     }
 
     /// Assigns an inserted handle to the peers with this address and to their messages.
@@ -170,13 +165,14 @@ impl Inbound {
                 && incarnation.is_none_or(|incarnation| incarnation == (**node).into())
         }) {
             peer.source = Some(addr);
-            self.rx.own.assign_source(engine, peer.key, addr);
+            engine.with_rx(self.ep, |rx, engine| {
+                rx.assign_source(engine, peer.key, addr);
+            });
         }
-        self.rx.own.address_inserted(engine, addr, address);
     }
 
-    /// Removes a handle from the peer that has it and from the peer's messages.
-    pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
+    /// Removes a handle from the peer that has it.
+    pub(super) fn address_removed(&mut self, addr: FiAddr) {
         for peer in self
             .peers
             .values_mut()
@@ -184,21 +180,20 @@ impl Inbound {
         {
             peer.source = None;
         }
-        self.rx.own.clear_source(engine, addr);
     }
 
-    pub(super) fn close(mut self, engine: &mut impl EngineContext) {
-        self.send_acks();
-        self.rx.close(engine);
+    pub(super) fn close(self, engine: &mut impl EngineContext) {
+        self.send_acks(engine);
         for peer in self.peers.values() {
             engine.peer_disconnected(self.ep, peer.initial_addr);
         }
     }
 
     fn peer_connected(&mut self, engine: &mut impl EngineContext, node: NodeId, address: Address) {
-        let key = self
-            .rx
-            .peer_connected(engine, PeerKey(self.next_key), &address);
+        let (ep, key) = (self.ep, PeerKey(self.next_key));
+        let key = engine.with_rx(ep, |rx, engine| {
+            rx.peer_connected(engine, ep, key, &address)
+        });
         self.next_key = self.next_key.saturating_add(1);
         let source = engine.peer_connected(self.ep, &address, Some(node.into()));
         engine.event(
@@ -239,7 +234,8 @@ impl Inbound {
         let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
             return PacketStep::Idle;
         };
-        if let Some(declined) = self.rx.with_queue(|rx| peer.accept(engine, ep, rx, packet)) {
+        let declined = engine.with_rx(ep, |rx, engine| peer.accept(engine, ep, rx, packet));
+        if let Some(declined) = declined {
             peer.declined = Some(declined);
             return PacketStep::Idle;
         }
@@ -255,8 +251,9 @@ impl Inbound {
         let source = source.or_else(|| engine.fi_addr_of(self.ep, &address));
         let gone = Error::PeerGone(address.clone());
         if let Some(partial) = peer.as_ref().and_then(|peer| peer.partial) {
-            self.rx
-                .with_queue(|rx| rx.fail_partial(engine, partial, gone.clone()));
+            engine.with_rx(self.ep, |rx, engine| {
+                rx.fail_partial(engine, partial, gone.clone());
+            });
         }
         let down = EventKind::PeerDown {
             peer: address.clone(),
@@ -265,7 +262,9 @@ impl Inbound {
         };
         engine.event(self.ep, down);
         if let Some(peer) = &peer {
-            self.rx.peer_disconnected(peer.key, address.clone());
+            engine.with_rx(self.ep, |rx, _| {
+                rx.peer_disconnected(peer.key, address.clone())
+            });
         }
         // A new endpoint at this address may have connected, with the same handle.
         let is_replaced = self
@@ -273,7 +272,9 @@ impl Inbound {
             .values()
             .any(|other| other.address == address && other.source == source);
         if let Some(source) = source.filter(|_| !is_replaced) {
-            self.rx.fail_directed(engine, source, &address, &gone);
+            engine.with_rx(self.ep, |rx, engine| {
+                rx.fail_directed_to_disconnected(engine, source, &address, &gone);
+            });
         }
         if let Some(initial_addr) = peer.map(|peer| peer.initial_addr) {
             engine.peer_disconnected(self.ep, initial_addr);

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::Region;
+use crate::rx::RxQueue;
 
 use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
 
@@ -30,7 +31,15 @@ pub enum MultiRecvSplit {
 }
 
 /// Services of the engine that a transport may use during a call.
-pub trait EngineContext {
+pub trait EngineContext: Sized {
+    /// Calls `act` with the receive queue of an endpoint, which may be one that it shares with
+    /// others.
+    ///
+    /// # Panics
+    /// When the endpoint is not open, or `act` calls this method for an endpoint with the same
+    /// queue.
+    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T;
+
     /// Returns the payload of a send operation.
     fn payload(&self, op: OpKey) -> Payload<'_>;
 

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{AnyBuf, Payload, PooledBuf};
+use crate::buf::{AnyBuf, Payload};
 use crate::completion::Outcome;
 use crate::error::{Error, Result};
 use crate::info::Info;
-use crate::matching::{Envelope, RecvSpec};
+use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, Region};
-use crate::rx::{RxQueue, RxSource};
 use crate::sockets::SocketOptions;
 use crate::stats::TransportStats;
 
@@ -36,17 +35,20 @@ pub enum TrySend {
 /// The data path of one domain.
 pub trait TransportDomain<E: EngineContext>: Send {
     /// Opens an endpoint, at the given address or at one the transport chooses, and returns the
-    /// address. `receiving` says whether the endpoint has a receive queue of its own.
+    /// address. The engine has opened the endpoint's [receive queue](EngineContext::with_rx).
     ///
     /// # Errors
     /// [`Error::AddressInUse`], or the error of the operating system.
     fn open_endpoint(
         &mut self,
+        engine: &mut E,
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
     ) -> Result<Address>;
+
+    /// Returns the budget in bytes for the unexpected messages of an endpoint.
+    fn unexpected_budget(&self) -> usize;
 
     /// Opens a passive endpoint, at the given address or at one the transport chooses, and returns
     /// the address. The transport reports requests with [`EngineContext::on_connreq`].
@@ -76,9 +78,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
-        receiving: RxSource<'_>,
     ) -> Result<()> {
-        let _ = (engine, ep, info, params, receiving);
+        let _ = (engine, ep, info, params);
         Err(Error::NotSupported("connected endpoints"))
     }
 
@@ -94,7 +95,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
         ))
     }
 
-    /// Closes an endpoint. Operations that are still posted complete with [`Error::Canceled`].
+    /// Closes an endpoint. Transmit operations that have not ended complete with
+    /// [`Error::Canceled`]. The engine closes the receive queue afterwards.
     fn close_endpoint(&mut self, engine: &mut E, ep: EpId);
 
     /// Sends a message, or writes to a peer's memory, inline if possible. With
@@ -203,7 +205,9 @@ pub trait TransportDomain<E: EngineContext>: Send {
 
     /// Watches the loans that peers hold, while a task [waits](LoanAllocator::set_awaited) for
     /// memory of loans: a peer rings the doorbell when it returns a loan.
-    fn watch_loans(&mut self) {}
+    fn watch_loans(&mut self, engine: &mut E) {
+        let _ = engine;
+    }
 
     /// Sets the minimum length in bytes of messages that are copied once, directly between the
     /// processes, where possible; `usize::MAX` turns single copy off in both directions. Called
@@ -254,34 +258,13 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// Failures known at once; nothing was queued.
     fn queue_send(&mut self, engine: &mut E, ep: EpId, op: OpKey, tx_op: &TxOp) -> Result<()>;
 
-    /// Posts a receive. The receive completes with [`EngineContext::complete`], possibly before
-    /// this method returns.
-    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec);
-
-    /// Posts a multi-receive: [`EngineContext::split_multi_recv`] splits off a receive for each
-    /// message. The multi-receive stays posted until a split returns
-    /// [`Last`](super::MultiRecvSplit::Last) or [`Exhausted`](super::MultiRecvSplit::Exhausted).
-    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        let _ = (ep, spec);
-        engine.complete(
-            op,
-            Outcome::failed(Error::NotSupported("multi-receives (FI_MULTI_RECV)")),
-        );
-    }
-
-    /// Returns the endpoint's own receive queue, for probes and claims. `None` when the endpoint is
-    /// closed, or the transport has no such queue. The caller calls
-    /// [`TransportDomain::on_rx_queue_changed`] afterwards.
-    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        let _ = ep;
-        None
-    }
-
-    /// Notes that the receive queue of an endpoint was changed: the queue may accept messages that
-    /// it declined before, and acks may be due to peers.
-    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
-        let _ = (engine, ep);
-    }
+    /// Notes that the engine has changed the receive queue of an endpoint: the queue may accept
+    /// messages that it declined before, acks may be due to peers, and a posted receive may never
+    /// get a message because the peer of a connected endpoint is gone.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the endpoint cannot receive, such as in a forked child process.
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) -> Result<()>;
 
     /// Joins a multicast group: messages to it arrive at the endpoint from now on. Joins of the
     /// same group are counted. Returns the id for [`leave_group`](TransportDomain::leave_group).
@@ -299,26 +282,20 @@ pub trait TransportDomain<E: EngineContext>: Send {
         let _ = (ep, group);
     }
 
-    /// Cancels an operation. Returns true if the operation had not begun: it will not complete.
-    /// Returns false if it had begun: it will complete.
+    /// Cancels a transmit operation. Returns true if the operation had not begun: it will not
+    /// complete. Returns false if it had begun: it will complete.
     fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool;
 
-    /// Detaches a receive that no task awaits any more: a message that is arriving in the receive
-    /// is kept for the next one. The detached receive will not complete.
-    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey);
+    /// Returns the address handle of a connected peer; `None` if the peer has none, or is not
+    /// connected any more.
+    fn source_of(&self, ep: EpId, peer: PeerKey) -> Option<FiAddr>;
 
-    /// Requeues a message that was received but not consumed at its old place among the unexpected
-    /// messages.
-    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf);
-
-    /// Notes that an address of the endpoint's address vector has a handle now.
+    /// Notes that an address of the endpoint's address vector has a handle now. The transport
+    /// assigns the handle to the messages of connected peers in a queue of the endpoint's own.
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address);
 
     /// Notes that a handle of the endpoint's address vector is no longer valid.
     fn address_removed(&mut self, engine: &mut E, ep: EpId, addr: FiAddr);
-
-    /// Returns whether a message from this source is buffered at the endpoint.
-    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool;
 
     /// Makes a bounded amount of progress. Returns whether anything moved.
     fn progress(&mut self, engine: &mut E) -> bool;
@@ -328,12 +305,13 @@ pub trait TransportDomain<E: EngineContext>: Send {
 
     /// Arms the doorbells, then polls once more. Returns true when the engine may sleep, and false
     /// when there is work: the doorbells are then disarmed.
-    fn arm(&mut self) -> bool;
+    fn arm(&mut self, engine: &mut E) -> bool;
 
     /// Disarms the doorbells, because a task polls again.
     fn disarm(&mut self);
 
-    /// Returns the counters that the transport keeps for an endpoint.
+    /// Returns the counters that the transport keeps for an endpoint. The engine adds those of the
+    /// receive queue.
     fn stats(&self, ep: EpId) -> TransportStats {
         let _ = ep;
         TransportStats::default()

@@ -257,6 +257,9 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
 }
 
 impl EngineContext for TcpTestContext {
+    fn with_rx<T>(&mut self, _: EpId, _: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
+        unreachable!("a frame reader gets the receive queue with each call")
+    }
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }

@@ -1,21 +1,20 @@
 //! A transport reduced to what progress depends on: arriving messages, waiting receives, a
 //! doorbell.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
-use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::rx::RxSource;
+use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EngineContext, EpId, OpKey, TransportDomain, TrySend, TxOp};
 use fabric_core::{Address, FiAddr, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
+use crate::domain_state::DomainState;
 use crate::engine::Engine;
-use crate::ops::{CompletionTarget, OpState};
+use crate::ops::{CompletionTarget, OpPhase, OpState};
 use crate::sync::{AtomicU32, Ordering, fence};
 use crate::wait::WaitPolicy;
 
@@ -52,7 +51,6 @@ impl MockConnection {
         let transport = MockTransport {
             connection: connection.clone(),
             taken: 0,
-            posted: VecDeque::new(),
             fast_path,
         };
         (
@@ -75,102 +73,99 @@ impl MockConnection {
 /// Posts an operation that completes to its future.
 pub(super) fn post_op(engine: &Engine, kind: OpKind) -> OpKey {
     let mut locked = engine.lock();
-    let key = locked.domain.ops.insert(OpState::new(
-        EpId(0),
-        kind,
-        CompletionTarget::Future,
-        AnyBuf::None,
-    ));
-    if kind == OpKind::Recv {
-        let state = &mut *locked;
-        state.transport.post_recv(
-            &mut state.domain,
-            EpId(0),
-            key,
-            RecvSpec {
-                from: None,
-                tag: None,
-            },
-        );
-    }
+    let op = OpState::new(EpId(0), kind, CompletionTarget::Future, AnyBuf::None);
+    let key = locked.domain.ops.insert(op);
     locked.finish();
     key
+}
+
+/// Returns the oldest receive that waits for a message. A model has no receive queue: the receives
+/// are found among the operations.
+fn oldest_recv(domain: &DomainState) -> Option<OpKey> {
+    let is_waiting = |op: &OpState| op.kind == OpKind::Recv && op.phase == OpPhase::InTransport;
+    let mut posted = domain.ops.keys_where(is_waiting);
+    domain.ops.sort_by_age(&mut posted);
+    posted.first().copied()
 }
 
 struct MockTransport {
     connection: Arc<MockConnection>,
     taken: u32,
-    posted: VecDeque<OpKey>,
     fast_path: Option<Arc<MockFastPath>>,
 }
 
-impl<E: EngineContext> TransportDomain<E> for MockTransport {
+impl TransportDomain<DomainState> for MockTransport {
     fn open_endpoint(
         &mut self,
+        _: &mut DomainState,
         _: EpId,
         _: &Info,
         _: Option<&Address>,
-        _: RxSource<'_>,
     ) -> Result<Address> {
         unreachable!("a model has no endpoints")
     }
 
-    fn close_endpoint(&mut self, _: &mut E, _: EpId) {}
+    fn unexpected_budget(&self) -> usize {
+        0
+    }
 
-    fn try_send(&mut self, _: &mut E, _: EpId, _: &TxOp, _: Payload<'_>) -> Result<TrySend> {
+    fn close_endpoint(&mut self, _: &mut DomainState, _: EpId) {}
+
+    fn try_send(
+        &mut self,
+        _: &mut DomainState,
+        _: EpId,
+        _: &TxOp,
+        _: Payload<'_>,
+    ) -> Result<TrySend> {
         Ok(TrySend::Done)
     }
 
-    fn queue_send(&mut self, _: &mut E, _: EpId, _: OpKey, tx_op: &TxOp) -> Result<()> {
+    fn queue_send(&mut self, _: &mut DomainState, _: EpId, _: OpKey, tx_op: &TxOp) -> Result<()> {
         self.fast_path
             .iter()
             .for_each(|fast_path| fast_path.send(tx_op));
         Ok(())
     }
 
-    fn post_recv(&mut self, _: &mut E, _: EpId, op: OpKey, _: RecvSpec) {
-        self.posted.push_back(op);
+    fn on_rx_queue_changed(&mut self, _: &mut DomainState, _: EpId) -> Result<()> {
+        Ok(())
     }
 
-    fn cancel(&mut self, _: &mut E, _: EpId, _: OpKey) -> bool {
+    fn cancel(&mut self, _: &mut DomainState, _: EpId, _: OpKey) -> bool {
         false
     }
 
-    /// Keeps the key of the detached receive: a late completion of it must reach no operation.
-    fn detach_recv(&mut self, _: &mut E, _: EpId, _: OpKey) {}
-
-    fn requeue_message(&mut self, _: &mut E, _: EpId, _: Envelope, _: PooledBuf) {}
-
-    fn address_inserted(&mut self, _: &mut E, _: EpId, _: FiAddr, _: &Address) {}
-
-    fn address_removed(&mut self, _: &mut E, _: EpId, _: FiAddr) {}
-
-    fn holds_messages_from(&self, _: EpId, _: FiAddr) -> bool {
-        false
+    fn source_of(&self, _: EpId, _: PeerKey) -> Option<FiAddr> {
+        None
     }
 
-    fn progress(&mut self, cx: &mut E) -> bool {
+    fn address_inserted(&mut self, _: &mut DomainState, _: EpId, _: FiAddr, _: &Address) {}
+
+    fn address_removed(&mut self, _: &mut DomainState, _: EpId, _: FiAddr) {}
+
+    fn progress(&mut self, domain: &mut DomainState) -> bool {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
-        let Some(op) = self.posted.pop_front() else {
+        let Some(op) = oldest_recv(domain) else {
             return false;
         };
         self.taken += 1;
-        cx.complete(op, Outcome::ok(Transfer::default()));
+        domain.complete(op, Outcome::ok(Transfer::default()));
         true
     }
 
-    fn ready(&mut self, _: &mut E, _: u64) {}
+    fn ready(&mut self, _: &mut DomainState, _: u64) {}
 
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, domain: &mut DomainState) -> bool {
         self.connection.armed.swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `MockConnection::send`.
         fence(Ordering::SeqCst);
-        let is_empty =
-            self.connection.arrived.load(Ordering::Relaxed) == self.taken || self.posted.is_empty();
+        let is_empty = self.connection.arrived.load(Ordering::Relaxed) == self.taken
+            || oldest_recv(domain).is_none();
         if !is_empty {
-            self.disarm();
+            self.connection.armed.swap(0, Ordering::Relaxed);
         }
         is_empty
     }

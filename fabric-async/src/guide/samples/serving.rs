@@ -2,7 +2,7 @@ use fabric_async::{Endpoint, Error, FiAddr, Message, Result};
 
 async fn serve(ep: Endpoint) -> Result<()> {
     loop {
-        let request = ep.recv().tag_mask(0, !0).await?;
+        let request = ep.recv().tag_ignoring(0, !0).await?;
         let (Ok(client), Some(number)) = (request.source(), request.tag()) else {
             continue;
         };

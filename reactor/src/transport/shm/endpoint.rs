@@ -25,12 +25,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fabric_core::completion::Outcome;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::rx::{RxBinding, RxSource};
-use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet};
-use fabric_core::tree::Class;
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::{EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Error, Result};
 
 use super::TxResources;
@@ -48,7 +46,7 @@ use connected::MsgConnection;
 use disconnect::end_tx_connection;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
-const UNEXPECTED_BYTES: usize = 16 << 20;
+pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 
 /// What a watched descriptor of an endpoint belongs to; packed into the epoll token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +93,8 @@ pub(crate) struct ShmEndpoint {
     listener: Option<ShmListener>,
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
-    rx: RxBinding,
+    /// Whether the endpoint uses the receive queue of a shared context.
+    shares_rx: bool,
     rx_connections: RxConnections,
     last_peer_key: u32,
     /// Closed for a moment when this process has no descriptor left, so that a connection can be
@@ -128,7 +127,7 @@ impl ShmEndpoint {
         at: Address,
         (info, tx_resources): (&Info, TxResources),
         wait: Arc<dyn WaitSet>,
-        receiving: RxSource<'_>,
+        shares_rx: bool,
     ) -> Result<Self> {
         let listener = ShmListener::open(&at)?;
         wait.watch(listener.as_fd(), ShmToken::Listener.pack(id))
@@ -140,7 +139,7 @@ impl ShmEndpoint {
             Some(listener),
             resources,
             wait,
-            receiving,
+            shares_rx,
         ))
     }
 
@@ -150,11 +149,10 @@ impl ShmEndpoint {
         listener: Option<ShmListener>,
         (info, tx_resources): (&Info, TxResources),
         wait: Arc<dyn WaitSet>,
-        receiving: RxSource<'_>,
+        shares_rx: bool,
     ) -> Self {
         let caps = info.caps;
         let reserve_fd = listener.as_ref().and_then(|_| socket::reserve_fd().ok());
-        let rx = receiving.bind(id, UNEXPECTED_BYTES);
         Self {
             active: false,
             id,
@@ -172,8 +170,8 @@ impl ShmEndpoint {
             listener,
             fork_guard: ForkGuard::current_process(),
             wait_set: wait,
-            has_rx_hook: rx.is_shared(),
-            rx,
+            has_rx_hook: shares_rx,
+            shares_rx,
             rx_connections: RxConnections::default(),
             last_peer_key: 0,
             reserve_fd,
@@ -201,11 +199,11 @@ impl ShmEndpoint {
         if self.resume_due {
             self.resume(engine);
         }
-        let drained = self.rx.own.drain_unexpected(engine);
-        let mut received = drained | self.progress_rx(engine);
+        let pass = self.progress_rx(engine);
+        let mut received = pass.progressed;
         // Copies run after the records that have just arrived, so that a long copy does not delay
         // them.
-        received |= self.rx.own.has_work() && self.progress_copies(engine);
+        received |= pass.has_copies && self.progress_copies(engine);
         let active_count = self.rx_connections.active_count().max(endpoints);
         if active_count > ALWAYS_ACTIVE {
             received |= self.rx_connections.demote_idle(active_count);
@@ -214,19 +212,19 @@ impl ShmEndpoint {
     }
 
     /// Returns whether a pass has nothing to do for this endpoint before a doorbell or a post.
-    pub(crate) fn is_quiescent(&self) -> bool {
-        let receives =
-            self.message_held || self.rx.own.has_work() || self.rx.own.waits_for_cq_room();
+    pub(crate) fn is_quiescent(&self, engine: &mut impl EngineContext) -> bool {
+        let waits = |rx: &mut RxQueue, _: &mut _| rx.has_work() || rx.waits_for_cq_room();
         self.rx_connections.active_count() == 0
             && self.tx_queued.is_empty()
-            && !receives
+            && !self.message_held
             && !self.resume_due
+            && !engine.with_rx(self.id, waits)
     }
 
     #[cold]
     fn resume(&mut self, engine: &mut impl EngineContext) {
         if self.msg.is_some() {
-            self.rx.own.drain_unexpected(engine);
+            engine.with_rx(self.id, RxQueue::drain_unexpected);
             self.fail_recvs(engine);
         } else {
             self.accept_again(engine);
@@ -292,9 +290,7 @@ impl ShmEndpoint {
     pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
         // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
-        self.rx.collect_acks();
-        self.send_acks();
-        self.rx.close(engine);
+        engine.with_rx(self.id, |rx, _| self.send_acks(rx));
         for peer in self.rx_connections.peers() {
             engine.peer_disconnected(self.id, peer.initial_addr);
         }
@@ -314,8 +310,9 @@ impl ShmEndpoint {
     }
 
     /// Arms all doorbells before sleeping. Returns false if something can progress now.
-    pub(crate) fn arm(&mut self) -> bool {
-        let mut quiet = !self.rx.own.has_work() & self.rx_connections.arm();
+    pub(crate) fn arm(&mut self, engine: &mut impl EngineContext) -> bool {
+        let has_work = engine.with_rx(self.id, |rx, _| rx.has_work());
+        let mut quiet = !has_work & self.rx_connections.arm();
         for &peer_index in &self.tx_queued {
             quiet &= self
                 .tx_connections
@@ -346,9 +343,4 @@ impl Drop for ShmEndpoint {
         self.rx_connections.peers().for_each(RxConnection::close);
         self.send_endpoint_closed();
     }
-}
-
-/// Fails an operation that was posted on a closed endpoint.
-pub(crate) fn complete_closed(engine: &mut impl EngineContext, op: OpKey) {
-    engine.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

@@ -56,12 +56,11 @@ mod tx_connection;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
-use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RegionMemory};
-use fabric_core::rx::{RxQueue, RxSource};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
     ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, OpenDomain,
@@ -73,7 +72,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use crate::transport::fork_guard::ForkGuard;
 use crate::transport::info_templates;
 
-use endpoint::{ShmEndpoint, ShmToken};
+use endpoint::{ShmEndpoint, ShmToken, UNEXPECTED_BYTES};
 use loans::LoanPool;
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
@@ -219,7 +218,7 @@ impl ShmDomain {
             return false;
         };
         let progressed = endpoint.progress(engine, self.active.len());
-        if !endpoint.is_quiescent() {
+        if !endpoint.is_quiescent(engine) {
             self.mark_active(self.idle_cursor);
         }
         progressed
@@ -288,16 +287,17 @@ fn with_free_name<T>(
 impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     fn open_endpoint(
         &mut self,
+        engine: &mut E,
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
     ) -> Result<Address> {
         let resources = self.tx_resources();
+        let shares_rx = engine.with_rx(ep, |rx, _| rx.is_shared());
         let opened = with_free_name(at, |name| {
             let wait = self.wait_set.clone();
             let resources = (info, resources.clone());
-            ShmEndpoint::open(ep, name.clone(), resources, wait, receiving)
+            ShmEndpoint::open(ep, name.clone(), resources, wait, shares_rx)
         })?;
         let name = opened.name().clone();
         self.insert(ep, opened);
@@ -327,14 +327,13 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
-        receiving: RxSource<'_>,
     ) -> Result<()> {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Domain));
         }
         let resources = (info, self.tx_resources());
-        let waits = (self.wait_set.clone(), receiving);
-        let opened = ShmEndpoint::open_connected(engine, ep, resources, params, waits)?;
+        let wait = self.wait_set.clone();
+        let opened = ShmEndpoint::open_connected(engine, ep, resources, params, wait)?;
         self.insert(ep, opened);
         // An accepted endpoint can receive now.
         self.mark_active(self.endpoints.len() - 1);
@@ -418,10 +417,10 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
             .for_each(ShmEndpoint::collect_returned_loans);
     }
 
-    fn watch_loans(&mut self) {
+    fn watch_loans(&mut self, engine: &mut E) {
         for position in 0..self.endpoints.len() {
             self.endpoints[position].watch_loans();
-            if !self.endpoints[position].is_quiescent() {
+            if !self.endpoints[position].is_quiescent(engine) {
                 self.mark_active(position);
             }
         }
@@ -435,28 +434,13 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         self.activate_endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
-            Err(_) => endpoint::complete_closed(engine, op),
-        }
+    fn unexpected_budget(&self) -> usize {
+        UNEXPECTED_BYTES
     }
 
-    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
-            Err(_) => endpoint::complete_closed(engine, op),
-        }
-    }
-
-    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        self.activate_endpoint(ep).ok().map(ShmEndpoint::rx_queue)
-    }
-
-    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
-        if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.on_rx_queue_changed(engine);
-        }
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
+        self.activate_endpoint(ep)?.on_rx_queue_changed(engine);
+        Ok(())
     }
 
     fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
@@ -464,16 +448,8 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
             .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
-        if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.detach_recv(engine, op);
-        }
-    }
-
-    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
-        if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.requeue_message(engine, envelope, bytes);
-        }
+    fn source_of(&self, ep: EpId, peer: PeerKey) -> Option<FiAddr> {
+        self.endpoints[self.position(ep)?].source_of(peer)
     }
 
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
@@ -482,7 +458,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
             return;
         };
         self.endpoints[position].address_inserted(engine, addr, address);
-        if !self.endpoints[position].is_quiescent() {
+        if !self.endpoints[position].is_quiescent(engine) {
             self.mark_active(position);
         }
     }
@@ -491,11 +467,6 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.address_removed(engine, addr);
         }
-    }
-
-    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        self.position(ep)
-            .is_some_and(|position| self.endpoints[position].holds_messages_from(source))
     }
 
     fn progress(&mut self, engine: &mut E) -> bool {
@@ -507,7 +478,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         while let Some(&position) = self.active.get(index) {
             let endpoint = &mut self.endpoints[position];
             progressed |= endpoint.progress(engine, active_count);
-            if self.active.len() > ALWAYS_ACTIVE && endpoint.is_quiescent() {
+            if self.active.len() > ALWAYS_ACTIVE && endpoint.is_quiescent(engine) {
                 endpoint.active = false;
                 self.active.swap_remove(index);
             } else {
@@ -532,13 +503,13 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         }
     }
 
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, engine: &mut E) -> bool {
         if !self.fork_guard.in_original_process() {
             return true;
         }
         let mut quiet = true;
         for &position in &self.active {
-            quiet &= self.endpoints[position].arm();
+            quiet &= self.endpoints[position].arm(engine);
         }
         if !quiet {
             TransportDomain::<E>::disarm(self);

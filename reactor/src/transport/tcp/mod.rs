@@ -32,13 +32,12 @@ mod socket;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::Outcome;
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
-use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::matching::PeerKey;
 use fabric_core::mr::{LocalMemory, RegionMemory};
-use fabric_core::rx::{RxQueue, RxSource};
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV, WireProtocol};
 use fabric_core::transport::{
@@ -53,7 +52,7 @@ use crate::transport::info_templates;
 use crate::transport::net::SocketConfig;
 use crate::uring::{CompletionKind, ReleasedBuffer};
 
-use endpoint::{TcpEndpoint, TcpToken};
+use endpoint::{TcpEndpoint, TcpToken, UNEXPECTED_BYTES};
 use interfaces::InterfaceAddress;
 use io_backend::IoBackend;
 
@@ -216,7 +215,11 @@ impl TcpDomain {
 
     /// Calls `act` with each active endpoint. An endpoint that is idle afterwards is not polled
     /// until something happens.
-    fn for_each_active(&mut self, mut act: impl FnMut(&mut TcpEndpoint)) {
+    fn for_each_active<E: EngineContext>(
+        &mut self,
+        engine: &mut E,
+        mut act: impl FnMut(&mut TcpEndpoint, &mut E),
+    ) {
         let mut position = 0;
         while let Some(&ep) = self.active.get(position) {
             let Some(index) = self.endpoint_index(ep) else {
@@ -224,8 +227,8 @@ impl TcpDomain {
                 continue;
             };
             let endpoint = &mut self.endpoints[index];
-            act(endpoint);
-            if endpoint.is_idle() {
+            act(endpoint, engine);
+            if endpoint.is_idle(engine) {
                 endpoint.is_active = false;
                 self.active.swap_remove(position);
             } else {
@@ -270,10 +273,10 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
 
     fn open_endpoint(
         &mut self,
+        _: &mut E,
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        rx_source: RxSource<'_>,
     ) -> Result<Address> {
         let bind_params = (
             listen_address(info, at)?,
@@ -288,7 +291,6 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
             ep,
             bind_params,
             self.wait_set.clone(),
-            rx_source,
             self.io_backend.uring()?,
             protocol,
         )?;
@@ -322,9 +324,8 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
-        rx_source: RxSource<'_>,
     ) -> Result<()> {
-        let resources = (self.wait_set.clone(), rx_source, self.io_backend.uring()?);
+        let resources = (self.wait_set.clone(), self.io_backend.uring()?);
         let config = SocketConfig::from_info(&self.options, info)?;
         let endpoint =
             TcpEndpoint::open_connected(engine, (ep, info.caps, config), params, resources)?;
@@ -406,28 +407,13 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         queued
     }
 
-    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
-            Err(error) => engine.complete(op, Outcome::failed(error)),
-        }
+    fn unexpected_budget(&self) -> usize {
+        UNEXPECTED_BYTES
     }
 
-    fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
-            Err(error) => engine.complete(op, Outcome::failed(error)),
-        }
-    }
-
-    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        self.activate_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
-    }
-
-    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) {
-        if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.on_rx_queue_changed(engine);
-        }
+    fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) -> Result<()> {
+        self.activate_endpoint(ep)?.on_rx_queue_changed(engine);
+        Ok(())
     }
 
     fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
@@ -435,16 +421,8 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
             .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
-        if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.detach_recv(engine, op);
-        }
-    }
-
-    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
-        if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.requeue_message(engine, envelope, bytes);
-        }
+    fn source_of(&self, ep: EpId, peer: PeerKey) -> Option<FiAddr> {
+        self.endpoints[self.endpoint_index(ep)?].source_of(peer)
     }
 
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
@@ -459,17 +437,14 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         }
     }
 
-    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoint_index(ep)
-            .is_some_and(|index| self.endpoints[index].holds_messages_from(source))
-    }
-
     fn progress(&mut self, engine: &mut E) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
         let mut moved = self.reap(engine);
-        self.for_each_active(|endpoint| moved |= endpoint.progress(engine));
+        self.for_each_active(engine, |endpoint, engine| {
+            moved |= endpoint.progress(engine);
+        });
         self.io_backend.submit();
         moved
     }
@@ -489,12 +464,14 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         }
     }
 
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, engine: &mut E) -> bool {
         if !self.fork_guard.in_original_process() {
             return true;
         }
         let mut is_armed = true;
-        self.for_each_active(|endpoint| is_armed = is_armed && endpoint.arm());
+        self.for_each_active(engine, |endpoint, engine| {
+            is_armed = is_armed && endpoint.arm(engine);
+        });
         is_armed && self.io_backend.arm()
     }
 

@@ -5,12 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use fabric_core::buf::PooledBuf;
 use fabric_core::completion::Outcome;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::rx::{RxQueue, RxSource};
+use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::rx::RxQueue;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -25,7 +24,7 @@ use crate::transport::net::SocketConfig;
 use crate::transport::token;
 
 /// Bytes of unexpected messages that an endpoint buffers before it drops further ones.
-const UNEXPECTED_BYTES: usize = 4 << 20;
+pub(super) const UNEXPECTED_BYTES: usize = 4 << 20;
 /// Passes without input after which the sockets are not polled until one is ready.
 const IDLE_PASSES: u32 = 2000;
 
@@ -61,7 +60,6 @@ pub(super) struct UdpEndpoint {
     pub(super) multicast_enabled: bool,
     pub(super) socket: UdpSocket,
     groups: Slab<JoinedGroup>,
-    rx: RxQueue,
     recv_batch: DatagramBatch,
     senders: Senders,
     /// Messages that were dropped because no receive matched and the buffer budget was used up.
@@ -81,7 +79,6 @@ impl UdpEndpoint {
         info: &Info,
         (at, config): (Option<&Address>, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
-        rx_source: RxSource<'_>,
     ) -> Result<Self> {
         let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         let at = at.and_then(Address::socket_addr).unwrap_or(loopback);
@@ -93,10 +90,6 @@ impl UdpEndpoint {
                 why,
             });
         }
-        let rx_binding = rx_source.bind(id, UNEXPECTED_BYTES);
-        if rx_binding.is_shared() {
-            return Err(Error::NotSupported("shared receive contexts over udp"));
-        }
         let (socket, at) = UdpSocket::open(at, &config, (wait_set.clone(), watch_token(id, None)))?;
         Ok(Self {
             id,
@@ -107,7 +100,6 @@ impl UdpEndpoint {
             multicast_enabled: info.caps.contains(Caps::MULTICAST),
             socket,
             groups: Slab::new(),
-            rx: rx_binding.own,
             recv_batch: DatagramBatch::new(),
             senders: Senders::new(id),
             dropped: 0,
@@ -184,7 +176,7 @@ impl UdpEndpoint {
 
     /// Sends queued messages and receives; returns whether anything was moved.
     pub(super) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut moved = self.rx.drain_unexpected(engine);
+        let mut moved = engine.with_rx(self.id, RxQueue::drain_unexpected);
         moved |= self.progress_tx(engine);
         if self.idle_passes < IDLE_PASSES {
             let has_input = self.receive(engine);
@@ -226,20 +218,21 @@ impl UdpEndpoint {
             let Some(datagram) = self.recv_batch.get(at) else {
                 continue;
             };
-            let (peer, source) = self
-                .senders
-                .find_or_insert(engine, &mut self.rx, datagram.from);
-            let envelope = Envelope {
-                peer,
-                source,
-                tag: None,
-                len: datagram.len,
-                data: None,
-                // Set by the receive queue.
-                arrival: 0,
-                ack: None,
-            };
-            self.dropped += u64::from(!self.rx.deliver(engine, envelope, &datagram.bytes));
+            let is_accepted = engine.with_rx(self.id, |rx, engine| {
+                let (peer, source) = self.senders.find_or_insert(engine, rx, datagram.from);
+                let envelope = Envelope {
+                    peer,
+                    source,
+                    tag: None,
+                    len: datagram.len,
+                    data: None,
+                    // Set by the receive queue.
+                    arrival: 0,
+                    ack: None,
+                };
+                rx.deliver(engine, envelope, &datagram.bytes)
+            });
+            self.dropped += u64::from(!is_accepted);
         }
         count > 0
     }
@@ -250,38 +243,18 @@ impl UdpEndpoint {
         self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
     }
 
-    // ---- receiving
-
-    pub(super) fn rx_queue(&mut self) -> &mut RxQueue {
-        &mut self.rx
-    }
-
-    pub(super) fn holds_messages_from(&self, source: FiAddr) -> bool {
-        self.rx.holds_messages_from(source)
-    }
-
-    pub(super) fn post_recv(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
-        self.rx.post(engine, op, spec);
-    }
-
-    pub(super) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
-        if self.rx.cancel(engine, op) {
-            return true;
-        }
+    /// Cancels a queued send.
+    pub(super) fn cancel(&mut self, op: OpKey) -> bool {
         let before = self.tx_queue.len();
         self.tx_queue.retain(|send| send.op != op);
         self.tx_queue.len() < before
     }
 
-    pub(super) fn requeue_message(
-        &mut self,
-        engine: &mut impl EngineContext,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
-        // The sender's address handle may have been assigned or removed meanwhile.
-        let source = self.senders.fi_addr(envelope.peer);
-        self.rx.requeue_message(engine, envelope, source, bytes);
+    // ---- addresses
+
+    /// Returns the address handle of a sender.
+    pub(super) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
+        self.senders.fi_addr(peer)
     }
 
     pub(super) fn address_inserted(
@@ -293,13 +266,11 @@ impl UdpEndpoint {
         if let Some(at) = address.socket_addr()
             && let Some(key) = self.senders.on_address_inserted(at, addr)
         {
-            self.rx.assign_source(engine, key, addr);
+            engine.with_rx(self.id, |rx, engine| rx.assign_source(engine, key, addr));
         }
-        self.rx.address_inserted(engine, addr, address);
     }
 
     pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
-        self.rx.clear_source(engine, addr);
         self.senders.on_address_removed(addr);
         self.destinations.remove(addr);
         self.fail_sends(engine, |send| {
@@ -310,7 +281,6 @@ impl UdpEndpoint {
     // ---- closing
 
     pub(super) fn close(mut self, engine: &mut impl EngineContext) {
-        self.rx.close(engine);
         if self.socket.in_original_process() {
             self.send_batch.flush(engine, self.socket.as_fd());
         }
@@ -338,17 +308,11 @@ impl UdpEndpoint {
     pub(super) fn stats(&self) -> TransportStats {
         TransportStats {
             dropped: self.dropped,
-            unexpected: self.rx.unexpected(),
             ..TransportStats::default()
         }
     }
 
     pub(super) fn describe(&self) -> String {
-        let (messages, bytes) = self.rx.unexpected();
-        let groups = self.groups.len();
-        format!(
-            "{} ({groups} groups, {messages} unexpected messages of {bytes} bytes)",
-            self.name
-        )
+        format!("{} ({} groups)", self.name, self.groups.len())
     }
 }

@@ -31,12 +31,11 @@ mod socket;
 
 use std::sync::Arc;
 
-use fabric_core::buf::{Payload, PooledBuf};
+use fabric_core::buf::Payload;
 use fabric_core::completion::Outcome;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Info, Protocol};
-use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::rx::{RxQueue, RxSource};
+use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
     EngineContext, EpId, OpKey, OpenDomain, Transport, TransportDomain, TrySend, TxOp, WaitSet,
@@ -49,7 +48,7 @@ use crate::transport::info_templates;
 use crate::transport::net::SocketConfig;
 
 use batch::MAX_MESSAGE;
-use endpoint::UdpEndpoint;
+use endpoint::{UNEXPECTED_BYTES, UdpEndpoint};
 
 /// The transport of the provider `udp`.
 #[derive(Clone, Copy, Debug)]
@@ -121,16 +120,19 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
 
     fn open_endpoint(
         &mut self,
+        engine: &mut E,
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        rx_source: RxSource<'_>,
     ) -> Result<Address> {
+        if engine.with_rx(ep, |rx, _| rx.is_shared()) {
+            return Err(Error::NotSupported("shared receive contexts over udp"));
+        }
         if let Some(at) = at {
             at.check_scheme(Scheme::Udp)?;
         }
         let config = SocketConfig::from_info(&self.options, info)?;
-        let endpoint = UdpEndpoint::open(ep, info, (at, config), self.wait_set.clone(), rx_source)?;
+        let endpoint = UdpEndpoint::open(ep, info, (at, config), self.wait_set.clone())?;
         let name = endpoint.name().clone();
         self.endpoints.push(endpoint);
         Ok(name)
@@ -174,15 +176,13 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         self.endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
-            Err(error) => engine.complete(op, Outcome::failed(error)),
-        }
+    fn unexpected_budget(&self) -> usize {
+        UNEXPECTED_BYTES
     }
 
-    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        self.endpoint(ep).ok().map(UdpEndpoint::rx_queue)
+    /// Does nothing more: a datagram that was declined is lost, and no sender waits for an ack.
+    fn on_rx_queue_changed(&mut self, _: &mut E, ep: EpId) -> Result<()> {
+        self.endpoint(ep).map(drop)
     }
 
     fn join_group(&mut self, ep: EpId, group: &Address) -> Result<u32> {
@@ -195,21 +195,15 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         }
     }
 
-    fn cancel(&mut self, engine: &mut E, ep: EpId, op: OpKey) -> bool {
-        self.endpoint(ep)
-            .is_ok_and(|endpoint| endpoint.cancel(engine, op))
+    fn cancel(&mut self, _: &mut E, ep: EpId, op: OpKey) -> bool {
+        self.endpoint(ep).is_ok_and(|endpoint| endpoint.cancel(op))
     }
 
-    fn detach_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey) {
-        if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.rx_queue().detach(engine, op);
-        }
-    }
-
-    fn requeue_message(&mut self, engine: &mut E, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
-        if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.requeue_message(engine, envelope, bytes);
-        }
+    fn source_of(&self, ep: EpId, peer: PeerKey) -> Option<FiAddr> {
+        let mut endpoints = self.endpoints.iter();
+        endpoints
+            .find(|endpoint| endpoint.id == ep)?
+            .source_of(peer)
     }
 
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
@@ -222,12 +216,6 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.address_removed(engine, addr);
         }
-    }
-
-    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoints
-            .iter()
-            .any(|endpoint| endpoint.id == ep && endpoint.holds_messages_from(source))
     }
 
     fn progress(&mut self, engine: &mut E) -> bool {
@@ -245,7 +233,7 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         }
     }
 
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, _: &mut E) -> bool {
         !self.fork_guard.in_original_process() || self.endpoints.iter().all(UdpEndpoint::arm)
     }
 

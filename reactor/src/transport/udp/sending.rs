@@ -240,12 +240,12 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::{Arc, Mutex};
 
-    use fabric_core::buf::{AnyBuf, BufferPool};
+    use fabric_core::buf::AnyBuf;
     use fabric_core::info::Info;
-    use fabric_core::rx::RxSource;
     use fabric_core::transport::{EpId, Interest, Transport, TransportDomain, WaitSet};
     use fabric_core::{Address, SocketOptions};
 
+    use super::super::endpoint::UNEXPECTED_BYTES;
     use super::super::{UdpDomain, UdpTransport};
     use super::*;
     use crate::av::Av;
@@ -304,20 +304,23 @@ mod tests {
                 max_msg_size: info.ep.max_msg_size,
                 inject_size: info.tx.inject_size,
             };
-            let ep = EpId(
-                domain_state
-                    .endpoints
-                    .insert(DomainState::new_endpoint(bound)),
-            );
+            let ep = domain_state
+                .insert_endpoint(bound, UNEXPECTED_BYTES)
+                .unwrap();
             let mut domain = UdpDomain {
                 wait_set: wait_set.clone(),
                 endpoints: Vec::new(),
                 options: SocketOptions::new(),
                 fork_guard: ForkGuard::current_process(),
             };
-            let rx = RxSource::Own(&BufferPool::new());
-            let address: Address =
-                EngineTransportDomain::open_endpoint(&mut domain, ep, &info, None, rx).unwrap();
+            let address: Address = EngineTransportDomain::open_endpoint(
+                &mut domain,
+                &mut domain_state,
+                ep,
+                &info,
+                None,
+            )
+            .unwrap();
             let own_addr = domain_state
                 .avs
                 .get_mut(av.0)
@@ -404,7 +407,8 @@ mod tests {
 
         fn unexpected_count(&mut self) -> usize {
             self.domain.progress(&mut self.domain_state);
-            self.endpoint().stats().unexpected.0
+            let queue = self.domain_state.own_rx_queue(self.ep);
+            queue.expect("the endpoint is open").unexpected().0
         }
     }
 
@@ -416,7 +420,7 @@ mod tests {
         assert_eq!(fixture.unexpected_count(), 1);
         assert_eq!(fixture.try_send(1, true), TrySend::Batched);
         assert!(
-            !EngineTransportDomain::arm(&mut fixture.domain),
+            !EngineTransportDomain::arm(&mut fixture.domain, &mut fixture.domain_state),
             "a batched message was not sent"
         );
         fixture.endpoint().wait_writable();
@@ -443,7 +447,7 @@ mod tests {
         );
         fixture.queue_send(3);
         assert!(
-            EngineTransportDomain::arm(&mut fixture.domain),
+            EngineTransportDomain::arm(&mut fixture.domain, &mut fixture.domain_state),
             "the wait set reports room in the socket"
         );
         assert_eq!(
@@ -475,7 +479,10 @@ mod tests {
                 .cancel(&mut fixture.domain_state, fixture.ep, queued),
             "the message was sent"
         );
-        assert!(EngineTransportDomain::arm(&mut fixture.domain));
+        assert!(EngineTransportDomain::arm(
+            &mut fixture.domain,
+            &mut fixture.domain_state
+        ));
     }
 
     #[test]
@@ -496,7 +503,10 @@ mod tests {
             .count();
         assert_eq!(taken, super::super::batch::BATCH_LEN);
         let waiting = fixture.queue_send(7);
-        assert!(EngineTransportDomain::arm(&mut fixture.domain));
+        assert!(EngineTransportDomain::arm(
+            &mut fixture.domain,
+            &mut fixture.domain_state
+        ));
         fixture.domain.ready(
             &mut fixture.domain_state,
             super::super::endpoint::watch_token(fixture.ep, None),
@@ -528,7 +538,7 @@ mod tests {
                     fixture.own_addr,
                 );
                 assert!(
-                    EngineTransportDomain::arm(&mut fixture.domain)
+                    EngineTransportDomain::arm(&mut fixture.domain, &mut fixture.domain_state)
                         && !fixture
                             .domain
                             .cancel(&mut fixture.domain_state, fixture.ep, key)

@@ -125,7 +125,9 @@ impl ShmEndpoint {
                 peer.initial_addr = engine.peer_connected(self.id, &peer.peer_address, incarnation);
                 peer.source = peer.initial_addr;
                 let (name, source) = (peer.peer_address.clone(), peer.source);
-                peer.peer_key = self.rx.peer_connected(engine, peer.peer_key, &name);
+                peer.peer_key = engine.with_rx(self.id, |rx, engine| {
+                    rx.peer_connected(engine, self.id, peer.peer_key, &name)
+                });
                 self.rx_connections.insert_established(peer);
                 engine.event(self.id, EventKind::PeerConnected { peer: name, source });
                 self.progress_rx(engine);

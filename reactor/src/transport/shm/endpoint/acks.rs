@@ -1,6 +1,7 @@
 //! Acks and returned slots: what an endpoint reports to the senders of its messages.
 
 use fabric_core::event::DownReason;
+use fabric_core::rx::RxQueue;
 use fabric_core::transport::EngineContext;
 
 use super::ShmEndpoint;
@@ -8,15 +9,15 @@ use super::ShmEndpoint;
 impl ShmEndpoint {
     /// Sends pending acks to their senders.
     #[inline]
-    pub(super) fn send_acks(&mut self) {
-        if self.rx.own.has_unsent_acks() {
-            self.send_all_acks();
+    pub(super) fn send_acks(&mut self, rx: &mut RxQueue) {
+        if rx.has_unsent_acks() {
+            self.send_all_acks(rx);
         }
     }
 
     #[cold]
-    fn send_all_acks(&mut self) {
-        while let Some((key, ack)) = self.rx.own.pop_ack() {
+    fn send_all_acks(&mut self, rx: &mut RxQueue) {
+        while let Some((key, ack)) = rx.pop_ack(self.id) {
             if let Some(peer) = self
                 .rx_connections
                 .peers_mut()
@@ -27,21 +28,17 @@ impl ShmEndpoint {
         }
     }
 
-    /// Sends the acks of messages that were received from a shared receive queue.
-    #[cold]
-    pub(super) fn send_shared_acks(&mut self, engine: &mut impl EngineContext) {
-        self.rx.collect_acks();
-        self.wake_for_returned_slots(engine);
-    }
-
     /// Copies one chunk of a message from its sender's memory; the sender is woken after the last
     /// one.
     #[cold]
     pub(super) fn progress_copies(&mut self, engine: &mut impl EngineContext) -> bool {
-        let copied = self.rx.own.copy_next_chunk(engine);
-        self.send_acks();
+        let (copied, has_work) = engine.with_rx(self.id, |rx, engine| {
+            let copied = rx.copy_next_chunk(engine);
+            self.send_acks(rx);
+            (copied, rx.has_work())
+        });
         self.wake_for_returned_slots(engine);
-        if self.rx.own.has_work() {
+        if has_work {
             // The sender waits for the copy even if no local task does.
             engine.request_progress();
         }
@@ -49,7 +46,7 @@ impl ShmEndpoint {
     }
 
     /// Wakes the peers that wait for returned slots.
-    fn wake_for_returned_slots(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn wake_for_returned_slots(&mut self, engine: &mut impl EngineContext) {
         let mut ended = Vec::new();
         self.rx_connections.for_each_peer(|connection_index, peer| {
             if peer.down_reason().is_none()

@@ -13,7 +13,6 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::RxSource;
 use fabric_core::transport::{
     ConnReqHandle, ConnectMode, ConnectParams, Connected, EngineContext, EpId, WaitSet,
 };
@@ -91,13 +90,14 @@ impl ShmEndpoint {
         id: EpId,
         (info, tx_resources): (&Info, TxResources),
         params: ConnectParams<'_>,
-        (wait, receiving): (Arc<dyn WaitSet>, RxSource<'_>),
+        wait: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let (peer, addr) = (params.peer, params.fi_addr);
         peer.check_scheme(Scheme::Shm)?;
         // The name is known once the connection is established.
         let resources = (info, tx_resources.clone());
-        let mut endpoint = Self::new(id, peer.clone(), None, resources, wait, receiving);
+        let shares_rx = engine.with_rx(id, |rx, _| rx.is_shared());
+        let mut endpoint = Self::new(id, peer.clone(), None, resources, wait, shares_rx);
         let at = addr.index();
         let tx = TxConnection::new(peer.clone(), addr, tx_resources);
         endpoint.tx_connections.insert(at, tx);
@@ -373,7 +373,9 @@ impl ShmEndpoint {
         };
         self.last_peer_key += 1;
         let key = PeerKey(self.last_peer_key);
-        let key = self.rx.peer_connected(engine, key, &peer);
+        let key = engine.with_rx(self.id, |rx, engine| {
+            rx.peer_connected(engine, self.id, key, &peer)
+        });
         let end = (peer, credentials, incarnation);
         // Messages have no source: a connected endpoint has one peer and no address vector.
         RxConnection::establish(end, self.local.clone(), segment, socket, key)
@@ -429,14 +431,15 @@ impl ShmEndpoint {
         if !matches!(msg.state, MsgState::Connected) {
             return Ok(());
         }
-        msg.state = MsgState::Disconnected(Error::Closed(Class::Endpoint));
+        msg.state = MsgState::Disconnected(Error::ShutDown);
         msg.end_reported = true;
         let peer = msg.peer.clone();
-        self.rx.collect_acks();
-        self.send_acks();
-        if !self.rx.is_shared() {
-            self.rx.own.fail_posted(engine, &Error::Canceled);
-        }
+        engine.with_rx(self.id, |rx, engine| {
+            self.send_acks(rx);
+            if !rx.is_shared() {
+                rx.fail_posted(engine, &Error::Canceled);
+            }
+        });
         self.rx_connections.peers().for_each(RxConnection::close);
         self.end_directions(engine, DownReason::Closed, &Error::Canceled);
         let reason = DownReason::Closed;
@@ -488,8 +491,9 @@ impl ShmEndpoint {
             if rx.mark_down(reason) {
                 rx.stop_cma();
                 let gone = Error::PeerGone(rx.peer_address.clone());
-                self.rx
-                    .with_queue(|queue| queue.fail_unmapped_from(engine, rx.peer_key, &gone));
+                engine.with_rx(self.id, |queue, engine| {
+                    queue.fail_unmapped_from(engine, rx.peer_key, &gone);
+                });
             }
         }
         engine.request_progress();
@@ -520,11 +524,13 @@ impl ShmEndpoint {
         else {
             return;
         };
-        if self.rx.is_shared() || self.rx_connections.peers().next().is_some() {
+        if self.shares_rx || self.rx_connections.peers().next().is_some() {
             return;
         }
-        self.rx.own.fail_posted(engine, error);
-        // A multi-receive takes its messages in passes, and fails afterwards.
-        self.resume_due = self.rx.own.is_busy();
+        self.resume_due = engine.with_rx(self.id, |rx, engine| {
+            rx.fail_posted(engine, error);
+            // A multi-receive takes its messages in passes, and fails afterwards.
+            rx.is_busy()
+        });
     }
 }

@@ -55,8 +55,10 @@ impl ShmEndpoint {
         }
         let mut peers = self.rx_connections.peers();
         if !peers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
-            self.rx
-                .fail_directed(engine, addr, &name, &Error::PeerGone(name.clone()));
+            let gone = Error::PeerGone(name.clone());
+            engine.with_rx(self.id, |rx, engine| {
+                rx.fail_directed_to_disconnected(engine, addr, &name, &gone);
+            });
         }
     }
 
@@ -82,7 +84,7 @@ impl ShmEndpoint {
         // Memory of the peer that has not been copied by now is gone with its process, or the peer
         // will not keep it.
         peer.stop_cma();
-        self.rx.with_queue(|rx| {
+        engine.with_rx(self.id, |rx, engine| {
             rx.fail_unmapped_from(engine, peer.peer_key, &Error::PeerGone(name.clone()))
         });
         let Some(peer) = self.rx_connections.get_mut(connection_index) else {
@@ -126,10 +128,10 @@ impl ShmEndpoint {
             return;
         };
         let gone = Error::PeerGone(peer.peer_address.clone());
-        self.rx
-            .with_queue(|rx| peer.fail_partial(rx, engine, gone.clone()));
-        self.rx
-            .peer_disconnected(peer.peer_key, peer.peer_address.clone());
+        engine.with_rx(self.id, |rx, engine| {
+            peer.fail_partial(rx, engine, gone.clone());
+            rx.peer_disconnected(peer.peer_key, peer.peer_address.clone());
+        });
         peer.unwatch();
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();
@@ -139,8 +141,9 @@ impl ShmEndpoint {
             .source
             .filter(|source| others.all(|other| other.source != Some(*source)))
         {
-            self.rx
-                .fail_directed(engine, source, &peer.peer_address, &gone);
+            engine.with_rx(self.id, |rx, engine| {
+                rx.fail_directed_to_disconnected(engine, source, &peer.peer_address, &gone);
+            });
         }
         drop(others);
         engine.peer_disconnected(self.id, peer.initial_addr);

@@ -1,8 +1,6 @@
 //! Receive operations, and the address handles of senders.
 
-use fabric_core::buf::PooledBuf;
-use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::rx::RxQueue;
+use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EngineContext, OpKey};
 use fabric_core::{Address, Error, FiAddr};
 
@@ -12,33 +10,17 @@ use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
     #[inline(always)] // fast path of small messages
-    pub(crate) fn post_recv(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
-        self.rx.own.post(engine, op, spec);
-        self.on_rx_queue_changed(engine);
-    }
-
-    pub(crate) fn post_multi_recv(
-        &mut self,
-        engine: &mut impl EngineContext,
-        op: OpKey,
-        spec: RecvSpec,
-    ) {
-        self.rx.own.post_multi(engine, op, spec);
-        self.on_rx_queue_changed(engine);
-    }
-
-    pub(crate) fn rx_queue(&mut self) -> &mut RxQueue {
-        &mut self.rx.own
-    }
-
     /// Continues after a receive was posted or a message was discarded or, in a shared receive
     /// queue, copied.
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
         if self.has_rx_hook {
             self.run_rx_hook(engine);
         }
-        self.send_acks();
-        if self.rx.own.has_work() {
+        let has_work = engine.with_rx(self.id, |rx, _| {
+            self.send_acks(rx);
+            rx.has_work()
+        });
+        if has_work {
             // The sender waits for the copy even if no local task does.
             engine.request_progress();
             engine.request_rearm();
@@ -50,17 +32,15 @@ impl ShmEndpoint {
 
     #[cold]
     fn run_rx_hook(&mut self, engine: &mut impl EngineContext) {
-        if self.rx.is_shared() {
-            self.send_shared_acks(engine);
+        if self.shares_rx {
+            self.wake_for_returned_slots(engine);
         } else {
             self.fail_recvs(engine);
         }
     }
 
+    /// Cancels a queued transmit operation.
     pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
-        if self.rx.own.cancel(engine, op) {
-            return true;
-        }
         let cancels = |peer_index: &usize| {
             self.tx_connections
                 .lock(*peer_index)
@@ -75,25 +55,10 @@ impl ShmEndpoint {
         true
     }
 
-    pub(crate) fn detach_recv(&mut self, engine: &mut impl EngineContext, op: OpKey) {
-        self.rx.own.detach(engine, op);
-    }
-
-    pub(crate) fn requeue_message(
-        &mut self,
-        engine: &mut impl EngineContext,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
-        // The sender may have got an address handle since, or lost it.
+    /// Returns the address handle of a connected peer.
+    pub(crate) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         let mut peers = self.rx_connections.peers();
-        let peer = peers.find(|peer| peer.peer_key == envelope.peer);
-        let source = peer.and_then(|peer| peer.source);
-        self.rx.own.requeue_message(engine, envelope, source, bytes);
-    }
-
-    pub(crate) fn holds_messages_from(&self, source: FiAddr) -> bool {
-        self.rx.own.holds_messages_from(source)
+        peers.find(|known| known.peer_key == peer)?.source
     }
 
     pub(crate) fn address_inserted(
@@ -103,12 +68,13 @@ impl ShmEndpoint {
         address: &Address,
     ) {
         let bound = engine.incarnation_of(self.id, addr);
-        let rx = &mut self.rx.own;
         self.rx_connections.for_each_at(address, |peer| {
             let is_of_peer = bound.is_none_or(|bound| bound == peer.identity.into());
             if peer.source.is_none() && is_of_peer {
                 peer.source = Some(addr);
-                rx.assign_source(engine, peer.peer_key, addr);
+                engine.with_rx(self.id, |rx, engine| {
+                    rx.assign_source(engine, peer.peer_key, addr);
+                });
             }
         });
         if let Some(mut tx) = self.tx_connection(addr) {
@@ -116,11 +82,9 @@ impl ShmEndpoint {
             // incarnation.
             tx.expected = bound;
         }
-        self.rx.own.address_inserted(engine, addr, address);
     }
 
     pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
-        self.rx.own.clear_source(engine, addr);
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
@@ -134,7 +98,5 @@ impl ShmEndpoint {
             end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
             self.counters += tx.counters();
         }
-        // A receive that fails makes room for messages that were held back for it.
-        self.on_rx_queue_changed(engine);
     }
 }

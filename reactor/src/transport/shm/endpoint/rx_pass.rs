@@ -10,8 +10,12 @@ use super::ShmEndpoint;
 
 /// Result of a pass over the incoming connections.
 #[derive(Default)]
-struct RxPass {
-    progressed: bool,
+pub(super) struct RxPass {
+    /// Whether there were any records.
+    pub(super) progressed: bool,
+    /// Whether messages in a queue of the endpoint's own are to be copied from the memory of their
+    /// senders. The engine copies those of a shared queue.
+    pub(super) has_copies: bool,
     /// Whether the oldest message of some connection waits for a receive.
     message_held: bool,
     /// Connections that have ended, with the protocol violation if there was one.
@@ -81,30 +85,22 @@ impl RxPass {
 }
 
 impl ShmEndpoint {
-    /// Receives the records of the incoming connections. Returns whether there were any.
+    /// Receives the records of the incoming connections.
     #[inline(always)] // fast path of small messages
-    pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> RxPass {
         let mut pass = RxPass::default();
-        if self.rx.is_shared() {
-            self.progress_shared_rx(&mut pass, engine);
-        } else {
-            pass.poll_connections(&mut self.rx_connections, &mut self.rx.own, engine);
-        }
+        engine.with_rx(self.id, |rx, engine| {
+            pass.progressed = rx.drain_unexpected(engine);
+            pass.poll_connections(&mut self.rx_connections, rx, engine);
+            self.send_acks(rx);
+            pass.has_copies = rx.has_work() && !rx.is_shared();
+        });
         self.message_held = pass.message_held;
-        self.send_acks();
         if !pass.ended.is_empty() {
-            self.remove_ended_rx(pass.ended, engine);
-            return true;
+            self.remove_ended_rx(std::mem::take(&mut pass.ended), engine);
+            pass.progressed = true;
         }
-        pass.progressed
-    }
-
-    /// Receives into the shared receive queue.
-    #[cold]
-    fn progress_shared_rx(&mut self, pass: &mut RxPass, engine: &mut impl EngineContext) {
-        let connections = &mut self.rx_connections;
-        self.rx
-            .with_queue(|rx| pass.poll_connections(connections, rx, engine));
+        pass
     }
 
     #[cold]

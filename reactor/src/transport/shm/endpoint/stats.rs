@@ -26,13 +26,11 @@ impl ShmEndpoint {
                 },
             ),
             peers: peers().count(),
-            unexpected: self.rx.own.unexpected(),
             ..TransportStats::default()
         }
     }
 
     pub(crate) fn describe(&self) -> String {
-        let (messages, bytes) = self.rx.own.unexpected();
         let cma_peers = self
             .rx_connections
             .peers()
@@ -41,8 +39,8 @@ impl ShmEndpoint {
         let mut cma_connections = 0;
         self.for_each_tx(|tx| cma_connections += usize::from(tx.uses_cma()));
         format!(
-            "{} ({} incoming connections, {} active, {} outgoing, {messages} unexpected messages \
-             of {bytes} bytes, single copy: {}, from {cma_peers} and to {cma_connections} peers)",
+            "{} ({} incoming connections, {} active, {} outgoing, single copy: {}, \
+             from {cma_peers} and to {cma_connections} peers)",
             self.name,
             self.rx_connections.len(),
             self.rx_connections.active_count(),

@@ -158,8 +158,9 @@ impl TcpEndpoint {
             {
                 // The peer was told that its sends are complete, and the end of the stream may be
                 // behind unread data.
-                self.rx
-                    .with_queue(|rx| connection.drain_received(&mut self.scratch, rx, engine));
+                engine.with_rx(self.id, |rx, engine| {
+                    connection.drain_received(&mut self.scratch, rx, engine);
+                });
                 // Closing also fails the queued operations: part of a message may have been sent.
                 self.close_connection(engine, replaced);
             } else {

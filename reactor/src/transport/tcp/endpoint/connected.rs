@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
-use fabric_core::rx::RxSource;
 use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension, WireProtocol};
 use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EngineContext, EpId, WaitSet};
 use fabric_core::tree::Class;
@@ -58,7 +57,7 @@ impl TcpEndpoint {
             peer_supports_tags,
             mode,
         }: ConnectParams<'_>,
-        (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+        (wait_set, uring): (Arc<dyn WaitSet>, Option<SharedUring>),
     ) -> Result<Self> {
         let remote_addr = name.peer_socket_addr(Scheme::Tcp)?;
         let (vendor_extension, supports_tags) = (
@@ -78,7 +77,7 @@ impl TcpEndpoint {
             id,
             (unspecified_addr(remote_addr), config),
             kind,
-            (wait_set, rx_source, uring),
+            (wait_set, uring),
         )?;
         endpoint.set_caps(caps);
         let peer = TcpPeer {
@@ -258,9 +257,11 @@ impl TcpEndpoint {
             ));
         };
         self.fail_sends(engine, peer, &Error::Canceled);
-        if !self.rx.is_shared() {
-            self.rx.own.fail_posted(engine, &Error::Canceled);
-        }
+        engine.with_rx(self.id, |rx, engine| {
+            if !rx.is_shared() {
+                rx.fail_posted(engine, &Error::Canceled);
+            }
+        });
         let connection = self
             .connections
             .iter()
@@ -269,7 +270,7 @@ impl TcpEndpoint {
             });
         if let Some(connection_index) = connection {
             if let EndpointKind::Msg(msg) = &mut self.kind {
-                msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
+                msg.disconnect_error = Some(Error::ShutDown);
             }
             self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
             self.close_connection(engine, connection_index);
@@ -291,9 +292,12 @@ impl TcpEndpoint {
             disconnect_error: Some(why),
             ..
         }) = &self.kind
-            && !self.rx.is_shared()
         {
-            self.rx.own.fail_posted(engine, why);
+            engine.with_rx(self.id, |rx, engine| {
+                if !rx.is_shared() {
+                    rx.fail_posted(engine, why);
+                }
+            });
         }
     }
 

@@ -23,11 +23,10 @@ impl TcpEndpoint {
     ) -> usize {
         self.next_peer_key += 1;
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        let key = self.rx.peer_connected(
-            engine,
-            PeerKey(self.next_peer_key),
-            &self.peers[peer].address,
-        );
+        let key = PeerKey(self.next_peer_key);
+        let key = engine.with_rx(self.id, |rx, engine| {
+            rx.peer_connected(engine, self.id, key, &self.peers[peer].address)
+        });
         let watch = (self.wait_set.clone(), token);
         let mut connection = TcpConnection::new(
             (peer, key),
@@ -93,11 +92,11 @@ impl TcpEndpoint {
         let reason = connection.end_reason().unwrap_or(DownReason::Closed);
         let error = self.connection_error(&connection);
         connection.fail_unwritten(engine, &error);
-        self.rx.with_queue(|rx| {
+        engine.with_rx(self.id, |rx, engine| {
             connection.process_deferred(rx, engine);
             connection.fail_all(rx, engine, &error);
+            rx.peer_disconnected(connection.peer_key, name.clone());
         });
-        self.rx.peer_disconnected(connection.peer_key, name.clone());
         let source = connection
             .source
             .or_else(|| engine.fi_addr_of(self.id, &name));
@@ -122,7 +121,9 @@ impl TcpEndpoint {
                 .established()
                 .any(|other| other.peer == peer && other.source == Some(source))
         {
-            self.rx.fail_directed(engine, source, &name, &error);
+            engine.with_rx(self.id, |rx, engine| {
+                rx.fail_directed_to_disconnected(engine, source, &name, &error);
+            });
         }
         engine.peer_disconnected(self.id, connection.addr_at_connect);
         let (socket, trailing_bytes) = connection.into_socket();
@@ -169,8 +170,9 @@ impl TcpEndpoint {
         if let Some(ConnectionState::Established(connection)) =
             self.connections.get_mut(connection_index)
         {
-            self.rx
-                .with_queue(|rx| connection.fail_rendezvous_recvs(rx, engine, &error));
+            engine.with_rx(self.id, |rx, engine| {
+                connection.fail_rendezvous_recvs(rx, engine, &error);
+            });
         }
     }
 

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_core::flags::Caps;
-use fabric_core::rx::{RxBinding, RxSource};
+use fabric_core::rx::RxQueue;
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{VendorExtension, WireProtocol};
 use fabric_core::transport::{EngineContext, EpId, WaitSet};
@@ -46,7 +46,7 @@ use connected::MsgEndpointState;
 use passive::ConnReqQueue;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
-const UNEXPECTED_BYTES: usize = 16 << 20;
+pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 /// Bytes that one read takes at most.
 const SCRATCH_LEN: usize = 128 << 10;
 /// How long a peer has to send its request, to reply, and to stop refusing.
@@ -154,7 +154,6 @@ pub(crate) struct TcpEndpoint {
     kind: EndpointKind,
     listener: Option<TcpListener>,
     wait_set: Arc<dyn WaitSet>,
-    rx: RxBinding,
     connections: Slab<ConnectionState>,
     peers: Slab<TcpPeer>,
     peer_by_socket_addr: HashMap<SocketAddr, usize>,
@@ -196,17 +195,11 @@ impl TcpEndpoint {
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
-        rx_source: RxSource<'_>,
         uring: Option<SharedUring>,
         protocol: WireProtocol,
     ) -> Result<Self> {
         let kind = EndpointKind::Rdm;
-        let mut endpoint = Self::new(
-            id,
-            (listen_addr, config),
-            kind,
-            (wait_set, rx_source, uring),
-        )?;
+        let mut endpoint = Self::new(id, (listen_addr, config), kind, (wait_set, uring))?;
         endpoint.protocol = protocol;
         endpoint.scratch = vec![0; SCRATCH_LEN].into();
         endpoint.start_listening(listen_addr)?;
@@ -218,7 +211,7 @@ impl TcpEndpoint {
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
         kind: EndpointKind,
-        (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+        (wait_set, uring): (Arc<dyn WaitSet>, Option<SharedUring>),
     ) -> Result<Self> {
         Ok(Self {
             id,
@@ -229,7 +222,6 @@ impl TcpEndpoint {
             kind,
             listener: None,
             wait_set,
-            rx: rx_source.bind(id, UNEXPECTED_BYTES),
             connections: Slab::new(),
             peers: Slab::new(),
             peer_by_socket_addr: HashMap::new(),
@@ -304,9 +296,11 @@ impl TcpEndpoint {
     }
 
     pub(crate) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut moved = self.rx.own.drain_unexpected(engine);
+        let mut moved = engine.with_rx(self.id, RxQueue::drain_unexpected);
         self.fail_recvs_if_disconnected(engine);
-        moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(engine);
+        moved |= engine.with_rx(self.id, |rx, engine| {
+            !rx.is_shared() && rx.has_work() && rx.copy_next_chunk(engine)
+        });
         let mut index = 0;
         while let Some(&connection_index) = self.active_connections.get(index) {
             let Some(ConnectionState::Established(connection)) =
@@ -316,9 +310,9 @@ impl TcpEndpoint {
                 continue;
             };
             let peer = connection.peer;
-            moved |= self
-                .rx
-                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, engine));
+            moved |= engine.with_rx(self.id, |rx, engine| {
+                connection.progress_rx(&mut self.scratch, rx, engine)
+            });
             // An endpoint that sends to itself has a second connection, for what it receives.
             let mut no_sends = VecDeque::new();
             let is_tx_connection = self.peers[peer].connection == Some(connection_index);
@@ -353,10 +347,11 @@ impl TcpEndpoint {
 
     /// Returns whether passes may skip this endpoint until something happens. Connected and passive
     /// endpoints may be many.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self, engine: &mut impl EngineContext) -> bool {
+        let is_busy = |rx: &mut RxQueue, _: &mut _| !rx.is_shared() && rx.is_busy();
         self.active_connections.is_empty()
             && !matches!(self.kind, EndpointKind::Rdm)
-            && !self.rx.own.is_busy()
+            && !engine.with_rx(self.id, is_busy)
     }
 
     pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: TcpToken) {
@@ -423,7 +418,6 @@ impl TcpEndpoint {
     }
 
     pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
-        self.rx.close(engine);
         let peers: Vec<_> = self
             .peers
             .iter()
@@ -454,7 +448,7 @@ impl TcpEndpoint {
             .any(|connection| connection.has_held_messages() || connection.has_pending_responses())
     }
 
-    pub(crate) fn arm(&mut self) -> bool {
+    pub(crate) fn arm(&mut self, engine: &mut impl EngineContext) -> bool {
         // Epoll reports ready sockets, but no event reports bytes that could be sent now.
         let is_blocked = |peer: &TcpPeer| match peer
             .connection
@@ -469,7 +463,7 @@ impl TcpEndpoint {
             }
             _ => true,
         };
-        !self.rx.own.has_work()
+        !engine.with_rx(self.id, |rx, _| rx.has_work())
             && self
                 .established()
                 .all(|connection| connection.is_flushed() && !connection.has_local_work())
@@ -490,11 +484,9 @@ impl TcpEndpoint {
     }
 
     pub(crate) fn stats(&self) -> TransportStats {
-        let (peers, unexpected) = (self.established().count(), self.rx.own.unexpected());
         let (zero_copy, zero_copy_fallbacks) = (self.zero_copy, self.zero_copy_fallbacks);
         TransportStats {
-            peers,
-            unexpected,
+            peers: self.established().count(),
             zero_copy,
             zero_copy_fallbacks,
             ..TransportStats::default()
@@ -505,12 +497,8 @@ impl TcpEndpoint {
         if let EndpointKind::Passive(requests) = &self.kind {
             return format!("{} ({} requests)", self.name, requests.len());
         }
-        let (messages, bytes) = self.rx.own.unexpected();
         let connections = self.established().count();
-        format!(
-            "{} ({connections} connections, {messages} unexpected messages of {bytes} bytes)",
-            self.name
-        )
+        format!("{} ({connections} connections)", self.name)
     }
 }
 

@@ -7,8 +7,6 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fabric_core::buf::BufferPool;
-use fabric_core::rx::RxSource;
 use fabric_core::tcp::{ByteOrder, CmKind, VendorExtension};
 use fabric_core::transport::{ConnReq, ConnReqHandle, EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Result, Scheme};
@@ -57,12 +55,7 @@ impl TcpEndpoint {
         wait_set: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let kind = EndpointKind::Passive(ConnReqQueue::default());
-        let mut endpoint = Self::new(
-            id,
-            (listen_addr, config),
-            kind,
-            (wait_set, RxSource::Own(&BufferPool::new()), None),
-        )?;
+        let mut endpoint = Self::new(id, (listen_addr, config), kind, (wait_set, None))?;
         endpoint.start_listening(listen_addr)?;
         Ok(endpoint)
     }

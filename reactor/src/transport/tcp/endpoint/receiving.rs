@@ -1,36 +1,15 @@
 //! Receives of an endpoint, and the address handles of those who send to it.
 
-use fabric_core::buf::PooledBuf;
-use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::matching::PeerKey;
+use fabric_core::transport::EngineContext;
 use fabric_core::{Address, Error, FiAddr};
 
 use super::{ConnectionState, TcpEndpoint};
 
 impl TcpEndpoint {
-    pub(crate) fn post_recv(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
-        self.rx.own.post(engine, op, spec);
-        self.on_rx_queue_changed(engine);
-    }
-
-    pub(crate) fn post_multi_recv(
-        &mut self,
-        engine: &mut impl EngineContext,
-        op: OpKey,
-        spec: RecvSpec,
-    ) {
-        self.rx.own.post_multi(engine, op, spec);
-        self.on_rx_queue_changed(engine);
-    }
-
-    pub(crate) fn rx_queue(&mut self) -> &mut RxQueue {
-        &mut self.rx.own
-    }
-
     /// Handles that a receive was posted or a message was discarded: a held message may match now.
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
-        if self.rx.own.has_work() {
+        if engine.with_rx(self.id, |rx, _| rx.has_work()) {
             engine.request_rearm();
         }
         self.fail_recvs_if_disconnected(engine);
@@ -40,35 +19,20 @@ impl TcpEndpoint {
                 .get(position)
                 .and_then(|connection_index| self.connections.get_mut(*connection_index))
                 && connection.has_held_messages()
-                && self
-                    .rx
-                    .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, engine))
+                && engine.with_rx(self.id, |rx, engine| {
+                    connection.progress_rx(&mut self.scratch, rx, engine)
+                })
             {
                 engine.request_rearm();
             }
         }
     }
 
-    pub(crate) fn detach_recv(&mut self, engine: &mut impl EngineContext, op: OpKey) {
-        self.rx.own.detach(engine, op);
-    }
-
-    pub(crate) fn requeue_message(
-        &mut self,
-        engine: &mut impl EngineContext,
-        envelope: Envelope,
-        bytes: PooledBuf,
-    ) {
-        // The sender's address handle may have been assigned or removed meanwhile.
-        let source = self
-            .established()
-            .find(|connection| connection.peer_key == envelope.peer)
-            .and_then(|connection| connection.source);
-        self.rx.own.requeue_message(engine, envelope, source, bytes);
-    }
-
-    pub(crate) fn holds_messages_from(&self, source: FiAddr) -> bool {
-        self.rx.own.holds_messages_from(source)
+    /// Returns the address handle of a connected peer.
+    pub(crate) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
+        self.established()
+            .find(|connection| connection.peer_key == peer)?
+            .source
     }
 
     pub(crate) fn address_inserted(
@@ -89,15 +53,15 @@ impl TcpEndpoint {
                 && (bound.is_none() || bound == connection.incarnation())
             {
                 connection.source = Some(addr);
-                self.rx.own.assign_source(engine, connection.peer_key, addr);
+                engine.with_rx(self.id, |rx, engine| {
+                    rx.assign_source(engine, connection.peer_key, addr);
+                });
             }
         }
-        self.rx.own.address_inserted(engine, addr, address);
         self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
-        self.rx.own.clear_source(engine, addr);
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
                 connection.source = connection.source.filter(|source| *source != addr);

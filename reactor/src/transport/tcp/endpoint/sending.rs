@@ -201,10 +201,8 @@ impl TcpEndpoint {
         }
     }
 
+    /// Cancels a queued transmit operation.
     pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
-        if self.rx.own.cancel(engine, op) {
-            return true;
-        }
         for (_, peer) in &mut self.peers {
             if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
                 if peer.tx_queue[position].bytes_sent.is_some() {

@@ -1,0 +1,325 @@
+//! The receive queues of a domain: posting and canceling receives, and passes over shared contexts.
+//!
+//! Each endpoint has a receive queue of its own, or uses the queue of a shared receive context. A
+//! queue belongs to the [`EndpointState`](crate::domain_state::EndpointState) of the endpoint or of
+//! the context. While the queue is in use ([`EngineContext::with_rx`]), it is taken out of there, so
+//! that the queue can complete operations of the domain.
+//!
+//! The transport delivers messages to the queue in its passes. After each change that the engine
+//! makes, it calls the transport
+//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)): messages
+//! that were declined may be accepted, and acks may be due.
+
+use fabric_core::buf::PooledBuf;
+use fabric_core::completion::{OpKind, Outcome};
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::{EngineContext, EpId, OpKey};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use crate::domain_state::{Bindings, DomainState, FollowUp};
+use crate::engine::EngineState;
+use crate::ops::OpState;
+
+impl DomainState {
+    /// Opens an endpoint with these bindings, and its receive queue with this budget for unexpected
+    /// messages.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the shared receive context of the bindings is closed.
+    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings, budget: usize) -> Result<EpId> {
+        let shared = bindings.shared_rx;
+        if let Some(context) = shared {
+            self.try_with_rx(context, |rx, _| rx.raise_budget(budget))
+                .ok_or_else(|| Error::Closed(Class::SharedReceive))?;
+        }
+        let id = EpId(self.endpoints.insert(Self::new_endpoint(bindings)));
+        if shared.is_none() {
+            let queue = RxQueue::new(id, budget, self.pool.clone());
+            self.put_rx(id, Box::new(queue));
+        }
+        Ok(id)
+    }
+
+    /// Returns the id whose state has the receive queue of an endpoint: that of a shared context, or
+    /// the endpoint's own.
+    #[inline]
+    fn rx_owner(&self, ep: EpId) -> EpId {
+        self.endpoints
+            .get(ep.0)
+            .and_then(|state| state.bindings.shared_rx)
+            .unwrap_or(ep)
+    }
+
+    /// Takes a receive queue out of the state of its owner. `None` when the owner is closed, or the
+    /// queue is in use.
+    #[inline]
+    pub(crate) fn take_rx(&mut self, owner: EpId) -> Option<Box<RxQueue>> {
+        self.endpoints.get_mut(owner.0)?.rx.take()
+    }
+
+    /// Puts a receive queue into the state of its owner.
+    #[inline]
+    pub(crate) fn put_rx(&mut self, owner: EpId, queue: Box<RxQueue>) {
+        if let Some(state) = self.endpoints.get_mut(owner.0) {
+            state.rx = Some(queue);
+        }
+    }
+
+    /// Calls `act` with the receive queue of an endpoint or of a shared context; `None` when it is
+    /// closed.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn try_with_rx<T>(
+        &mut self,
+        ep: EpId,
+        act: impl FnOnce(&mut RxQueue, &mut Self) -> T,
+    ) -> Option<T> {
+        let owner = self.rx_owner(ep);
+        let mut queue = self.take_rx(owner)?;
+        let result = act(&mut queue, self);
+        self.put_rx(owner, queue);
+        Some(result)
+    }
+
+    /// Returns the receive queue of an endpoint that shares no queue, or of a shared context.
+    pub(crate) fn own_rx_queue(&self, id: EpId) -> Option<&RxQueue> {
+        self.endpoints.get(id.0)?.rx.as_deref()
+    }
+
+    /// Returns the receive queue of an endpoint or of a shared context.
+    pub(crate) fn rx_queue(&self, ep: EpId) -> Option<&RxQueue> {
+        self.own_rx_queue(self.rx_owner(ep))
+    }
+
+    /// Requests the progress that follows from a change of a shared context's queue.
+    fn after_shared_rx_change(&mut self, context: EpId) {
+        let changes = self.try_with_rx(context, |rx, _| (rx.has_work(), rx.take_declined()));
+        let (has_work, declined) = changes.unwrap_or_default();
+        if has_work {
+            // The sender of a partial message waits, whether or not a task waits here.
+            self.progress_requested = true;
+            self.rearm_requested = true;
+        }
+        if declined {
+            // A declined message may be accepted now.
+            self.follow_ups.push(FollowUp::ResumeProgress);
+        }
+    }
+}
+
+impl EngineState {
+    /// Returns whether the id is of a shared receive context.
+    #[inline]
+    pub(crate) fn is_shared_rx_context(&self, id: EpId) -> bool {
+        self.shared_rx_contexts.contains(&id)
+    }
+
+    /// Does what follows from a change of the receive queue of an endpoint or of a shared context.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the endpoint cannot receive.
+    #[inline(always)] // on the small-message path
+    fn after_rx_change(&mut self, ep: EpId) -> Result<()> {
+        if self.is_shared_rx_context(ep) {
+            self.domain.after_shared_rx_change(ep);
+            return Ok(());
+        }
+        self.transport.on_rx_queue_changed(&mut self.domain, ep)
+    }
+
+    /// Changes the receive queue of an endpoint or of a shared context; `None` when it is closed.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn change_rx<T>(
+        &mut self,
+        ep: EpId,
+        act: impl FnOnce(&mut RxQueue, &mut DomainState) -> T,
+    ) -> Option<T> {
+        let result = self.domain.try_with_rx(ep, act)?;
+        // An endpoint that cannot receive has no peers to which the change matters.
+        let _ = self.after_rx_change(ep);
+        Some(result)
+    }
+
+    /// Posts a receive, or a probe or multi-receive, as `post` does.
+    #[inline(always)] // on the small-message path
+    fn post_to_rx(
+        &mut self,
+        ep: EpId,
+        op: OpKey,
+        post: impl FnOnce(&mut RxQueue, &mut DomainState),
+    ) {
+        let posted = self
+            .domain
+            .try_with_rx(ep, post)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))
+            .and_then(|()| self.after_rx_change(ep));
+        if let Err(error) = posted {
+            self.fail_posted(ep, op, error);
+        }
+    }
+
+    /// Fails a receive that was just posted, unless it has ended.
+    #[cold]
+    fn fail_posted(&mut self, ep: EpId, op: OpKey, error: Error) {
+        let canceled = self
+            .domain
+            .try_with_rx(ep, |rx, domain| rx.cancel(domain, op));
+        if canceled != Some(false) {
+            self.domain.complete(op, Outcome::failed(error));
+        }
+    }
+
+    #[inline(always)] // on the small-message path
+    pub(crate) fn post_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
+        self.post_to_rx(ep, op, |rx, domain| rx.post(domain, op, spec));
+    }
+
+    pub(crate) fn post_multi_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
+        self.post_to_rx(ep, op, |rx, domain| rx.post_multi(domain, op, spec));
+    }
+
+    pub(crate) fn post_probe(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
+        self.post_to_rx(ep, op, |rx, domain| rx.probe(domain, op, spec));
+    }
+
+    /// Cancels an operation that the transport or a receive queue has. Returns false if it has
+    /// begun.
+    pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
+        let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.no_transfer;
+        if !self.domain.ops.get(op).is_some_and(is_in_queue) {
+            return self.transport.cancel(&mut self.domain, ep, op);
+        }
+        self.change_rx(ep, |rx, domain| rx.cancel(domain, op)) == Some(true)
+    }
+
+    /// Detaches a receive whose future was dropped: a message that is arriving in it goes to another
+    /// receive.
+    pub(crate) fn detach_recv(&mut self, ep: EpId, op: OpKey) {
+        self.change_rx(ep, |rx, domain| rx.detach(domain, op));
+    }
+
+    /// Returns a message that was received and not consumed to its old place in the queue, with the
+    /// current address handle of its sender.
+    pub(crate) fn requeue_message(&mut self, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
+        let source = if self.is_shared_rx_context(ep) {
+            // The context's vector does not have the one peer of a connected endpoint.
+            let is_known = |source: &FiAddr| self.domain.is_known_addr(ep, envelope.peer, *source);
+            envelope.source.filter(is_known)
+        } else {
+            self.transport.source_of(ep, envelope.peer)
+        };
+        self.change_rx(ep, |rx, domain| {
+            rx.requeue_message(domain, envelope, source, bytes);
+        });
+    }
+
+    pub(crate) fn address_inserted(&mut self, ep: EpId, addr: FiAddr, address: &Address) {
+        if !self.is_shared_rx_context(ep) {
+            self.transport
+                .address_inserted(&mut self.domain, ep, addr, address);
+        }
+        if self.domain.rx_owner(ep) == ep {
+            let changed = self
+                .domain
+                .try_with_rx(ep, |rx, domain| rx.address_inserted(domain, addr, address));
+            if changed == Some(true) {
+                let _ = self.after_rx_change(ep);
+            }
+        }
+    }
+
+    pub(crate) fn address_removed(&mut self, ep: EpId, addr: FiAddr) {
+        // Handles of other vectors than the context's mean nothing in its queue.
+        if self.domain.rx_owner(ep) == ep {
+            self.domain
+                .try_with_rx(ep, |rx, domain| rx.clear_source(domain, addr));
+        }
+        if !self.is_shared_rx_context(ep) {
+            self.transport.address_removed(&mut self.domain, ep, addr);
+        }
+        // A receive that fails makes room for messages that were held back for it.
+        let _ = self.after_rx_change(ep);
+    }
+
+    /// Returns whether a message with this source waits at an endpoint or shared context.
+    pub(crate) fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
+        let queue = self.domain.rx_queue(ep);
+        queue.is_some_and(|rx| rx.holds_messages_from(source))
+    }
+
+    // ---- passes
+
+    /// Makes one pass over the transport and the shared contexts.
+    #[inline]
+    pub(crate) fn progress_transport(&mut self) -> bool {
+        if self.shared_rx_contexts.is_empty() {
+            self.transport.progress(&mut self.domain)
+        } else {
+            self.progress_with_shared_rx()
+        }
+    }
+
+    #[cold]
+    fn progress_with_shared_rx(&mut self) -> bool {
+        let mut moved = false;
+        for context in &self.shared_rx_contexts {
+            let drained = self.domain.try_with_rx(*context, RxQueue::drain_unexpected);
+            moved |= drained == Some(true);
+        }
+        moved |= self.transport.progress(&mut self.domain);
+        // After the transport, so that a message that has just arrived is copied in this pass: the
+        // program may not make another one.
+        for index in 0..self.shared_rx_contexts.len() {
+            moved |= self.copy_next_chunk(self.shared_rx_contexts[index]);
+        }
+        moved
+    }
+
+    /// Copies a chunk of a message of a shared context that is still in its sender's memory.
+    fn copy_next_chunk(&mut self, context: EpId) -> bool {
+        let sharers = self.domain.endpoints_sharing(context);
+        let copied = self.domain.try_with_rx(context, |rx, domain| {
+            if !rx.has_work() {
+                return None;
+            }
+            let copied = rx.copy_next_chunk(domain);
+            domain.progress_requested |= rx.has_work();
+            if sharers.is_empty() {
+                rx.clear_acks();
+            }
+            Some(copied)
+        });
+        let Some(copied) = copied.flatten() else {
+            return false;
+        };
+        for ep in sharers {
+            // The endpoints send the acks to their peers.
+            let _ = self.transport.on_rx_queue_changed(&mut self.domain, ep);
+        }
+        copied
+    }
+
+    /// Returns whether a shared context has work to do before the driver sleeps.
+    #[inline]
+    pub(crate) fn shared_rx_has_work(&self) -> bool {
+        let mut queues = self
+            .shared_rx_contexts
+            .iter()
+            .filter_map(|context| self.domain.rx_queue(*context));
+        queues.any(RxQueue::has_work)
+    }
+
+    /// Closes the receive queue of an endpoint whose transport has closed the endpoint, or of a
+    /// shared context. A queue that other endpoints share stays open.
+    pub(crate) fn close_rx(&mut self, ep: EpId) {
+        self.domain.try_with_rx(ep, |rx, domain| {
+            if rx.ep() == ep {
+                rx.close(domain);
+            } else {
+                rx.sharer_closed(domain, ep);
+            }
+        });
+        self.shared_rx_contexts.retain(|context| *context != ep);
+    }
+}
