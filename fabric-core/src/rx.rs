@@ -64,6 +64,8 @@ pub struct RxQueue {
     ep: EpId,
     /// Whether endpoints share the queue.
     shared: bool,
+    /// Whether the engine reports each change to the transport.
+    change_reports: bool,
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key of each posted operation in the matcher, by the operation's index.
     posted: Vec<Option<PostKey>>,
@@ -156,6 +158,7 @@ impl RxQueue {
         Self {
             ep,
             shared: false,
+            change_reports: true,
             matcher: Matcher::new(),
             posted: Vec::new(),
             multi_recvs: Vec::new(),
@@ -176,8 +179,23 @@ impl RxQueue {
         }
     }
 
+    /// Sets whether the engine reports each change of the queue to the transport, as initially. If
+    /// not, it reports only a change after which acks or copies are due: the transport holds no
+    /// message back for which a receive may be posted.
+    pub fn set_change_reports(&mut self, change_reports: bool) {
+        self.change_reports = change_reports;
+    }
+
+    /// Returns whether the engine has to report a change to the transport.
+    #[must_use]
+    #[inline(always)] // on the fast path of small messages
+    pub fn must_report_change(&self) -> bool {
+        self.change_reports || self.has_work()
+    }
+
     /// Returns the id of the endpoint, or of the shared receive context.
     #[must_use]
+    #[inline]
     pub fn ep(&self) -> EpId {
         self.ep
     }

@@ -47,15 +47,15 @@ struct SimTestContext {
     events: Vec<EventKind>,
     pool: Arc<BufferPool>,
     /// The receive queue of the endpoint; `None` while it is in use.
-    rx: Option<RxQueue>,
+    rx: Option<Box<RxQueue>>,
 }
 
 impl EngineContext for SimTestContext {
-    fn with_rx<T>(&mut self, _: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
-        let mut rx = self.rx.take().expect("the queue is used once at a time");
-        let result = act(&mut rx, self);
-        self.rx = Some(rx);
-        result
+    fn take_rx(&mut self, _: EpId) -> Box<RxQueue> {
+        self.rx.take().expect("the queue is used once at a time")
+    }
+    fn put_rx(&mut self, queue: Box<RxQueue>) {
+        self.rx = Some(queue);
     }
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
@@ -163,7 +163,7 @@ fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
         completion_order: Vec::new(),
         events: Vec::new(),
         pool,
-        rx: Some(rx),
+        rx: Some(Box::new(rx)),
     };
     let address = domain.open_endpoint(&mut context, ENDPOINT, info, Some(&at))?;
     Ok(SimEndpointFixture {

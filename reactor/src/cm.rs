@@ -150,7 +150,7 @@ impl DomainHandle {
         self.with_engine(|locked| {
             let id = locked.insert_cm_endpoint(bindings)?;
             let opened = locked.transport.listen(id, info, at);
-            let address = opened.inspect_err(|_| drop(locked.domain.endpoints.remove(id.0)))?;
+            let address = opened.inspect_err(|_| locked.domain.remove_endpoint(id))?;
             locked
                 .domain
                 .deferred
@@ -220,7 +220,7 @@ impl DomainHandle {
             let opened = state
                 .transport
                 .open_connected(&mut state.domain, id, &info, params);
-            opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
+            opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
             state.open_fast_path(id);
             Ok(id)
         })

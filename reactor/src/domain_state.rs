@@ -12,7 +12,6 @@ use std::task::Waker;
 use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::mr::RegionTable;
-use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
 use fabric_core::tree::Class;
@@ -29,6 +28,7 @@ use crate::loans::LoanWaiters;
 use crate::multi_recv::MultiRecvEntry;
 use crate::ops::{OpPhase, OpResult, OpState, OpTable};
 use crate::queues::{CounterState, CqState, EqState};
+use crate::rx_queues::RxQueues;
 use crate::tx_credits::TxCredits;
 use crate::wait::WaitPolicy;
 
@@ -141,9 +141,6 @@ pub(crate) struct EndpointState {
     pub(crate) bindings: Bindings,
     pub(crate) tx_credits: TxCredits,
     pub(crate) posted_recvs: usize,
-    /// The receive queue. `None` if the endpoint uses that of a shared context, and while the queue
-    /// is in use.
-    pub(crate) rx: Option<Box<RxQueue>>,
     pub(crate) stats: EndpointStats,
     /// Executes operations without the domain's lock, if the transport offers it.
     pub(crate) fast_path: Option<Arc<dyn FastPath>>,
@@ -167,14 +164,13 @@ impl std::fmt::Debug for EndpointState {
             bindings,
             tx_credits,
             posted_recvs,
-            rx,
             stats,
             fast_path: _,
             cm,
         } = self;
         write!(
             f,
-            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {rx:?}, {stats:?}, {cm:?})"
+            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
         )
     }
 }
@@ -184,6 +180,7 @@ impl std::fmt::Debug for EndpointState {
 pub struct DomainState {
     pub(crate) ops: OpTable,
     pub(crate) endpoints: IdMap<EndpointState>,
+    pub(crate) rx_queues: RxQueues,
     pub(crate) cqs: IdMap<CqState>,
     pub(crate) counters: IdMap<CounterState>,
     pub(crate) avs: IdMap<Av>,
@@ -254,6 +251,7 @@ impl DomainState {
         Self {
             ops: OpTable::default(),
             endpoints: IdMap::new(),
+            rx_queues: RxQueues::default(),
             cqs: IdMap::new(),
             counters: IdMap::new(),
             avs: IdMap::new(),
@@ -291,7 +289,6 @@ impl DomainState {
         EndpointState {
             tx_credits,
             posted_recvs: 0,
-            rx: None,
             stats,
             fast_path: None,
             cm: None,

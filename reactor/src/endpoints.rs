@@ -107,7 +107,7 @@ impl DomainHandle {
             let opened = state
                 .transport
                 .open_endpoint(&mut state.domain, id, &info, at);
-            let address = opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
+            let address = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
             state.report_existing_addrs(id);
             state.open_fast_path(id);
             state
@@ -146,7 +146,7 @@ impl DomainHandle {
             return EndpointStats::default();
         };
         let mut stats = stats.with_transport(locked.transport.stats(ep));
-        if let Some(queue) = locked.domain.own_rx_queue(ep) {
+        if let Some(queue) = locked.domain.rx_queues.own(ep) {
             (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
         }
         stats

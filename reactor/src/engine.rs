@@ -10,11 +10,10 @@
 //! is the clone of a waker and the methods of a `CustomBuf`.
 //!
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
-//! or under the domain's, never before it. A shared receive queue's lock is taken only under the
-//! domain's. The lock of loans is taken last. Uncontended, a lock costs two atomic operations per
-//! call. The alternative is a leader/follower scheme with a try-lock and a "missed" flag, in which
-//! another step can lose wake-ups. It saves nothing, because the lock is held for a fraction of a
-//! microsecond.
+//! or under the domain's, never before it. The lock of loans is taken last. Uncontended, a lock
+//! costs two atomic operations per call. The alternative is a leader/follower scheme with a try-lock
+//! and a "missed" flag, in which another step can lose wake-ups. It saves nothing, because the lock
+//! is held for a fraction of a microsecond.
 //!
 //! # Progress
 //!
@@ -387,16 +386,18 @@ impl EngineGuard<'_> {
 
     /// Polls the descriptors: connections, hang-ups, doorbells.
     pub(crate) fn poll_fds(&mut self) -> bool {
-        let set = self.engine.wait_set.clone();
+        let engine = self.engine;
         let state = &mut **self;
         let (transport, domain) = (&mut state.transport, &mut state.domain);
         let mut any = false;
         // Level-triggered descriptors stay ready until they are handled; what does not fit into one
         // poll is returned by the next.
-        set.wait(Some(std::time::Duration::ZERO), |token| {
-            any = true;
-            transport.ready(domain, token);
-        });
+        engine
+            .wait_set
+            .wait(Some(std::time::Duration::ZERO), |token| {
+                any = true;
+                transport.ready(domain, token);
+            });
         self.run_follow_ups();
         any
     }

@@ -19,9 +19,15 @@ use crate::trace::TraceEvent;
 
 impl EngineContext for DomainState {
     #[inline(always)] // on the small-message path
-    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
-        self.try_with_rx(ep, act)
+    fn take_rx(&mut self, ep: EpId) -> Box<RxQueue> {
+        self.rx_queues
+            .take(ep)
             .expect("the endpoint is open, and its queue is used once at a time")
+    }
+
+    #[inline(always)] // on the small-message path
+    fn put_rx(&mut self, queue: Box<RxQueue>) {
+        self.rx_queues.put_back(queue);
     }
 
     fn payload(&self, op: OpKey) -> Payload<'_> {

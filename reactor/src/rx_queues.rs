@@ -1,14 +1,14 @@
 //! The receive queues of a domain: posting and canceling receives, and passes over shared contexts.
 //!
-//! Each endpoint has a receive queue of its own, or uses the queue of a shared receive context. A
-//! queue belongs to the [`EndpointState`](crate::domain_state::EndpointState) of the endpoint or of
-//! the context. While the queue is in use ([`EngineContext::with_rx`]), it is taken out of there, so
-//! that the queue can complete operations of the domain.
+//! Each endpoint has a receive queue of its own, or uses the queue of a shared receive context.
+//! While a queue is in use ([`EngineContext::with_rx`]), it is taken out of [`RxQueues`], so that the
+//! queue can complete operations of the domain.
 //!
-//! The transport delivers messages to the queue in its passes. After each change that the engine
-//! makes, it calls the transport
-//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)): messages
-//! that were declined may be accepted, and acks may be due.
+//! The transport delivers messages to the queue in its passes. The engine tells the transport of a
+//! change that it makes
+//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)) if acks or
+//! copies are due, or the transport has asked for it
+//! ([`set_change_reports`](RxQueue::set_change_reports)).
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Outcome};
@@ -21,6 +21,82 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use crate::domain_state::{Bindings, DomainState, FollowUp};
 use crate::engine::EngineState;
 use crate::ops::OpState;
+
+/// The receive queues of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct RxQueues {
+    /// By the [index](EpId::index) of the endpoint or shared context.
+    slots: Vec<QueueSlot>,
+}
+
+#[derive(Debug, Default)]
+struct QueueSlot {
+    /// The queue of the endpoint or shared context; `None` while the queue is in use.
+    queue: Option<Box<RxQueue>>,
+    /// The shared context whose queue the endpoint uses.
+    context: Option<EpId>,
+}
+
+impl RxQueues {
+    fn slot(&mut self, id: EpId) -> &mut QueueSlot {
+        let index = id.index();
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, QueueSlot::default);
+        }
+        &mut self.slots[index]
+    }
+
+    /// Adds the queue of an endpoint or of a shared context.
+    pub(crate) fn insert(&mut self, queue: RxQueue) {
+        let slot = self.slot(queue.ep());
+        slot.queue = Some(Box::new(queue));
+        slot.context = None;
+    }
+
+    /// Removes the queue of an endpoint or of a shared context.
+    fn remove(&mut self, id: EpId) {
+        *self.slot(id) = QueueSlot::default();
+    }
+
+    /// Returns the queue of an endpoint that shares none, or of a shared context.
+    pub(crate) fn own(&self, id: EpId) -> Option<&RxQueue> {
+        let queue = self.slots.get(id.index())?.queue.as_deref();
+        queue.filter(|queue| queue.ep() == id)
+    }
+
+    /// Returns the queue of an endpoint or of a shared context.
+    fn get(&self, id: EpId) -> Option<&RxQueue> {
+        let context = self.slots.get(id.index())?.context;
+        self.own(context.unwrap_or(id))
+    }
+
+    /// Takes the queue of an endpoint or of a shared context. `None` when the queue is closed or in
+    /// use.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn take(&mut self, id: EpId) -> Option<Box<RxQueue>> {
+        let slot = self.slots.get_mut(id.index())?;
+        match &slot.queue {
+            Some(queue) if queue.ep() == id => slot.queue.take(),
+            _ => self.take_shared(id),
+        }
+    }
+
+    #[cold]
+    fn take_shared(&mut self, id: EpId) -> Option<Box<RxQueue>> {
+        let context = self.slots[id.index()].context?;
+        self.slots.get_mut(context.index())?.queue.take()
+    }
+
+    /// Puts a queue back that was taken.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn put_back(&mut self, queue: Box<RxQueue>) {
+        let slot = &mut self.slots[queue.ep().index()];
+        let vacant = slot.queue.replace(queue);
+        debug_assert!(vacant.is_none());
+        // The check whether there is something to drop is saved.
+        std::mem::forget(vacant);
+    }
+}
 
 impl DomainState {
     /// Opens an endpoint with these bindings, and its receive queue with this budget for unexpected
@@ -35,61 +111,44 @@ impl DomainState {
                 .ok_or_else(|| Error::Closed(Class::SharedReceive))?;
         }
         let id = EpId(self.endpoints.insert(Self::new_endpoint(bindings)));
-        if shared.is_none() {
+        if shared.is_some() {
+            self.rx_queues.slot(id).context = shared;
+        } else {
             let queue = RxQueue::new(id, budget, self.pool.clone());
-            self.put_rx(id, Box::new(queue));
+            self.rx_queues.insert(queue);
         }
         Ok(id)
     }
 
-    /// Returns the id whose state has the receive queue of an endpoint: that of a shared context, or
-    /// the endpoint's own.
-    #[inline]
-    fn rx_owner(&self, ep: EpId) -> EpId {
-        self.endpoints
-            .get(ep.0)
-            .and_then(|state| state.bindings.shared_rx)
-            .unwrap_or(ep)
-    }
-
-    /// Takes a receive queue out of the state of its owner. `None` when the owner is closed, or the
-    /// queue is in use.
-    #[inline]
-    pub(crate) fn take_rx(&mut self, owner: EpId) -> Option<Box<RxQueue>> {
-        self.endpoints.get_mut(owner.0)?.rx.take()
-    }
-
-    /// Puts a receive queue into the state of its owner.
-    #[inline]
-    pub(crate) fn put_rx(&mut self, owner: EpId, queue: Box<RxQueue>) {
-        if let Some(state) = self.endpoints.get_mut(owner.0) {
-            state.rx = Some(queue);
-        }
+    /// Removes an endpoint that could not be opened.
+    pub(crate) fn remove_endpoint(&mut self, id: EpId) {
+        self.rx_queues.remove(id);
+        self.endpoints.remove(id.0);
     }
 
     /// Calls `act` with the receive queue of an endpoint or of a shared context; `None` when it is
     /// closed.
-    #[inline(always)] // on the small-message path
     pub(crate) fn try_with_rx<T>(
         &mut self,
         ep: EpId,
         act: impl FnOnce(&mut RxQueue, &mut Self) -> T,
     ) -> Option<T> {
-        let owner = self.rx_owner(ep);
-        let mut queue = self.take_rx(owner)?;
+        let mut queue = self.rx_queues.take(ep)?;
         let result = act(&mut queue, self);
-        self.put_rx(owner, queue);
+        self.rx_queues.put_back(queue);
         Some(result)
     }
 
-    /// Returns the receive queue of an endpoint that shares no queue, or of a shared context.
-    pub(crate) fn own_rx_queue(&self, id: EpId) -> Option<&RxQueue> {
-        self.endpoints.get(id.0)?.rx.as_deref()
+    /// Posts a receive. Returns whether the change is to be reported to the transport.
+    #[inline(never)] // inlined, it takes more instructions to save the caller's registers
+    fn post_to_queue(&mut self, queue: &mut RxQueue, op: OpKey, spec: RecvSpec) -> bool {
+        queue.post(self, op, spec);
+        queue.must_report_change()
     }
 
-    /// Returns the receive queue of an endpoint or of a shared context.
-    pub(crate) fn rx_queue(&self, ep: EpId) -> Option<&RxQueue> {
-        self.own_rx_queue(self.rx_owner(ep))
+    /// Returns whether the id is of an endpoint with a queue of its own, or of a shared context.
+    fn has_own_rx(&self, id: EpId) -> bool {
+        self.rx_queues.own(id).is_some()
     }
 
     /// Requests the progress that follows from a change of a shared context's queue.
@@ -119,7 +178,6 @@ impl EngineState {
     ///
     /// # Errors
     /// [`Error::Closed`] when the endpoint cannot receive.
-    #[inline(always)] // on the small-message path
     fn after_rx_change(&mut self, ep: EpId) -> Result<()> {
         if self.is_shared_rx_context(ep) {
             self.domain.after_shared_rx_change(ep);
@@ -129,7 +187,6 @@ impl EngineState {
     }
 
     /// Changes the receive queue of an endpoint or of a shared context; `None` when it is closed.
-    #[inline(always)] // on the small-message path
     pub(crate) fn change_rx<T>(
         &mut self,
         ep: EpId,
@@ -141,20 +198,36 @@ impl EngineState {
         Some(result)
     }
 
-    /// Posts a receive, or a probe or multi-receive, as `post` does.
+    /// Posts a receive to its queue.
     #[inline(always)] // on the small-message path
+    pub(crate) fn post_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
+        let Some(mut queue) = self.domain.rx_queues.take(ep) else {
+            return self.fail_posted(ep, op, Error::Closed(Class::Endpoint));
+        };
+        let must_report = self.domain.post_to_queue(&mut queue, op, spec);
+        self.domain.rx_queues.put_back(queue);
+        if must_report {
+            self.report_post(ep, op);
+        }
+    }
+
+    /// Posts a multi-receive or a probe to the queue, as `post` does.
     fn post_to_rx(
         &mut self,
         ep: EpId,
         op: OpKey,
         post: impl FnOnce(&mut RxQueue, &mut DomainState),
     ) {
-        let posted = self
-            .domain
-            .try_with_rx(ep, post)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))
-            .and_then(|()| self.after_rx_change(ep));
-        if let Err(error) = posted {
+        match self.domain.try_with_rx(ep, post) {
+            Some(()) => self.report_post(ep, op),
+            None => self.fail_posted(ep, op, Error::Closed(Class::Endpoint)),
+        }
+    }
+
+    /// Does what follows from a post.
+    #[cold]
+    fn report_post(&mut self, ep: EpId, op: OpKey) {
+        if let Err(error) = self.after_rx_change(ep) {
             self.fail_posted(ep, op, error);
         }
     }
@@ -168,11 +241,6 @@ impl EngineState {
         if canceled != Some(false) {
             self.domain.complete(op, Outcome::failed(error));
         }
-    }
-
-    #[inline(always)] // on the small-message path
-    pub(crate) fn post_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
-        self.post_to_rx(ep, op, |rx, domain| rx.post(domain, op, spec));
     }
 
     pub(crate) fn post_multi_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
@@ -219,7 +287,7 @@ impl EngineState {
             self.transport
                 .address_inserted(&mut self.domain, ep, addr, address);
         }
-        if self.domain.rx_owner(ep) == ep {
+        if self.domain.has_own_rx(ep) {
             let changed = self
                 .domain
                 .try_with_rx(ep, |rx, domain| rx.address_inserted(domain, addr, address));
@@ -231,7 +299,7 @@ impl EngineState {
 
     pub(crate) fn address_removed(&mut self, ep: EpId, addr: FiAddr) {
         // Handles of other vectors than the context's mean nothing in its queue.
-        if self.domain.rx_owner(ep) == ep {
+        if self.domain.has_own_rx(ep) {
             self.domain
                 .try_with_rx(ep, |rx, domain| rx.clear_source(domain, addr));
         }
@@ -244,7 +312,7 @@ impl EngineState {
 
     /// Returns whether a message with this source waits at an endpoint or shared context.
     pub(crate) fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        let queue = self.domain.rx_queue(ep);
+        let queue = self.domain.rx_queues.get(ep);
         queue.is_some_and(|rx| rx.holds_messages_from(source))
     }
 
@@ -306,7 +374,7 @@ impl EngineState {
         let mut queues = self
             .shared_rx_contexts
             .iter()
-            .filter_map(|context| self.domain.rx_queue(*context));
+            .filter_map(|context| self.domain.rx_queues.own(*context));
         queues.any(RxQueue::has_work)
     }
 
@@ -321,5 +389,6 @@ impl EngineState {
             }
         });
         self.shared_rx_contexts.retain(|context| *context != ep);
+        self.domain.rx_queues.remove(ep);
     }
 }

@@ -96,7 +96,7 @@ impl DomainHandle {
         let context = DomainState::new_endpoint(bindings);
         let id = EpId(state.domain.endpoints.insert(context));
         let queue = RxQueue::shared(id, self.pool().clone());
-        state.domain.put_rx(id, Box::new(queue));
+        state.domain.rx_queues.insert(queue);
         state.shared_rx_contexts.push(id);
         id
     }

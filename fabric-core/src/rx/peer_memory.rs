@@ -163,6 +163,17 @@ impl RxQueue {
     #[must_use]
     #[inline]
     pub fn has_work(&self) -> bool {
+        // Mostly all of them are empty, which one comparison tells.
+        let candidates = self.peer_copies.len()
+            | self.multi_recvs.len()
+            | self.unmapped_unexpected.len()
+            | self.unsent_acks.len()
+            | usize::from(self.discarded_unmapped);
+        candidates != 0 && self.has_due_work()
+    }
+
+    #[cold]
+    fn has_due_work(&self) -> bool {
         let copies = !self.peer_copies.is_empty() || self.discarded_unmapped || self.is_draining();
         copies || self.has_unsent_acks() || self.next_bufferable().is_some()
     }

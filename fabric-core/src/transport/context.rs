@@ -32,13 +32,28 @@ pub enum MultiRecvSplit {
 
 /// Services of the engine that a transport may use during a call.
 pub trait EngineContext: Sized {
-    /// Calls `act` with the receive queue of an endpoint, which may be one that it shares with
-    /// others.
+    /// Takes the receive queue of an endpoint, which may be one that the endpoint shares with
+    /// others, to use the queue together with the engine. The caller [puts](Self::put_rx) the queue
+    /// back.
     ///
     /// # Panics
-    /// When the endpoint is not open, or `act` calls this method for an endpoint with the same
-    /// queue.
-    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T;
+    /// When the endpoint is not open, or its queue is taken already.
+    fn take_rx(&mut self, ep: EpId) -> Box<RxQueue>;
+
+    /// Puts a receive queue back that was [taken](Self::take_rx).
+    fn put_rx(&mut self, queue: Box<RxQueue>);
+
+    /// Calls `act` with the receive queue of an endpoint, which may be one that the endpoint shares
+    /// with others.
+    ///
+    /// # Panics
+    /// As [`take_rx`](Self::take_rx).
+    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
+        let mut queue = self.take_rx(ep);
+        let result = act(&mut queue, self);
+        self.put_rx(queue);
+        result
+    }
 
     /// Returns the payload of a send operation.
     fn payload(&self, op: OpKey) -> Payload<'_>;

@@ -260,7 +260,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
 
     /// Notes that the engine has changed the receive queue of an endpoint: the queue may accept
     /// messages that it declined before, acks may be due to peers, and a posted receive may never
-    /// get a message because the peer of a connected endpoint is gone.
+    /// get a message because the peer of a connected endpoint is gone. The transport can say when
+    /// it needs no such report ([`RxQueue::set_change_reports`](crate::rx::RxQueue::set_change_reports)).
     ///
     /// # Errors
     /// [`Error::Closed`] when the endpoint cannot receive, such as in a forked child process.

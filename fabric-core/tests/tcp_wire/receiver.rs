@@ -257,9 +257,10 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
 }
 
 impl EngineContext for TcpTestContext {
-    fn with_rx<T>(&mut self, _: EpId, _: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
+    fn take_rx(&mut self, _: EpId) -> Box<RxQueue> {
         unreachable!("a frame reader gets the receive queue with each call")
     }
+    fn put_rx(&mut self, _: Box<RxQueue>) {}
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }

@@ -44,6 +44,7 @@ use crate::transport::token;
 
 use connected::MsgConnection;
 use disconnect::end_tx_connection;
+use rx_pass::EndedRx;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
 pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -96,6 +97,8 @@ pub(crate) struct ShmEndpoint {
     /// Whether the endpoint uses the receive queue of a shared context.
     shares_rx: bool,
     rx_connections: RxConnections,
+    /// Incoming connections that have ended in this pass.
+    ended_rx: Vec<EndedRx>,
     last_peer_key: u32,
     /// Closed for a moment when this process has no descriptor left, so that a connection can be
     /// accepted and rejected.
@@ -173,6 +176,7 @@ impl ShmEndpoint {
             has_rx_hook: shares_rx,
             shares_rx,
             rx_connections: RxConnections::default(),
+            ended_rx: Vec::new(),
             last_peer_key: 0,
             reserve_fd,
             msg: None,
@@ -219,6 +223,12 @@ impl ShmEndpoint {
             && !self.message_held
             && !self.resume_due
             && !engine.with_rx(self.id, waits)
+    }
+
+    /// Makes passes skip this endpoint until something happens to it.
+    pub(crate) fn deactivate(&mut self, engine: &mut impl EngineContext) {
+        self.active = false;
+        engine.with_rx(self.id, |rx, _| self.update_change_reports(rx));
     }
 
     #[cold]

@@ -479,7 +479,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
             let endpoint = &mut self.endpoints[position];
             progressed |= endpoint.progress(engine, active_count);
             if self.active.len() > ALWAYS_ACTIVE && endpoint.is_quiescent(engine) {
-                endpoint.active = false;
+                endpoint.deactivate(engine);
                 self.active.swap_remove(index);
             } else {
                 index += 1;

@@ -41,8 +41,9 @@ const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
 /// of a single-copy buffer that the receiver holds.
 const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
 pub(crate) const SLOT_RETURN_WORDS: usize = 4;
-/// Bits of the returned slots whose memory may still be read, in `SLOT_RETURN_WORDS` words too.
-const SLOT_STILL_READABLE_AT: usize = SLOT_RETURNS_AT + 8 * SLOT_RETURN_WORDS;
+/// Bits of the *retired* slots: returned, but their memory may still be read. `SLOT_RETURN_WORDS`
+/// words too.
+const RETIRED_SLOTS_AT: usize = SLOT_RETURNS_AT + 8 * SLOT_RETURN_WORDS;
 /// Marker for cross-memory attach: an address in the sender's memory and the value stored there. A
 /// receiver that reads this value at this address can copy from the sender's memory.
 const CMA_MARKER_AT: usize = 5 * CONTROL_STRIDE;
@@ -224,7 +225,7 @@ impl Segment {
     }
 
     fn retired_slot_word(&self, slot: usize) -> &AtomicU64 {
-        self.control_u64(SLOT_STILL_READABLE_AT + 8 * (slot / 64 % SLOT_RETURN_WORDS))
+        self.control_u64(RETIRED_SLOTS_AT + 8 * (slot / 64 % SLOT_RETURN_WORDS))
     }
 
     /// Takes the slots of this word that were returned since the last call, a bit each.

@@ -407,7 +407,7 @@ mod tests {
 
         fn unexpected_count(&mut self) -> usize {
             self.domain.progress(&mut self.domain_state);
-            let queue = self.domain_state.own_rx_queue(self.ep);
+            let queue = self.domain_state.rx_queues.own(self.ep);
             queue.expect("the endpoint is open").unexpected().0
         }
     }

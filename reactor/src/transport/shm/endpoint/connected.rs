@@ -510,6 +510,7 @@ impl ShmEndpoint {
             engine.event(self.id, EventKind::Shutdown { peer, reason });
         }
         self.has_rx_hook = true;
+        engine.with_rx(self.id, |rx, _| self.update_change_reports(rx));
         self.fail_recvs(engine);
     }
 

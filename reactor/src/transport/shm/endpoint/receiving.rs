@@ -1,6 +1,7 @@
 //! Receive operations, and the address handles of senders.
 
 use fabric_core::matching::PeerKey;
+use fabric_core::rx::RxQueue;
 use fabric_core::transport::{EngineContext, OpKey};
 use fabric_core::{Address, Error, FiAddr};
 
@@ -17,6 +18,7 @@ impl ShmEndpoint {
             self.run_rx_hook(engine);
         }
         let has_work = engine.with_rx(self.id, |rx, _| {
+            self.update_change_reports(rx);
             self.send_acks(rx);
             rx.has_work()
         });
@@ -28,6 +30,13 @@ impl ShmEndpoint {
         if self.message_held {
             self.retry_held(engine);
         }
+    }
+
+    /// Sets whether the engine reports changes of the receive queue: if this endpoint holds a message
+    /// back, is idle, or has other effects to apply.
+    #[cold]
+    pub(super) fn update_change_reports(&self, rx: &mut RxQueue) {
+        rx.set_change_reports(self.message_held || self.has_rx_hook || !self.active);
     }
 
     #[cold]

@@ -18,29 +18,34 @@ pub(super) struct RxPass {
     pub(super) has_copies: bool,
     /// Whether the oldest message of some connection waits for a receive.
     message_held: bool,
-    /// Connections that have ended, with the protocol violation if there was one.
-    ended: Vec<(usize, Option<&'static str>)>,
+}
+
+/// A connection that has ended, and the protocol violation if there was one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EndedRx {
+    connection_index: usize,
+    violation: Option<&'static str>,
 }
 
 impl RxPass {
-    /// Polls all active connections, and one idle connection.
+    /// Polls all active connections, and one idle connection. Adds those that have ended to `ended`.
     #[inline(always)] // fast path of small messages
     fn poll_connections(
         &mut self,
-        connections: &mut RxConnections,
+        (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
         while let Some((connection_index, peer)) = connections.active_mut(index) {
-            if self.poll_connection(connection_index, peer, rx, engine) {
+            if self.poll_connection((connection_index, peer), ended, rx, engine) {
                 peer.last_active = pass_id;
             }
             index += 1;
         }
         if let Some(connection_index) = connections.next_idle() {
-            self.poll_idle(connection_index, connections, rx, engine);
+            self.poll_idle(connection_index, (connections, ended), rx, engine);
         }
     }
 
@@ -48,14 +53,14 @@ impl RxPass {
     fn poll_idle(
         &mut self,
         connection_index: usize,
-        connections: &mut RxConnections,
+        (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
     ) {
         let Some(peer) = connections.get_mut(connection_index) else {
             return;
         };
-        let progressed = self.poll_connection(connection_index, peer, rx, engine);
+        let progressed = self.poll_connection((connection_index, peer), ended, rx, engine);
         connections.on_idle_polled(connection_index, progressed);
     }
 
@@ -63,22 +68,22 @@ impl RxPass {
     #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
-        connection_index: usize,
-        peer: &mut RxConnection,
+        (connection_index, peer): (usize, &mut RxConnection),
+        ended: &mut Vec<EndedRx>,
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
     ) -> bool {
-        let progressed = match peer.poll_ring(rx, engine) {
-            Ok(progressed) => progressed,
-            Err(violation) => {
-                self.ended.push((connection_index, Some(violation.0)));
-                false
-            }
+        let (progressed, violation) = match peer.poll_ring(rx, engine) {
+            Ok(progressed) => (progressed, None),
+            Err(violation) => (false, Some(violation.0)),
         };
         self.progressed |= progressed;
         self.message_held |= peer.has_held_message();
-        if peer.down_reason().is_some() && peer.is_drained() {
-            self.ended.push((connection_index, None));
+        if violation.is_some() || peer.down_reason().is_some() && peer.is_drained() {
+            ended.push(EndedRx {
+                connection_index,
+                violation,
+            });
         }
         progressed
     }
@@ -89,31 +94,33 @@ impl ShmEndpoint {
     #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> RxPass {
         let mut pass = RxPass::default();
-        engine.with_rx(self.id, |rx, engine| {
-            pass.progressed = rx.drain_unexpected(engine);
-            pass.poll_connections(&mut self.rx_connections, rx, engine);
-            self.send_acks(rx);
+        let mut rx = engine.take_rx(self.id);
+        pass.progressed = rx.drain_unexpected(engine);
+        let connections = (&mut self.rx_connections, &mut self.ended_rx);
+        pass.poll_connections(connections, &mut rx, engine);
+        if self.message_held != pass.message_held {
+            self.message_held = pass.message_held;
+            self.update_change_reports(&mut rx);
+        }
+        if rx.has_work() {
+            self.send_acks(&mut rx);
             pass.has_copies = rx.has_work() && !rx.is_shared();
-        });
-        self.message_held = pass.message_held;
-        if !pass.ended.is_empty() {
-            self.remove_ended_rx(std::mem::take(&mut pass.ended), engine);
+        }
+        engine.put_rx(rx);
+        if !self.ended_rx.is_empty() {
+            self.remove_ended_rx(engine);
             pass.progressed = true;
         }
         pass
     }
 
     #[cold]
-    fn remove_ended_rx(
-        &mut self,
-        ended: Vec<(usize, Option<&'static str>)>,
-        engine: &mut impl EngineContext,
-    ) {
-        for (connection_index, violation) in ended {
-            if let Some(what) = violation {
-                self.on_rx_ended(engine, connection_index, DownReason::Protocol(what));
+    fn remove_ended_rx(&mut self, engine: &mut impl EngineContext) {
+        for ended in std::mem::take(&mut self.ended_rx) {
+            if let Some(what) = ended.violation {
+                self.on_rx_ended(engine, ended.connection_index, DownReason::Protocol(what));
             }
-            self.remove_rx_connection(engine, connection_index);
+            self.remove_rx_connection(engine, ended.connection_index);
         }
     }
 
