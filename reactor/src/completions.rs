@@ -48,10 +48,11 @@ impl DomainState {
         self.cqs.get_mut(id.0)
     }
 
-    /// Reserves the entry that an operation will report to.
-    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
+    /// Reserves the entry that an operation will report to, and returns the queue.
+    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<Option<CqId>> {
         let queue = self.cq_of(ep, kind);
-        reserve_cq_entry(&mut self.cqs, queue)
+        reserve_cq_entry(&mut self.cqs, queue)?;
+        Ok(queue)
     }
 
     /// Releases a reserved entry that is not needed.

@@ -15,7 +15,7 @@ use fabric_core::{Error, FiAddr, Resource, Result};
 
 use crate::completions::reserve_cq_entry;
 use crate::domain::{CompletedOp, DomainHandle};
-use crate::domain_state::{Bindings, DomainState, check_addr};
+use crate::domain_state::{Bindings, CqId, DomainState, check_addr};
 use crate::engine::{EngineGuard, EngineState, EngineTransportDomain};
 use crate::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use crate::tx_credits::FencedOp;
@@ -66,14 +66,17 @@ impl EngineGuard<'_> {
         credit: CreditMode,
         inline: impl FnOnce(&mut Self, &mut H) -> Result<TrySend>,
     ) -> Result<PostResult<B>, Failed<B>> {
-        if target.reserves_cq_entry()
-            && let Err(error) = self.domain.reserve_entry(ep, tx_op.kind)
-        {
-            return Err(Failed::new(error, into_buf(held)));
+        let mut queue = None;
+        if target.reserves_cq_entry() {
+            match self.domain.reserve_entry(ep, tx_op.kind) {
+                Ok(reserved) => queue = reserved,
+                Err(error) => return Err(Failed::new(error, into_buf(held))),
+            }
         }
         let failed = match inline(self, &mut held) {
             Ok(TrySend::Done) => {
-                return Ok(self.complete_inline(ep, tx_op, len, into_buf(held), target, credit));
+                let buf = into_buf(held);
+                return Ok(self.complete_inline(ep, tx_op, (len, buf), (target, queue), credit));
             }
             Ok(TrySend::Batched) => {
                 let key =
@@ -120,15 +123,14 @@ impl EngineGuard<'_> {
         outcome
     }
 
-    /// Reports an operation that was completed by its post.
+    /// Reports an operation that was completed by its post. `queue` has the entry that it reserved.
     #[inline(always)] // on the small-message path
     fn complete_inline<B: IoBuf>(
         &mut self,
         ep: EpId,
         tx_op: &TxOp,
-        len: usize,
-        buf: B,
-        target: CompletionTarget,
+        (len, buf): (usize, B),
+        (target, queue): (CompletionTarget, Option<CqId>),
         credit: CreditMode,
     ) -> PostResult<B> {
         let domain = &mut self.domain;
@@ -140,7 +142,6 @@ impl EngineGuard<'_> {
             CompletionTarget::Future => PostResult::Done(transfer, buf),
             CompletionTarget::Cq(context) => {
                 let buf = domain.completion_buffer(tx_op.kind, buf.into_any());
-                let queue = domain.cq_of(ep, tx_op.kind);
                 domain.report_to_cq(queue, tx_op.kind, context, Outcome::ok(transfer), buf);
                 PostResult::Reported
             }

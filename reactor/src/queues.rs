@@ -15,7 +15,10 @@ use crate::sync::{Mutex, lock};
 /// when it was posted.
 #[derive(Debug)]
 pub(crate) struct CqState {
-    entries: VecDeque<Completion>,
+    /// The oldest entries, if a read has left some: they precede `entries`.
+    oldest: VecDeque<Completion>,
+    /// A vector, because an entry is large: the code that fills it builds it in place.
+    entries: Vec<Completion>,
     reserved: usize,
     capacity: usize,
     pub(crate) waker: Option<Waker>,
@@ -24,7 +27,8 @@ pub(crate) struct CqState {
 impl CqState {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            entries: VecDeque::with_capacity(capacity),
+            oldest: VecDeque::new(),
+            entries: Vec::with_capacity(capacity),
             reserved: 0,
             capacity,
             waker: None,
@@ -38,7 +42,7 @@ impl CqState {
 
     /// Reserves an entry; returns false when none is free.
     pub(crate) fn reserve(&mut self) -> bool {
-        let free = self.reserved + self.entries.len() < self.capacity;
+        let free = self.reserved + self.len() < self.capacity;
         self.reserved += usize::from(free);
         free
     }
@@ -52,29 +56,45 @@ impl CqState {
     #[inline(always)] // on the small-message path, and an entry is large
     pub(crate) fn push(&mut self, completion: Completion) -> Option<Waker> {
         self.reserved -= 1;
-        self.entries.push_back(completion);
+        self.entries.push(completion);
         self.waker.take()
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.oldest.len() + self.entries.len()
     }
 
     /// Returns whether no completion is in the queue.
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len() == 0
     }
 
     /// Moves up to `max` entries out.
     pub(crate) fn drain_into(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let count = self.entries.len();
-        if count > max {
-            out.extend(self.entries.drain(..max));
-            return max;
+        let count = self.len().min(max);
+        if self.oldest.is_empty() {
+            if self.entries.len() <= max {
+                // All at once, not one by one: an entry is large.
+                out.append(&mut self.entries);
+                return count;
+            }
+            self.swap_oldest();
         }
-        if count > 0 {
-            // The whole deque is taken: an entry is large, and draining moves entries one by one.
-            let mut all = Vec::from(std::mem::take(&mut self.entries));
-            out.append(&mut all);
-            self.entries = all.into();
+        let from_oldest = count.min(self.oldest.len());
+        out.extend(self.oldest.drain(..from_oldest));
+        if from_oldest < count {
+            self.swap_oldest();
+            out.extend(self.oldest.drain(..count - from_oldest));
         }
         count
+    }
+
+    /// Makes all entries the oldest ones, of which none is left. The vectors change places, so that
+    /// neither allocates again.
+    fn swap_oldest(&mut self) {
+        let empty = Vec::from(std::mem::take(&mut self.oldest));
+        self.oldest = std::mem::replace(&mut self.entries, empty).into();
     }
 }
 
@@ -257,5 +277,36 @@ impl EqState {
         drop(state);
         drop(replaced);
         is_empty
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::buf::AnyBuf;
+    use fabric_core::completion::{OpKind, Outcome, Transfer};
+
+    use super::*;
+
+    #[test]
+    fn reads_of_any_size_return_all_entries_in_order() {
+        let mut queue = CqState::new(64);
+        let (mut out, mut next) = (Vec::new(), 0);
+        for round in 0..200_usize {
+            while queue.reserve() {
+                let done = Outcome::ok(Transfer::default());
+                let waker = queue.push(Completion::new(next, OpKind::Send, done, AnyBuf::None));
+                assert!(waker.is_none());
+                next += 1;
+                if next % (1 + round as u64 % 7) == 0 {
+                    break;
+                }
+            }
+            let (before, max) = (out.len(), round * 5 % 23);
+            let count = queue.drain_into(&mut out, max);
+            assert!(count <= max && out.len() == before + count);
+        }
+        while queue.drain_into(&mut out, 5) > 0 {}
+        assert!(queue.is_empty() && next > 300);
+        assert!(out.iter().map(|entry| entry.context).eq(0..next));
     }
 }
