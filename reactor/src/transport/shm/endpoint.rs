@@ -33,7 +33,7 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
-use super::TxResources;
+use super::TxSettings;
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
@@ -88,7 +88,7 @@ pub(crate) struct ShmEndpoint {
     id: EpId,
     name: Address,
     local: LocalEndpoint,
-    tx_resources: TxResources,
+    tx_settings: TxSettings,
     /// Counters of connections that were removed.
     counters: TxStats,
     /// `None` for a connected endpoint, to which no other peer can connect.
@@ -126,19 +126,19 @@ impl ShmEndpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        (info, tx_resources): (&Info, TxResources),
+        (info, tx_settings): (&Info, TxSettings),
         wait: Arc<dyn WaitSet>,
         receiving: RxSource<'_>,
     ) -> Result<Self> {
         let listener = ShmListener::open(&at)?;
         wait.watch(listener.as_fd(), ShmToken::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
-        let resources = (info, tx_resources);
+        let settings = (info, tx_settings);
         Ok(Self::new(
             id,
             at,
             Some(listener),
-            resources,
+            settings,
             wait,
             receiving,
         ))
@@ -148,7 +148,7 @@ impl ShmEndpoint {
         id: EpId,
         name: Address,
         listener: Option<ShmListener>,
-        (info, tx_resources): (&Info, TxResources),
+        (info, tx_settings): (&Info, TxSettings),
         wait: Arc<dyn WaitSet>,
         receiving: RxSource<'_>,
     ) -> Self {
@@ -164,10 +164,10 @@ impl ShmEndpoint {
                 incarnation: RandomState::new().hash_one(id.0),
                 is_rma_target: caps.is_rma_target(),
                 rma_events: caps.contains(Caps::RMA_EVENT),
-                cma_enabled: !tx_resources.single_copy.is_disabled(),
-                received_loans: ReceivedLoans::new(tx_resources.loan_pool.clone()),
+                cma_enabled: !tx_settings.single_copy.is_disabled(),
+                received_loans: ReceivedLoans::new(tx_settings.loan_pool.clone()),
             },
-            tx_resources,
+            tx_settings,
             counters: TxStats::default(),
             listener,
             fork_guard: ForkGuard::current_process(),

@@ -168,9 +168,10 @@ struct ShmDomain {
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 
-/// Settings that the endpoints of a domain use to send long messages.
+/// Settings of the transmit side, equal for all endpoints of a domain.
 #[derive(Clone, Debug)]
-struct TxResources {
+struct TxSettings {
+    /// The domain's chunks, which carry messages that are sent as loans.
     loan_pool: LoanPool,
     /// Which messages the receiver copies directly, where the kernel permits it.
     single_copy: cma::SingleCopyPolicy,
@@ -235,11 +236,11 @@ impl ShmDomain {
     }
 
     /// Returns the settings for a new endpoint.
-    fn tx_resources(&mut self) -> TxResources {
+    fn tx_settings(&mut self) -> TxSettings {
         let single_copy = *self
             .single_copy
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
-        TxResources {
+        TxSettings {
             loan_pool: self.loan_pool.clone(),
             single_copy,
         }
@@ -293,11 +294,11 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         at: Option<&Address>,
         receiving: RxSource<'_>,
     ) -> Result<Address> {
-        let resources = self.tx_resources();
+        let settings = self.tx_settings();
         let opened = with_free_name(at, |name| {
             let wait = self.wait_set.clone();
-            let resources = (info, resources.clone());
-            ShmEndpoint::open(ep, name.clone(), resources, wait, receiving)
+            let settings = (info, settings.clone());
+            ShmEndpoint::open(ep, name.clone(), settings, wait, receiving)
         })?;
         let name = opened.name().clone();
         self.insert(ep, opened);
@@ -332,9 +333,9 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Domain));
         }
-        let resources = (info, self.tx_resources());
+        let settings = (info, self.tx_settings());
         let waits = (self.wait_set.clone(), receiving);
-        let opened = ShmEndpoint::open_connected(engine, ep, resources, params, waits)?;
+        let opened = ShmEndpoint::open_connected(engine, ep, settings, params, waits)?;
         self.insert(ep, opened);
         // An accepted endpoint can receive now.
         self.mark_active(self.endpoints.len() - 1);

@@ -25,7 +25,7 @@ use fabric_core::stats::OpStats;
 use fabric_core::transport::{EngineContext, Incarnation, OpKey, TxOp, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::TxResources;
+use super::TxSettings;
 use super::control::{self, ControlMessage};
 use super::rx_connection::PeerIdentity;
 use channel::{FRAGMENT_LEN, TxChannel};
@@ -47,7 +47,7 @@ pub(crate) struct TxConnection {
     /// The peer's endpoint whose end has been reported already.
     end_reported: Option<PeerIdentity>,
     queue: VecDeque<QueuedTx>,
-    resources: TxResources,
+    settings: TxSettings,
     /// Operations over connections that have ended, and of the fast path.
     counters: TxStats,
     /// Operations executed by the fast path.
@@ -142,7 +142,7 @@ impl QueuedTx {
 }
 
 impl TxConnection {
-    pub(crate) fn new(peer_address: Address, addr: FiAddr, resources: TxResources) -> Self {
+    pub(crate) fn new(peer_address: Address, addr: FiAddr, settings: TxSettings) -> Self {
         Self {
             peer_address,
             addr,
@@ -150,7 +150,7 @@ impl TxConnection {
             state: TxConnectionState::Closed,
             end_reported: None,
             queue: VecDeque::new(),
-            resources,
+            settings,
             counters: TxStats::default(),
             fast_path_ops: 0,
         }
@@ -347,7 +347,7 @@ impl TxConnection {
     ) -> Result<()> {
         if matches!(self.state, TxConnectionState::Closed) {
             let mut channel =
-                TxChannel::connect(&self.peer_address, from, incarnation, &self.resources)?;
+                TxChannel::connect(&self.peer_address, from, incarnation, &self.settings)?;
             channel.socket.watch(wait, token)?;
             self.end_reported = None;
             self.state = TxConnectionState::Connecting(channel);

@@ -73,7 +73,7 @@ impl ShmEndpoint {
             peer.check_scheme(Scheme::Shm)?;
             self.tx_connections.insert(
                 peer_index,
-                TxConnection::new(peer, tx_op.peer, self.tx_resources.clone()),
+                TxConnection::new(peer, tx_op.peer, self.tx_settings.clone()),
             );
             self.tx_indices.push(peer_index);
         }

@@ -22,7 +22,7 @@ use super::super::rma_bounce::RmaBounceBuffer;
 use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket};
-use super::super::{TxResources, cma};
+use super::super::{TxSettings, cma};
 use super::{PushOutcome, QueuedTx, TxStats};
 
 /// Lines of a new segment: 128 KiB.
@@ -71,9 +71,9 @@ impl TxChannel {
         peer: &Address,
         from: &Address,
         incarnation: u64,
-        resources: &TxResources,
+        settings: &TxSettings,
     ) -> Result<Self> {
-        Self::new(ShmSocket::connect(peer)?, from, incarnation, resources)
+        Self::new(ShmSocket::connect(peer)?, from, incarnation, settings)
     }
 
     /// Creates a segment for a connection over this socket.
@@ -81,10 +81,10 @@ impl TxChannel {
         (socket, credentials): (ShmSocket, PeerCredentials),
         from: &Address,
         incarnation: u64,
-        resources: &TxResources,
+        settings: &TxSettings,
     ) -> Result<Self> {
         let (segment, memory) = Segment::create(RING_LINES)?;
-        if !resources.single_copy.is_disabled() {
+        if !settings.single_copy.is_disabled() {
             let (at, value) = cma::local_marker();
             segment.set_cma_marker(at, value);
         }
@@ -101,7 +101,7 @@ impl TxChannel {
             },
             ring: Producer::new(segment),
             mapped_regions: MappedRegions::default(),
-            outstanding: OutstandingSlots::new(resources.loan_pool.clone()),
+            outstanding: OutstandingSlots::new(settings.loan_pool.clone()),
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,

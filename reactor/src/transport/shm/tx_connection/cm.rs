@@ -50,7 +50,7 @@ impl TxConnection {
         token: u64,
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
-        let mut channel = TxChannel::new(socket, from, incarnation, &self.resources)?;
+        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
         channel.socket.watch(wait, token)?;
         self.state = TxConnectionState::Connecting(channel);
         Ok(())
@@ -114,7 +114,7 @@ impl TxConnection {
     pub(crate) fn establish(&mut self, incarnation: u64) {
         self.state = match std::mem::replace(&mut self.state, TxConnectionState::Closed) {
             TxConnectionState::Connecting(mut channel) => {
-                channel.on_accept(incarnation, self.resources.single_copy);
+                channel.on_accept(incarnation, self.settings.single_copy);
                 TxConnectionState::Established(channel)
             }
             other => other,

@@ -164,7 +164,7 @@ impl TxConnection {
     fn on_accept(&mut self, incarnation: u64) -> Result<(), TxEndCause> {
         self.state = match std::mem::replace(&mut self.state, TxConnectionState::Closed) {
             TxConnectionState::Connecting(mut channel) if channel.hello_sent() => {
-                channel.on_accept(incarnation, self.resources.single_copy);
+                channel.on_accept(incarnation, self.settings.single_copy);
                 let identity = Incarnation::from(channel.peer_identity);
                 if self.expected.is_some_and(|expected| expected != identity) {
                     control::send_control(&channel.socket, ControlMessage::Disconnect);
@@ -243,7 +243,7 @@ mod tests {
     use fabric_core::{Address, Scheme};
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
-    use super::super::super::TxResources;
+    use super::super::super::TxSettings;
     use super::super::super::cma::SingleCopyPolicy;
     use super::super::super::loans::LoanPool;
     use super::super::channel::TxChannel;
@@ -262,14 +262,14 @@ mod tests {
 
         let peer = Address::new(Scheme::Shm, &name).unwrap();
         let addr = AddressTable::new().insert(peer.clone());
-        let resources = TxResources {
+        let settings = TxSettings {
             loan_pool: LoanPool::default(),
             single_copy: SingleCopyPolicy::from_len(usize::MAX),
         };
-        let channel = TxChannel::connect(&peer, &peer, 1, &resources).unwrap();
+        let channel = TxChannel::connect(&peer, &peer, 1, &settings).unwrap();
         // The socket's send buffer has no room for the hello.
         while rustix::net::send(&channel.socket, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
-        let mut tx = TxConnection::new(peer, addr, resources);
+        let mut tx = TxConnection::new(peer, addr, settings);
         tx.state = TxConnectionState::Connecting(channel);
 
         let cause = tx.send_hello().err().unwrap();
