@@ -133,7 +133,7 @@ impl CmaPeer {
         // sender that has revoked its offers reports the end of the connection by another message.
         // An unreadable sender ends the connection here, because nothing else would.
         let has_ended = self.has_exited();
-        if !has_ended && self.segment.is_cma_revoked() {
+        if !has_ended && self.segment.are_cma_offers_revoked() {
             return gone();
         }
         match read {
@@ -467,7 +467,7 @@ mod tests {
     #[test]
     fn revoked_message_is_not_read() {
         let (peer, segment) = peer_with_marker("cma-revoked", local_marker()).unwrap();
-        segment.revoke_cma();
+        segment.revoke_cma_offers();
         assert_reads_zeros(peer, Error::is_peer_unavailable);
     }
 

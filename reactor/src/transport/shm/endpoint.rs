@@ -134,14 +134,7 @@ impl ShmEndpoint {
         wait.watch(listener.as_fd(), ShmToken::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         let settings = (info, tx_settings);
-        Ok(Self::new(
-            id,
-            at,
-            Some(listener),
-            settings,
-            wait,
-            receiving,
-        ))
+        Ok(Self::new(id, at, Some(listener), settings, wait, receiving))
     }
 
     fn new(
@@ -257,7 +250,7 @@ impl ShmEndpoint {
             .lock(peer_index)
             .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
-            QueueProgress::Moved => true,
+            QueueProgress::Progressed => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
                 self.on_tx_peer_closed(engine, peer_index);

@@ -2,7 +2,7 @@
 //!
 //! A message that fits into one record is a [`MESSAGE`]. A longer one is a [`FIRST_FRAGMENT`],
 //! which holds the full length, and [`FRAGMENT`]s. A [`LOAN`] is a message that is passed on
-//! instead of copied, a [`CMA_MESSAGE`] one that the receiver copies from the sender's memory. An
+//! instead of copied, a [`CMA_OFFER`] one that the receiver copies from the sender's memory. An
 //! [`RMA_NOTIFICATION`] reports a one-sided operation with its length and the key of the region; an
 //! [`RMA_REQUEST`] asks the receiver to execute one. The header is followed by optional words of
 //! eight bytes, each present only if a flag or the kind says so: the tag, the completion data, and
@@ -32,12 +32,12 @@ pub(crate) const LOAN: u8 = 5;
 
 /// A message that the receiver copies from the sender's process: the full length, and as payload
 /// the address and the slot by which the buffer is returned.
-pub(crate) const CMA_MESSAGE: u8 = 6;
+pub(crate) const CMA_OFFER: u8 = 6;
 
 /// A request to access a region whose owner is the receiver: the words of an RMA request.
 pub(crate) const RMA_REQUEST: u8 = 7;
 
-/// Bytes of the payload of a `LOAN` or `CMA_MESSAGE`: the location and the slot.
+/// Bytes of the payload of a `LOAN` or `CMA_OFFER`: the location and the slot.
 pub(crate) const LOCATION_LEN: usize = 16;
 
 /// The record has a tag.
@@ -125,7 +125,7 @@ impl RecordLayout {
         let data = next(flags & CQ_DATA != 0);
         let total = next(matches!(
             kind,
-            FIRST_FRAGMENT | RMA_NOTIFICATION | LOAN | CMA_MESSAGE
+            FIRST_FRAGMENT | RMA_NOTIFICATION | LOAN | CMA_OFFER
         ));
         Self {
             tag,
@@ -161,7 +161,7 @@ mod tests {
             FRAGMENT,
             RMA_NOTIFICATION,
             LOAN,
-            CMA_MESSAGE,
+            CMA_OFFER,
             RMA_REQUEST,
         ] {
             for flags in 0..8 {

@@ -39,17 +39,17 @@ const CONSUMER_WAITING_AT: usize = CONTROL_STRIDE;
 const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
 /// Bits of the slots that the receiver returns, in words of 64. A *slot* is the index of a loan or
 /// of a single-copy buffer that the receiver holds.
-const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
-pub(crate) const SLOT_RETURN_WORDS: usize = 4;
-/// Bits of the returned slots whose memory may still be read, in `SLOT_RETURN_WORDS` words too.
-const SLOT_STILL_READABLE_AT: usize = SLOT_RETURNS_AT + 8 * SLOT_RETURN_WORDS;
+const RETURNED_SLOTS_AT: usize = 4 * CONTROL_STRIDE;
+pub(crate) const SLOT_BITMAP_WORDS: usize = 4;
+/// Bits of the returned slots whose memory may still be read, in `SLOT_BITMAP_WORDS` words too.
+const RETIRED_SLOTS_AT: usize = RETURNED_SLOTS_AT + 8 * SLOT_BITMAP_WORDS;
 /// Marker for cross-memory attach: an address in the sender's memory and the value stored there. A
 /// receiver that reads this value at this address can copy from the sender's memory.
 const CMA_MARKER_AT: usize = 5 * CONTROL_STRIDE;
 /// Flag of the receiver that it has read the marker.
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
 /// Flag of the sender that its offers are revoked: the receiver must discard what it has copied.
-const CMA_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
+const CMA_OFFERS_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
 /// Flag of the receiver that it has set ack bits, and the ack bits themselves, one for each ack id.
 const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
 const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
@@ -200,49 +200,50 @@ impl Segment {
     pub(crate) fn return_slot(&self, slot: usize) {
         // SYNC: pairs with the acquire in `take_returned_slots`: the receiver is done with the
         // memory.
-        self.slot_return_word(slot / 64)
+        self.returned_slots_word(slot / 64)
             .fetch_or(1 << (slot % 64), Ordering::Release);
     }
 
     /// Retires a slot, before it is returned: its memory may still be read and is not reused.
     pub(crate) fn retire_slot(&self, slot: usize) {
         // SYNC: published by the release in `return_slot`.
-        self.retired_slot_word(slot)
+        self.retired_slots_word(slot)
             .fetch_or(1 << (slot % 64), Ordering::Relaxed);
     }
 
     /// Returns whether a slot that was returned is retired, and clears the mark.
-    pub(crate) fn take_slot_retired(&self, slot: usize) -> bool {
+    pub(crate) fn take_retired_slot(&self, slot: usize) -> bool {
         let bit = 1 << (slot % 64);
         // SYNC: the acquire in `take_returned_slots` was before.
-        self.retired_slot_word(slot).load(Ordering::Relaxed) & bit != 0
+        self.retired_slots_word(slot).load(Ordering::Relaxed) & bit != 0
             && self
-                .retired_slot_word(slot)
+                .retired_slots_word(slot)
                 .fetch_and(!bit, Ordering::Relaxed)
                 & bit
                 != 0
     }
 
-    fn retired_slot_word(&self, slot: usize) -> &AtomicU64 {
-        self.control_u64(SLOT_STILL_READABLE_AT + 8 * (slot / 64 % SLOT_RETURN_WORDS))
+    fn retired_slots_word(&self, slot: usize) -> &AtomicU64 {
+        self.control_u64(RETIRED_SLOTS_AT + 8 * (slot / 64 % SLOT_BITMAP_WORDS))
     }
 
     /// Takes the slots of this word that were returned since the last call, a bit each.
     pub(crate) fn take_returned_slots(&self, word: usize) -> u64 {
-        match self.slot_return_word(word).load(Ordering::Relaxed) {
+        match self.returned_slots_word(word).load(Ordering::Relaxed) {
             0 => 0,
             // SYNC: pairs with the release in `return_slot`.
-            _ => self.slot_return_word(word).swap(0, Ordering::Acquire),
+            _ => self.returned_slots_word(word).swap(0, Ordering::Acquire),
         }
     }
 
     /// Returns whether slots were returned since the last call of `take_returned_slots`.
     pub(crate) fn has_returned_slots(&self) -> bool {
-        (0..SLOT_RETURN_WORDS).any(|word| self.slot_return_word(word).load(Ordering::Relaxed) != 0)
+        (0..SLOT_BITMAP_WORDS)
+            .any(|word| self.returned_slots_word(word).load(Ordering::Relaxed) != 0)
     }
 
-    fn slot_return_word(&self, word: usize) -> &AtomicU64 {
-        self.control_u64(SLOT_RETURNS_AT + 8 * (word % SLOT_RETURN_WORDS))
+    fn returned_slots_word(&self, word: usize) -> &AtomicU64 {
+        self.control_u64(RETURNED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
     }
 
     /// Acknowledges the message with this ack id, which must be below `MAX_ACKS`.
@@ -305,18 +306,21 @@ impl Segment {
     }
 
     /// Records that the sender is about to free buffers that it has offered.
-    pub(crate) fn revoke_cma(&self) {
-        self.control_u32(CMA_REVOKED_AT).store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `is_cma_revoked`. A receiver that sees a later write to the
+    pub(crate) fn revoke_cma_offers(&self) {
+        self.control_u32(CMA_OFFERS_REVOKED_AT)
+            .store(1, Ordering::Relaxed);
+        // SYNC: pairs with the fence in `are_cma_offers_revoked`. A receiver that sees a later write to the
         // freed memory also sees this flag.
         full_fence();
     }
 
     /// Returns whether the sender has revoked its offers; checked after its memory was read.
-    pub(crate) fn is_cma_revoked(&self) -> bool {
-        // SYNC: pairs with the fence in `revoke_cma`.
+    pub(crate) fn are_cma_offers_revoked(&self) -> bool {
+        // SYNC: pairs with the fence in `revoke_cma_offers`.
         full_fence();
-        self.control_u32(CMA_REVOKED_AT).load(Ordering::Relaxed) != 0
+        self.control_u32(CMA_OFFERS_REVOKED_AT)
+            .load(Ordering::Relaxed)
+            != 0
     }
 
     fn control_u64(&self, offset: usize) -> &AtomicU64 {

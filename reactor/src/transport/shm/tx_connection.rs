@@ -124,7 +124,7 @@ pub(crate) enum PushOutcome {
 /// Result of processing the queue in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueProgress {
-    Moved,
+    Progressed,
     Idle,
     /// The peer's endpoint has closed.
     Closed,
@@ -333,7 +333,7 @@ impl TxConnection {
     }
 
     /// Returns whether the connection is closed and not being established.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, TxConnectionState::Closed)
     }
 
@@ -362,7 +362,7 @@ impl TxConnection {
         };
         let mut bytes = 0;
         let mut progressed = channel.awaits_peer()
-            && (channel.complete_cma(engine) | channel.complete_acked(engine));
+            && (channel.complete_cma_offers(engine) | channel.complete_acked(engine));
         while bytes < BYTES_PER_PASS
             && let is_only_op = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
@@ -406,7 +406,7 @@ impl TxConnection {
             engine.request_progress();
         }
         if progressed {
-            QueueProgress::Moved
+            QueueProgress::Progressed
         } else {
             QueueProgress::Idle
         }
@@ -444,7 +444,7 @@ impl TxConnection {
     pub(crate) fn close(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if let TxConnectionState::Established(channel) = &mut self.state {
             channel.mapped_regions.end(error);
-            channel.fail_cma(engine, error);
+            channel.fail_cma_offers(engine, error);
             channel.fail_unacked(engine, error);
         }
         self.counters = self.counters();
@@ -467,9 +467,9 @@ impl TxConnection {
     }
 
     /// Returns the number of slots that the peer holds: loans and offered messages.
-    pub(crate) fn outstanding_loans(&self) -> usize {
+    pub(crate) fn held_slots(&self) -> usize {
         if let TxConnectionState::Established(channel) = &self.state {
-            channel.outstanding.outstanding()
+            channel.outstanding.held_count()
         } else {
             0
         }

@@ -160,7 +160,7 @@ pub(super) fn end_tx_connection(
 ) {
     // What the peer has returned is not lost.
     tx.collect_returned();
-    let lent = tx.outstanding_loans();
+    let lent = tx.held_slots();
     if lent > 0 {
         engine.loans_lost(ep, &tx.peer_address, lent);
     }

@@ -126,7 +126,7 @@ impl ShmEndpoint {
         let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return Ok(());
         };
-        if tx.is_gone() {
+        if tx.is_closed() {
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
             }

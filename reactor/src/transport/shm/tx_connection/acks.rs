@@ -14,7 +14,7 @@ impl TxChannel {
     ///
     /// # Errors
     /// [`Error::WouldBlock`] if all ack ids are in use.
-    pub(super) fn ack_for(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
+    pub(super) fn ack_to_request(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
         let level = front.tx_op.level;
         if front.started || !level.needs_ack() {
             return Ok(None);

@@ -8,7 +8,7 @@ impl TxChannel {
     /// Arms the doorbell, with this operation in front. Returns false if something can progress
     /// now.
     pub(super) fn arm(&mut self, front: Option<&QueuedTx>) -> bool {
-        if self.outstanding.has_completed_cma() {
+        if self.outstanding.has_returned_cma_offers() {
             return false;
         }
         // Read once: with two reads, a response that comes between them would not be waited for.
@@ -44,7 +44,7 @@ impl TxChannel {
             return Some(self.ring.geometry().max_record_len());
         };
         // The response comes over the socket, which is watched.
-        if self.mapped_regions.is_query_pending(remote.key) {
+        if self.mapped_regions.is_map_request_pending(remote.key) {
             return None;
         }
         if self.mapped_regions.served_region(remote.key).is_some() {

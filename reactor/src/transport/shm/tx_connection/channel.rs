@@ -214,7 +214,7 @@ impl TxChannel {
         }
         let payload = engine.payload(front.op);
         front.total = Some(payload.len());
-        let ack = self.ack_for(front)?;
+        let ack = self.ack_to_request(front)?;
         let may_be_loan = front.tx_op.loan.is_some() || payload.peer_memory().is_some();
         let loan_outcome = (may_be_loan && !front.started)
             .then(|| self.send_loan(&front.tx_op, payload, ack))

@@ -26,7 +26,7 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         let socket = ShmSocket::connect_from(from, &self.peer_address)?;
-        self.connecting(socket, (from, incarnation), token, wait)
+        self.start_connecting(socket, (from, incarnation), token, wait)
     }
 
     /// Creates the socket pair of a connection that this side accepts. Returns the end for the
@@ -39,11 +39,11 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<OwnedFd> {
         let (socket, peer_socket) = ShmSocket::pair()?;
-        self.connecting((socket, peer), local, token, wait)?;
+        self.start_connecting((socket, peer), local, token, wait)?;
         Ok(peer_socket)
     }
 
-    fn connecting(
+    fn start_connecting(
         &mut self,
         socket: (ShmSocket, PeerCredentials),
         (from, incarnation): (&Address, u64),

@@ -17,7 +17,7 @@ pub(super) struct IovCursor {
     /// Bytes of the ranges before the current one.
     pub(super) bytes_before: usize,
     /// Whether all ranges have been checked.
-    checked: bool,
+    ranges_checked: bool,
     /// Bytes of which the peer has been notified.
     pub(super) bytes_notified: usize,
 }
@@ -35,17 +35,18 @@ pub(crate) fn at_start(tx_op: &TxOp, engine: &impl EngineContext) -> TxOp {
 
 impl IovCursor {
     /// Returns whether the current range is only to be checked.
-    pub(super) fn is_validating_ranges(&self, tx_op: &TxOp) -> bool {
-        tx_op.rma_iov_id.is_some() && !self.checked
+    pub(super) fn is_checking_ranges(&self, tx_op: &TxOp) -> bool {
+        tx_op.rma_iov_id.is_some() && !self.ranges_checked
     }
 }
 
 impl QueuedTx {
     /// Returns the operation for the current range. Only that of the last range has the data, with
     /// which the peer is notified.
-    pub(super) fn op_of_range(&self, engine: &impl EngineContext) -> TxOp {
-        let is_last =
-            |iov_id| self.cursor.checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len();
+    pub(super) fn op_for_range(&self, engine: &impl EngineContext) -> TxOp {
+        let is_last = |iov_id| {
+            self.cursor.ranges_checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len()
+        };
         let data = self
             .tx_op
             .data
@@ -73,11 +74,11 @@ impl QueuedTx {
         self.cursor.bytes_before = self.sent;
         self.cursor.index += 1;
         if self.cursor.index >= iovs.len() {
-            if self.cursor.checked || iovs.is_empty() {
+            if self.cursor.ranges_checked || iovs.is_empty() {
                 self.total = Some(self.sent);
                 return;
             }
-            self.cursor.checked = true;
+            self.cursor.ranges_checked = true;
             self.cursor.index = 0;
         }
         self.tx_op.remote = Some(iovs[self.cursor.index]);

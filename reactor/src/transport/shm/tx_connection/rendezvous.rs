@@ -3,7 +3,7 @@
 //! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
 //! puts its key and a slot into a record. The chunk of a received loan is passed on in the same
 //! way. A single-copy message is sent as a *CMA offer*: `send_cma_offer` puts the address of the
-//! payload and a slot into a record of kind `CMA_MESSAGE` and keeps the operation with its buffer
+//! payload and a slot into a record of kind `CMA_OFFER` and keeps the operation with its buffer
 //! in `OutstandingSlots`, beside the loans.
 
 use fabric_core::Error;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::loans::{CmaOffer, PreparedLoan};
-use super::super::record::{CMA_MESSAGE, LOAN, LOCATION_LEN, encode_len_and_ack};
+use super::super::record::{CMA_OFFER, LOAN, LOCATION_LEN, encode_len_and_ack};
 use super::channel::{MAX_NOTIFICATION_LEN, TxChannel, record_flags};
 use super::{PushOutcome, QueuedTx};
 
@@ -42,7 +42,7 @@ impl TxChannel {
                 .outstanding
                 .prepare(tx_op.loan?, payload.as_contiguous()?, segment)?,
         };
-        if !self.outstanding.is_mapped(&prepared) {
+        if !self.outstanding.is_granted(&prepared) {
             self.grant(&prepared)?;
         }
         let location = encode_location(prepared.key(), prepared.slot);
@@ -55,7 +55,7 @@ impl TxChannel {
             Payload::Contiguous(&location),
         );
         if pushed == PushOutcome::Pushed {
-            self.outstanding.lend(prepared);
+            self.outstanding.insert_loan(prepared);
             self.counters.loaned += 1;
         }
         Some(pushed)
@@ -64,11 +64,11 @@ impl TxChannel {
     /// First tells the peer which chunks it may unmap, then passes it the descriptor of the loan's
     /// chunk. `None` if the socket has no room, or too many descriptors are in flight.
     fn grant(&mut self, prepared: &PreparedLoan) -> Option<()> {
-        for unneeded in self.outstanding.unneeded_mappings() {
+        for unneeded in self.outstanding.unneeded_grants() {
             if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(unneeded)) {
                 return None;
             }
-            self.outstanding.mark_unmapped(unneeded);
+            self.outstanding.remove_grant(unneeded);
         }
         let (len, memory) = prepared.memory()?;
         let grant = MemoryGrant {
@@ -82,7 +82,7 @@ impl TxChannel {
         match control::send_grant(&self.socket, &grant) {
             // The end of the peer is noticed by the socket.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
-                self.outstanding.mark_mapped(prepared);
+                self.outstanding.mark_granted(prepared);
                 Some(())
             }
             Err(_) => None,
@@ -101,11 +101,11 @@ impl TxChannel {
         if !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
             return Some(PushOutcome::WouldBlock);
         }
-        let slot = self.outstanding.free_slot(self.ring.memory())?;
+        let slot = self.outstanding.find_free_slot(self.ring.memory())?;
         let location = encode_location(payload.as_ptr().expose_provenance() as u64, slot);
         let (tx_op, len) = (&front.tx_op, payload.len());
         let pushed = self.push_record(
-            CMA_MESSAGE,
+            CMA_OFFER,
             record_flags(tx_op),
             tx_op,
             encode_len_and_ack(len, ack),
@@ -128,14 +128,14 @@ impl TxChannel {
 
     /// Completes the offers that the peer has returned; also gives back relayed loans that the peer
     /// has returned. Returns whether there were any.
-    pub(super) fn complete_cma(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn complete_cma_offers(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut any = self.outstanding.collect_returned(self.ring.memory());
         while let Some(CmaOffer {
             op,
             len,
             tag,
             ack_id,
-        }) = self.outstanding.next_completed_cma()
+        }) = self.outstanding.pop_returned_cma_offer()
         {
             any = true;
             self.counters.single_copy.record(len);
@@ -149,16 +149,16 @@ impl TxChannel {
 
     /// Revokes the offers that the peer has not returned, before their buffers are given back,
     /// because the connection ends.
-    pub(super) fn fail_cma(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(super) fn fail_cma_offers(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if !self.outstanding.has_cma_offers() {
             return;
         }
         // Offers belong to the parent of a forked child; the peer continues with the parent.
         if self.socket.in_original_process() {
-            self.ring.memory().revoke_cma();
-            self.complete_cma(engine);
+            self.ring.memory().revoke_cma_offers();
+            self.complete_cma_offers(engine);
         }
-        for CmaOffer { op, tag, .. } in self.outstanding.take_open_cma_offers() {
+        for CmaOffer { op, tag, .. } in self.outstanding.take_held_cma_offers() {
             engine.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
         }
     }

@@ -65,25 +65,25 @@ impl TxChannel {
             if let Some(region) = self.mapped_regions.served_region(remote.key) {
                 return self.progress_served_rma(front, (remote, region), engine);
             }
-            if front.started && !front.cursor.is_validating_ranges(&front.tx_op) {
+            if front.started && !front.cursor.is_checking_ranges(&front.tx_op) {
                 return Err(Error::Key {
                     key: remote.key,
                     why: "was revoked during the operation",
                 });
             }
-            if self.mapped_regions.needs_query(remote.key)?
+            if self.mapped_regions.needs_map_request(remote.key)?
                 && control::try_send_control(&self.socket, ControlMessage::MapMr(remote.key))
             {
-                self.mapped_regions.on_query_sent(remote.key);
+                self.mapped_regions.on_map_request_sent(remote.key);
             }
             return Ok(PushOutcome::WouldBlock);
         };
         let op = front.op;
-        let tx_op = front.op_of_range(engine);
+        let tx_op = front.op_for_range(engine);
         let done = front.sent;
         let (range_len, done_in_range) = (remote.len, done - front.cursor.bytes_before);
         let region_offset = region.check_access(tx_op.kind, remote, range_len)?;
-        if front.cursor.is_validating_ranges(&tx_op) {
+        if front.cursor.is_checking_ranges(&tx_op) {
             front.advance_or_finish(engine);
             return Ok(PushOutcome::Pushed);
         }
@@ -198,8 +198,8 @@ impl TxChannel {
                 error
             });
         }
-        let tx_op = front.op_of_range(engine);
-        if front.cursor.is_validating_ranges(&tx_op) {
+        let tx_op = front.op_for_range(engine);
+        if front.cursor.is_checking_ranges(&tx_op) {
             front.advance_or_finish(engine);
             return Ok(PushOutcome::Pushed);
         }
@@ -232,7 +232,7 @@ impl TxChannel {
         range_len: usize,
         engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
-        let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
+        let Some(bounce_buffer) = self.granted_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
         };
         let (kind, done, done_in_range) = (
@@ -241,7 +241,7 @@ impl TxChannel {
             front.sent - front.cursor.bytes_before,
         );
         // A request of length 0 makes the owner check the range without an access.
-        let max_len = if front.cursor.is_validating_ranges(&front.tx_op) {
+        let max_len = if front.cursor.is_checking_ranges(&front.tx_op) {
             0
         } else {
             MAX_REQUEST_LEN
@@ -281,7 +281,7 @@ impl TxChannel {
 
     /// Returns the bounce buffer, which is granted to the peer at the first use; `None` if the
     /// peer's socket has no room now.
-    fn shared_bounce_buffer(&mut self) -> Result<Option<&RmaBounceBuffer>> {
+    fn granted_bounce_buffer(&mut self) -> Result<Option<&RmaBounceBuffer>> {
         if self.rma_bounce.is_none() {
             let bounce_buffer = RmaBounceBuffer::new()?;
             let memory = bounce_buffer.memory();

@@ -110,7 +110,7 @@ impl TxConnection {
             ControlEvent::GrantWithoutFd(key) => {
                 let denial = Err("cannot be mapped: no descriptor left (RLIMIT_NOFILE)");
                 return require_solicited(
-                    self.on_map_answer(key, denial),
+                    self.on_map_response(key, denial),
                     "unsolicited memory grant",
                 );
             }
@@ -126,7 +126,7 @@ impl TxConnection {
             ControlMessage::Ready => self.send_hello(),
             ControlMessage::Accept(incarnation) => self.on_accept(incarnation),
             ControlMessage::MrNotFound(key) => require_solicited(
-                self.on_map_answer(key, Err("is unknown")),
+                self.on_map_response(key, Err("is unknown")),
                 "unsolicited response",
             ),
             ControlMessage::MrServedByOwner(key, rma_events) => {
@@ -198,7 +198,7 @@ impl TxConnection {
         let region =
             SharedMapping::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::close_in_background(vec![memory]);
-        self.on_map_answer(
+        self.on_map_response(
             key,
             region.map(|mapping| MappedRegion {
                 key,
@@ -214,20 +214,20 @@ impl TxConnection {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return false;
         };
-        let is_pending = channel.mapped_regions.is_query_pending(key);
+        let is_pending = channel.mapped_regions.is_map_request_pending(key);
         if is_pending {
             channel.mapped_regions.on_mr_served(key, rma_events);
         }
         is_pending
     }
 
-    fn on_map_answer(&mut self, key: u64, region: Result<MappedRegion, &'static str>) -> bool {
+    fn on_map_response(&mut self, key: u64, region: Result<MappedRegion, &'static str>) -> bool {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return false;
         };
-        let is_pending = channel.mapped_regions.is_query_pending(key);
+        let is_pending = channel.mapped_regions.is_map_request_pending(key);
         if is_pending {
-            channel.mapped_regions.on_map_answer(
+            channel.mapped_regions.on_map_response(
                 key,
                 region,
                 self.queue.iter().any(|queued| queued.targets_key(key)),
