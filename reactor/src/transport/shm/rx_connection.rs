@@ -330,7 +330,7 @@ impl RxConnection {
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
-        let total = layout.total.map(word);
+        let total = layout.full_len.map(word);
         match record.header.kind {
             FRAGMENT => {
                 let id = self

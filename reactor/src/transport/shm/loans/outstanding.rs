@@ -333,9 +333,18 @@ impl OutstandingSlots {
         }
     }
 
-    /// Returns how many slots the peer holds, or has returned without being collected.
-    pub(crate) fn held_count(&self) -> usize {
-        self.slots.iter().flatten().count()
+    /// Returns the number of loans that the peer holds. A returned loan counts until
+    /// `collect_returned`.
+    pub(crate) fn held_loans(&self) -> usize {
+        self.loans().count()
+    }
+
+    /// Returns the lent chunks.
+    fn loans(&self) -> impl Iterator<Item = &LentChunk> {
+        self.slots.iter().flatten().filter_map(|slot| match slot {
+            OutstandingSlot::Loan(chunk) => Some(chunk),
+            OutstandingSlot::Cma(_) => None,
+        })
     }
 }
 
