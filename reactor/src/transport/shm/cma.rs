@@ -1,50 +1,53 @@
 //! Single-copy messages: the receiver copies the payload directly from the memory of the sender's
 //! process (cross-memory attach).
 //!
-//! The sender leaves the payload in place, writes its address into a record, and keeps the buffer
-//! in its operation. The receiver copies it with `process_vm_readv` when a receive has matched, or
-//! into pooled memory within the budget, in chunks, and returns it by a bit in the segment, as for
-//! loans. The receiver rings if the sender sleeps; the sender's next pass completes the send. An
-//! unexpected message beyond the budget holds up nothing. The price is that a send waits for its
-//! receiver's progress.
+//! This module is the receiving side; `tx_connection/rendezvous` sends the messages. The sender
+//! leaves the payload in place, writes the payload's address and a slot into a record, a *CMA
+//! offer*, and keeps the buffer in its operation. The receiver copies the payload with
+//! `process_vm_readv`, in chunks: into the buffer of the matched receive, or into pooled memory
+//! within the budget. Then it returns the slot by a bit in the segment, as for loans, and rings the
+//! doorbell if the sender sleeps. The sender's next pass completes the send. An unexpected message
+//! beyond the budget stays with its sender and delays no other message. The price of single copy
+//! is that a send waits for progress of its receiver.
 //!
 //! # Availability
 //!
-//! The kernel allows this between processes of one user that may trace each other. Process
-//! namespaces, Yama, system call filters and non-dumpable processes may prevent it, so the
+//! The kernel permits `process_vm_readv` between processes of one user that may trace each other.
+//! PID namespaces, Yama, seccomp filters and non-dumpable processes may prevent the call. So the
 //! handshake tries it: between hello and accept the receiver reads a random number, the *marker*,
-//! from the sender's memory. Each direction is tried by itself. If it fails, messages go through
-//! the ring.
+//! from the sender's memory. Each direction of a connection is tried by itself. If the call fails,
+//! messages go through the ring.
 //!
 //! # Which bytes can be trusted
 //!
-//! The kernel finds the process by its id, and ids are reused. The sender may also have died, have
-//! executed another program, or have taken the buffer back because its endpoint closed. So after
-//! each chunk, before it counts:
+//! The kernel finds the process by its pid, and pids are reused. The sender may also have died,
+//! have executed another program, or have taken the buffer back because its endpoint closed. So a
+//! chunk is used only if three checks succeed after it was copied:
 //!
-//! 1. the marker, read by the same call behind the chunk, is unchanged: it is the same memory, not
-//!    that of another program or process;
-//! 2. the process has not ended, according to the pidfd that was taken when it connected. Until
-//!    then its id is not reused;
-//! 3. the sender has not withdrawn the message. It says so in the segment *before* it frees a
-//!    buffer, so a receiver that read the memory later finds the word. The sender need not wait for
-//!    its peer, which may never reply.
+//! 1. The marker, read by the same call behind the chunk, is unchanged: the memory is not that of
+//!    another program or process.
+//! 2. The process has not ended, according to the pidfd that was opened when the process connected.
+//!    The pid of a process is not reused before the process has ended.
+//! 3. The sender has not revoked its offers. The sender sets a flag in the segment *before* it
+//!    frees a buffer, so a receiver that read the memory later finds the flag. The sender need not
+//!    wait for an answer of its peer, which may never come.
 //!
-//! Otherwise the chunk is overwritten with zeros and the message is lost; its sender was not told
-//! that it arrived.
+//! Otherwise the chunk is overwritten with zeros and the message is lost. The slot of a lost message
+//! is not returned, so its send does not succeed.
 //!
 //! # Trust
 //!
-//! A sender may name any address. Memory that cannot be read ends its connection; memory that can
-//! be read is its own message. Memory that responds slowly (of a file system in user space) delays
-//! the receiver's domain. This is the one thing that a peer of the same user can do only here, and
-//! a reason to turn single copy off among programs that distrust each other. A receiver gains
-//! nothing by false replies: one that never returns a buffer keeps it until its connection ends,
-//! and one that returns it early gets a spoilt message.
+//! A sender may name any address. Memory that cannot be read ends the sender's connection; memory
+//! that can be read is the sender's own message. Memory that responds slowly (of a file system in
+//! user space) delays the receiver's domain. A peer of the same user can do that only with single
+//! copy, which is a reason to turn single copy off among programs that distrust each other. A
+//! receiver gains nothing by false returns: a slot that is never returned keeps its buffer until
+//! the connection ends, and a slot that is returned early yields a corrupted message.
 //!
 //! # Safety
 //!
-//! One system call, which writes only to buffers of this process, within the lengths it is given.
+//! The only foreign call is `process_vm_readv`, which writes only to buffers of this process,
+//! within the lengths it is given.
 #![allow(unsafe_code)]
 
 mod policy;
@@ -64,42 +67,45 @@ use rustix::io::Errno;
 
 use super::loans::SLOTS_PER_PEER;
 use super::rx_connection::MAX_MSG_SIZE;
-use super::segment::Segment;
+use super::segment::{CmaMarker, Segment};
 use super::socket::ShmSocket;
 use crate::transport::fork_guard::ForkGuard;
 
 pub(crate) use policy::SingleCopyPolicy;
 
-/// Returns the marker that this process lets peers read: its address and value.
-pub(crate) fn local_marker() -> (u64, u64) {
+/// Returns the marker that peers read from this process.
+pub(crate) fn local_marker() -> CmaMarker {
     static VALUE: OnceLock<u64> = OnceLock::new();
     let value = VALUE.get_or_init(|| RandomState::new().hash_one(std::process::id()) | 1);
-    (std::ptr::from_ref(value).expose_provenance() as u64, *value)
+    CmaMarker {
+        address: std::ptr::from_ref(value).expose_provenance() as u64,
+        value: *value,
+    }
 }
 
-/// A sender's process, whose memory can be read from here.
+/// The process of a sender, whose memory this process can read.
 #[derive(Debug)]
 pub(crate) struct CmaPeer {
     peer: Address,
     pid: i32,
     /// Pidfd of the process; readable once the process has ended.
     pidfd: OwnedFd,
-    /// Address of the process's marker, and its value.
-    marker: (u64, u64),
+    marker: CmaMarker,
     segment: Segment,
-    /// Whether the connection is over: no more slots are returned.
+    /// Whether this side has ended the connection: no more slots are returned.
     closed: AtomicBool,
-    /// Whether slots were returned since the flag was last taken.
+    /// Whether slots were returned since the last `take_slots_returned`.
     slots_returned: AtomicBool,
-    /// How the sender ended, if a copy found that out.
+    /// Reason why the sender is down, if a copy has failed for it.
     down_reason: OnceLock<DownReason>,
+    /// Number of messages copied, and their bytes.
     messages: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl CmaPeer {
-    /// Reads the marker of the process that made this connection; `None` if its memory cannot be
-    /// read.
+    /// Reads the marker of the process with this pid, which has connected over `socket`. `None` if
+    /// the sender does not permit single copy, or if its memory cannot be read.
     pub(crate) fn new(
         peer: &Address,
         pid: i32,
@@ -107,7 +113,7 @@ impl CmaPeer {
         segment: &Segment,
     ) -> Option<Self> {
         let marker = segment.cma_marker();
-        if marker.1 == 0 {
+        if marker.value == 0 {
             return None;
         }
         let cma_peer = Self {
@@ -122,27 +128,33 @@ impl CmaPeer {
             messages: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
-        cma_peer.read(marker.0, &mut []).is_ok().then_some(cma_peer)
+        cma_peer
+            .read(marker.address, &mut [])
+            .is_ok()
+            .then_some(cma_peer)
     }
 
-    /// Copies from the memory of the process, and verifies that the bytes are the sender's.
-    fn read(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
-        let read = self.read_with_marker(at, into);
+    /// Fills `into` from this address of the process, and verifies that the bytes are the sender's.
+    ///
+    /// # Errors
+    /// `PeerGone`, and `Protocol` if a sender that lives named memory that cannot be read.
+    fn read(&self, address: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let read = self.read_with_marker(address, into);
         let gone = || Err(Error::PeerGone(self.peer.clone()));
-        // The order matters: the call also fails if the process ends or frees what it offered. A
-        // sender that has revoked its offers reports the end of the connection by another message.
-        // An unreadable sender ends the connection here, because nothing else would.
-        let has_ended = self.has_exited();
-        if !has_ended && self.segment.is_cma_revoked() {
+        // The call also fails if the process ends or frees what it offered, so these two causes are
+        // checked before its error. A sender that has revoked its offers ends the connection, which
+        // the socket reports. An unreadable sender is reported by this call only.
+        let has_exited = self.has_exited();
+        if !has_exited && self.segment.are_cma_offers_revoked() {
             return gone();
         }
         match read {
-            Ok(value) if value == self.marker.1 && !has_ended => Ok(()),
+            Ok(value) if value == self.marker.value && !has_exited => Ok(()),
             Ok(_) | Err(Errno::SRCH) => {
                 let _ = self.down_reason.set(DownReason::Died);
                 gone()
             }
-            Err(_) if has_ended => {
+            Err(_) if has_exited => {
                 let _ = self.down_reason.set(DownReason::Died);
                 gone()
             }
@@ -160,16 +172,17 @@ impl CmaPeer {
         }
     }
 
-    /// Fills `into` with as many calls as needed, and reads the marker with the last one.
-    fn read_with_marker(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<u64, Errno> {
+    /// Fills `into` with as many calls as needed, and reads the marker with the last call. Returns
+    /// the value of the marker.
+    fn read_with_marker(&self, address: u64, into: &mut [MaybeUninit<u8>]) -> Result<u64, Errno> {
         let (mut value, len) = ([0; 8], into.len());
         let mut done = 0;
         while done < len + value.len() {
-            // Bytes of `into` and of the marker that were read already.
+            // Bytes of `into` and of the marker that earlier calls have read.
             let (filled, marker_read) = (done.min(len), done.saturating_sub(len));
             let from = (
-                at.wrapping_add(filled as u64),
-                self.marker.0.wrapping_add(marker_read as u64),
+                address.wrapping_add(filled as u64),
+                self.marker.address.wrapping_add(marker_read as u64),
             );
             match read_process_memory(
                 self.pid,
@@ -184,14 +197,15 @@ impl CmaPeer {
         Ok(u64::from_ne_bytes(value))
     }
 
+    /// Returns whether the process has ended.
     fn has_exited(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let now = Timespec {
+        let no_wait = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         loop {
-            match rustix::event::poll(&mut fds, Some(&now)) {
+            match rustix::event::poll(&mut fds, Some(&no_wait)) {
                 Ok(ready) => return ready > 0,
                 // A signal interrupted this thread; the state of the process is unknown.
                 Err(Errno::INTR) => {}
@@ -200,12 +214,16 @@ impl CmaPeer {
         }
     }
 
-    /// Marks the connection as over: messages dropped from now on have not arrived.
+    /// Marks the connection as ended by this side: transfers dropped from now on do not return
+    /// their slots, so the sender reports an error.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether slots were returned since the last call. How the sender ended is the error.
+    /// Returns whether slots were returned since the last call.
+    ///
+    /// # Errors
+    /// Reason why the sender is down, if a copy has failed for it.
     pub(crate) fn take_slots_returned(&self) -> Result<bool, DownReason> {
         match self.down_reason.get() {
             Some(reason) => Err(*reason),
@@ -261,25 +279,29 @@ fn read_process_memory(
     })
 }
 
-/// A message in the memory of its sender, which keeps it until this value is dropped.
+/// A message in the memory of its sender. The sender keeps the message until its slot is returned,
+/// which the drop of this value does.
 pub(crate) struct CmaTransfer {
     peer: Arc<CmaPeer>,
-    remote_addr: u64,
+    /// Address of the message in the sender's process.
+    address: u64,
     len: usize,
-    /// Slot by which the buffer is returned.
+    /// Slot to return on drop; [`SLOTS_PER_PEER`] if the slot must not be returned.
     slot: usize,
+    /// Error of the first copy that failed: the message is lost.
     error: OnceLock<Error>,
     fork_guard: ForkGuard,
 }
 
 impl CmaTransfer {
-    /// Creates a transfer; `None` if the range is impossible or there is no such slot.
-    pub(crate) fn new(peer: Arc<CmaPeer>, at: u64, len: usize, slot: usize) -> Option<Self> {
-        let is_valid =
-            len <= MAX_MSG_SIZE && at.checked_add(len as u64).is_some() && slot < SLOTS_PER_PEER;
+    /// Creates a transfer; `None` if the range or the slot is out of bounds.
+    pub(crate) fn new(peer: Arc<CmaPeer>, address: u64, len: usize, slot: usize) -> Option<Self> {
+        let is_valid = len <= MAX_MSG_SIZE
+            && address.checked_add(len as u64).is_some()
+            && slot < SLOTS_PER_PEER;
         is_valid.then(|| Self {
             peer,
-            remote_addr: at,
+            address,
             len,
             slot,
             error: OnceLock::new(),
@@ -287,17 +309,20 @@ impl CmaTransfer {
         })
     }
 
+    /// Fills `dst` with bytes of the message from offset `from` on; with zeros if the copy fails.
     fn read_into(&self, from: usize, dst: &mut [MaybeUninit<u8>]) {
         assert!(
             from <= self.len && dst.len() <= self.len - from,
-            "read beyond the message"
+            "read of {} bytes at byte {from} of a message of {} bytes",
+            dst.len(),
+            self.len
         );
         let read = match self.error.get() {
             Some(error) => Err(error.clone()),
-            None => self.peer.read(self.remote_addr + from as u64, dst),
+            None => self.peer.read(self.address + from as u64, dst),
         };
         if let Err(error) = read {
-            // The bytes may be of any process by now and must not be exposed.
+            // The bytes may be those of another process and must not be exposed.
             dst.fill(MaybeUninit::new(0));
             let _ = self.error.set(error);
         }
@@ -341,8 +366,10 @@ impl PeerMemory for CmaTransfer {
 impl Drop for CmaTransfer {
     fn drop(&mut self) {
         let peer = &self.peer;
-        let is_over = peer.closed.load(Ordering::Relaxed) || !self.fork_guard.in_original_process();
-        if self.slot < SLOTS_PER_PEER && self.error.get().is_none() && !is_over {
+        // The connections of a forked child belong to its parent.
+        let may_return =
+            !peer.closed.load(Ordering::Relaxed) && self.fork_guard.in_original_process();
+        if self.slot < SLOTS_PER_PEER && self.error.get().is_none() && may_return {
             peer.messages.fetch_add(1, Ordering::Relaxed);
             peer.bytes.fetch_add(self.len as u64, Ordering::Relaxed);
             peer.segment.return_slot(self.slot);
@@ -365,14 +392,15 @@ mod tests {
     use super::super::socket::ShmListener;
     use super::*;
 
-    /// Returns this process, as a peer that it has connected to sees it.
-    fn peer_with_marker(name: &str, marker: (u64, u64)) -> Option<(CmaPeer, Segment)> {
+    /// Connects this process to itself. Returns this process as the peer, and the segment, in which
+    /// the peer has published `marker`; `None` if the marker cannot be read.
+    fn peer_with_marker(name: &str, marker: CmaMarker) -> Option<(CmaPeer, Segment)> {
         let at = Address::new(Scheme::Shm, &format!("{name}-{}", std::process::id())).unwrap();
         let listener = ShmListener::open(&at).unwrap();
         let (_connection, _) = ShmSocket::connect(&at).unwrap();
         let socket = listener.accept().unwrap().unwrap();
         let (segment, _memory) = Segment::create(64).unwrap();
-        segment.set_cma_marker(marker.0, marker.1);
+        segment.set_cma_marker(marker);
         let pid = socket.credentials().unwrap().pid.unwrap();
         Some((CmaPeer::new(&at, pid, &socket, &segment)?, segment))
     }
@@ -387,6 +415,7 @@ mod tests {
         bytes.as_ptr().expose_provenance() as u64
     }
 
+    /// Returns the words of the bitmap of returned slots.
     fn returned_slots(segment: &Segment) -> Vec<u64> {
         (0..SLOTS_PER_PEER / 64)
             .map(|word| segment.take_returned_slots(word))
@@ -424,34 +453,33 @@ mod tests {
         CmaTransfer::new(peer.clone(), address_of(&bytes), 10, 1)
             .unwrap()
             .cancel_return();
-        let late = CmaTransfer::new(peer.clone(), address_of(&bytes), 10, 1).unwrap();
+        let open = CmaTransfer::new(peer.clone(), address_of(&bytes), 10, 1).unwrap();
         peer.close();
-        drop(late);
+        drop(open);
         assert_eq!(
             (returned_slots(&segment), peer.take_slots_returned()),
-            (vec![0; 4], Ok(false))
+            (vec![0; 4], Ok(false)),
+            "neither a cancelled return nor a closed connection returns a slot"
         );
-        let bounds = [
+        let out_of_bounds = [
             (u64::MAX, 1, 0),
             (0, MAX_MSG_SIZE + 1, 0),
             (0, 1, SLOTS_PER_PEER),
         ];
-        assert!(
-            bounds
-                .into_iter()
-                .all(|(at, len, slot)| CmaTransfer::new(peer.clone(), at, len, slot).is_none())
-        );
+        assert!(out_of_bounds.into_iter().all(|(address, len, slot)| {
+            CmaTransfer::new(peer.clone(), address, len, slot).is_none()
+        }));
     }
 
-    /// Asserts that bytes which cannot be attributed to the sender are zeroed and not acknowledged.
+    /// Asserts that reads from `peer` fail with the expected error, yield zeros and return no slot.
     fn assert_reads_zeros(peer: CmaPeer, is_expected: impl Fn(&Error) -> bool) {
         let (peer, bytes) = (Arc::new(peer), [7; 100]);
         let transfer = CmaTransfer::new(peer.clone(), address_of(&bytes), 100, 0).unwrap();
         let mut copy = [1; 100];
         transfer.copy_to_init(0, &mut copy);
         assert_eq!(copy, [0; 100]);
-        let lost = transfer.check().unwrap_err();
-        assert!(is_expected(&lost), "{lost}");
+        let error = transfer.check().unwrap_err();
+        assert!(is_expected(&error), "{error}");
         copy.fill(1);
         transfer.copy_to_init(50, &mut copy[..50]);
         assert_eq!(copy[..50], [0; 50], "a lost message stays lost");
@@ -467,11 +495,11 @@ mod tests {
     #[test]
     fn revoked_message_is_not_read() {
         let (peer, segment) = peer_with_marker("cma-revoked", local_marker()).unwrap();
-        segment.revoke_cma();
+        segment.revoke_cma_offers();
         assert_reads_zeros(peer, Error::is_peer_unavailable);
     }
 
-    /// The pid belongs to a process that lives, and is not the one that had it.
+    /// The process that connected has ended, and a living process has its pid.
     #[test]
     fn memory_of_a_reused_pid_is_not_read() {
         let (mut peer, _) = peer_with_marker("cma-reused-pid", local_marker()).unwrap();
@@ -483,20 +511,27 @@ mod tests {
         assert_reads_zeros(peer, Error::is_peer_unavailable);
     }
 
-    /// The process has executed another program, so its memory is another.
+    /// A process that has executed another program has other memory.
     #[test]
     fn memory_without_the_marker_value_is_not_read() {
         let mut value = Box::new(1u64);
-        let at = (&raw mut *value).expose_provenance() as u64;
-        let (peer, _) = peer_with_marker("cma-program", (at, 1)).unwrap();
+        let address = (&raw mut *value).expose_provenance() as u64;
+        let marker = |address, value| CmaMarker { address, value };
+        let (peer, _) = peer_with_marker("cma-program", marker(address, 1)).unwrap();
         // SAFETY: the box is alive, and only this thread accesses it.
         unsafe { std::ptr::write_volatile(&raw mut *value, 2) };
         assert_reads_zeros(peer, Error::is_peer_unavailable);
-        let (at, value) = local_marker();
-        assert!(peer_with_marker("cma-false", (at, value ^ 1)).is_none());
-        assert!(peer_with_marker("cma-nowhere", (8, 1)).is_none());
+        let CmaMarker { address, value } = local_marker();
         assert!(
-            peer_with_marker("cma-none", (0, 0)).is_none(),
+            peer_with_marker("cma-false", marker(address, value ^ 1)).is_none(),
+            "the published value is wrong"
+        );
+        assert!(
+            peer_with_marker("cma-nowhere", marker(8, 1)).is_none(),
+            "the published address is not mapped"
+        );
+        assert!(
+            peer_with_marker("cma-none", marker(0, 0)).is_none(),
             "no marker was published"
         );
     }

@@ -31,7 +31,7 @@ use fabric_core::rx::RxQueue;
 use fabric_core::transport::{EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Error, Result};
 
-use super::TxResources;
+use super::TxSettings;
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
@@ -87,7 +87,7 @@ pub(crate) struct ShmEndpoint {
     id: EpId,
     name: Address,
     local: LocalEndpoint,
-    tx_resources: TxResources,
+    tx_settings: TxSettings,
     /// Counters of connections that were removed.
     counters: TxStats,
     /// `None` for a connected endpoint, to which no other peer can connect.
@@ -128,29 +128,22 @@ impl ShmEndpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        (info, tx_resources): (&Info, TxResources),
+        (info, tx_settings): (&Info, TxSettings),
         wait: Arc<dyn WaitSet>,
         shares_rx: bool,
     ) -> Result<Self> {
         let listener = ShmListener::open(&at)?;
         wait.watch(listener.as_fd(), ShmToken::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
-        let resources = (info, tx_resources);
-        Ok(Self::new(
-            id,
-            at,
-            Some(listener),
-            resources,
-            wait,
-            shares_rx,
-        ))
+        let settings = (info, tx_settings);
+        Ok(Self::new(id, at, Some(listener), settings, wait, shares_rx))
     }
 
     fn new(
         id: EpId,
         name: Address,
         listener: Option<ShmListener>,
-        (info, tx_resources): (&Info, TxResources),
+        (info, tx_settings): (&Info, TxSettings),
         wait: Arc<dyn WaitSet>,
         shares_rx: bool,
     ) -> Self {
@@ -165,10 +158,10 @@ impl ShmEndpoint {
                 incarnation: RandomState::new().hash_one(id.0),
                 is_rma_target: caps.is_rma_target(),
                 rma_events: caps.contains(Caps::RMA_EVENT),
-                cma_enabled: !tx_resources.single_copy.is_disabled(),
-                received_loans: ReceivedLoans::new(tx_resources.loan_pool.clone()),
+                cma_enabled: !tx_settings.single_copy.is_disabled(),
+                received_loans: ReceivedLoans::new(tx_settings.loan_pool.clone()),
             },
-            tx_resources,
+            tx_settings,
             counters: TxStats::default(),
             listener,
             fork_guard: ForkGuard::current_process(),
@@ -265,7 +258,7 @@ impl ShmEndpoint {
             .lock(peer_index)
             .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
-            QueueProgress::Moved => true,
+            QueueProgress::Progressed => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
                 self.on_tx_peer_closed(engine, peer_index);

@@ -73,7 +73,7 @@ pub fn ring(bytes: &[u8]) -> Option<usize> {
         assert_eq!(consumer.memory().payload(record).len(), len - HEADER_LEN);
         if let Some(layout) = RecordLayout::for_record(record.header.kind, record.header.flags, len)
         {
-            let words = [layout.tag, layout.data, layout.total];
+            let words = [layout.tag, layout.data, layout.full_len];
             assert!(
                 words
                     .into_iter()

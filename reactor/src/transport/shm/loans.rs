@@ -52,9 +52,9 @@ pub(crate) const MAX_LOAN_BYTES: usize = 4 << 30;
 pub(crate) const SLOTS_PER_PEER: usize = 256;
 /// Chunks that a peer keeps mapped after it has returned them, and the most mappings that are
 /// accepted from a peer that does not observe that.
-const MAX_MAPPED_BY_PEER: usize = 64;
+const MAX_GRANTED_CHUNKS: usize = 64;
 pub(crate) const MAX_LOAN_MAPPINGS: usize = 1024;
-const _: () = assert!(MAX_LOAN_MAPPINGS >= MAX_MAPPED_BY_PEER + SLOTS_PER_PEER);
+const _: () = assert!(MAX_LOAN_MAPPINGS >= MAX_GRANTED_CHUNKS + SLOTS_PER_PEER);
 
 /// State of a chunk, in the low bits of its state word; the generation is above them.
 const FREE: u64 = 0;
@@ -172,7 +172,7 @@ impl LoanPool {
     }
 
     /// Notes that a chunk of another process is gone, which peers may have been granted.
-    fn note_retired(&self) {
+    fn count_removed(&self) {
         self.lock().retired += 1;
     }
 

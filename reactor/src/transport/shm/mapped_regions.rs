@@ -43,7 +43,7 @@ pub(crate) struct MappedRegion {
 
 /// State of the request for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KeyQuery {
+enum MapRequest {
     /// The request was sent and has no response yet.
     Sent,
     /// The region cannot be accessed, for this reason.
@@ -68,7 +68,7 @@ pub(crate) struct MappedRegions {
     /// Index in `mapped` of the region used last.
     last_used: usize,
     /// Requests by key; few at a time.
-    queries: Vec<(u64, KeyQuery)>,
+    map_requests: Vec<(u64, MapRequest)>,
     /// Reason for which the connection has ended, once it has.
     disconnected: Arc<OnceLock<Error>>,
 }
@@ -137,7 +137,7 @@ impl MappedRegions {
 
     /// Records that the peer serves the region with this key.
     pub(crate) fn on_mr_served(&mut self, key: u64, rma_events: bool) {
-        self.queries.retain(|(queried, _)| *queried != key);
+        self.map_requests.retain(|(requested, _)| *requested != key);
         self.served.push(ServedRegion { key, rma_events });
     }
 
@@ -150,13 +150,17 @@ impl MappedRegions {
     ///
     /// # Errors
     /// [`Error::Key`] if the peer has denied the last request, which is forgotten then.
-    pub(crate) fn needs_query(&mut self, key: u64) -> Result<bool> {
-        match self.queries.iter().position(|(queried, _)| *queried == key) {
+    pub(crate) fn needs_map_request(&mut self, key: u64) -> Result<bool> {
+        match self
+            .map_requests
+            .iter()
+            .position(|(requested, _)| *requested == key)
+        {
             None => Ok(true),
-            Some(at) => match self.queries[at].1 {
-                KeyQuery::Sent => Ok(false),
-                KeyQuery::Denied(why) => {
-                    self.queries.swap_remove(at);
+            Some(at) => match self.map_requests[at].1 {
+                MapRequest::Sent => Ok(false),
+                MapRequest::Denied(why) => {
+                    self.map_requests.swap_remove(at);
                     Err(Error::Key { key, why })
                 }
             },
@@ -164,31 +168,31 @@ impl MappedRegions {
     }
 
     /// Records that the request for this key was sent.
-    pub(crate) fn on_query_sent(&mut self, key: u64) {
-        self.queries.push((key, KeyQuery::Sent));
+    pub(crate) fn on_map_request_sent(&mut self, key: u64) {
+        self.map_requests.push((key, MapRequest::Sent));
     }
 
     /// Returns whether the request for this key has no response yet, so that operations on it must
     /// wait.
-    pub(crate) fn is_query_pending(&self, key: u64) -> bool {
-        self.queries.contains(&(key, KeyQuery::Sent))
+    pub(crate) fn is_map_request_pending(&self, key: u64) -> bool {
+        self.map_requests.contains(&(key, MapRequest::Sent))
     }
 
     /// Drops denials for which no operation waits.
     pub(crate) fn retain_denials(&mut self, wanted: impl Fn(u64) -> bool) {
-        self.queries
-            .retain(|(key, query)| *query == KeyQuery::Sent || wanted(*key));
+        self.map_requests
+            .retain(|(key, query)| *query == MapRequest::Sent || wanted(*key));
     }
 
     /// Handles the peer's response, or the reason for which it cannot be used; `wanted` if an
     /// operation waits for it.
-    pub(crate) fn on_map_answer(
+    pub(crate) fn on_map_response(
         &mut self,
         key: u64,
         region: Result<MappedRegion, &'static str>,
         wanted: bool,
     ) {
-        self.queries.retain(|(queried, _)| *queried != key);
+        self.map_requests.retain(|(requested, _)| *requested != key);
         // Drop regions that their owner has closed.
         self.mapped.retain(|region| region.mapping.is_valid());
         match region {
@@ -200,9 +204,9 @@ impl MappedRegions {
             }
             // A new request would have the same response, over and over.
             Ok(_) if wanted => self
-                .queries
-                .push((key, KeyQuery::Denied("was revoked by its owner"))),
-            Err(why) if wanted => self.queries.push((key, KeyQuery::Denied(why))),
+                .map_requests
+                .push((key, MapRequest::Denied("was revoked by its owner"))),
+            Err(why) if wanted => self.map_requests.push((key, MapRequest::Denied(why))),
             _ => {}
         }
     }

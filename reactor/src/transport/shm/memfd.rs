@@ -4,22 +4,21 @@ use std::os::fd::OwnedFd;
 
 use fabric_core::{Error, Result};
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-const EFBIG: i32 = 27;
-
-/// Creates a memfd that is to be resized to `size` bytes and then sealed; `call` names the system
-/// call that will resize it.
+/// Creates an empty memfd with this name, which is for diagnostics. The caller resizes the memfd to
+/// `size` bytes with the system call `call`, and then seals it.
 ///
 /// # Errors
-/// Errors of the operating system, and `EFBIG` for a size above `RLIMIT_FSIZE`: the kernel would
-/// end the process with `SIGXFSZ`.
+/// Errors of the operating system, and `EFBIG` of `call` for a size above `RLIMIT_FSIZE`. With such
+/// a size, `call` would raise `SIGXFSZ`.
 pub(crate) fn create(name: &str, size: u64, call: &'static str) -> Result<OwnedFd> {
     if getrlimit(Resource::Fsize)
         .current
         .is_some_and(|limit| size > limit)
     {
-        return Err(Error::os(call, EFBIG));
+        return Err(Error::os(call, Errno::FBIG.raw_os_error()));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Kernels before 6.3 do not know `MFD_NOEXEC_SEAL`.

@@ -167,9 +167,10 @@ struct ShmDomain {
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 
-/// Settings that the endpoints of a domain use to send long messages.
+/// Settings of the transmit side, equal for all endpoints of a domain.
 #[derive(Clone, Debug)]
-struct TxResources {
+struct TxSettings {
+    /// The domain's chunks, which carry messages that are sent as loans.
     loan_pool: LoanPool,
     /// Which messages the receiver copies directly, where the kernel permits it.
     single_copy: cma::SingleCopyPolicy,
@@ -234,11 +235,11 @@ impl ShmDomain {
     }
 
     /// Returns the settings for a new endpoint.
-    fn tx_resources(&mut self) -> TxResources {
+    fn tx_settings(&mut self) -> TxSettings {
         let single_copy = *self
             .single_copy
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
-        TxResources {
+        TxSettings {
             loan_pool: self.loan_pool.clone(),
             single_copy,
         }
@@ -292,12 +293,12 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         info: &Info,
         at: Option<&Address>,
     ) -> Result<Address> {
-        let resources = self.tx_resources();
+        let settings = self.tx_settings();
         let shares_rx = engine.with_rx(ep, |rx, _| rx.is_shared());
         let opened = with_free_name(at, |name| {
             let wait = self.wait_set.clone();
-            let resources = (info, resources.clone());
-            ShmEndpoint::open(ep, name.clone(), resources, wait, shares_rx)
+            let settings = (info, settings.clone());
+            ShmEndpoint::open(ep, name.clone(), settings, wait, shares_rx)
         })?;
         let name = opened.name().clone();
         self.insert(ep, opened);
@@ -331,9 +332,9 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Domain));
         }
-        let resources = (info, self.tx_resources());
+        let settings = (info, self.tx_settings());
         let wait = self.wait_set.clone();
-        let opened = ShmEndpoint::open_connected(engine, ep, resources, params, wait)?;
+        let opened = ShmEndpoint::open_connected(engine, ep, settings, params, wait)?;
         self.insert(ep, opened);
         // An accepted endpoint can receive now.
         self.mark_active(self.endpoints.len() - 1);

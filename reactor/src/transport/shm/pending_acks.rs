@@ -1,22 +1,23 @@
 //! Sends that complete when the peer acknowledges them (`match_complete`, `delivery_complete`).
 //!
-//! Such a send always goes to the queue. It gets an id, which its first record carries and which
-//! stays with the message through matching, buffering, claims and fragments. The peer acknowledges
-//! it by a bit in the segment and rings if the sender sleeps. There is one bit for each send that
-//! an endpoint can have under way, so an ack needs no room, waits for nothing, and may come in any
-//! order: two peers with full rings acknowledge each other's messages. A message may be
-//! acknowledged before all of it was sent, since a receive can match its first fragment; the send
-//! completes when both have happened.
+//! Such a send always goes to the queue. The first record of the message holds an ack id, which
+//! stays with the message through matching, buffering, claims and fragments. The receiver
+//! acknowledges the message by setting the bit of the ack id in the segment, and rings the doorbell
+//! if the sender sleeps. The segment has a bit for each send that an endpoint can have pending. So
+//! an ack needs no room in a ring and may arrive in any order: two peers with full rings can
+//! acknowledge each other's messages. A message may be acknowledged before all of it was sent,
+//! since a receive can match its first fragment; the send completes when the message is sent and
+//! acknowledged.
 //!
-//! Both levels wait for a receive. libfabric lets a delivery complete when the message is buffered
-//! at the peer; then `delivery_complete` would say less than `match_complete`, and hardly more than
-//! that the message was sent.
+//! Both completion levels wait for a matching receive. libfabric permits a delivery to complete
+//! when the peer has buffered the message; `delivery_complete` would then guarantee less than
+//! `match_complete`.
 //!
 //! # Trust
 //!
-//! A peer that acknowledges what it has not received, or twice, deceives its own sender; one that
-//! never does keeps the send waiting until the connection ends. Bits are looked up here, and those
-//! without a send are ignored.
+//! A receiver that acknowledges a message early completes the send early. A receiver that never
+//! acknowledges keeps the send pending until the connection ends. Ack bits without a pending send
+//! are ignored.
 
 use fabric_core::completion::Transfer;
 use fabric_core::transport::OpKey;
@@ -25,13 +26,15 @@ use slab::Slab;
 use super::record::MAX_ACKS;
 use super::segment::Segment;
 
-/// A message that waits for the peer's ack.
+/// A message that was not sent completely, or that the peer has not acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnackedMessage {
     pub(crate) op: OpKey,
+    /// What the completion of the send reports.
     pub(crate) transfer: Transfer,
-    /// Whether the message has been sent completely.
+    /// Whether the message was sent completely.
     sent: bool,
+    /// Whether the peer has acknowledged the message.
     acked: bool,
 }
 
@@ -39,7 +42,7 @@ pub(crate) struct UnackedMessage {
 #[derive(Debug, Default)]
 pub(crate) struct PendingAcks {
     messages: Slab<UnackedMessage>,
-    /// Words of the segment that may hold acks.
+    /// Number of words of the ack bitmap that contain ids in use or used before.
     used_words: usize,
 }
 
@@ -49,13 +52,13 @@ impl PendingAcks {
         self.messages.is_empty()
     }
 
-    /// Returns the ack id of the next message; `None` if all are in use.
+    /// Returns the ack id of the next message; `None` if all ack ids are in use.
     pub(crate) fn vacant_id(&self) -> Option<u32> {
         let ack_id = self.messages.vacant_key();
         (ack_id < MAX_ACKS).then_some(ack_id as u32)
     }
 
-    /// Adds a message with this ack id, which was vacant: its transmission has begun.
+    /// Adds a message whose first record was sent; `ack_id` is from [`vacant_id`](Self::vacant_id).
     pub(crate) fn insert(&mut self, ack_id: u32, op: OpKey, transfer: Transfer) {
         let entry = self.messages.vacant_entry();
         debug_assert_eq!(entry.key(), ack_id as usize);
@@ -68,7 +71,7 @@ impl PendingAcks {
         self.used_words = self.used_words.max(ack_id as usize / 64 + 1);
     }
 
-    /// Marks a message as sent completely. Returns the message if it has completed.
+    /// Marks a message as sent completely. Removes and returns the message if it was acknowledged.
     pub(crate) fn mark_sent(&mut self, ack_id: u32) -> Option<UnackedMessage> {
         self.messages.get_mut(ack_id as usize)?.sent = true;
         self.take_completed(ack_id as usize)
@@ -79,8 +82,8 @@ impl PendingAcks {
         self.messages.get(ack_id as usize).map(|message| message.op)
     }
 
-    /// Collects the acks of the peer, and calls `on_complete` with the messages that have
-    /// completed.
+    /// Collects the acks of the peer. Removes the messages that are sent and acknowledged, and calls
+    /// `on_complete` with each.
     pub(crate) fn collect_acked(
         &mut self,
         segment: &Segment,
@@ -104,8 +107,7 @@ impl PendingAcks {
         }
     }
 
-    /// Takes the messages that only wait for an ack, when acks will not come any more. The other
-    /// messages are forgotten.
+    /// Removes all messages, because the connection ends. Returns those that were sent completely.
     pub(crate) fn take_unacked(&mut self) -> impl Iterator<Item = UnackedMessage> {
         std::mem::take(&mut self.messages)
             .into_iter()
@@ -113,6 +115,7 @@ impl PendingAcks {
             .filter(|message| message.sent)
     }
 
+    /// Removes and returns the message if it is sent and acknowledged.
     fn take_completed(&mut self, ack_id: usize) -> Option<UnackedMessage> {
         let completed = self
             .messages
@@ -150,9 +153,12 @@ mod tests {
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut acks = PendingAcks::default();
         let (first, second) = (insert_message(&mut acks, 1), insert_message(&mut acks, 2));
-        assert!(acks.mark_sent(first).is_none(), "not acknowledged");
+        assert!(acks.mark_sent(first).is_none(), "not acknowledged yet");
         segment.set_ack(second as usize);
-        assert!(collect_indices(&mut acks, &segment).is_empty(), "not sent");
+        assert!(
+            collect_indices(&mut acks, &segment).is_empty(),
+            "not sent completely yet"
+        );
         assert_eq!(
             acks.mark_sent(second).map(|message| message.op),
             Some(op_key(2))
@@ -183,6 +189,7 @@ mod tests {
         let unsent = insert_message(&mut acks, 2);
         let sent = insert_message(&mut acks, 3);
         assert!(unsent != sent && acks.mark_sent(sent).is_none());
+        // Only the message that was sent completely is returned.
         assert_eq!(
             acks.take_unacked()
                 .map(|message| message.op.index)
@@ -193,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn ack_slots_cover_the_tx_queue_size() {
+    fn ack_ids_suffice_for_the_tx_queue_size() {
         let offers = fabric_core::transport::Transport::offers(&super::super::ShmTransport);
         assert!(offers.iter().all(|offer| offer.tx.size <= MAX_ACKS));
         let mut acks = PendingAcks::default();

@@ -104,7 +104,7 @@ impl RingGeometry {
     }
 
     /// Returns the line of a position.
-    fn index(self, position: u64) -> usize {
+    fn line_of(self, position: u64) -> usize {
         (position & (self.lines - 1)) as usize
     }
 
@@ -221,7 +221,7 @@ impl<M: RingMemory> Producer<M> {
         }
         fill(RecordWriter {
             memory: &self.memory,
-            start: self.geometry.index(self.position) * LINE_LEN,
+            start: self.geometry.line_of(self.position) * LINE_LEN,
             len,
         });
         self.publish(
@@ -239,7 +239,7 @@ impl<M: RingMemory> Producer<M> {
     /// Returns false if there is no room now.
     #[inline(always)] // fast path of small messages
     fn reserve_lines(&mut self, lines: usize) -> bool {
-        let rest = self.geometry.lines as usize - self.geometry.index(self.position);
+        let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
         if lines > rest {
             return self.pad(rest, lines);
         }
@@ -266,14 +266,14 @@ impl<M: RingMemory> Producer<M> {
     /// Requests the line of a record that follows soon, while other records are being written.
     #[inline(always)] // fast path of small messages
     pub(crate) fn prefetch_next(&self) {
-        let line = self.geometry.index(self.position + PREFETCH_DISTANCE);
+        let line = self.geometry.line_of(self.position + PREFETCH_DISTANCE);
         self.memory.prefetch_for_write(line);
     }
 
     /// Returns whether a record of this many bytes has room now.
     pub(crate) fn fits(&mut self, len: usize) -> bool {
         let lines = RingGeometry::lines_for(len);
-        let rest = self.geometry.lines as usize - self.geometry.index(self.position);
+        let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
         self.has_room(lines + if lines > rest { rest } else { 0 })
     }
 
@@ -362,7 +362,7 @@ impl<M: RingMemory> Producer<M> {
 
     #[inline(always)] // fast path of small messages
     fn publish(&mut self, header: RecordHeader, lines: usize) {
-        let first_line = self.geometry.index(self.position);
+        let first_line = self.geometry.line_of(self.position);
         if lines > 1 || self.position < self.clean_from {
             self.mark_dirty(header, first_line, lines);
         }
@@ -389,7 +389,7 @@ impl<M: RingMemory> Producer<M> {
         if lines > 1 {
             self.clean_from = self.position + self.geometry.lines + lines as u64;
         }
-        let next = self.geometry.index(end as u64);
+        let next = self.geometry.line_of(end as u64);
         let (word, bit) = (&mut self.dirty_lines[next / 64], 1 << (next % 64));
         if *word & bit != 0 {
             *word &= !bit;
@@ -478,7 +478,7 @@ impl<M: RingMemory> Consumer<M> {
     /// needed.
     #[inline(always)] // fast path of small messages
     pub(crate) fn peek_plain(&self, kind: u8) -> Peeked {
-        let index = self.geometry.index(self.position);
+        let index = self.geometry.line_of(self.position);
         // SYNC: pairs with the release in `Producer::publish`.
         let word = self.memory.header(index).load(Ordering::Acquire);
         let (lap, len) = (
@@ -509,7 +509,7 @@ impl<M: RingMemory> Consumer<M> {
     /// Returns the oldest record that was not consumed yet.
     pub(crate) fn peek(&mut self) -> Result<Option<RecordRef>, ShmProtocolViolation> {
         loop {
-            let index = self.geometry.index(self.position);
+            let index = self.geometry.line_of(self.position);
             // SYNC: pairs with the release in `Producer::publish`.
             let word = self.memory.header(index).load(Ordering::Acquire);
             let Some(header) = self.published(word) else {
@@ -589,7 +589,7 @@ impl<M: RingMemory> Consumer<M> {
         full_fence();
         let word = self
             .memory
-            .header(self.geometry.index(self.position))
+            .header(self.geometry.line_of(self.position))
             .load(Ordering::Relaxed);
         self.published(word).is_none()
     }

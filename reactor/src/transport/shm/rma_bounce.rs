@@ -30,7 +30,7 @@ use super::shared_memory::{SharedMapping, SharedMemory};
 pub(crate) const MAX_REQUEST_LEN: usize = 64 * 1024;
 /// Layout of the bounce buffer: id of the last executed request, its status, a detail of the
 /// status, and the bytes.
-const ANSWERED_AT: usize = 0;
+const RESPONSE_ID_AT: usize = 0;
 const STATUS_AT: usize = 8;
 const DETAIL_AT: usize = 16;
 const DATA_AT: usize = 64;
@@ -140,7 +140,7 @@ impl RmaRequest {
             match AccessError::check(engine.region(key), self.kind, &self.remote, self.remaining) {
                 Ok(region) => region,
                 Err(error) => {
-                    self.write_answer(bounce_buffer, error.to_words());
+                    self.write_response(bounce_buffer, error.to_words());
                     return true;
                 }
             };
@@ -172,15 +172,15 @@ impl RmaRequest {
         if self.kind.fills_buffer() {
             bounce_buffer.write(DATA_AT, &bytes);
         }
-        self.write_answer(bounce_buffer, STATUS_OK);
+        self.write_response(bounce_buffer, STATUS_OK);
         true
     }
 
-    fn write_answer(&self, bounce_buffer: &SharedMapping, (code, detail): (u64, u64)) {
+    fn write_response(&self, bounce_buffer: &SharedMapping, (code, detail): (u64, u64)) {
         bounce_buffer.write(STATUS_AT, &code.to_ne_bytes());
         bounce_buffer.write(DETAIL_AT, &detail.to_ne_bytes());
         // One aligned word, written with release: a reader that sees it sees the earlier writes.
-        bounce_buffer.write(ANSWERED_AT, &self.id.to_ne_bytes());
+        bounce_buffer.write(RESPONSE_ID_AT, &self.id.to_ne_bytes());
     }
 }
 
@@ -240,7 +240,7 @@ impl RmaBounceBuffer {
     /// Returns whether a request has no response yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending
-            .is_some_and(|request| self.read_word(ANSWERED_AT) != request.id)
+            .is_some_and(|request| self.read_word(RESPONSE_ID_AT) != request.id)
     }
 
     /// Takes the request whose response has arrived, and its result.

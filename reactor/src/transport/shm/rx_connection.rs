@@ -22,7 +22,7 @@ use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, ControlRead, READS_PER_POLL};
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
-    CMA_MESSAGE, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MESSAGE, RMA_NOTIFICATION, RMA_READ,
+    CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MESSAGE, RMA_NOTIFICATION, RMA_READ,
     RMA_REQUEST, RecordLayout, decode_len_and_ack, plain_payload_offset,
 };
 use super::ring::{Consumer, Peeked, RecordRef, ShmProtocolViolation};
@@ -330,7 +330,7 @@ impl RxConnection {
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
-        let total = layout.total.map(word);
+        let total = layout.full_len.map(word);
         match record.header.kind {
             FRAGMENT => {
                 let id = self
@@ -374,7 +374,7 @@ impl RxConnection {
                     engine,
                 )
             }
-            kind @ (LOAN | CMA_MESSAGE) => {
+            kind @ (LOAN | CMA_OFFER) => {
                 if payload.len() != LOCATION_LEN {
                     return Err(ShmProtocolViolation("message location of wrong length"));
                 }
@@ -388,7 +388,7 @@ impl RxConnection {
                 if kind == LOAN {
                     self.receive_loan(envelope, location, rx, engine)
                 } else {
-                    self.receive_cma(envelope, location, rx, engine)
+                    self.receive_cma_offer(envelope, location, rx, engine)
                 }
             }
             FIRST_FRAGMENT if let Some(total) = total => {
@@ -436,7 +436,7 @@ impl RxConnection {
                     self.disconnected = true
                 }
                 ControlRead::Message(ControlEvent::Message(ControlMessage::MapMr(key))) => {
-                    if !self.answer_map_mr(engine, key) {
+                    if !self.respond_to_map_mr(engine, key) {
                         return Some(DownReason::Protocol(
                             "peer does not read the responses to its requests",
                         ));

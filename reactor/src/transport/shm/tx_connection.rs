@@ -1,10 +1,13 @@
-//! A connection to a peer: what this endpoint sends.
+//! The sending end of a connection: everything that this endpoint sends to one peer.
 //!
-//! A connectionless endpoint creates it with the first operation for the peer. Until the peer has
-//! accepted, and whenever the ring is full, operations wait in its queue; otherwise a message is
-//! written into the ring at once. `try_send_plain` is the path of a message without tag, data or
-//! ack. Writes and reads of a mapped region up to 256 KiB are executed at once, longer ones in
-//! pieces from the queue.
+//! A connectionless endpoint creates a [`TxConnection`] with the first operation for the peer, and
+//! `connection_table` holds it under a lock of its own. The peer has the receiving end, an
+//! `RxConnection`; messages in the other direction use a connection of their own.
+//!
+//! A message is written into the ring at once if no operation is queued and the ring has room.
+//! Otherwise operations wait in the queue, in posting order, until the peer has accepted and the
+//! ring has room; progress passes retry the queue. A write or read of a mapped region of up to
+//! 256 KiB is executed at once, a longer one in pieces from the queue.
 
 mod acks;
 mod arm;
@@ -25,7 +28,7 @@ use fabric_core::stats::OpStats;
 use fabric_core::transport::{EngineContext, Incarnation, OpKey, TxOp, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::TxResources;
+use super::TxSettings;
 use super::control::{self, ControlMessage};
 use super::rx_connection::PeerIdentity;
 use channel::{FRAGMENT_LEN, TxChannel};
@@ -33,48 +36,59 @@ use iov_cursor::IovCursor;
 pub(crate) use iov_cursor::at_start;
 pub(crate) use socket_events::ConnectionEnd;
 
-/// Bytes sent to one peer in one pass.
+/// Bytes after which a pass stops sending to one peer.
 const BYTES_PER_PASS: usize = 64 * 1024;
-/// A connection to a peer.
+
+/// The sending end of a connection.
 #[derive(Debug)]
 pub(crate) struct TxConnection {
-    /// Address of the peer.
+    /// Name of the peer's endpoint.
     pub(crate) peer_address: Address,
+    /// Address handle of the peer.
     pub(crate) addr: FiAddr,
-    /// Incarnation that the peer must have; `None` if any endpoint with the name will do.
+    /// Incarnation that the peer must have; `None` if any endpoint of the name is accepted.
     pub(crate) expected: Option<Incarnation>,
     state: TxConnectionState,
-    /// The peer's endpoint whose end has been reported already.
+    /// Endpoint of the peer whose end was reported to the application, so that the end is not
+    /// reported twice.
     end_reported: Option<PeerIdentity>,
+    /// Operations that are not sent completely, in posting order.
     queue: VecDeque<QueuedTx>,
-    resources: TxResources,
-    /// Operations over connections that have ended, and of the fast path.
+    settings: TxSettings,
+    /// Operations over channels that have ended, and operations of the fast path.
     counters: TxStats,
-    /// Operations executed by the fast path.
+    /// Number of operations executed by the fast path.
     pub(crate) fast_path_ops: u64,
 }
 
-/// State of a connection.
+/// State of the sending end of a connection.
 #[derive(Debug)]
 enum TxConnectionState {
     /// The peer has not accepted yet.
     Connecting(TxChannel),
     Established(TxChannel),
-    /// Ended; the next operation of a connectionless endpoint connects again.
+    /// Not connected yet, or ended; the next operation of a connectionless endpoint connects.
     Closed,
 }
 
 /// Numbers of operations on a peer, for the statistics of the endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TxStats {
-    /// Operations of the fast path.
+    /// Sends of the fast path; the engine counts the others.
     pub(crate) sent: OpStats,
+    /// Writes of the fast path.
     pub(crate) written: OpStats,
+    /// Atomic operations of the fast path.
     pub(crate) atomics: OpStats,
+    /// Doorbells rung at the peer.
     pub(crate) doorbells: u64,
+    /// Messages sent as loans.
     pub(crate) loaned: u64,
+    /// Messages sent in several records.
     pub(crate) segmented: OpStats,
+    /// Sent messages that the peer has copied directly.
     pub(crate) single_copy: OpStats,
+    /// Received messages copied directly, over connections that have ended.
     pub(crate) single_copy_rx: OpStats,
 }
 
@@ -95,22 +109,37 @@ impl std::ops::AddAssign for TxStats {
 #[derive(Debug)]
 struct QueuedTx {
     op: OpKey,
+    /// The operation; `remote` is the current range if the operation has several.
     tx_op: TxOp,
+    /// Bytes sent to the peer, or accessed in its memory.
     sent: usize,
-    /// Total length, once the payload was looked at.
+    /// Value of `sent` at which the operation is done. Known for a message once its payload was
+    /// read from the engine, and for an access after its last range.
     total: Option<usize>,
+    /// Whether a record was sent or a byte was accessed, so the operation cannot be canceled.
     started: bool,
-    /// Whether the message was offered to the peer, which copies it.
-    cma_offered: bool,
-    /// Whether the message was sent as a loan.
-    lent: bool,
+    /// How the payload of a message is sent; valid once `started` is set.
+    path: PayloadPath,
     /// Id of the requested ack, once the first record was sent.
     ack_id: Option<u32>,
     /// Position among the remote ranges, if the operation has several.
     cursor: IovCursor,
 }
 
-/// Result of pushing one record into the ring, or of one direct access to the peer's memory.
+/// How the payload of a message reaches the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PayloadPath {
+    /// In records of the ring.
+    #[default]
+    Ring,
+    /// In a lent chunk.
+    Loan,
+    /// The peer copies the payload from this process. The operation completes when the peer returns
+    /// the slot of the offer.
+    CmaOffer,
+}
+
+/// Result of pushing one record into the ring, or of one access to the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PushOutcome {
     /// The record is in the ring, or the access was executed. The operation may need more records.
@@ -121,10 +150,12 @@ pub(crate) enum PushOutcome {
     Closed,
 }
 
-/// Result of processing the queue in one pass.
+/// Result of [`TxConnection::progress_queue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueProgress {
-    Moved,
+    /// An operation was sent in part, or completed.
+    Progressed,
+    /// No operation could make progress.
     Idle,
     /// The peer's endpoint has closed.
     Closed,
@@ -136,13 +167,15 @@ impl QueuedTx {
         self.tx_op.remote.is_some_and(|remote| remote.key == key)
     }
 
+    /// Returns whether everything was sent or accessed.
     fn is_done(&self) -> bool {
         self.total == Some(self.sent)
     }
 }
 
 impl TxConnection {
-    pub(crate) fn new(peer_address: Address, addr: FiAddr, resources: TxResources) -> Self {
+    /// Creates the sending end of a connection that is not connected yet.
+    pub(crate) fn new(peer_address: Address, addr: FiAddr, settings: TxSettings) -> Self {
         Self {
             peer_address,
             addr,
@@ -150,13 +183,13 @@ impl TxConnection {
             state: TxConnectionState::Closed,
             end_reported: None,
             queue: VecDeque::new(),
-            resources,
+            settings,
             counters: TxStats::default(),
             fast_path_ops: 0,
         }
     }
 
-    /// Returns whether the peer must be notified of this access; it may have closed since.
+    /// Returns whether the peer must be notified of this access; false if the region is not mapped.
     pub(crate) fn needs_notification(&mut self, tx_op: &TxOp) -> bool {
         match (&mut self.state, &tx_op.remote) {
             (TxConnectionState::Established(channel), Some(remote)) => channel
@@ -178,7 +211,8 @@ impl TxConnection {
         }
     }
 
-    /// Sends a message or writes the peer's memory now, if the queue is empty and there is room.
+    /// Sends a message or writes the peer's memory now, if no operation is queued and the ring has
+    /// room. On `WouldBlock` the caller queues the operation.
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
@@ -188,9 +222,10 @@ impl TxConnection {
             return Ok(PushOutcome::WouldBlock);
         };
         match tx_op.kind {
-            // The send completes when the peer acknowledges it.
+            // A send that completes with the peer's ack needs a queued operation.
             OpKind::Send if tx_op.level.needs_ack() => Ok(PushOutcome::WouldBlock),
-            // The connection waits for the return of the loan: in the queue.
+            // Passes poll a connection for returned loans after an operation was queued. So relayed
+            // loans are queued, and all loans while the domain waits for memory.
             OpKind::Send
                 if payload.peer_memory().is_some()
                     || tx_op.loan.is_some() && channel.outstanding.is_pool_awaited() =>
@@ -211,7 +246,7 @@ impl TxConnection {
         }
     }
 
-    /// Sends a short message without tag, data or ack, and counts it.
+    /// Sends a short message without tag, data or ack now, and counts it.
     #[inline(always)] // fast path of small messages
     pub(crate) fn try_send_plain(&mut self, bytes: &[u8]) -> PushOutcome {
         let TxConnectionState::Established(channel) = &mut self.state else {
@@ -228,7 +263,7 @@ impl TxConnection {
         pushed
     }
 
-    /// Wakes the peer after messages with `FI_MORE`.
+    /// Wakes the peer after messages with `FI_MORE`, which have not woken it.
     pub(crate) fn flush(&mut self) -> PushOutcome {
         match &mut self.state {
             TxConnectionState::Established(channel) => channel.wake_peer(),
@@ -236,7 +271,8 @@ impl TxConnection {
         }
     }
 
-    /// Reads the peer's memory now, if the queue is empty and the region is mapped.
+    /// Reads the peer's memory now, if no operation is queued and the region is mapped. On
+    /// `WouldBlock` the caller queues the operation.
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
@@ -250,7 +286,8 @@ impl TxConnection {
         })
     }
 
-    /// Executes an atomic operation now, if the queue is empty and the region is mapped.
+    /// Executes an atomic operation now, if no operation is queued and the region is mapped. On
+    /// `WouldBlock` the caller queues the operation.
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
@@ -269,7 +306,10 @@ impl TxConnection {
         })
     }
 
-    /// Returns the mapping of a peer's region, if an access has mapped it.
+    /// Returns a handle of a peer's region; `None` if no access has mapped the region.
+    ///
+    /// # Errors
+    /// Those of [`MappedRegions::handle`](super::mapped_regions::MappedRegions::handle).
     pub(crate) fn region_handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
         match &mut self.state {
             TxConnectionState::Established(channel) => channel.mapped_regions.handle(key),
@@ -288,26 +328,26 @@ impl TxConnection {
 
     /// Appends an operation to the queue.
     pub(crate) fn enqueue(&mut self, op: OpKey, tx_op: TxOp) {
-        // The time at which a queued operation is sent is not known, so it wakes the peer itself.
+        // The flush after `FI_MORE` may come before a queued operation is sent, so the operation
+        // wakes the peer.
         let tx_op = TxOp {
             more: false,
             ..tx_op
         };
-        let (started, cma_offered, lent) = (false, false, false);
         self.queue.push_back(QueuedTx {
             op,
             tx_op,
             sent: 0,
             total: None,
-            started,
-            cma_offered,
-            lent,
+            started: false,
+            path: PayloadPath::default(),
             ack_id: None,
             cursor: IovCursor::default(),
         });
     }
 
-    /// Cancels a queued operation of which nothing was sent. Returns whether it was found.
+    /// Removes a queued operation that has not started. Returns false if the operation has started
+    /// or is not queued.
     pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
         let at = self
             .queue
@@ -322,22 +362,23 @@ impl TxConnection {
         cancelled
     }
 
-    /// Returns whether nothing is queued, and no sent operation waits for an ack or a returned
-    /// slot.
+    /// Returns whether passes can skip the connection: no operation is queued, and no ack or
+    /// returned slot is awaited.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && !self.awaits_peer()
+        self.queue.is_empty()
+            && !matches!(
+                &self.state,
+                TxConnectionState::Established(channel) if channel.awaits_peer()
+            )
     }
 
-    fn awaits_peer(&self) -> bool {
-        matches!(&self.state, TxConnectionState::Established(channel) if channel.awaits_peer())
-    }
-
-    /// Returns whether the connection is closed and not being established.
-    pub(crate) fn is_gone(&self) -> bool {
+    /// Returns whether the connection is neither established nor being established.
+    pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, TxConnectionState::Closed)
     }
 
-    /// Connects to the peer if there is no connection.
+    /// Connects to the peer if the connection is closed. `from` and `incarnation` identify this
+    /// endpoint; events of the socket carry `token`.
     pub(crate) fn connect(
         &mut self,
         from: &Address,
@@ -347,7 +388,7 @@ impl TxConnection {
     ) -> Result<()> {
         if matches!(self.state, TxConnectionState::Closed) {
             let mut channel =
-                TxChannel::connect(&self.peer_address, from, incarnation, &self.resources)?;
+                TxChannel::connect(&self.peer_address, from, incarnation, &self.settings)?;
             channel.socket.watch(wait, token)?;
             self.end_reported = None;
             self.state = TxConnectionState::Connecting(channel);
@@ -355,14 +396,15 @@ impl TxConnection {
         Ok(())
     }
 
-    /// Sends queued operations until the ring is full or the limit of a pass is reached.
+    /// Completes operations for which the peer has acted, and sends queued operations until the
+    /// ring is full or [`BYTES_PER_PASS`] is reached.
     pub(crate) fn progress_queue(&mut self, engine: &mut impl EngineContext) -> QueueProgress {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return QueueProgress::Idle;
         };
         let mut bytes = 0;
         let mut progressed = channel.awaits_peer()
-            && (channel.complete_cma(engine) | channel.complete_acked(engine));
+            && (channel.complete_cma_offers(engine) | channel.complete_acked(engine));
         while bytes < BYTES_PER_PASS
             && let is_only_op = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
@@ -380,14 +422,14 @@ impl TxConnection {
             };
             progressed |= pushed == PushOutcome::Pushed;
             bytes += front.sent - before;
-            if pushed == PushOutcome::Pushed && front.cma_offered {
-                // The send completes when the peer has copied the payload.
+            if pushed == PushOutcome::Pushed && front.path == PayloadPath::CmaOffer {
+                // `complete_cma_offers` completes the send.
                 self.queue.pop_front();
             } else if pushed == PushOutcome::Pushed && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.tx_op.tag);
                 let (op, ack_id) = (front.op, front.ack_id);
-                let is_message = front.tx_op.remote.is_none() && !front.lent;
-                if is_message && front.sent > FRAGMENT_LEN && front.started {
+                let is_in_ring = front.tx_op.remote.is_none() && front.path == PayloadPath::Ring;
+                if is_in_ring && front.sent > FRAGMENT_LEN {
                     channel.counters.segmented.record(front.sent);
                 }
                 self.queue.pop_front();
@@ -402,29 +444,31 @@ impl TxConnection {
             }
         }
         if channel.outstanding.has_relays() {
-            // No task of this process waits for the return, but the owner of the memory does.
+            // No task of this process waits for the return of a relayed loan, but its owner does.
             engine.request_progress();
         }
         if progressed {
-            QueueProgress::Moved
+            QueueProgress::Progressed
         } else {
             QueueProgress::Idle
         }
     }
 
-    /// Records that the end of this endpoint was reported. A peer that has not accepted yet may
-    /// turn out to be that endpoint.
+    /// Records that the end of the endpoint with this identity was reported to the application.
+    /// Ignored if the peer has another identity. The identity of a peer that has not accepted is
+    /// not known yet.
     pub(crate) fn mark_end_reported(&mut self, identity: PeerIdentity) {
         if self.identity().is_none_or(|own| own == identity) {
             self.end_reported = Some(identity);
         }
     }
 
+    /// Returns whether the end of the endpoint with this identity was reported.
     pub(crate) fn is_end_reported(&self, identity: PeerIdentity) -> bool {
         self.end_reported == Some(identity)
     }
 
-    /// Returns the identity of the peer's endpoint, once it has accepted.
+    /// Returns the identity of the peer's endpoint; `None` if the connection is not established.
     pub(crate) fn identity(&self) -> Option<PeerIdentity> {
         match &self.state {
             TxConnectionState::Established(channel) => Some(channel.peer_identity),
@@ -432,7 +476,7 @@ impl TxConnection {
         }
     }
 
-    /// Returns whether the peer copies long messages directly from this process.
+    /// Returns whether long messages are sent to the peer as CMA offers.
     pub(crate) fn uses_cma(&self) -> bool {
         matches!(
             &self.state,
@@ -440,11 +484,12 @@ impl TxConnection {
         )
     }
 
-    /// Closes the connection; queued operations fail with `error`.
+    /// Closes the connection. Queued operations fail with `error`, and so do sent operations that
+    /// wait for the peer.
     pub(crate) fn close(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if let TxConnectionState::Established(channel) = &mut self.state {
             channel.mapped_regions.end(error);
-            channel.fail_cma(engine, error);
+            channel.fail_cma_offers(engine, error);
             channel.fail_unacked(engine, error);
         }
         self.counters = self.counters();
@@ -455,7 +500,7 @@ impl TxConnection {
         }
     }
 
-    /// Returns the counters of this peer.
+    /// Returns the counters of this peer, over all channels.
     pub(crate) fn counters(&self) -> TxStats {
         let mut counters = self.counters;
         if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
@@ -466,10 +511,10 @@ impl TxConnection {
         counters
     }
 
-    /// Returns the number of slots that the peer holds: loans and offered messages.
-    pub(crate) fn outstanding_loans(&self) -> usize {
+    /// Returns the number of loans that the peer holds.
+    pub(crate) fn held_loans(&self) -> usize {
         if let TxConnectionState::Established(channel) = &self.state {
-            channel.outstanding.outstanding()
+            channel.outstanding.held_loans()
         } else {
             0
         }
@@ -478,14 +523,14 @@ impl TxConnection {
     /// Collects the slots that the peer has returned.
     pub(crate) fn collect_returned(&mut self) {
         if let TxConnectionState::Established(channel) = &mut self.state
-            // Slots are returned to the parent of a forked child.
+            // In a forked child, returned slots belong to the parent.
             && channel.socket.in_original_process()
         {
             channel.outstanding.collect_returned(channel.ring.memory());
         }
     }
 
-    /// Sends a control message: that the endpoint closes, or that only this connection is given up.
+    /// Sends a control message: `EndpointClosed`, or `Disconnect` if only this connection ends.
     pub(crate) fn send_control(&self, message: ControlMessage) {
         if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
             &self.state
@@ -494,7 +539,7 @@ impl TxConnection {
         }
     }
 
-    /// Arms the doorbell before sleeping. Returns false if an operation can progress now.
+    /// Arms the doorbell before this side sleeps. Returns false if an operation can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         match &mut self.state {
             TxConnectionState::Established(channel) => channel.arm(self.queue.front()),
@@ -502,6 +547,7 @@ impl TxConnection {
         }
     }
 
+    /// Disarms the doorbell after this side has slept.
     pub(crate) fn disarm(&mut self) {
         if let TxConnectionState::Established(channel) = &self.state
             && !self.is_idle()

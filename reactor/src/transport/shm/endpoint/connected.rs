@@ -27,7 +27,7 @@ use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
 use super::super::socket::{self, PeerCredentials, ShmSocket};
 use super::super::tx_connection::TxConnection;
-use super::super::{TxResources, with_free_name};
+use super::super::{TxSettings, with_free_name};
 use super::disconnect::end_tx_connection;
 use super::{ShmEndpoint, ShmToken};
 use crate::transport::timer::Timer;
@@ -88,18 +88,18 @@ impl ShmEndpoint {
     pub(crate) fn open_connected(
         engine: &mut impl EngineContext,
         id: EpId,
-        (info, tx_resources): (&Info, TxResources),
+        (info, tx_settings): (&Info, TxSettings),
         params: ConnectParams<'_>,
         wait: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let (peer, addr) = (params.peer, params.fi_addr);
         peer.check_scheme(Scheme::Shm)?;
         // The name is known once the connection is established.
-        let resources = (info, tx_resources.clone());
+        let settings = (info, tx_settings.clone());
         let shares_rx = engine.with_rx(id, |rx, _| rx.is_shared());
-        let mut endpoint = Self::new(id, peer.clone(), None, resources, wait, shares_rx);
+        let mut endpoint = Self::new(id, peer.clone(), None, settings, wait, shares_rx);
         let at = addr.index();
-        let tx = TxConnection::new(peer.clone(), addr, tx_resources);
+        let tx = TxConnection::new(peer.clone(), addr, tx_settings);
         endpoint.tx_connections.insert(at, tx);
         endpoint.tx_indices.push(at);
         endpoint.msg = Some(Box::new(MsgConnection {

@@ -163,9 +163,9 @@ pub(super) fn end_tx_connection(
 ) {
     // What the peer has returned is not lost.
     tx.collect_returned();
-    let lent = tx.outstanding_loans();
-    if lent > 0 {
-        engine.loans_lost(ep, &tx.peer_address, lent);
+    let held_loans = tx.held_loans();
+    if held_loans > 0 {
+        engine.loans_lost(ep, &tx.peer_address, held_loans);
     }
     tx.close(engine, error);
 }

@@ -73,7 +73,7 @@ impl ShmEndpoint {
             peer.check_scheme(Scheme::Shm)?;
             self.tx_connections.insert(
                 peer_index,
-                TxConnection::new(peer, tx_op.peer, self.tx_resources.clone()),
+                TxConnection::new(peer, tx_op.peer, self.tx_settings.clone()),
             );
             self.tx_indices.push(peer_index);
         }
@@ -126,7 +126,7 @@ impl ShmEndpoint {
         let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return Ok(());
         };
-        if tx.is_gone() {
+        if tx.is_closed() {
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
             }

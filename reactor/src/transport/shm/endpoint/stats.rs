@@ -45,7 +45,7 @@ impl ShmEndpoint {
             self.rx_connections.len(),
             self.rx_connections.active_count(),
             self.tx_indices.len(),
-            self.tx_resources.single_copy,
+            self.tx_settings.single_copy,
         )
     }
 }

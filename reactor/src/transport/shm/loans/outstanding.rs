@@ -10,9 +10,9 @@ use std::sync::{Arc, Weak};
 use fabric_core::buf::PeerMemory;
 use fabric_core::transport::{LoanAllocator, OpKey};
 
-use super::super::segment::{SLOT_RETURN_WORDS, Segment};
+use super::super::segment::{SLOT_BITMAP_WORDS, Segment};
 use super::{
-    HELD, LENT, LoanChunk, LoanGuard, LoanMapping, LoanPool, MAX_MAPPED_BY_PEER, SLOTS_PER_PEER,
+    HELD, LENT, LoanChunk, LoanGuard, LoanMapping, LoanPool, MAX_GRANTED_CHUNKS, SLOTS_PER_PEER,
 };
 
 /// The content of a slot: what the peer holds.
@@ -49,7 +49,7 @@ pub(crate) struct PreparedLoan {
 
 /// A chunk that was granted to the peer.
 #[derive(Debug)]
-struct MappedChunk {
+struct GrantedChunk {
     key: u64,
     /// The mapping, if the chunk is of another peer.
     relayed: Option<Weak<LoanMapping>>,
@@ -95,14 +95,14 @@ pub(crate) struct OutstandingSlots {
     pool: LoanPool,
     slots: Vec<Option<OutstandingSlot>>,
     /// Number of slots with offers, and offers that were returned but not completed yet.
-    cma_offers: usize,
-    completed_cma: VecDeque<CmaOffer>,
+    held_cma_offers: usize,
+    returned_cma_offers: VecDeque<CmaOffer>,
     /// Number of slots with loans of other peers.
     relays: usize,
     /// The chunks that were granted to the peer, sorted by key.
-    mapped_chunks: Vec<MappedChunk>,
+    granted_chunks: Vec<GrantedChunk>,
     /// `retired` of the pool when it was last compared.
-    seen_retired: u64,
+    seen_removed: u64,
 }
 
 impl OutstandingSlots {
@@ -110,11 +110,11 @@ impl OutstandingSlots {
         Self {
             pool,
             slots: Vec::new(),
-            cma_offers: 0,
-            completed_cma: VecDeque::new(),
+            held_cma_offers: 0,
+            returned_cma_offers: VecDeque::new(),
             relays: 0,
-            mapped_chunks: Vec::new(),
-            seen_retired: 0,
+            granted_chunks: Vec::new(),
+            seen_removed: 0,
         }
     }
 
@@ -127,7 +127,7 @@ impl OutstandingSlots {
         segment: &Segment,
     ) -> Option<PreparedLoan> {
         let (chunk, state) = self.pool.find_held(key, payload)?;
-        let slot = self.free_slot(segment)?;
+        let slot = self.find_free_slot(segment)?;
         let chunk = LentChunk::Own(chunk, state);
         Some(PreparedLoan { chunk, slot })
     }
@@ -145,13 +145,13 @@ impl OutstandingSlots {
             return None;
         }
         let (key, _) = guard.mapping().relay()?;
-        let slot = self.free_slot(segment)?;
+        let slot = self.find_free_slot(segment)?;
         let chunk = LentChunk::Relayed(guard, key);
         Some(PreparedLoan { chunk, slot })
     }
 
     /// Returns a free slot; `None` if the peer holds too many.
-    pub(crate) fn free_slot(&mut self, segment: &Segment) -> Option<usize> {
+    pub(crate) fn find_free_slot(&mut self, segment: &Segment) -> Option<usize> {
         let free = |slots: &[Option<OutstandingSlot>]| slots.iter().position(Option::is_none);
         if let Some(slot) = free(&self.slots) {
             return Some(slot);
@@ -167,12 +167,12 @@ impl OutstandingSlots {
     /// Records a single-copy message that was offered to the peer.
     pub(crate) fn insert_cma_offer(&mut self, slot: usize, offer: CmaOffer) {
         self.slots[slot] = Some(OutstandingSlot::Cma(offer));
-        self.cma_offers += 1;
+        self.held_cma_offers += 1;
     }
 
     /// Returns whether the peer has offers, or has returned some that were not completed yet.
     pub(crate) fn has_cma_offers(&self) -> bool {
-        self.cma_offers > 0 || !self.completed_cma.is_empty()
+        self.held_cma_offers > 0 || !self.returned_cma_offers.is_empty()
     }
 
     /// Returns whether the peer holds loans of other peers, which wait for their return.
@@ -198,18 +198,18 @@ impl OutstandingSlots {
     }
 
     /// Returns whether the peer has returned offers that were not completed yet.
-    pub(crate) fn has_completed_cma(&self) -> bool {
-        !self.completed_cma.is_empty()
+    pub(crate) fn has_returned_cma_offers(&self) -> bool {
+        !self.returned_cma_offers.is_empty()
     }
 
     /// Takes the next returned offer, of those that were collected.
-    pub(crate) fn next_completed_cma(&mut self) -> Option<CmaOffer> {
-        self.completed_cma.pop_front()
+    pub(crate) fn pop_returned_cma_offer(&mut self) -> Option<CmaOffer> {
+        self.returned_cma_offers.pop_front()
     }
 
     /// Takes the offers that the peer has not returned, when the connection ends.
-    pub(crate) fn take_open_cma_offers(&mut self) -> impl Iterator<Item = CmaOffer> {
-        self.cma_offers = 0;
+    pub(crate) fn take_held_cma_offers(&mut self) -> impl Iterator<Item = CmaOffer> {
+        self.held_cma_offers = 0;
         self.slots.iter_mut().filter_map(|slot| match slot {
             Some(OutstandingSlot::Cma(offer)) => {
                 let offer = *offer;
@@ -220,30 +220,31 @@ impl OutstandingSlots {
         })
     }
 
-    fn find_mapped(&self, key: u64) -> Result<usize, usize> {
-        self.mapped_chunks
+    fn find_grant(&self, key: u64) -> Result<usize, usize> {
+        self.granted_chunks
             .binary_search_by_key(&key, |chunk| chunk.key)
     }
 
     /// Returns whether the chunk was granted to the peer.
-    pub(crate) fn is_mapped(&self, prepared: &PreparedLoan) -> bool {
-        self.find_mapped(prepared.key()).is_ok()
+    pub(crate) fn is_granted(&self, prepared: &PreparedLoan) -> bool {
+        self.find_grant(prepared.key()).is_ok()
     }
 
-    pub(crate) fn mark_mapped(&mut self, prepared: &PreparedLoan) {
+    pub(crate) fn mark_granted(&mut self, prepared: &PreparedLoan) {
         let key = prepared.key();
         let relayed = match &prepared.chunk {
             LentChunk::Relayed(guard, _) => Some(Arc::downgrade(guard.mapping())),
             LentChunk::Own(..) => None,
         };
-        if let Err(at) = self.find_mapped(key) {
-            self.mapped_chunks.insert(at, MappedChunk { key, relayed });
+        if let Err(at) = self.find_grant(key) {
+            self.granted_chunks
+                .insert(at, GrantedChunk { key, relayed });
         }
     }
 
     /// Returns keys of chunks that the peer need not keep mapped, because it has too many or they
     /// were retired.
-    pub(crate) fn unneeded_mappings(&mut self) -> Vec<u64> {
+    pub(crate) fn unneeded_grants(&mut self) -> Vec<u64> {
         let is_chunk = |slot: &OutstandingSlot, key| {
             matches!(
                 slot,
@@ -252,18 +253,18 @@ impl OutstandingSlots {
         };
         let is_lent = |key: u64| self.slots.iter().flatten().any(|slot| is_chunk(slot, key));
         let idle = self
-            .mapped_chunks
+            .granted_chunks
             .iter()
             .filter(|chunk| !is_lent(chunk.key));
-        if self.mapped_chunks.len() >= MAX_MAPPED_BY_PEER {
+        if self.granted_chunks.len() >= MAX_GRANTED_CHUNKS {
             return idle.map(|chunk| chunk.key).collect();
         }
         // A retired chunk is freed once the peer has unmapped it.
         let pool = self.pool.lock();
-        if std::mem::replace(&mut self.seen_retired, pool.retired) == pool.retired {
+        if std::mem::replace(&mut self.seen_removed, pool.retired) == pool.retired {
             return Vec::new();
         }
-        let exists = |chunk: &MappedChunk| match &chunk.relayed {
+        let exists = |chunk: &GrantedChunk| match &chunk.relayed {
             Some(mapping) => mapping.strong_count() > 0,
             None => pool.chunks.iter().any(|own| own.key == chunk.key),
         };
@@ -273,14 +274,14 @@ impl OutstandingSlots {
     }
 
     /// Records that the peer need not keep the chunk mapped.
-    pub(crate) fn mark_unmapped(&mut self, key: u64) {
-        if let Ok(at) = self.find_mapped(key) {
-            self.mapped_chunks.remove(at);
+    pub(crate) fn remove_grant(&mut self, key: u64) {
+        if let Ok(at) = self.find_grant(key) {
+            self.granted_chunks.remove(at);
         }
     }
 
     /// Lends the prepared loan to the peer.
-    pub(crate) fn lend(&mut self, PreparedLoan { mut chunk, slot }: PreparedLoan) {
+    pub(crate) fn insert_loan(&mut self, PreparedLoan { mut chunk, slot }: PreparedLoan) {
         match &mut chunk {
             LentChunk::Own(chunk, state) => {
                 let lent = *state - HELD + LENT;
@@ -297,24 +298,24 @@ impl OutstandingSlots {
     pub(crate) fn collect_returned(&mut self, segment: &Segment) -> bool {
         let relays = self.relays;
         // All words are read: a bit of a slot that was never used must not keep the domain awake.
-        for word in 0..SLOT_RETURN_WORDS {
+        for word in 0..SLOT_BITMAP_WORDS {
             let mut bits = segment.take_returned_slots(word);
             while bits != 0 {
                 let slot = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                let retired = segment.take_slot_retired(slot);
+                let retired = segment.take_retired_slot(slot);
                 match self.slots.get_mut(slot).and_then(Option::take) {
                     Some(OutstandingSlot::Loan(chunk)) => {
                         self.relays -= usize::from(matches!(chunk, LentChunk::Relayed(..)));
                         match chunk {
-                            chunk if retired => self.give_up(&chunk),
+                            chunk if retired => self.retire(&chunk),
                             LentChunk::Own(chunk, state) => chunk.free(state),
                             LentChunk::Relayed(..) => {}
                         }
                     }
                     Some(OutstandingSlot::Cma(offer)) => {
-                        self.cma_offers -= 1;
-                        self.completed_cma.push_back(offer);
+                        self.held_cma_offers -= 1;
+                        self.returned_cma_offers.push_back(offer);
                     }
                     // The slot was returned twice, or never used.
                     None => {}
@@ -325,16 +326,25 @@ impl OutstandingSlots {
     }
 
     /// Gives up a chunk that somebody may still read: it is not used again, here or by its owner.
-    fn give_up(&self, chunk: &LentChunk) {
+    fn retire(&self, chunk: &LentChunk) {
         match chunk {
             LentChunk::Own(chunk, _) => self.pool.retire(chunk.key),
-            LentChunk::Relayed(guard, _) => guard.mark_still_readable(),
+            LentChunk::Relayed(guard, _) => guard.mark_retired(),
         }
     }
 
-    /// Returns how many slots the peer holds, or has returned without being collected.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.slots.iter().flatten().count()
+    /// Returns the number of loans that the peer holds. A returned loan counts until
+    /// `collect_returned`.
+    pub(crate) fn held_loans(&self) -> usize {
+        self.loans().count()
+    }
+
+    /// Returns the lent chunks.
+    fn loans(&self) -> impl Iterator<Item = &LentChunk> {
+        self.slots.iter().flatten().filter_map(|slot| match slot {
+            OutstandingSlot::Loan(chunk) => Some(chunk),
+            OutstandingSlot::Cma(_) => None,
+        })
     }
 }
 
@@ -342,7 +352,7 @@ impl Drop for OutstandingSlots {
     fn drop(&mut self) {
         for slot in self.slots.iter().flatten() {
             if let OutstandingSlot::Loan(chunk) = slot {
-                self.give_up(chunk);
+                self.retire(chunk);
             }
         }
     }
@@ -379,9 +389,9 @@ mod tests {
         let loan = loans.take_free(10).unwrap();
         let prepared = peer.prepare(key, &loan, &segment).unwrap();
         let slot = prepared.slot;
-        assert!(!peer.is_mapped(&prepared));
-        peer.mark_mapped(&prepared);
-        peer.lend(prepared);
+        assert!(!peer.is_granted(&prepared));
+        peer.mark_granted(&prepared);
+        peer.insert_loan(prepared);
         assert!(
             loans.take_free(10).is_none() && peer.prepare(key, &loan, &segment).is_none(),
             "the peer holds the chunk"
@@ -405,7 +415,7 @@ mod tests {
 
         let loan = loans.take_free(10).unwrap();
         let prepared = peer.prepare(key, &loan, &segment).unwrap();
-        peer.lend(prepared);
+        peer.insert_loan(prepared);
         drop((loan, peer));
         segment.return_slot(slot);
         assert!(
@@ -449,8 +459,8 @@ mod tests {
                 .unwrap_or_else(|| loans.allocate(1).unwrap());
             let prepared = peer.prepare(loan_key(&loan), &loan, &segment)?;
             let slot = prepared.slot;
-            peer.mark_mapped(&prepared);
-            peer.lend(prepared);
+            peer.mark_granted(&prepared);
+            peer.insert_loan(prepared);
             Some(slot)
         };
         for _ in 0..SLOTS_PER_PEER {
@@ -459,24 +469,24 @@ mod tests {
         assert!(lend(&mut peer).is_none());
         segment.return_slot(77);
         assert_eq!(lend(&mut peer), Some(77));
-        let surplus = peer.unneeded_mappings();
+        let surplus = peer.unneeded_grants();
         assert_eq!(surplus.len(), 1, "only the returned chunk");
-        surplus.into_iter().for_each(|key| peer.mark_unmapped(key));
-        assert!(peer.unneeded_mappings().is_empty());
+        surplus.into_iter().for_each(|key| peer.remove_grant(key));
+        assert!(peer.unneeded_grants().is_empty());
         let mut another = OutstandingSlots::new(loans.clone());
         (0..3).for_each(|key| {
-            another.mapped_chunks.push(MappedChunk {
+            another.granted_chunks.push(GrantedChunk {
                 key: 1000 + key,
                 relayed: None,
             });
         });
         assert!(
-            another.unneeded_mappings().is_empty(),
+            another.unneeded_grants().is_empty(),
             "few mappings, and no chunk was retired"
         );
         drop(peer);
         assert_eq!(
-            another.unneeded_mappings(),
+            another.unneeded_grants(),
             [1000, 1001, 1002],
             "chunks that do not exist any more"
         );

@@ -43,7 +43,7 @@ pub(crate) struct ReceivedLoans {
 }
 
 /// Maximum number of mapped chunks.
-const MAX_RECEIVED: usize = 32_768;
+const MAX_RECEIVED_CHUNKS: usize = 32_768;
 /// Maximum number of descriptors that an endpoint keeps to send received loans on.
 const MAX_RELAY_FDS: usize = 256;
 
@@ -93,7 +93,7 @@ impl ReceivedLoans {
         mapping: SharedMapping,
         fd: OwnedFd,
     ) -> Option<Arc<LoanMapping>> {
-        if !try_count(&self.mapped, MAX_RECEIVED) {
+        if !try_count(&self.mapped, MAX_RECEIVED_CHUNKS) {
             return None;
         }
         Some(Arc::new(LoanMapping {
@@ -170,7 +170,7 @@ impl Drop for LoanMapping {
     fn drop(&mut self) {
         self.received.mapped.fetch_sub(1, Ordering::Relaxed);
         if self.relay.is_some() {
-            self.received.pool.note_retired();
+            self.received.pool.count_removed();
         }
     }
 }
@@ -185,7 +185,7 @@ pub(crate) struct LoanGuard {
     slot: usize,
     socket: SocketHandle,
     /// Whether a peer to which the loan was passed on may read it after it was returned.
-    still_readable: AtomicBool,
+    retired: AtomicBool,
     fork_guard: ForkGuard,
 }
 
@@ -203,7 +203,7 @@ impl LoanGuard {
             segment,
             slot,
             socket,
-            still_readable: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             fork_guard: ForkGuard::current_process(),
         })
     }
@@ -214,8 +214,8 @@ impl LoanGuard {
     }
 
     /// Notes that a peer to which the loan was passed on may read it after it was returned.
-    pub(super) fn mark_still_readable(&self) {
-        self.still_readable.store(true, Ordering::Relaxed);
+    pub(super) fn mark_retired(&self) {
+        self.retired.store(true, Ordering::Relaxed);
     }
 }
 
@@ -262,7 +262,7 @@ impl Drop for LoanGuard {
         if self.slot >= SLOTS_PER_PEER || !self.fork_guard.in_original_process() {
             return;
         }
-        if *self.still_readable.get_mut() {
+        if *self.retired.get_mut() {
             self.segment.retire_slot(self.slot);
         }
         self.segment.return_slot(self.slot);
@@ -297,7 +297,9 @@ mod tests {
     #[test]
     fn mappings_and_descriptors_of_an_endpoint_are_bounded() {
         let received = ReceivedLoans::new(LoanPool::default());
-        let mut held: Vec<_> = (0..MAX_RECEIVED).map(|_| add_mapping(&received)).collect();
+        let mut held: Vec<_> = (0..MAX_RECEIVED_CHUNKS)
+            .map(|_| add_mapping(&received))
+            .collect();
         assert!(held.iter().all(Option::is_some) && add_mapping(&received).is_none());
         assert_eq!(kept(&held), max_relay_fds());
         // The descriptors that one endpoint keeps leave some for the others.

@@ -2,7 +2,7 @@
 //! regions.
 //!
 //! `receive_loan` finds the mapping of the chunk, reading the socket ahead of its turn if the
-//! descriptor has not been read yet, and offers the message to the receive queue. `receive_cma`
+//! descriptor has not been read yet, and offers the message to the receive queue. `receive_cma_offer`
 //! offers it as peer memory that is not mapped.
 
 use std::any::Any;
@@ -135,7 +135,7 @@ impl RxConnection {
 
     /// Receives a message in the peer's own memory. Returns false if the record must stay in the
     /// ring.
-    pub(super) fn receive_cma(
+    pub(super) fn receive_cma_offer(
         &mut self,
         envelope: Envelope,
         (at, slot): (u64, usize),
@@ -174,7 +174,7 @@ impl RxConnection {
 
     /// Responds to a request for the region with this key. Returns false if the peer does not read
     /// responses.
-    pub(super) fn answer_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
+    pub(super) fn respond_to_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let known = engine

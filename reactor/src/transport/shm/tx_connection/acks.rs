@@ -1,4 +1,5 @@
-//! Sends that complete when the peer acknowledges them.
+//! Sends that complete when the peer acknowledges them: requesting acks, and completing the sends.
+//! `pending_acks` keeps these sends.
 
 use fabric_core::completion::Outcome;
 use fabric_core::matching::AckRequest;
@@ -10,11 +11,12 @@ use super::channel::TxChannel;
 use crate::transport::shm::record::MAX_ACKS;
 
 impl TxChannel {
-    /// Returns the ack to request with the first record of this message, if it needs one.
+    /// Returns the ack to request with the next record; `None` if the message needs no ack, or if
+    /// an earlier record has requested the ack.
     ///
     /// # Errors
     /// [`Error::WouldBlock`] if all ack ids are in use.
-    pub(super) fn ack_for(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
+    pub(super) fn ack_to_request(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
         let level = front.tx_op.level;
         if front.started || !level.needs_ack() {
             return Ok(None);
@@ -30,7 +32,8 @@ impl TxChannel {
         Ok(Some(AckRequest { ack_id, level }))
     }
 
-    /// Marks a message as sent completely; completes it if it was acknowledged.
+    /// Marks a message as sent completely. Completes the send if the message was acknowledged;
+    /// otherwise tells the engine that the payload is no longer needed.
     pub(super) fn mark_sent(&mut self, ack_id: u32, engine: &mut impl EngineContext) {
         if let Some(message) = self.pending_acks.mark_sent(ack_id) {
             engine.complete(message.op, Outcome::ok(message.transfer));
@@ -39,7 +42,7 @@ impl TxChannel {
         }
     }
 
-    /// Completes the sends that the peer has acknowledged. Returns whether there were any.
+    /// Completes the sends that the peer has acknowledged. Returns whether a send has completed.
     pub(super) fn complete_acked(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut any = false;
         self.pending_acks
@@ -50,16 +53,17 @@ impl TxChannel {
         any
     }
 
-    /// Fails the sends that the peer has not acknowledged, because the connection ends.
+    /// Fails the sent messages that the peer has not acknowledged, because the connection ends.
     pub(super) fn fail_unacked(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if self.pending_acks.is_empty() {
             return;
         }
-        // Acks to the parent of a forked child belong to the parent.
+        // In a forked child, acks belong to the parent.
         if self.socket.in_original_process() {
             self.complete_acked(engine);
         }
-        // Messages that were not sent completely are queued, and fail there.
+        // Messages that were not sent completely are still queued; `TxConnection::close` fails
+        // them.
         for message in self.pending_acks.take_unacked() {
             engine.complete(
                 message.op,

@@ -1,30 +1,39 @@
-//! Arming of a connection: what it waits for before it can progress.
+//! Arming of an outgoing connection: whether this side can sleep, and what wakes it.
 
-use super::super::rma_bounce::{REQUEST_LEN, RmaBounceBuffer};
+use super::super::rma_bounce::RmaBounceBuffer;
 use super::QueuedTx;
-use super::channel::{MAX_NOTIFICATION_LEN, TxChannel};
+use super::channel::{MAX_NOTIFICATION_LEN, MAX_REQUEST_AND_NOTIFICATION_LEN, TxChannel};
+
+/// What the operation at the front of the queue waits for.
+enum FrontWait {
+    /// Nothing: the operation can progress now.
+    Nothing,
+    /// Room in the ring for a record of this many bytes.
+    RingRoom(usize),
+    /// The response to a map request, which arrives over the watched socket, or to an RMA request.
+    Response,
+}
 
 impl TxChannel {
-    /// Arms the doorbell, with this operation in front. Returns false if something can progress
-    /// now.
+    /// Arms the doorbell; `front` is the operation at the front of the queue. Returns false if
+    /// something can progress now, and leaves the doorbell disarmed then.
     pub(super) fn arm(&mut self, front: Option<&QueuedTx>) -> bool {
-        if self.outstanding.has_completed_cma() {
+        if self.outstanding.has_returned_cma_offers() {
             return false;
         }
-        // Read once: with two reads, a response that comes between them would not be waited for.
+        // `is_pending` is read once here. If `front_wait` read it again, a response that arrived
+        // between the two reads would be missed.
         let awaits_response = self
             .rma_bounce
             .as_ref()
             .is_some_and(RmaBounceBuffer::is_pending);
-        let room = match front.map(|front| self.room_needed(front, awaits_response)) {
-            Some(Some(0)) => return false,
-            Some(room) => room,
-            None => None,
+        let room = match front.map(|front| self.front_wait(front, awaits_response)) {
+            Some(FrontWait::Nothing) => return false,
+            Some(FrontWait::RingRoom(len)) => Some(len),
+            Some(FrontWait::Response) | None => None,
         };
-        let (awaits_slots, awaits_acks) = (
-            self.outstanding.has_cma_offers() || self.outstanding.has_awaited_loans(),
-            !self.pending_acks.is_empty(),
-        );
+        let awaits_slots = self.awaits_slots();
+        let awaits_acks = !self.pending_acks.is_empty();
         let bounce_buffer = self.rma_bounce.as_ref().filter(|_| awaits_response);
         if room.is_none() && !awaits_slots && !awaits_acks && bounce_buffer.is_none() {
             return true;
@@ -37,31 +46,40 @@ impl TxChannel {
         })
     }
 
-    /// Returns the room in the ring that this operation waits for, if it does; 0 if it can progress
-    /// now.
-    fn room_needed(&mut self, front: &QueuedTx, awaits_response: bool) -> Option<usize> {
+    /// Returns what this operation, at the front of the queue, waits for; `awaits_response` if an
+    /// RMA request has no response yet.
+    fn front_wait(&mut self, front: &QueuedTx, awaits_response: bool) -> FrontWait {
         let Some(remote) = &front.tx_op.remote else {
-            return Some(self.ring.geometry().max_record_len());
+            return FrontWait::RingRoom(self.ring.geometry().max_record_len());
         };
-        // The response comes over the socket, which is watched.
-        if self.mapped_regions.is_query_pending(remote.key) {
-            return None;
+        if self.mapped_regions.is_map_request_pending(remote.key) {
+            return FrontWait::Response;
         }
         if self.mapped_regions.served_region(remote.key).is_some() {
-            return (!awaits_response).then_some(MAX_NOTIFICATION_LEN + REQUEST_LEN);
+            return if awaits_response {
+                FrontWait::Response
+            } else {
+                FrontWait::RingRoom(MAX_REQUEST_AND_NOTIFICATION_LEN)
+            };
         }
-        let notifies = self
+        let needs_notification = self
             .mapped_regions
             .get(remote.key)
             .is_some_and(|region| region.needs_notification(&front.tx_op));
-        Some(if notifies { MAX_NOTIFICATION_LEN } else { 0 })
+        if needs_notification {
+            FrontWait::RingRoom(MAX_NOTIFICATION_LEN)
+        } else {
+            FrontWait::Nothing
+        }
     }
 
-    /// Returns whether some sent operation waits for an ack or for a returned slot, or somebody for
-    /// the return of a loan.
+    /// Returns whether an operation waits for an ack, or for a slot that the peer holds.
     pub(super) fn awaits_peer(&self) -> bool {
-        self.outstanding.has_cma_offers()
-            || self.outstanding.has_awaited_loans()
-            || !self.pending_acks.is_empty()
+        self.awaits_slots() || !self.pending_acks.is_empty()
+    }
+
+    /// Returns whether a CMA offer, or a loan that is waited for, is held by the peer.
+    fn awaits_slots(&self) -> bool {
+        self.outstanding.has_cma_offers() || self.outstanding.has_awaited_loans()
     }
 }

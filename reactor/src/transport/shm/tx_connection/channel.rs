@@ -1,5 +1,10 @@
-//! The sending channel of a connection: the ring, the socket, and what each side holds of the
-//! other.
+//! The channel of an outgoing connection: the ring, the socket, and the state that depends on the
+//! peer's process.
+//!
+//! A [`TxConnection`](super::TxConnection) creates a channel each time it connects, and drops the
+//! channel when the connection ends. This file has the handshake, and puts messages and fragments
+//! into the ring. `rendezvous` sends loans and CMA offers, `rma` accesses the peer's memory, `acks`
+//! completes acknowledged sends, `arm` prepares for sleep.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,54 +19,65 @@ use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
 use super::super::pending_acks::PendingAcks;
 use super::super::record::{
-    ALIGN_PAYLOAD_FROM, CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED,
-    encode_len_and_ack,
+    ALIGN_PAYLOAD_FROM, CQ_DATA, FIRST_FRAGMENT, FRAGMENT, LOCATION_LEN, MESSAGE, RecordLayout,
+    TAGGED, encode_len_and_ack,
 };
 use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
-use super::super::rma_bounce::RmaBounceBuffer;
+use super::super::rma_bounce::{REQUEST_LEN, RmaBounceBuffer};
 use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket};
-use super::super::{TxResources, cma};
-use super::{PushOutcome, QueuedTx, TxStats};
+use super::super::{TxSettings, cma};
+use super::{PayloadPath, PushOutcome, QueuedTx, TxStats};
 
 /// Lines of a new segment: 128 KiB.
 pub(super) const RING_LINES: usize = 2048;
-/// Bytes of a peer's memory accessed in one pass. Longer accesses continue in later passes.
-pub(super) const MAX_ACCESS_PER_PASS: usize = 256 * 1024;
-/// The longest record of an RMA notification.
-pub(super) const MAX_NOTIFICATION_LEN: usize = 64;
-/// Payload of one record of a longer message.
+/// Maximum bytes of one access to a mapped region. Longer accesses are executed in pieces.
+pub(super) const MAX_ACCESS_LEN: usize = 256 * 1024;
+/// Maximum bytes of a record without its payload: header word, tag, completion data, full length.
+const MAX_RECORD_HEAD_LEN: usize = HEADER_LEN + 3 * 8;
+/// Maximum bytes of an RMA notification; the payload is the key of the region.
+pub(super) const MAX_NOTIFICATION_LEN: usize = MAX_RECORD_HEAD_LEN + 8;
+/// Maximum bytes of the record of a loan or of a CMA offer.
+pub(super) const MAX_LOCATION_RECORD_LEN: usize = MAX_RECORD_HEAD_LEN + LOCATION_LEN;
+/// Maximum bytes of an RMA request, and of the notification that may follow the response.
+pub(super) const MAX_REQUEST_AND_NOTIFICATION_LEN: usize =
+    HEADER_LEN + REQUEST_LEN + MAX_NOTIFICATION_LEN;
+/// Maximum payload of one record. A longer message is sent in fragments of this length, as a loan
+/// or as a CMA offer.
 pub(super) const FRAGMENT_LEN: usize = 8 * 1024;
-// The peer is given the address of a longer payload, and the bytes of an `InlineBuf` may move.
+// A CMA offer holds the address of a payload above `FRAGMENT_LEN`. The bytes of an `InlineBuf` may
+// move, so they must not be offered.
 const _: () = assert!(FRAGMENT_LEN >= fabric_core::buf::InlineBuf::CAPACITY);
 
-/// The hello of a connection whose peer has not sent `Ready` yet.
+/// The fields of a hello that was not sent yet.
 #[derive(Debug)]
-struct Hello {
+struct UnsentHello {
     from: Address,
     incarnation: u64,
     segment: OwnedFd,
 }
 
-/// The sending channel of a connection.
+/// The channel of an outgoing connection, connecting or established.
 #[derive(Debug)]
 pub(super) struct TxChannel {
-    hello: Option<Hello>,
+    /// Taken when the hello is sent, or the connection request or accept in its place.
+    unsent_hello: Option<UnsentHello>,
     pub(super) socket: ShmSocket,
     /// Identity of the peer's endpoint; its incarnation is known once it has accepted.
     pub(super) peer_identity: PeerIdentity,
     pub(super) ring: Producer<Segment>,
-    /// The peer's regions, as far as they were mapped.
+    /// The peer's regions that this endpoint has accessed.
     pub(super) mapped_regions: MappedRegions,
-    /// Loans and single-copy messages that the peer holds.
+    /// Loans and CMA offers that the peer holds.
     pub(super) outstanding: OutstandingSlots,
-    /// Messages that the peer is to acknowledge.
+    /// Messages that the peer has not acknowledged.
     pub(super) pending_acks: PendingAcks,
-    /// Which messages the peer copies directly.
+    /// Which messages are sent as CMA offers; disabled until the peer has accepted.
     pub(super) single_copy: cma::SingleCopyPolicy,
-    /// Buffer for the peer's responses to RMA requests, once one was sent.
+    /// Bounce buffer of RMA requests; created for the first request.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
+    /// Operations over this channel.
     pub(super) counters: TxStats,
 }
 
@@ -71,9 +87,9 @@ impl TxChannel {
         peer: &Address,
         from: &Address,
         incarnation: u64,
-        resources: &TxResources,
+        settings: &TxSettings,
     ) -> Result<Self> {
-        Self::new(ShmSocket::connect(peer)?, from, incarnation, resources)
+        Self::new(ShmSocket::connect(peer)?, from, incarnation, settings)
     }
 
     /// Creates a segment for a connection over this socket.
@@ -81,15 +97,14 @@ impl TxChannel {
         (socket, credentials): (ShmSocket, PeerCredentials),
         from: &Address,
         incarnation: u64,
-        resources: &TxResources,
+        settings: &TxSettings,
     ) -> Result<Self> {
         let (segment, memory) = Segment::create(RING_LINES)?;
-        if !resources.single_copy.is_disabled() {
-            let (at, value) = cma::local_marker();
-            segment.set_cma_marker(at, value);
+        if !settings.single_copy.is_disabled() {
+            segment.set_cma_marker(cma::local_marker());
         }
         Ok(Self {
-            hello: Some(Hello {
+            unsent_hello: Some(UnsentHello {
                 from: from.clone(),
                 incarnation,
                 segment: memory,
@@ -101,7 +116,7 @@ impl TxChannel {
             },
             ring: Producer::new(segment),
             mapped_regions: MappedRegions::default(),
-            outstanding: OutstandingSlots::new(resources.loan_pool.clone()),
+            outstanding: OutstandingSlots::new(settings.loan_pool.clone()),
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
@@ -114,7 +129,7 @@ impl TxChannel {
     /// # Errors
     /// Those of [`control::send_hello`].
     pub(super) fn send_hello(&mut self, peer: &Address) -> Result<bool> {
-        let Some(hello) = self.hello.take() else {
+        let Some(hello) = self.unsent_hello.take() else {
             return Ok(false);
         };
         let (from, segment) = (&hello.from, hello.segment.as_fd());
@@ -129,19 +144,19 @@ impl TxChannel {
         Ok(true)
     }
 
-    /// Takes the incarnation of this endpoint and the descriptor of the segment, to send them in a
-    /// message other than a hello. `None` if they were sent before.
+    /// Takes the incarnation of this endpoint and the descriptor of the segment, for a connection
+    /// request or accept in place of the hello. `None` if they were sent before.
     pub(super) fn take_segment(&mut self) -> Option<(u64, OwnedFd)> {
-        let hello = self.hello.take()?;
+        let hello = self.unsent_hello.take()?;
         Some((hello.incarnation, hello.segment))
     }
 
-    /// Returns whether the hello, or the message in its place, was sent.
+    /// Returns whether the hello was sent, or the connection request or accept in its place.
     pub(super) fn hello_sent(&self) -> bool {
-        self.hello.is_none()
+        self.unsent_hello.is_none()
     }
 
-    /// Handles the accept message: the peer has mapped the segment and announces its incarnation.
+    /// Handles the accept message: the peer has mapped the segment, and has this incarnation.
     pub(super) fn on_accept(&mut self, incarnation: u64, policy: cma::SingleCopyPolicy) {
         self.peer_identity.incarnation = incarnation;
         if self.ring.memory().is_cma_capable() {
@@ -152,7 +167,8 @@ impl TxChannel {
         }
     }
 
-    /// Sends a message without tag, data or ack, of fewer than [`ALIGN_PAYLOAD_FROM`] bytes.
+    /// Sends a message without tag, data or ack, of fewer than [`ALIGN_PAYLOAD_FROM`] bytes; `more`
+    /// if the operation has `FI_MORE`.
     #[inline(always)] // fast path of small messages
     pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         if self
@@ -167,7 +183,7 @@ impl TxChannel {
         }
     }
 
-    /// Wakes the peer after a record was published, unless the operation has `FI_MORE`.
+    /// Wakes the peer after a record was published, unless the operation has `FI_MORE` (`more`).
     #[inline]
     fn after_push(&mut self, more: bool) -> PushOutcome {
         if !more {
@@ -181,7 +197,8 @@ impl TxChannel {
         }
     }
 
-    /// Sends a message in one record. Returns `WouldBlock` if it is too long for one.
+    /// Sends a message in one record. Returns `WouldBlock` if the message is too long for one
+    /// record, or the ring has no room.
     #[inline]
     pub(super) fn push_message(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> PushOutcome {
         match payload {
@@ -197,88 +214,85 @@ impl TxChannel {
         }
     }
 
-    /// Makes progress on the front operation; `is_only_op` if no operation is queued behind it.
+    /// Makes progress on the operation at the front of the queue: sends one record, or executes one
+    /// piece of an access. `is_only_op` if no operation is queued behind `front`.
     pub(super) fn progress_front(
         &mut self,
         front: &mut QueuedTx,
         is_only_op: bool,
         engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
-        match front.tx_op.remote {
-            Some(remote) => return self.progress_rma(front, &remote, engine),
-            None if front.tx_op.kind != OpKind::Send => {
-                front.total = Some(0);
-                return Ok(PushOutcome::Pushed);
-            }
-            None => {}
+        if let Some(remote) = front.tx_op.remote {
+            return self.progress_rma(front, &remote, engine);
+        }
+        if front.tx_op.kind != OpKind::Send {
+            // An access without a remote range has nothing to do.
+            front.total = Some(0);
+            return Ok(PushOutcome::Pushed);
         }
         let payload = engine.payload(front.op);
         front.total = Some(payload.len());
-        let ack = self.ack_for(front)?;
+        let ack = self.ack_to_request(front)?;
+
+        // A message that is in a loan is lent.
         let may_be_loan = front.tx_op.loan.is_some() || payload.peer_memory().is_some();
         let loan_outcome = (may_be_loan && !front.started)
             .then(|| self.send_loan(&front.tx_op, payload, ack))
             .flatten();
-        let may_use_cma = loan_outcome.is_none()
+        // A long message in ordinary memory is offered, if the policy says so.
+        let may_be_offered = loan_outcome.is_none()
             && self.single_copy.applies_to(
                 payload.len(),
                 is_only_op && !self.outstanding.has_cma_offers(),
             )
             && !front.started
             && engine.is_host_memory(front.op);
-        let cma_outcome = payload
+        let offer_outcome = payload
             .as_contiguous()
-            .filter(|_| may_use_cma)
+            .filter(|_| may_be_offered)
             .and_then(|bytes| self.send_cma_offer(front, bytes, ack));
-        let (pushed, count) = if let Some(pushed) = loan_outcome {
-            front.lent = pushed == PushOutcome::Pushed;
-            (pushed, payload.len())
-        } else if let Some(pushed) = cma_outcome {
-            front.cma_offered = pushed == PushOutcome::Pushed;
-            (pushed, 0)
+
+        // Any other message is copied into the ring, in one record or in fragments.
+        let (path, pushed, count) = if let Some(pushed) = loan_outcome {
+            (PayloadPath::Loan, pushed, payload.len())
+        } else if let Some(pushed) = offer_outcome {
+            (PayloadPath::CmaOffer, pushed, 0)
         } else if !front.started && payload.len() <= FRAGMENT_LEN && ack.is_none() {
-            (self.push_message(&front.tx_op, payload), payload.len())
+            let pushed = self.push_message(&front.tx_op, payload);
+            (PayloadPath::Ring, pushed, payload.len())
         } else {
             let kind = if front.started {
                 FRAGMENT
             } else {
                 FIRST_FRAGMENT
             };
+            let len_and_ack = encode_len_and_ack(payload.len(), ack);
             let fragment =
                 payload.slice(front.sent, (payload.len() - front.sent).min(FRAGMENT_LEN));
-            (
-                self.push_payload(
-                    kind,
-                    &front.tx_op,
-                    encode_len_and_ack(payload.len(), ack),
-                    fragment,
-                ),
-                fragment.len(),
-            )
+            let pushed = self.push_payload(kind, &front.tx_op, len_and_ack, fragment);
+            (PayloadPath::Ring, pushed, fragment.len())
         };
         if pushed == PushOutcome::Pushed {
             if let Some(AckRequest { ack_id, .. }) = ack {
-                self.pending_acks.insert(
-                    ack_id,
-                    front.op,
-                    Transfer::sent(payload.len(), front.tx_op.tag),
-                );
+                let transfer = Transfer::sent(payload.len(), front.tx_op.tag);
+                self.pending_acks.insert(ack_id, front.op, transfer);
                 front.ack_id = Some(ack_id);
             }
+            front.path = path;
             front.started = true;
             front.sent += count;
         }
         Ok(pushed)
     }
 
-    /// Publishes a record with payload; `total` is the encoded length of the whole message, for its
-    /// first record.
+    /// Publishes a record with payload bytes of a message. `len_and_ack` is the full-length word of
+    /// a first fragment.
     #[inline]
     fn push_payload(
         &mut self,
         kind: u8,
         tx_op: &TxOp,
-        total: u64,
+        len_and_ack: u64,
         payload: Payload<'_>,
     ) -> PushOutcome {
         let flags = if kind == FRAGMENT {
@@ -286,16 +300,18 @@ impl TxChannel {
         } else {
             record_flags(tx_op)
         };
-        self.push_record(kind, flags, tx_op, total, payload)
+        self.push_record(kind, flags, tx_op, len_and_ack, payload)
     }
 
+    /// Publishes a record and wakes the peer. The tag and the data of `tx_op`, and `full_len`, are
+    /// written if the layout of the record has them.
     #[inline(always)] // fast path of small messages
     pub(super) fn push_record(
         &mut self,
         kind: u8,
         flags: u8,
         tx_op: &TxOp,
-        total: u64,
+        full_len: u64,
         payload: Payload<'_>,
     ) -> PushOutcome {
         let layout = RecordLayout::for_payload(kind, flags, payload.len());
@@ -308,8 +324,8 @@ impl TxChannel {
                     if let (Some(at), Some(data)) = (layout.data, tx_op.data) {
                         record.put(at, &data.to_le_bytes());
                     }
-                    if let Some(at) = layout.total {
-                        record.put(at, &total.to_le_bytes());
+                    if let Some(at) = layout.full_len {
+                        record.put(at, &full_len.to_le_bytes());
                     }
                     match payload {
                         Payload::Contiguous(bytes) => record.put(layout.payload, bytes),
@@ -323,7 +339,8 @@ impl TxChannel {
         self.after_push(tx_op.more)
     }
 
-    /// Wakes the peer if it sleeps.
+    /// Rings the doorbell if the peer sleeps. Returns `Closed` if the peer has closed without
+    /// receiving the last record, and `Pushed` otherwise.
     #[inline]
     pub(super) fn wake_peer(&mut self) -> PushOutcome {
         match self.ring.consumer_state() {
@@ -338,6 +355,7 @@ impl TxChannel {
     }
 }
 
+/// Returns the flags of the first record of this operation.
 pub(super) fn record_flags(tx_op: &TxOp) -> u8 {
     (if tx_op.tag.is_some() { TAGGED } else { 0 })
         | (if tx_op.data.is_some() { CQ_DATA } else { 0 })

@@ -1,4 +1,5 @@
-//! The sending end of a connected endpoint (`FI_EP_MSG`), until it is established.
+//! The sending end of a connected endpoint (`FI_EP_MSG`) until it is established: connection
+//! request and accept take the place of the hello.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::channel::{RING_LINES, TxChannel};
 use super::{TxConnection, TxConnectionState};
 
 impl TxConnection {
-    /// Connects from a name to a passive endpoint.
+    /// Connects the socket to a passive endpoint, from the name `from`.
     ///
     /// # Errors
     /// Those of [`ShmSocket::connect_from`], and of the operating system.
@@ -26,38 +27,41 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         let socket = ShmSocket::connect_from(from, &self.peer_address)?;
-        self.connecting(socket, (from, incarnation), token, wait)
+        self.start_connecting(socket, from, incarnation, token, wait)
     }
 
-    /// Creates the socket pair of a connection that this side accepts. Returns the end for the
-    /// peer.
+    /// Creates the socket pair of a connection that this side accepts. Returns the socket to send to
+    /// the peer. `from` and `incarnation` identify this
+    /// endpoint.
     pub(crate) fn open_pair(
         &mut self,
         peer: PeerCredentials,
-        local: (&Address, u64),
+        (from, incarnation): (&Address, u64),
         token: u64,
         wait: &Arc<dyn WaitSet>,
     ) -> Result<OwnedFd> {
         let (socket, peer_socket) = ShmSocket::pair()?;
-        self.connecting((socket, peer), local, token, wait)?;
+        self.start_connecting((socket, peer), from, incarnation, token, wait)?;
         Ok(peer_socket)
     }
 
-    fn connecting(
+    /// Creates the channel over a socket and watches the socket.
+    fn start_connecting(
         &mut self,
         socket: (ShmSocket, PeerCredentials),
-        (from, incarnation): (&Address, u64),
+        from: &Address,
+        incarnation: u64,
         token: u64,
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
-        let mut channel = TxChannel::new(socket, from, incarnation, &self.resources)?;
+        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
         channel.socket.watch(wait, token)?;
         self.state = TxConnectionState::Connecting(channel);
         Ok(())
     }
 
-    /// Receives a message of the passive endpoint, or its answer, with the credentials of its
-    /// process.
+    /// Receives an answer of the passive endpoint to the connection request. Returns the answer and
+    /// the credentials of the passive endpoint's process.
     pub(crate) fn recv_answer(&self) -> (ControlRead<CmAnswer>, Option<PeerCredentials>) {
         match &self.state {
             TxConnectionState::Connecting(channel) => (
@@ -70,12 +74,13 @@ impl TxConnection {
         }
     }
 
-    /// Returns whether the request was sent, or the accept.
+    /// Returns whether the connection is being established and its connection request or accept,
+    /// which holds the segment, was sent.
     pub(crate) fn is_segment_sent(&self) -> bool {
         matches!(&self.state, TxConnectionState::Connecting(channel) if channel.hello_sent())
     }
 
-    /// Sends the connection request. Does nothing if it was sent before.
+    /// Sends the connection request. Does nothing if the request was sent before.
     pub(crate) fn send_request(
         &mut self,
         caps: Caps,
@@ -91,8 +96,8 @@ impl TxConnection {
         cm::send_request(&channel.socket, &client, segment.as_fd())
     }
 
-    /// Sends the accept over the socket of the request. The peer then accepts this direction as the
-    /// receiver of a connectionless endpoint does.
+    /// Sends the accept over the socket of the request, with the segment and the peer's end of the
+    /// socket pair. The peer then sends `Accept` for this direction over that socket pair.
     pub(crate) fn send_accept(
         &mut self,
         request: &ShmSocket,
@@ -110,11 +115,11 @@ impl TxConnection {
         cm::send_accept(request, &server, segment.as_fd(), peer_socket.as_fd())
     }
 
-    /// Makes the connection established: the peer has accepted, and has this incarnation.
+    /// Makes a connecting connection established: the peer has accepted, and has this incarnation.
     pub(crate) fn establish(&mut self, incarnation: u64) {
         self.state = match std::mem::replace(&mut self.state, TxConnectionState::Closed) {
             TxConnectionState::Connecting(mut channel) => {
-                channel.on_accept(incarnation, self.resources.single_copy);
+                channel.on_accept(incarnation, self.settings.single_copy);
                 TxConnectionState::Established(channel)
             }
             other => other,
@@ -122,6 +127,7 @@ impl TxConnection {
     }
 }
 
+/// Returns this endpoint as the connection request or accept describes it.
 fn cm_endpoint(incarnation: u64, caps: Caps, private_data: &[u8]) -> CmEndpoint {
     CmEndpoint {
         lines: RING_LINES,

@@ -1,9 +1,10 @@
-//! Operations with several remote ranges (`fi_rma_iov`).
+//! One-sided operations with several remote ranges (`fi_rma_iov`).
 //!
-//! The ranges are kept by the engine (`rma_iovs`), and the operation always goes to the queue. It
-//! visits its ranges twice: first each is mapped, or its owner is asked for an access of length 0,
-//! which checks it; then the bytes move. So everything that can be refused is refused before a byte
-//! has moved. An operation with one range visits it once.
+//! The engine keeps the ranges (`rma_iovs`), and such an operation always goes to the queue. The
+//! operation visits its ranges twice. In the first visit each range is checked: mapped and checked
+//! here, or checked by an owner that serves the region, which gets a request of length 0. In the
+//! second visit the bytes move. So an operation that is refused has not moved any bytes. An
+//! operation with one range visits that range once.
 
 use fabric_core::transport::{EngineContext, TxOp};
 
@@ -12,17 +13,17 @@ use super::QueuedTx;
 /// Position of an operation among its remote ranges.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IovCursor {
-    /// Index of the range that `remote` of the operation holds now.
+    /// Index of the current range, which is in `QueuedTx::tx_op.remote`.
     index: usize,
     /// Bytes of the ranges before the current one.
     pub(super) bytes_before: usize,
     /// Whether all ranges have been checked.
-    checked: bool,
-    /// Bytes of which the peer has been notified.
+    ranges_checked: bool,
+    /// Bytes whose access the peer was notified of.
     pub(super) bytes_notified: usize,
 }
 
-/// Returns an operation with its first remote range, at which it starts.
+/// Returns an operation whose current remote range is the first.
 pub(crate) fn at_start(tx_op: &TxOp, engine: &impl EngineContext) -> TxOp {
     let first = tx_op
         .rma_iov_id
@@ -34,18 +35,19 @@ pub(crate) fn at_start(tx_op: &TxOp, engine: &impl EngineContext) -> TxOp {
 }
 
 impl IovCursor {
-    /// Returns whether the current range is only to be checked.
-    pub(super) fn is_validating_ranges(&self, tx_op: &TxOp) -> bool {
-        tx_op.rma_iov_id.is_some() && !self.checked
+    /// Returns whether the operation is in its first visit, which only checks its ranges.
+    pub(super) fn is_checking_ranges(&self, tx_op: &TxOp) -> bool {
+        tx_op.rma_iov_id.is_some() && !self.ranges_checked
     }
 }
 
 impl QueuedTx {
-    /// Returns the operation for the current range. Only that of the last range has the data, with
-    /// which the peer is notified.
-    pub(super) fn op_of_range(&self, engine: &impl EngineContext) -> TxOp {
-        let is_last =
-            |iov_id| self.cursor.checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len();
+    /// Returns the operation for the current range. The completion data stays with the last range,
+    /// so that the peer is notified of the data once.
+    pub(super) fn op_for_range(&self, engine: &impl EngineContext) -> TxOp {
+        let is_last = |iov_id| {
+            self.cursor.ranges_checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len()
+        };
         let data = self
             .tx_op
             .data
@@ -53,18 +55,19 @@ impl QueuedTx {
         TxOp { data, ..self.tx_op }
     }
 
-    /// Returns how many bytes the notification of this range reports. A notification with data
-    /// covers all bytes that were not reported before.
+    /// Returns the number of bytes that the notification of the current range reports. A
+    /// notification with completion data reports all bytes that earlier notifications have not.
     pub(super) fn bytes_to_notify(&self, tx_op: &TxOp) -> usize {
-        let since = if tx_op.data.is_some() {
+        let already_reported = if tx_op.data.is_some() {
             self.cursor.bytes_notified
         } else {
             self.cursor.bytes_before
         };
-        self.sent - since
+        self.sent - already_reported
     }
 
-    /// Moves on to the next range, or completes the operation.
+    /// Moves to the next range; from the last range to the second visit, or, by setting `total`, to
+    /// the end of the operation.
     pub(super) fn advance_or_finish(&mut self, engine: &impl EngineContext) {
         let iovs = self
             .tx_op
@@ -73,11 +76,11 @@ impl QueuedTx {
         self.cursor.bytes_before = self.sent;
         self.cursor.index += 1;
         if self.cursor.index >= iovs.len() {
-            if self.cursor.checked || iovs.is_empty() {
+            if self.cursor.ranges_checked || iovs.is_empty() {
                 self.total = Some(self.sent);
                 return;
             }
-            self.cursor.checked = true;
+            self.cursor.ranges_checked = true;
             self.cursor.index = 0;
         }
         self.tx_op.remote = Some(iovs[self.cursor.index]);

@@ -1,10 +1,14 @@
-//! Messages announced by location: loans, and single-copy messages.
+//! Messages that are sent by location instead of through the ring: loans and CMA offers.
 //!
-//! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
-//! puts its key and a slot into a record. The chunk of a received loan is passed on in the same
-//! way. A single-copy message is sent as a *CMA offer*: `send_cma_offer` puts the address of the
-//! payload and a slot into a record of kind `CMA_MESSAGE` and keeps the operation with its buffer
-//! in `OutstandingSlots`, beside the loans.
+//! `send_loan` sends a message that is in a loan of this domain or in a received loan. The record
+//! holds the key of the chunk and a slot. The descriptor of the chunk is sent over the socket
+//! before, unless the peer was granted the chunk by an earlier loan.
+//!
+//! `send_cma_offer` sends a long message in other memory. The record holds the address of the
+//! payload and a slot. The peer copies the payload from this process (`cma`).
+//!
+//! `OutstandingSlots` keeps the loan, or the operation of the offer, until the peer returns the
+//! slot.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
@@ -16,14 +20,14 @@ use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::loans::{CmaOffer, PreparedLoan};
-use super::super::record::{CMA_MESSAGE, LOAN, LOCATION_LEN, encode_len_and_ack};
-use super::channel::{MAX_NOTIFICATION_LEN, TxChannel, record_flags};
+use super::super::record::{CMA_OFFER, LOAN, LOCATION_LEN, encode_len_and_ack};
+use super::channel::{MAX_LOCATION_RECORD_LEN, TxChannel, record_flags};
 use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
-    /// Lends `payload` to the peer if it is in a loan: a loan of this domain (`tx_op.loan`), or one
-    /// that was received. `None` if the message must be copied: it is in no loan, the peer holds
-    /// too many loans, or the chunk cannot be granted.
+    /// Lends `payload` to the peer, if the payload is in a loan of this domain (`tx_op.loan`) or in
+    /// a received loan. `None` if the message must be copied: the payload is in no loan, the peer
+    /// holds too many slots, or the chunk cannot be granted.
     #[cold]
     pub(super) fn send_loan(
         &mut self,
@@ -32,7 +36,7 @@ impl TxChannel {
         ack: Option<AckRequest>,
     ) -> Option<PushOutcome> {
         let is_loan = tx_op.loan.is_some() || payload.peer_memory().is_some();
-        if is_loan && !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
+        if is_loan && !self.ring.fits(MAX_LOCATION_RECORD_LEN) {
             return Some(PushOutcome::WouldBlock);
         }
         let segment = self.ring.memory();
@@ -42,8 +46,8 @@ impl TxChannel {
                 .outstanding
                 .prepare(tx_op.loan?, payload.as_contiguous()?, segment)?,
         };
-        if !self.outstanding.is_mapped(&prepared) {
-            self.grant(&prepared)?;
+        if !self.outstanding.is_granted(&prepared) {
+            self.grant_chunk(&prepared)?;
         }
         let location = encode_location(prepared.key(), prepared.slot);
         let len_and_ack = encode_len_and_ack(payload.len(), ack);
@@ -55,20 +59,20 @@ impl TxChannel {
             Payload::Contiguous(&location),
         );
         if pushed == PushOutcome::Pushed {
-            self.outstanding.lend(prepared);
+            self.outstanding.insert_loan(prepared);
             self.counters.loaned += 1;
         }
         Some(pushed)
     }
 
-    /// First tells the peer which chunks it may unmap, then passes it the descriptor of the loan's
-    /// chunk. `None` if the socket has no room, or too many descriptors are in flight.
-    fn grant(&mut self, prepared: &PreparedLoan) -> Option<()> {
-        for unneeded in self.outstanding.unneeded_mappings() {
-            if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(unneeded)) {
+    /// Sends the descriptor of the loan's chunk, after telling the peer which chunks it may unmap.
+    /// `None` if the socket has no room, or if too many descriptors are in flight.
+    fn grant_chunk(&mut self, prepared: &PreparedLoan) -> Option<()> {
+        for key in self.outstanding.unneeded_grants() {
+            if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(key)) {
                 return None;
             }
-            self.outstanding.mark_unmapped(unneeded);
+            self.outstanding.remove_grant(key);
         }
         let (len, memory) = prepared.memory()?;
         let grant = MemoryGrant {
@@ -80,17 +84,17 @@ impl TxChannel {
             memory,
         };
         match control::send_grant(&self.socket, &grant) {
-            // The end of the peer is noticed by the socket.
+            // The peer has ended; the next read of the socket reports that.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
-                self.outstanding.mark_mapped(prepared);
+                self.outstanding.mark_granted(prepared);
                 Some(())
             }
             Err(_) => None,
         }
     }
 
-    /// Offers a message to the peer, which copies it, and sends a record with its location. `None`
-    /// if the peer has too many offers already.
+    /// Offers a message to the peer, which copies the payload from this process. `None` if the peer
+    /// holds too many slots: the message must be copied into the ring.
     #[cold]
     pub(super) fn send_cma_offer(
         &mut self,
@@ -98,14 +102,14 @@ impl TxChannel {
         payload: &[u8],
         ack: Option<AckRequest>,
     ) -> Option<PushOutcome> {
-        if !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
+        if !self.ring.fits(MAX_LOCATION_RECORD_LEN) {
             return Some(PushOutcome::WouldBlock);
         }
-        let slot = self.outstanding.free_slot(self.ring.memory())?;
+        let slot = self.outstanding.find_free_slot(self.ring.memory())?;
         let location = encode_location(payload.as_ptr().expose_provenance() as u64, slot);
         let (tx_op, len) = (&front.tx_op, payload.len());
         let pushed = self.push_record(
-            CMA_MESSAGE,
+            CMA_OFFER,
             record_flags(tx_op),
             tx_op,
             encode_len_and_ack(len, ack),
@@ -126,46 +130,47 @@ impl TxChannel {
         Some(pushed)
     }
 
-    /// Completes the offers that the peer has returned; also gives back relayed loans that the peer
-    /// has returned. Returns whether there were any.
-    pub(super) fn complete_cma(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut any = self.outstanding.collect_returned(self.ring.memory());
+    /// Collects the slots that the peer has returned, and completes the sends of returned offers.
+    /// Returns whether the peer has returned an offer or a relayed loan.
+    pub(super) fn complete_cma_offers(&mut self, engine: &mut impl EngineContext) -> bool {
+        let mut any_returned = self.outstanding.collect_returned(self.ring.memory());
         while let Some(CmaOffer {
             op,
             len,
             tag,
             ack_id,
-        }) = self.outstanding.next_completed_cma()
+        }) = self.outstanding.pop_returned_cma_offer()
         {
-            any = true;
+            any_returned = true;
             self.counters.single_copy.record(len);
             match ack_id {
                 None => engine.complete(op, Outcome::ok(Transfer::sent(len, tag))),
                 Some(ack_id) => self.mark_sent(ack_id, engine),
             }
         }
-        any
+        any_returned
     }
 
-    /// Revokes the offers that the peer has not returned, before their buffers are given back,
-    /// because the connection ends.
-    pub(super) fn fail_cma(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    /// Revokes the offers that the peer has not returned and fails their sends, because the
+    /// connection ends.
+    pub(super) fn fail_cma_offers(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if !self.outstanding.has_cma_offers() {
             return;
         }
-        // Offers belong to the parent of a forked child; the peer continues with the parent.
+        // In a forked child, offers belong to the parent and stay valid.
         if self.socket.in_original_process() {
-            self.ring.memory().revoke_cma();
-            self.complete_cma(engine);
+            // Before the sends complete, because completion lets the application free the buffers.
+            self.ring.memory().revoke_cma_offers();
+            self.complete_cma_offers(engine);
         }
-        for CmaOffer { op, tag, .. } in self.outstanding.take_open_cma_offers() {
+        for CmaOffer { op, tag, .. } in self.outstanding.take_held_cma_offers() {
             engine.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
         }
     }
 }
 
-/// Encodes the location of a message for a record: the key of a loan's chunk, or the address of a
-/// single-copy payload, and the slot.
+/// Encodes the payload of a `LOAN` record (key of the chunk, slot) or of a `CMA_OFFER` record
+/// (address of the message, slot).
 fn encode_location(key_or_address: u64, slot: usize) -> [u8; LOCATION_LEN] {
     let mut location = [0; LOCATION_LEN];
     location[..8].copy_from_slice(&key_or_address.to_le_bytes());

@@ -1,9 +1,15 @@
-//! Accesses to the peer's memory, in one of three ways:
+//! Accesses to the peer's memory: reads, writes and atomic operations.
 //!
-//! * If the region is mapped, this process executes the access, in pieces of bounded length.
-//! * If the owner of the region serves it, this process sends a request for each piece, which the
-//!   owner executes through the bounce buffer.
-//! * Otherwise this process requests the mapping, and the access waits for the answer.
+//! There are three cases:
+//!
+//! * The region is mapped: this process executes the access, in pieces of bounded length.
+//! * The owner serves the region: this process sends an RMA request for each piece, and the owner
+//!   executes the request through the bounce buffer (`rma_bounce`).
+//! * The region is neither: this process sends a map request, and the access waits in the queue for
+//!   the response, which leads to one of the other cases or to an error.
+//!
+//! After the last piece of a range the peer is notified, if the operation has completion data or
+//! the owner requests RMA events.
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
@@ -16,14 +22,23 @@ use rustix::io::Errno;
 use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::mapped_regions::{MappedRegion, ServedRegion};
 use super::super::record::{RMA_NOTIFICATION, RMA_READ, RMA_REQUEST};
-use super::super::rma_bounce::{MAX_REQUEST_LEN, REQUEST_LEN, RmaBounceBuffer};
-use super::channel::{MAX_ACCESS_PER_PASS, MAX_NOTIFICATION_LEN, TxChannel, record_flags};
+use super::super::rma_bounce::{MAX_REQUEST_LEN, RmaBounceBuffer};
+use super::channel::{
+    MAX_ACCESS_LEN, MAX_NOTIFICATION_LEN, MAX_REQUEST_AND_NOTIFICATION_LEN, TxChannel, record_flags,
+};
 use super::{PushOutcome, QueuedTx};
 
+/// Reason in [`Error::Key`] of an operation that has started when the peer revokes the key.
+const REVOKED: &str = "was revoked during the operation";
+
 impl TxChannel {
-    /// Accesses the peer's memory now if it is mapped, the access is short, and a notification, if
-    /// needed, fits in the ring. `Pushed`: the access was executed. `WouldBlock`: the caller queues
-    /// the operation.
+    /// Executes an access of `len` bytes now, without a queued operation: `access` gets the region,
+    /// the offset in the region, and the remote range. Returns `WouldBlock`, so that the caller
+    /// queues the operation, if the region is not mapped, the access is longer than
+    /// [`MAX_ACCESS_LEN`], or the ring has no room for the notification.
+    ///
+    /// # Errors
+    /// Errors of the access check.
     #[inline]
     pub(super) fn try_access(
         &mut self,
@@ -34,7 +49,7 @@ impl TxChannel {
         let Some(remote) = &tx_op.remote else {
             return Ok(PushOutcome::WouldBlock);
         };
-        if len > MAX_ACCESS_PER_PASS {
+        if len > MAX_ACCESS_LEN {
             return Ok(PushOutcome::WouldBlock);
         }
         let Some(region) = self.mapped_regions.get(remote.key) else {
@@ -53,8 +68,11 @@ impl TxChannel {
         })
     }
 
-    /// Makes progress on the front operation, a one-sided one: requests the mapping, or accesses
-    /// one piece.
+    /// Makes progress on the operation at the front of the queue, which accesses `remote`: requests
+    /// the mapping, checks the range, or accesses one piece.
+    ///
+    /// # Errors
+    /// Errors of the access check, and the denial of the map request.
     pub(super) fn progress_rma(
         &mut self,
         front: &mut QueuedTx,
@@ -63,38 +81,32 @@ impl TxChannel {
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             if let Some(region) = self.mapped_regions.served_region(remote.key) {
-                return self.progress_served_rma(front, (remote, region), engine);
+                return self.progress_served_rma(front, remote, region, engine);
             }
-            if front.started && !front.cursor.is_validating_ranges(&front.tx_op) {
-                return Err(Error::Key {
-                    key: remote.key,
-                    why: "was revoked during the operation",
-                });
-            }
-            if self.mapped_regions.needs_query(remote.key)?
-                && control::try_send_control(&self.socket, ControlMessage::MapMr(remote.key))
-            {
-                self.mapped_regions.on_query_sent(remote.key);
-            }
-            return Ok(PushOutcome::WouldBlock);
+            return self.request_mapping(front, remote.key);
         };
         let op = front.op;
-        let tx_op = front.op_of_range(engine);
-        let done = front.sent;
-        let (range_len, done_in_range) = (remote.len, done - front.cursor.bytes_before);
+        let tx_op = front.op_for_range(engine);
+        let (range_len, done) = (remote.len, front.sent);
+        let done_in_range = done - front.cursor.bytes_before;
+
+        // Check the range.
         let region_offset = region.check_access(tx_op.kind, remote, range_len)?;
-        if front.cursor.is_validating_ranges(&tx_op) {
+        if front.cursor.is_checking_ranges(&tx_op) {
             front.advance_or_finish(engine);
             return Ok(PushOutcome::Pushed);
         }
+
+        // Access one piece; an atomic operation is one piece. The last piece needs room for the
+        // notification.
         let piece_len = if remote.atomic.is_some() {
             range_len
         } else {
-            (range_len - done_in_range).min(MAX_ACCESS_PER_PASS)
+            (range_len - done_in_range).min(MAX_ACCESS_LEN)
         };
-        let needs_notification =
-            region.needs_notification(&tx_op) && done_in_range + piece_len == range_len;
-        if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
+        let is_last_piece = done_in_range + piece_len == range_len;
+        let needs_notification = region.needs_notification(&tx_op);
+        if is_last_piece && needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
         match tx_op.kind {
@@ -118,30 +130,49 @@ impl TxChannel {
         }
         front.started = true;
         front.sent += piece_len;
-        if done_in_range + piece_len < range_len {
+        if !is_last_piece {
             return Ok(PushOutcome::Pushed);
         }
-        Ok(self.finish_range(front, (tx_op, needs_notification), engine))
+        Ok(self.finish_range(front, &tx_op, needs_notification, engine))
     }
 
-    /// Finishes a range after its last piece, and notifies the peer if `needs_notification`.
+    /// Sends a map request for this key, unless its response is pending. The operation waits.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if the peer has denied the request, or has revoked the key since the
+    /// operation started.
+    fn request_mapping(&mut self, front: &QueuedTx, key: u64) -> Result<PushOutcome> {
+        if front.started && !front.cursor.is_checking_ranges(&front.tx_op) {
+            return Err(Error::Key { key, why: REVOKED });
+        }
+        if self.mapped_regions.needs_map_request(key)?
+            && control::try_send_control(&self.socket, ControlMessage::MapMr(key))
+        {
+            self.mapped_regions.on_map_request_sent(key);
+        }
+        Ok(PushOutcome::WouldBlock)
+    }
+
+    /// Finishes a range after its last piece, and notifies the peer if `needs_notification`; the
+    /// ring must have room for the notification.
     fn finish_range(
         &mut self,
         front: &mut QueuedTx,
-        (tx_op, needs_notification): (TxOp, bool),
+        tx_op: &TxOp,
+        needs_notification: bool,
         engine: &impl EngineContext,
     ) -> PushOutcome {
-        let len = front.bytes_to_notify(&tx_op);
+        let len = front.bytes_to_notify(tx_op);
         front.cursor.bytes_notified += if needs_notification { len } else { 0 };
         front.advance_or_finish(engine);
         if needs_notification {
-            self.notify_access(&tx_op, len)
+            self.notify_access(tx_op, len)
         } else {
             PushOutcome::Pushed
         }
     }
 
-    /// Notifies the peer of an access; the ring must have room.
+    /// Notifies the peer of an access of `len` bytes; the ring must have room for the notification.
     pub(super) fn notify_access(&mut self, tx_op: &TxOp, len: usize) -> PushOutcome {
         let read_flag = if tx_op.kind.fills_buffer() {
             RMA_READ
@@ -158,20 +189,20 @@ impl TxChannel {
         )
     }
 
-    /// Makes progress on the front operation, which the owner of the region executes.
+    /// Makes progress on the operation at the front of the queue, which accesses a region that its
+    /// owner serves: handles the response to the last RMA request, and sends the next request.
     fn progress_served_rma(
         &mut self,
         front: &mut QueuedTx,
-        (remote, region): (&RmaIov, ServedRegion),
+        remote: &RmaIov,
+        region: ServedRegion,
         engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
-        let (kind, range_len) = (front.tx_op.kind, remote.len);
-        // Room for the request record, and for the notification that may follow the response.
         if self
             .rma_bounce
             .as_ref()
             .is_some_and(RmaBounceBuffer::is_pending)
-            || !self.ring.fits(MAX_NOTIFICATION_LEN + REQUEST_LEN)
+            || !self.ring.fits(MAX_REQUEST_AND_NOTIFICATION_LEN)
         {
             return Ok(PushOutcome::WouldBlock);
         }
@@ -180,31 +211,37 @@ impl TxChannel {
             .as_mut()
             .and_then(RmaBounceBuffer::take_response)
         else {
-            return self.send_rma_request(front, remote, range_len, engine);
+            return self.send_rma_request(front, remote, engine);
         };
         if let Err(error) = response {
-            if matches!(
+            let is_unknown_key = matches!(
                 error,
                 Error::Key {
                     why: "is unknown",
                     ..
                 }
-            ) {
+            );
+            if is_unknown_key {
                 self.mapped_regions.remove_served_region(remote.key);
             }
-            return Err(if front.sent > 0 {
-                unknown_key_as_revoked(error)
+            return Err(if is_unknown_key && front.sent > 0 {
+                Error::Key {
+                    key: remote.key,
+                    why: REVOKED,
+                }
             } else {
                 error
             });
         }
-        let tx_op = front.op_of_range(engine);
-        if front.cursor.is_validating_ranges(&tx_op) {
+        let tx_op = front.op_for_range(engine);
+        if front.cursor.is_checking_ranges(&tx_op) {
             front.advance_or_finish(engine);
             return Ok(PushOutcome::Pushed);
         }
         let len = request.remote.len;
-        if let Some(bounce_buffer) = self.rma_bounce.as_ref().filter(|_| kind.fills_buffer()) {
+        if let Some(bounce_buffer) = &self.rma_bounce
+            && tx_op.kind.fills_buffer()
+        {
             engine.write_at(
                 front.op,
                 front.sent,
@@ -214,44 +251,39 @@ impl TxChannel {
             );
         }
         front.sent += len;
-        if front.sent - front.cursor.bytes_before < range_len {
-            return self.send_rma_request(front, remote, range_len, engine);
+        if front.sent - front.cursor.bytes_before < remote.len {
+            return self.send_rma_request(front, remote, engine);
         }
-        Ok(self.finish_range(
-            front,
-            (tx_op, region.rma_events || tx_op.data.is_some()),
-            engine,
-        ))
+        let needs_notification = region.rma_events || tx_op.data.is_some();
+        Ok(self.finish_range(front, &tx_op, needs_notification, engine))
     }
 
-    /// Sends a request for the next piece. The operation progresses when the response has come.
+    /// Sends an RMA request for the next piece. The operation progresses when the response has
+    /// arrived.
     fn send_rma_request(
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        range_len: usize,
         engine: &mut impl EngineContext,
     ) -> Result<PushOutcome> {
-        let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
+        let Some(bounce_buffer) = self.granted_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let (kind, done, done_in_range) = (
-            front.tx_op.kind,
-            front.sent,
-            front.sent - front.cursor.bytes_before,
-        );
+        let (kind, done) = (front.tx_op.kind, front.sent);
+        let done_in_range = done - front.cursor.bytes_before;
         // A request of length 0 makes the owner check the range without an access.
-        let max_len = if front.cursor.is_validating_ranges(&front.tx_op) {
+        let max_len = if front.cursor.is_checking_ranges(&front.tx_op) {
             0
         } else {
             MAX_REQUEST_LEN
         };
+        let remaining = remote.len - done_in_range;
         let len = if remote.atomic.is_some() {
-            range_len
+            remote.len
         } else {
-            (range_len - done_in_range).min(max_len)
+            remaining.min(max_len)
         };
-        let range = RmaIov {
+        let piece = RmaIov {
             offset: remote.offset.saturating_add(done_in_range as u64),
             len,
             ..*remote
@@ -262,7 +294,7 @@ impl TxChannel {
         } else {
             payload
         };
-        let request = bounce_buffer.prepare(kind, range, range_len - done_in_range, bytes);
+        let request = bounce_buffer.prepare(kind, piece, remaining, bytes);
         let pushed = self.push_record(
             RMA_REQUEST,
             0,
@@ -279,23 +311,22 @@ impl TxChannel {
         Ok(pushed)
     }
 
-    /// Returns the bounce buffer, which is granted to the peer at the first use; `None` if the
-    /// peer's socket has no room now.
-    fn shared_bounce_buffer(&mut self) -> Result<Option<&RmaBounceBuffer>> {
+    /// Returns the bounce buffer, and grants it to the peer at the first call. `None` if the grant
+    /// cannot be sent now: the socket has no room, or too many descriptors are in flight.
+    fn granted_bounce_buffer(&mut self) -> Result<Option<&RmaBounceBuffer>> {
         if self.rma_bounce.is_none() {
             let bounce_buffer = RmaBounceBuffer::new()?;
             let memory = bounce_buffer.memory();
-            let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
             let grant = MemoryGrant {
                 key: 0,
                 len: memory.len(),
-                access,
+                access: Access::REMOTE_READ | Access::REMOTE_WRITE,
                 base: 0,
                 rma_events: false,
                 memory: memory.fd(),
             };
             match control::send_grant(&self.socket, &grant) {
-                // The peer has closed; the next read of the socket reports it.
+                // After these errors the next read of the socket reports the end of the peer.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     self.rma_bounce = Some(bounce_buffer)
                 }
@@ -303,20 +334,5 @@ impl TxChannel {
             }
         }
         Ok(self.rma_bounce.as_ref())
-    }
-}
-
-/// Replaces the unknown-key error of an operation that has started: its key was revoked
-/// during the operation.
-fn unknown_key_as_revoked(error: Error) -> Error {
-    match error {
-        Error::Key {
-            key,
-            why: "is unknown",
-        } => Error::Key {
-            key,
-            why: "was revoked during the operation",
-        },
-        error => error,
     }
 }

@@ -1,4 +1,9 @@
-//! Control messages of the peer, and the end of a connection.
+//! Control messages that the receiving end of a connection sends, and the end of the connection.
+//!
+//! A readable socket brings answers to the handshake, responses to map requests, doorbells, or the
+//! hang-up. Every message is checked against the state of the connection; a message that does not
+//! fit the state is a protocol violation, which ends the connection. The endpoint handles the
+//! [`ConnectionEnd`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,19 +22,22 @@ use super::super::shared_memory::SharedMapping;
 use super::super::socket;
 use super::{TxConnection, TxConnectionState};
 
-/// The end of a connection: the error for its operations, and the event.
+/// The end of a connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionEnd {
+    /// Error of the operations that have not completed.
     pub(crate) error: Error,
+    /// Reason in the event.
     pub(crate) reason: DownReason,
-    /// Identity of the peer's endpoint, if it had accepted.
+    /// Peer in the event; no event is reported if this is `None`. The identity is known if the peer
+    /// had accepted.
     pub(crate) identity: Option<PeerIdentity>,
 }
 
 /// Cause of the end of a connection.
 enum TxEndCause {
     PeerDown(DownReason),
-    /// Another endpoint has the name of the peer that this connection was made for.
+    /// The endpoint that accepted has the name of the expected peer, but another incarnation.
     Replaced,
     Rejected(RefusalReason),
     ProtocolViolation(&'static str),
@@ -37,7 +45,7 @@ enum TxEndCause {
     LocalError(Error),
 }
 
-/// Returns a protocol violation unless the response was requested.
+/// Returns this protocol violation unless a request for the response is pending.
 fn require_solicited(is_solicited: bool, violation: &'static str) -> Result<(), TxEndCause> {
     if is_solicited {
         Ok(())
@@ -47,7 +55,8 @@ fn require_solicited(is_solicited: bool, violation: &'static str) -> Result<(), 
 }
 
 impl TxConnection {
-    /// Handles a readable socket: a response, a doorbell, or the end of the connection.
+    /// Reads the socket: handles up to [`READS_PER_POLL`] control messages. Returns the end of the
+    /// connection, if it has ended.
     pub(crate) fn on_readable(&mut self) -> Option<ConnectionEnd> {
         for _ in 0..READS_PER_POLL {
             let (TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel)) =
@@ -75,9 +84,7 @@ impl TxConnection {
     }
 
     fn connection_end(&self, cause: TxEndCause) -> ConnectionEnd {
-        let (peer, identity) = (self.peer_address.clone(), self.identity());
-        // The end of an endpoint to which nothing was sent is not reported.
-        let identity = identity.filter(|_| !matches!(cause, TxEndCause::Replaced));
+        let peer = self.peer_address.clone();
         let (error, reason) = match cause {
             TxEndCause::Replaced => (Error::PeerGone(peer), DownReason::Closed),
             TxEndCause::PeerDown(reason) => (Error::PeerGone(peer), reason),
@@ -92,16 +99,17 @@ impl TxConnection {
                 },
                 DownReason::Protocol(what),
             ),
-            // The connection is not established, so no event with this reason is reported.
+            // The connection was not established, so no event with this reason is reported.
             TxEndCause::LocalError(error) => (error, DownReason::Closed),
         };
         ConnectionEnd {
             error,
             reason,
-            identity,
+            identity: self.identity(),
         }
     }
 
+    /// Handles a control message or a memory grant.
     fn on_control(&mut self, event: ControlEvent) -> Result<(), TxEndCause> {
         let message = match event {
             ControlEvent::Grant(grant) => {
@@ -110,7 +118,7 @@ impl TxConnection {
             ControlEvent::GrantWithoutFd(key) => {
                 let denial = Err("cannot be mapped: no descriptor left (RLIMIT_NOFILE)");
                 return require_solicited(
-                    self.on_map_answer(key, denial),
+                    self.on_map_response(key, denial),
                     "unsolicited memory grant",
                 );
             }
@@ -126,7 +134,7 @@ impl TxConnection {
             ControlMessage::Ready => self.send_hello(),
             ControlMessage::Accept(incarnation) => self.on_accept(incarnation),
             ControlMessage::MrNotFound(key) => require_solicited(
-                self.on_map_answer(key, Err("is unknown")),
+                self.on_map_response(key, Err("is unknown")),
                 "unsolicited response",
             ),
             ControlMessage::MrServedByOwner(key, rma_events) => {
@@ -142,7 +150,7 @@ impl TxConnection {
         }
     }
 
-    /// Sends the hello, for which the peer is ready.
+    /// Handles `Ready`: sends the hello.
     fn send_hello(&mut self) -> Result<(), TxEndCause> {
         let TxConnectionState::Connecting(channel) = &mut self.state else {
             return Err(TxEndCause::ProtocolViolation(
@@ -160,16 +168,17 @@ impl TxConnection {
         }
     }
 
-    /// Handles the accept message of the peer.
+    /// Handles `Accept` with the incarnation of the peer's endpoint: the connection is established,
+    /// unless another incarnation is expected.
     fn on_accept(&mut self, incarnation: u64) -> Result<(), TxEndCause> {
         self.state = match std::mem::replace(&mut self.state, TxConnectionState::Closed) {
             TxConnectionState::Connecting(mut channel) if channel.hello_sent() => {
-                channel.on_accept(incarnation, self.resources.single_copy);
+                channel.on_accept(incarnation, self.settings.single_copy);
                 let identity = Incarnation::from(channel.peer_identity);
                 if self.expected.is_some_and(|expected| expected != identity) {
                     control::send_control(&channel.socket, ControlMessage::Disconnect);
-                    // The connection must not become established: nothing may be sent to this
-                    // endpoint.
+                    // An established connection would send queued operations to this endpoint, and
+                    // would report an event of its end.
                     self.state = TxConnectionState::Connecting(channel);
                     return Err(TxEndCause::Replaced);
                 }
@@ -185,7 +194,7 @@ impl TxConnection {
         Ok(())
     }
 
-    /// Handles a memory grant. Returns false if it was not requested.
+    /// Handles a memory grant: maps the region. Returns false if the region was not requested.
     fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> bool {
         let MemoryGrant {
             key,
@@ -195,12 +204,12 @@ impl TxConnection {
             rma_events,
             memory,
         } = grant;
-        let region =
+        let mapping =
             SharedMapping::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::close_in_background(vec![memory]);
-        self.on_map_answer(
+        self.on_map_response(
             key,
-            region.map(|mapping| MappedRegion {
+            mapping.map(|mapping| MappedRegion {
                 key,
                 mapping: Arc::new(mapping),
                 access,
@@ -210,24 +219,28 @@ impl TxConnection {
         )
     }
 
+    /// Handles the response that the owner serves this region. Returns false if the region was not
+    /// requested.
     fn on_mr_served(&mut self, key: u64, rma_events: bool) -> bool {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return false;
         };
-        let is_pending = channel.mapped_regions.is_query_pending(key);
+        let is_pending = channel.mapped_regions.is_map_request_pending(key);
         if is_pending {
             channel.mapped_regions.on_mr_served(key, rma_events);
         }
         is_pending
     }
 
-    fn on_map_answer(&mut self, key: u64, region: Result<MappedRegion, &'static str>) -> bool {
+    /// Handles the response to a map request: the mapped region, or the reason why there is none.
+    /// Returns false if the region was not requested.
+    fn on_map_response(&mut self, key: u64, region: Result<MappedRegion, &'static str>) -> bool {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return false;
         };
-        let is_pending = channel.mapped_regions.is_query_pending(key);
+        let is_pending = channel.mapped_regions.is_map_request_pending(key);
         if is_pending {
-            channel.mapped_regions.on_map_answer(
+            channel.mapped_regions.on_map_response(
                 key,
                 region,
                 self.queue.iter().any(|queued| queued.targets_key(key)),
@@ -243,15 +256,15 @@ mod tests {
     use fabric_core::{Address, Scheme};
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
-    use super::super::super::TxResources;
+    use super::super::super::TxSettings;
     use super::super::super::cma::SingleCopyPolicy;
     use super::super::super::loans::LoanPool;
     use super::super::channel::TxChannel;
     use super::*;
 
-    /// A failed system call of this process is not a protocol violation of the peer.
+    /// A failed system call of this process is neither a protocol violation of the peer nor an event.
     #[test]
-    fn local_error_of_hello_is_not_blamed_on_the_peer() {
+    fn failed_sendmsg_of_hello_is_an_os_error() {
         let name = format!("hello-error-{}", std::process::id());
         let listener =
             rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
@@ -262,14 +275,14 @@ mod tests {
 
         let peer = Address::new(Scheme::Shm, &name).unwrap();
         let addr = AddressTable::new().insert(peer.clone());
-        let resources = TxResources {
+        let settings = TxSettings {
             loan_pool: LoanPool::default(),
             single_copy: SingleCopyPolicy::from_len(usize::MAX),
         };
-        let channel = TxChannel::connect(&peer, &peer, 1, &resources).unwrap();
+        let channel = TxChannel::connect(&peer, &peer, 1, &settings).unwrap();
         // The socket's send buffer has no room for the hello.
         while rustix::net::send(&channel.socket, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
-        let mut tx = TxConnection::new(peer, addr, resources);
+        let mut tx = TxConnection::new(peer, addr, settings);
         tx.state = TxConnectionState::Connecting(channel);
 
         let cause = tx.send_hello().err().unwrap();
@@ -285,6 +298,6 @@ mod tests {
             "{:?}",
             end.error
         );
-        assert!(end.identity.is_none(), "an event would be reported");
+        assert!(end.identity.is_none(), "no event is reported");
     }
 }
