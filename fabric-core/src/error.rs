@@ -196,6 +196,9 @@ pub enum Error {
     /// free, and the address holds the last port tried. `FI_EADDRINUSE`.
     #[error("address {0} is already in use")]
     AddressInUse(Address),
+    /// No network interface of this machine has the address. `FI_EADDRNOTAVAIL`.
+    #[error("address {0} is not an address of this machine")]
+    AddressNotLocal(Address),
     /// The text is not an address, or the address cannot be used here. `FI_EINVAL`.
     #[error("invalid address {text:?}: {why}")]
     BadAddress {
@@ -507,9 +510,10 @@ impl Error {
             Self::PeerGone(_) => fi_errno::ECONNRESET,
             Self::OtherUser { .. } => fi_errno::EACCES,
             Self::Protocol { .. } => fi_errno::EPROTO,
-            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => {
-                fi_errno::EADDRNOTAVAIL
-            }
+            Self::AddressNotLocal(_)
+            | Self::StaleAddress(_)
+            | Self::UnknownSource
+            | Self::NoSuchHost { .. } => fi_errno::EADDRNOTAVAIL,
             Self::AddressInUse(_) => fi_errno::EADDRINUSE,
             Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => {
                 fi_errno::EINVAL
@@ -666,6 +670,7 @@ mod tests {
             Error::OutOfBounds { .. } => 33,
             Error::BufferTooSmall { .. } => 34,
             Error::ShutDown => 35,
+            Error::AddressNotLocal(_) => 36,
         }
     }
 
@@ -841,6 +846,10 @@ mod tests {
             (Error::StaleAddress(handle), vec!["17"]),
             (Error::UnknownSource, vec!["address vector"]),
             (Error::AddressInUse(peer()), vec!["10.0.0.5:7000"]),
+            (
+                Error::AddressNotLocal(peer()),
+                vec!["10.0.0.5:7000", "machine"],
+            ),
             (
                 "tcp://localhost:99999".parse::<Address>().unwrap_err(),
                 vec!["tcp://localhost:99999", "port", "65535"],

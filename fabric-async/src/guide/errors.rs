@@ -50,7 +50,7 @@
 //! | `WouldBlock`, `OutOfMemory`, `TimedOut`, `ConnectionRefused` | those of the same name; `NoSuchPeer` and `RejectedByPeer` are `ConnectionRefused` |
 //! | `ConnectionReset`, `ConnectionAborted`, `BrokenPipe` | `PeerGone`; `Canceled`; `Closed`, `ShutDown` |
 //! | `HostUnreachable`, `PermissionDenied`, `ResourceBusy` | `Unreachable`, `OtherUser`, `Busy` |
-//! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `StaleAddress`, `UnknownSource`, `NoSuchHost` |
+//! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
 //! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongParent` |
 //! | `Unsupported`, `NotFound`, `Other` | `NotSupported`, `NoMatch`, `Runtime`; `UnknownProvider`; `CounterError` |
@@ -145,7 +145,7 @@
 //! | [`TooMany`](Error::TooMany) | `FI_EMSGSIZE` | 90 | more buffers or remote ranges than `iov_limit` or `rma_iov_limit` |
 //! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
 //! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | an open endpoint or another program's socket has the address |
-//! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
+//! | [`AddressNotLocal`](Error::AddressNotLocal), [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | an address of another machine to bind to; a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
 //! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connected peer died or closed; never for a receive from any source, except on a connected endpoint |
 //! | [`ShutDown`](Error::ShutDown) | `FI_ESHUTDOWN` | 108 | this side has shut down the connection |
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |

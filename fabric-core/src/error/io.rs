@@ -54,9 +54,10 @@ impl Error {
             Self::Unreachable { .. } => ErrorKind::HostUnreachable,
             Self::OtherUser { .. } => ErrorKind::PermissionDenied,
             Self::Truncated { .. } | Self::Protocol { .. } => ErrorKind::InvalidData,
-            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => {
-                ErrorKind::AddrNotAvailable
-            }
+            Self::AddressNotLocal(_)
+            | Self::StaleAddress(_)
+            | Self::UnknownSource
+            | Self::NoSuchHost { .. } => ErrorKind::AddrNotAvailable,
             Self::AddressInUse(_) => ErrorKind::AddrInUse,
             Self::UnknownProvider { .. } => ErrorKind::NotFound,
             Self::TooLong { .. }

@@ -110,10 +110,7 @@ pub(super) fn addr_error(
 ) -> impl Fn(Errno) -> Error {
     move |errno| match (errno, Address::from_socket_addr(scheme, at)) {
         (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
-        (Errno::ADDRNOTAVAIL, Ok(at)) => Error::BadAddress {
-            text: at.to_string(),
-            why: "it is not an address of this machine",
-        },
+        (Errno::ADDRNOTAVAIL, Ok(at)) => Error::AddressNotLocal(at),
         (errno, _) => Error::os(call, errno.raw_os_error()),
     }
 }
