@@ -1,9 +1,9 @@
 //! Congestion control.
 //!
-//! Machines whose default is `bbr` pace what they send by what they measure. Through the loopback
-//! that costs half of the bandwidth, and there is no other traffic to be fair to. So connections
-//! inside the machine use `reno`, which is compiled into every Linux and may be chosen without
-//! privileges; `cubic` may not. Without losses the two behave alike.
+//! Where the default is `bbr`, the kernel paces what a connection sends. Over the loopback
+//! interface pacing halves the bandwidth, and there is no other traffic to be fair to. So
+//! connections inside the machine use `reno`, which is compiled into every Linux and may be chosen
+//! without privileges; `cubic` may not. Without losses the two behave alike.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;

@@ -9,10 +9,10 @@
 //! | `uring_io` | receives and sends of this connection in io_uring |
 //! | `zero_copy` | messages that the kernel sends from their buffer |
 //!
-//! A connection that holds a message over the budget is not watched, so its descriptor does not
-//! wake the domain, and is polled when something is posted. A connection that was idle for long is
-//! left to epoll. A peer learns of the end of the stream behind everything that was sent, so
-//! reading continues after writing has failed.
+//! The socket of a connection that holds a message over the budget is not watched, so it does not
+//! wake the domain; the connection is polled when a receive is posted. Passes do not poll a
+//! connection that was idle for long: epoll reports its socket. Reading continues after writing has
+//! failed, because the peer may have sent messages before it closed the stream.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -66,29 +66,30 @@ pub(crate) struct TcpConnection {
     unwritten: VecDeque<Unwritten>,
     /// Bytes that were read and not consumed.
     unconsumed: UnconsumedBytes,
-    /// The frame reader has not seen all of `unconsumed`.
+    /// Whether the frame reader has not seen all of `unconsumed`.
     has_unparsed: bool,
-    /// The first unconsumed message was deferred to one more pass.
+    /// Whether the first unconsumed message was deferred to the next pass.
     deferred_once: bool,
-    /// The first unconsumed message is held: no receive matches, and there is no room to buffer it.
+    /// Whether the first unconsumed message is held: no receive matches, and there is no room to
+    /// buffer the message.
     message_held: bool,
-    /// The socket is not watched for input, because this side does not read for now.
+    /// Whether this side does not read for now, so that the socket is not watched for input.
     read_paused: bool,
-    /// The socket had no room.
+    /// Whether the socket had no room at the last write.
     write_blocked: bool,
-    /// Something was sent since the last pass: messages that follow are batched.
+    /// Whether something was sent since the last pass: later messages are batched.
     batching: bool,
     /// Why the connection ended: the peer sends no more, or the connection is broken.
     end_reason: Option<DownReason>,
-    /// Nothing can be sent any more. Data that the peer sent before may still be readable.
+    /// Whether nothing can be sent any more. Data that the peer sent before may still be readable.
     write_closed: bool,
-    /// A message that was begun will not be finished: pending bytes are sent, and nothing after
-    /// them.
+    /// Whether a message that was partly sent will not be finished: the pending bytes are sent, and
+    /// nothing after them.
     aborting: bool,
-    /// Bytes of responses since part of a queued operation was sent last.
+    /// Bytes of responses that were sent since bytes of a queued operation were last sent.
     response_bytes: usize,
     idle_passes: u32,
-    /// Every pass polls this connection.
+    /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
     /// Receives and sends in io_uring, if that is the backend.
     uring_io: Option<UringIo>,
@@ -172,13 +173,13 @@ impl TcpConnection {
         self.write_closed
     }
 
-    /// Returns whether it holds a message that no receive matches and for which there is no buffer
-    /// space.
+    /// Returns whether the connection holds a message that no receive matches and for which there
+    /// is no buffer space.
     pub(crate) fn has_held_messages(&self) -> bool {
         self.message_held || self.reader.has_deferred()
     }
 
-    /// Returns whether it had input recently, so that passes poll it.
+    /// Returns whether the connection had input recently, so that passes poll it.
     fn is_recently_active(&self) -> bool {
         self.idle_passes < IDLE_PASSES
     }
@@ -192,7 +193,7 @@ impl TcpConnection {
         self.batching
     }
 
-    /// Returns whether passes are to poll it, even with nothing queued for its peer.
+    /// Returns whether passes have to poll the connection, even with nothing queued for its peer.
     pub(crate) fn needs_progress(&self) -> bool {
         self.is_recently_active()
             || self.has_held_messages()
@@ -201,7 +202,7 @@ impl TcpConnection {
             || self.has_pending_responses()
     }
 
-    /// Returns whether the socket had no room.
+    /// Returns whether the socket had no room at the last write.
     pub(crate) fn is_write_blocked(&self) -> bool {
         self.write_blocked
     }
@@ -218,7 +219,7 @@ impl TcpConnection {
         (self.socket, unsent)
     }
 
-    /// Returns which incarnation of the endpoint the peer is, if the peer has said so.
+    /// Returns the incarnation of the peer's endpoint, if the peer has sent its instance number.
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         self.peer_instance
             .map(|instance| Incarnation(instance.into()))
@@ -246,8 +247,8 @@ impl TcpConnection {
         self.update_interest();
     }
 
-    /// Aborts the message that is partly sent, if there is one: nothing may follow its beginning,
-    /// and the peer learns of it by the end of the stream. Returns whether there was one.
+    /// Aborts the message that is partly sent, if there is one, by ending the stream behind its
+    /// sent bytes: no other message may follow them. Returns whether there was one.
     pub(crate) fn abort_message(&mut self) -> bool {
         let is_partly_sent = self.writer.is_open() && !self.reader.responses.is_partial();
         if self.write_closed || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
@@ -281,15 +282,15 @@ impl TcpConnection {
         }
     }
 
-    /// Updates the interest if whether this side reads has changed.
+    /// Updates what the socket is watched for, if this side has begun or stopped reading.
     fn update_read_interest(&mut self) {
         if self.read_paused != (self.message_held || self.is_backlogged()) {
             self.update_interest();
         }
     }
 
-    /// Watches the socket for what matters now. A socket that is not read must not keep waking the
-    /// domain.
+    /// Updates what the socket is watched for: input if this side reads, room if a write found
+    /// none. A readable socket that is not read would wake the domain again and again.
     pub(crate) fn update_interest(&mut self) {
         self.read_paused = self.message_held || self.is_backlogged();
         if self.end_reason.is_some() {
@@ -316,7 +317,7 @@ impl TcpConnection {
         }
     }
 
-    /// Handles readiness: the socket may have room again.
+    /// Handles a ready socket, which may have room again.
     pub(crate) fn clear_write_blocked(&mut self) {
         if !self.is_uring_sending() {
             self.set_write_blocked(false);

@@ -1,4 +1,4 @@
-//! The handshake of a connection: the initiator sends a connect request that says who it is, the
+//! The handshake of a connection: the initiator sends a connect request with its address, and the
 //! acceptor replies.
 //!
 //! If both sides connect at the same time, `resolve_simultaneous_connect` decides which connection
@@ -34,8 +34,8 @@ pub(crate) struct InboundHandshake {
 }
 
 /// A connection that this side initiates, until the peer has replied.
-/// Position of the peer in the endpoint's list.
 pub(crate) struct OutboundHandshake {
+    /// Position of the peer in the endpoint's list.
     pub(crate) peer: usize,
     /// When the handshake times out.
     deadline: Instant,

@@ -1,8 +1,8 @@
 //! Closing connections with something still to be sent or read (linger).
 //!
-//! A peer learns of the end of its stream behind everything that was sent, so reading continues
-//! after writing has failed. The kernel discards unsent data of a connection that is closed with
-//! something unread. So a background thread sends what an endpoint has left when it closes.
+//! The kernel discards the unsent bytes of a connection that is closed while received bytes are
+//! unread. So a background thread sends what is left when an endpoint closes a connection, and
+//! reads and discards what the peer still sends.
 
 use std::io::IoSlice;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::socket::{TcpSocket, WriteResult};
 
-/// How long a peer has to take what was sent to it.
+/// Time limit for the peer to take the unsent bytes.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the thread looks for new connections to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! TCP, on the wire of libfabric's provider of that name.
+//! TCP, with the wire protocol of libfabric's tcp provider.
 //!
 //! | file | subject |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | `handshake` | a connection before both sides have agreed |
 //! | `connection` | an established connection: bytes in, bytes out |
 //! | `io_backend` | epoll or io_uring, and the domain's io_uring instance |
-//! | `socket` | system calls that never block |
+//! | `socket` | sockets, and calls on them that do not block |
 //! | `congestion` | congestion control |
 //! | `interfaces` | networks of this machine |
-//! | `linger` | closing without losing what was sent |
+//! | `linger` | closing connections that have unsent bytes |
 //!
 //! Passes poll only active endpoints: a connected endpoint that is idle costs nothing until
 //! something is posted or its socket is ready.

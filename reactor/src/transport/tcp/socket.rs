@@ -20,7 +20,7 @@ use crate::wait::epoll_ctl_error;
 /// Connections that the kernel queues before they are accepted.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// A peer that is silent for so long is considered dead, unless configured otherwise.
+/// Time after which a silent peer is considered dead, unless configured otherwise.
 const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Keepalive probes, sent in the second half of that time.
 const KEEPALIVE_PROBES: u32 = 3;
@@ -302,7 +302,7 @@ impl TcpSocket {
     }
 }
 
-/// Sets keepalive so that a peer that is silent for `silence` is detected.
+/// Sets keepalive, so that a peer that is silent for `idle_timeout` is detected.
 fn set_keepalive(socket: impl AsFd, idle_timeout: Duration) -> Result<(), Errno> {
     let socket = socket.as_fd();
     let interval = (idle_timeout.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);

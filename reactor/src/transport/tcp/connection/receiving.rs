@@ -1,10 +1,11 @@
-//! What a connection receives: read into the endpoint's scratch memory, and passed to the
+//! What a connection receives. Bytes are read into the endpoint's scratch memory and passed to the
 //! `FrameReader`.
 //!
-//! The reader asks the receive queue for each message: it goes into its receive, is buffered within
-//! the budget, or is held unread. A message that arrives while no receive is posted at all is first
-//! left for one more pass (`UnexpectedPolicy`): a program that takes completions in batches is
-//! about to post the next receives, and the buffer is avoided.
+//! The reader delivers each message to the receive queue, which fills the matching receive, buffers
+//! the message within the budget, or declines it. A declined message is held unread. A message that
+//! arrives while no receive is posted stays unread for one more pass (`UnexpectedPolicy`): a
+//! program that takes completions in batches is about to post the next receives, and the message is
+//! then copied once, not twice.
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
@@ -18,7 +19,7 @@ use super::sending::WRITE_BUFFER_LIMIT;
 /// Reads from a connection that another one replaces: enough for a full socket receive buffer.
 const MAX_FINAL_READS: u32 = 64;
 
-/// Bytes that were read and not consumed. Consuming a few at a time does not move the rest.
+/// Bytes that were read and not consumed. Consuming bytes does not move the rest.
 #[derive(Debug)]
 pub(super) struct UnconsumedBytes {
     bytes: Vec<u8>,
@@ -154,8 +155,8 @@ impl TcpConnection {
         true
     }
 
-    /// Receives what has arrived so far, because this side is about to close the connection: within
-    /// a bound, and as far as there is room to buffer.
+    /// Receives what has arrived so far, before this side closes the connection: at most
+    /// `MAX_FINAL_READS` reads, and only messages that the receive queue accepts.
     pub(crate) fn drain_received(
         &mut self,
         scratch: &mut [u8],

@@ -3,12 +3,11 @@
 //! A short message is copied into the `FrameWriter` and written with one call. Short messages that
 //! follow before the next pass are batched: that pass writes them with one call. A long message
 //! opens a frame, and its payload is written from its buffer as the socket takes it. A pass
-//! alternates between operations and responses: after 64 KiB of responses, or the frame that
-//! exceeds them, operations are sent, then responses again, so neither keeps the other waiting
-//! longer than what has begun.
+//! alternates between operations and responses, at the end of the frame that exceeds 64 KiB, so
+//! that neither keeps the other waiting.
 //!
-//! What a send completed for is in the kernel's socket buffer. `flush` waits for what is still
-//! queued here.
+//! A send completes when all its bytes are in the kernel's socket buffer, or when the peer has
+//! acknowledged it, if its completion level says so.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -60,11 +59,11 @@ pub(crate) enum TrySendResult {
 /// An operation whose last byte the kernel does not have yet.
 #[derive(Debug)]
 pub(super) struct Unwritten {
-    /// Stream position behind its last byte.
+    /// The stream position behind the operation's last byte.
     end: u64,
     op: OpKey,
-    /// Length and tag of a message that completes then; `None` for operations that wait for the
-    /// peer.
+    /// Length and tag of a message that completes once the kernel has its last byte; `None` for
+    /// operations that wait for the peer.
     message: Option<(usize, Option<u64>)>,
 }
 
@@ -103,15 +102,15 @@ impl TcpConnection {
         TrySendResult::Batched
     }
 
-    /// Associates an operation with the message that was batched last.
+    /// Sets the operation of the message that was batched last.
     pub(crate) fn set_batched_op(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         let end = self.writer.end();
         self.track_unwritten(end, op, Some((len, tag)));
     }
 
-    /// Queues an operation whose last byte is before stream position `end`. If `message` is given,
-    /// length and tag of a message that does not wait for its peer, the operation completes when
-    /// the kernel has that byte.
+    /// Tracks an operation whose last byte is before stream position `end`. `message` is the length
+    /// and tag of a message that completes when the kernel has that byte; `None` for an operation
+    /// that waits for the peer.
     pub(super) fn track_unwritten(
         &mut self,
         end: u64,
@@ -139,8 +138,8 @@ impl TcpConnection {
     pub(crate) fn fail_unwritten(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.complete_written(engine);
         // Operations that wait for the peer are failed with `PendingRequests`.
-        let ends = |unwritten: &Unwritten| unwritten.message.is_some();
-        for Unwritten { op, .. } in self.unwritten.drain(..).filter(ends) {
+        let is_message = |unwritten: &Unwritten| unwritten.message.is_some();
+        for Unwritten { op, .. } in self.unwritten.drain(..).filter(is_message) {
             engine.complete(op, Outcome::failed(error.clone()));
         }
     }
@@ -234,15 +233,16 @@ impl TcpConnection {
         moved
     }
 
-    /// Returns whether it is the turn of responses, with `left` bytes of this pass remaining.
+    /// Returns whether responses are to be sent before further operations. This pass may still send
+    /// `left` bytes.
     fn yields_to_responses(&self, left: usize) -> bool {
         left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
             && !self.writer.is_open()
             && !self.reader.responses.is_empty()
     }
 
-    /// Progresses the first operation of the queue, a long one by at most `most` bytes. Returns how
-    /// many bytes were sent or copied; `None` when it has to wait.
+    /// Progresses the first operation of the queue, a long one by at most `max_bytes`. Returns how
+    /// many bytes were sent or copied; `None` when the operation has to wait.
     fn send_first(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
@@ -335,7 +335,7 @@ impl TcpConnection {
         Some(count)
     }
 
-    /// Sends the pending bytes and behind them part of a message. Returns how many bytes of the
+    /// Sends the pending bytes, followed by part of a message. Returns how many bytes of the
     /// message were sent, or `None` when the socket had no room.
     fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
         let pending = self.writer.pending();

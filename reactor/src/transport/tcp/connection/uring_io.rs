@@ -1,19 +1,19 @@
 //! A connection over io_uring: receives while the domain sleeps, and sends as the socket has room.
 //!
-//! While a thread polls, a connection is read by non-blocking calls, which is faster. Before all
-//! sleep, every idle connection arms a multishot receive into buffers of the io_uring instance, all
-//! submitted with one call; the instance's eventfd is in the domain's epoll set. A pass delivers
-//! completions before it polls connections. A connection whose receive is armed and that was polled
-//! 32 passes in vain continues by calls: its receive is stopped, and it is read by calls after the
-//! last completion. Only one of the two reads at a time: both would reorder bytes.
+//! While a thread polls, a connection is read by non-blocking calls, which is faster. Before the
+//! domain sleeps, every idle connection arms a multishot receive into buffers of the io_uring
+//! instance; one call submits all of them, and the instance's eventfd is in the domain's epoll set.
+//! A pass delivers completions before it polls connections. After 32 passes without input, a
+//! connection stops its armed receive, and is read by calls after the last completion. The
+//! connection never reads in both ways at once, which would reorder bytes.
 //!
-//! What a full socket does not take becomes one io_uring send: the pending bytes, given away, and
-//! the rest of the long message, which stays in its operation's buffer. Until that send has ended
-//! nothing else is sent, and the operation does not complete. An operation that has to end
-//! otherwise first cancels the send and waits for its completion.
+//! Bytes that a full socket does not take become one io_uring send: the pending bytes, which the
+//! instance owns meanwhile, and the rest of the long message, which stays in its operation's
+//! buffer. Until that send has ended nothing else is sent, and the operation does not complete. To
+//! end the operation earlier, the connection cancels the send and waits for its completion.
 //!
 //! A long message may also be sent from its buffer (`zero_copy`).
-#![allow(unsafe_code)] // bytes that the kernel sends from where they lie
+#![allow(unsafe_code)] // the kernel reads the buffers of operations in place
 
 use std::collections::VecDeque;
 
@@ -39,7 +39,7 @@ pub(super) struct UringIo {
     recv_state: UringRecv,
     /// Received buffers that were not read yet.
     received: VecDeque<LeasedBuffer>,
-    /// The receive has failed with an error that the socket does not report again.
+    /// Whether the receive has failed with an error that the socket does not report again.
     recv_failed: bool,
     pub(super) send_state: UringSend,
     pub(super) zero_copy: ZeroCopyState,
@@ -229,7 +229,7 @@ impl TcpConnection {
         // operation is completed: a payload this long is not that of an `InlineBuf`. An operation
         // is completed only after `cancel_send` has returned or the send's completion was handled:
         // `progress_queue` does nothing while io_uring is sending, `TcpEndpoint::fail_sends` and
-        // `into_socket` cancel the send, and an operation that has begun is not cancelled.
+        // `into_socket` cancel the send, and an operation that has begun is not canceled.
         match unsafe { uring.send(self.socket.shared_fd(), io.owner, pending, &parts[..count]) } {
             Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),
             Err(pending) => {

@@ -1,21 +1,21 @@
 //! Messages that the kernel sends from their buffer (`SocketOptions::zero_copy_threshold`).
 //!
-//! The kernel reads the buffer until the peer's machine has acknowledged all of it, whatever
-//! becomes of operation, connection, endpoint and domain. So the io_uring instance owns the buffer,
-//! and returns it when the kernel reports that it is done. Such a send has two completions. With
-//! the first the next operation begins, and this one is done as far as TCP is concerned; with the
-//! second the buffer returns (`return_buffer`), and only then does the engine report the
-//! completion. The rest of a message that was not sent whole is sent in the usual way when the
-//! buffer is back. An instance that is dropped leaves such memory to a thread (`uring::orphaned`).
+//! The kernel reads the buffer until the peer's machine has acknowledged all of it, also after the
+//! operation, the connection, the endpoint or the domain has ended. So the io_uring instance owns
+//! the buffer meanwhile. io_uring reports such a send twice. After the first report all bytes are
+//! in the socket, and the next operation begins. After the second report the kernel no longer reads
+//! the buffer: the instance returns it (`return_buffer`), and the engine reports the completion.
+//! The rest of a message that was not sent whole is copied into the socket when the buffer is back.
+//! An instance that is dropped leaves such memory to a thread (`uring::orphaned`).
 //!
-//! It pays where hardware reads the memory of programs. The first report of the kernel that it
-//! copied anyway, or cannot do this, is the last such send of the connection. Read responses from
-//! regions, which belong to their owner meanwhile, and long messages in RXM, which are such
-//! responses, are copied.
+//! Zero copy saves time only where the network hardware reads the memory of programs. Once the
+//! kernel reports that it has copied, or that it cannot send in place, the connection sends later
+//! messages by copying. Read responses, and long messages in RXM, which are read responses, are
+//! copied always: the program may change a region at any time.
 //!
-//! Decision: a zero-copy send completes when its buffer is free. A completion returns the buffer,
-//! so it cannot come with the kernel's first completion, as one without a buffer could. Hence a
-//! send waits for a peer that does not read, also when the connection is lost. So it is opt-in.
+//! Decision: a zero-copy send completes when its buffer is free, because the completion returns the
+//! buffer. Hence a send to a peer that does not read does not complete, also when the connection is
+//! lost. So zero copy is opt-in.
 
 use fabric_core::buf::Payload;
 use fabric_core::transport::{EngineContext, OpKey};
@@ -31,7 +31,7 @@ use crate::uring::{OpId, ZeroCopyOutcome};
 pub(super) struct ZeroCopyState {
     /// Shortest message that is sent from its buffer, in bytes; `None` turns zero copy off.
     threshold: Option<usize>,
-    /// Zero copy stays on although the kernel has copied.
+    /// Whether zero copy stays on after the kernel has copied.
     keep_if_copied: bool,
     /// Sends whose buffers io_uring owns.
     op_ids: Vec<OpId>,
@@ -83,8 +83,8 @@ impl TcpConnection {
         }
     }
 
-    /// Gives the first operation's buffer to io_uring and sends it behind the pending bytes. False
-    /// when it has to be sent by copying.
+    /// Gives the first operation's buffer to io_uring, which sends it behind the pending bytes.
+    /// Returns false when the message has to be sent by copying.
     pub(super) fn send_zero_copy(
         &mut self,
         op: OpKey,

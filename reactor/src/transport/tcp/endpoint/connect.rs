@@ -1,7 +1,8 @@
 //! Outbound connections: begun by the first operation for a peer.
 //!
-//! The protocol is known when the connection begins, by the length of the peer's request, or by how
-//! it refuses a native request; it is then asked again in RXM (`retry_other_protocol`).
+//! The connect request is in the protocol of the peer's own earlier request, or else in the
+//! endpoint's protocol. A peer that speaks the other protocol refuses with a reply from which this
+//! side learns that; the request is then sent again (`retry_other_protocol`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use super::super::socket::TcpSocket;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::uring::{OpId, TimedOutcome};
 
-/// The first delay before a refused connect is retried; it doubles up to 64 times this.
+/// The first delay before a refused connect is retried. The delay doubles at each refusal, up to 64
+/// times this.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
 /// Replaces timeouts that exceed the clock's range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
@@ -218,8 +220,7 @@ impl TcpEndpoint {
         self.drop_unused_peer(handshake.peer);
     }
 
-    /// Cancels an attempt to connect that is no longer needed and of which the peer does not know
-    /// yet.
+    /// Cancels an attempt to connect that is no longer needed, if the peer has not got a request.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
         if let Some(connection_index) = self.peers[peer].connection
             && let Some(ConnectionState::Outbound(handshake)) =

@@ -1,5 +1,4 @@
-//! Connected endpoints (`FI_EP_MSG`): one peer, one connection, no listener, for as long as the
-//! connection lasts.
+//! Connected endpoints (`FI_EP_MSG`): one peer, one connection, no listener.
 //!
 //! The endpoint's address vector contains only the peer, so the engine sees an endpoint like any
 //! other. Both control messages carry a `VendorExtension`, which sets the connection's `PeerCaps`.
@@ -21,16 +20,17 @@ use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
 use crate::transport::net::SocketConfig;
 use crate::uring::SharedUring;
 
-/// Bytes that one read takes at most: such endpoints may be many, and each has memory for that.
+/// Maximum bytes of one read. Each connected endpoint has memory for one read, and may be one of
+/// many.
 const MSG_SCRATCH_LEN: usize = 64 << 10;
 
 /// The state of a connected endpoint.
 pub(super) struct MsgEndpointState {
     /// Position in the list of peers.
     peer: usize,
-    /// The program has declared that the peer has FI_TAGGED.
-    /// The endpoint has FI_TAGGED.
+    /// Whether the endpoint has FI_TAGGED.
     supports_tags: bool,
+    /// Whether the program has declared that the peer has FI_TAGGED.
     peer_supports_tags: bool,
     /// Why there is no connection any more.
     disconnect_error: Option<Error>,

@@ -69,7 +69,7 @@ impl TcpEndpoint {
         connection_index
     }
 
-    /// Closes a connection that has ended and of which everything received was taken.
+    /// Closes a connection that has ended, after everything that it received was taken.
     pub(super) fn close_connection(
         &mut self,
         engine: &mut impl EngineContext,

@@ -47,9 +47,10 @@ use passive::ConnReqQueue;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
 pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
-/// Bytes that one read takes at most.
+/// Maximum bytes of one read.
 const SCRATCH_LEN: usize = 128 << 10;
-/// How long a peer has to send its request, to reply, and to stop refusing.
+/// Time limit for a peer to send its request, to reply, and to accept after refusals because both
+/// sides connect.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a descriptor of an endpoint is for, packed into the token with which it is watched.
@@ -86,7 +87,7 @@ impl TcpToken {
 
 /// A connection in one of its phases.
 enum ConnectionState {
-    /// Accepted; the peer's connect request has not arrived.
+    /// Accepted; the peer's connection request has not arrived.
     Inbound(InboundHandshake),
     /// This side connects, and waits for the reply.
     Outbound(OutboundHandshake),
@@ -105,7 +106,7 @@ struct TcpPeer {
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
-    /// Set while the peer refuses because it connects as well: when to retry, and the last delay.
+    /// When to retry, and the last delay, while the peer refuses because both sides connect.
     retry: Option<(Instant, Duration)>,
     /// When to stop retrying.
     retry_deadline: Option<Instant>,
@@ -171,15 +172,15 @@ pub(crate) struct TcpEndpoint {
     /// The protocol of the first request to a peer.
     protocol: WireProtocol,
     scratch: Box<[u8]>,
-    /// `None` where no deadline can arise.
+    /// The timer of all deadlines; `None` if the endpoint has none.
     timer: Option<Timer>,
-    /// Passes poll this endpoint.
+    /// Whether passes poll this endpoint.
     pub(super) is_active: bool,
     /// The io_uring instance, if that is the backend.
     uring: Option<SharedUring>,
-    /// Peers may access memory of the domain.
+    /// Whether peers may access memory of the domain.
     is_rma_target: bool,
-    /// The endpoint wants an event for each access (`FI_RMA_EVENT`).
+    /// Whether the endpoint wants an event for each access (`FI_RMA_EVENT`).
     rma_events: bool,
     /// The vendor extension of this endpoint's control messages, where the protocol has room for
     /// it.

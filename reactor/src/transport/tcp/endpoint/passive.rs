@@ -1,7 +1,7 @@
 //! Passive endpoints: they listen, and have inbound handshakes but no peers.
 //!
-//! A connection request waits here until the program takes it. From then on its connection belongs
-//! to no domain and is not watched, until an endpoint is opened for it or it is rejected.
+//! A connection request waits here until the program takes it. The connection of a taken request
+//! belongs to no domain and is not watched, until the request is accepted or rejected.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

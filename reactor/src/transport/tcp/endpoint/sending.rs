@@ -59,7 +59,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Associates an operation with the message that was batched last for its peer.
+    /// Sets the operation of the message that was batched last for its peer.
     pub(crate) fn set_batched_op(
         &mut self,
         engine: &mut impl EngineContext,
@@ -231,7 +231,7 @@ impl TcpEndpoint {
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
         for op in others {
-            // Nothing of it was sent: it was queued after the last connection had ended.
+            // Nothing of the operation was sent: it was queued after the last connection had ended.
             engine.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
         if let Some(addr) = peer
@@ -243,8 +243,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// Fails the queued and begun operations for a peer. A connection in the middle of a message
-    /// sends nothing after it.
+    /// Fails the queued and begun operations for a peer. A connection that has sent part of a
+    /// message sends nothing after that part.
     pub(super) fn fail_sends(
         &mut self,
         engine: &mut impl EngineContext,

@@ -75,7 +75,7 @@ impl TcpEndpoint {
             } else {
                 // The delay continues to grow from its last value.
                 self.peers[peer_index].retry =
-                    retry.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
+                    retry.map(|(_, delay)| (now + HANDSHAKE_TIMEOUT, delay));
             }
         }
     }
