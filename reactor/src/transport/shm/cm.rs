@@ -3,18 +3,19 @@
 //! 1. The client binds a Unix socket to the name of its endpoint, without listening, and connects
 //!    to the passive endpoint. Both sides check the credentials of the other, as described in
 //!    `control`. The passive endpoint sends `Ready`.
-//! 2. The client sends a request with its private data and the segment of its ring. The kernel
-//!    tells the client's name (`getpeername`), so a client cannot claim the name of another.
-//! 3. The program accepts or rejects, whenever it likes, with private data. An accept creates the
-//!    ring of the opposite direction, and a socket pair for its control messages; the segment and
-//!    one end of the pair travel with the accept.
-//! 4. The client maps the segment and answers on the new socket as the receiver of a connection
-//!    between connectionless endpoints does. From then on each direction has its socket and its
-//!    ring, as between connectionless endpoints.
+//! 2. The client sends a request with its private data and the segment of its ring. The passive
+//!    endpoint gets the client's name from the kernel (`getpeername`), so a client cannot claim the
+//!    name of another.
+//! 3. The program accepts or rejects at any later time, with private data. An accept creates the
+//!    ring of the opposite direction, and a socket pair for that direction's control messages. The
+//!    accept message carries the segment and one end of the pair.
+//! 4. The client maps the segment and answers on the new socket, as the receiver of a connection
+//!    between connectionless endpoints does. Each direction now has a socket and a ring of its own,
+//!    as between connectionless endpoints.
 //!
 //! Neither endpoint listens, so no third process can connect to it. Messages of connection
-//! management have a magic of their own: an endpoint that gets the request of the other type of
-//! endpoint says so in its rejection.
+//! management have a magic of their own, by which an endpoint recognises the request of the other
+//! type of endpoint, and rejects it with that reason.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -42,7 +43,7 @@ const CAP_BITS: [(u32, Caps); 2] = [(1, Caps::TAGGED), (2, Caps::ATOMIC)];
 /// Length of a buffer for any message: longer ones are malformed.
 const MAX_CM_LEN: usize = 64 + MAX_PRIVATE_DATA;
 
-/// What a request and an accept say of the endpoint that sends it.
+/// The endpoint that sends a request or an accept, as the message describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CmEndpoint {
     /// Lines of the segment.
@@ -71,7 +72,7 @@ pub(crate) struct CmAccept {
     pub(crate) socket: OwnedFd,
 }
 
-/// A message that a client gets before it is connected.
+/// An answer to a client that is not connected yet.
 #[derive(Debug)]
 pub(crate) enum CmAnswer {
     /// The passive endpoint permits descriptors: the request may be sent.

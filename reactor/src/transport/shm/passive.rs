@@ -1,9 +1,9 @@
 //! Passive endpoints (`FI_EP_MSG`): they listen, and have pending requests but no peers.
 //!
-//! A connection that was accepted by the kernel has 10 seconds to send its request. Then the
-//! request waits until the program takes it. From then on its connection belongs to no domain and
-//! is not watched, until an endpoint is opened for it or it is rejected. The number of connections
-//! without a request is bounded, and so is the number of requests.
+//! A client has 10 seconds to send its request after it has connected. The request waits until the
+//! program takes it. The connection of a taken request belongs to no domain and is not watched,
+//! until the request is accepted or rejected. The number of connections without a request is
+//! bounded, and so is the number of requests.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ use crate::wait::epoll_ctl_error;
 const ACCEPTS_PER_POLL: usize = 64;
 /// Connections that may be without a request. The oldest one is evicted for a new one.
 const MAX_PENDING_HANDSHAKES: usize = 256;
-/// Time that a client has for its request.
+/// Time limit for a client to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests that may wait to be taken. Further connections wait in the kernel's backlog.
 const MAX_PENDING_REQUESTS: usize = 128;
@@ -54,9 +54,10 @@ pub(crate) struct ShmPassiveEndpoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcceptState {
     Accepting,
-    /// Until the program has taken requests.
+    /// Stopped until the program has taken requests.
     QueueFull,
-    /// Until this process has descriptors, or can close some.
+    /// Stopped until then, because the process has no descriptors left, or the closing threads are
+    /// blocked.
     RetryAt(Instant),
 }
 
@@ -250,7 +251,7 @@ impl ShmPassiveEndpoint {
             .set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
-    /// Accepts again, and closes the connections whose time for a request has passed.
+    /// Accepts again, and closes the connections whose deadline for a request has passed.
     fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
         if matches!(self.accepting, AcceptState::RetryAt(retry) if retry <= now) {

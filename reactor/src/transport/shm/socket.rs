@@ -36,7 +36,7 @@ use crate::wait::epoll_ctl_error;
 
 /// Backlog of a listener: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// What the abstract name of an endpoint begins with.
+/// Prefix of the abstract names of endpoints.
 const NAME_PREFIX: &str = "fabric-async/shm/";
 /// Messages discarded when a connection is closed, before the closer takes over.
 const MAX_DRAINED_MESSAGES: usize = 32;
@@ -62,7 +62,7 @@ pub(crate) struct ShmListener {
 
 /// A connected Unix socket.
 pub(crate) struct ShmSocket {
-    /// Present until drop.
+    /// Some until the socket is dropped.
     fd: Option<Arc<OwnedFd>>,
     /// The wait set that watches the socket.
     wait_set: Option<Arc<dyn WaitSet>>,
@@ -147,8 +147,8 @@ impl Drop for ShmListener {
         if !self.in_original_process() {
             return;
         }
-        // No peer can connect any more. Connections that were not accepted are peers' too, and are
-        // closed like others.
+        // No peer can connect any more. Connections in the backlog are accepted, so that they are
+        // closed without blocking, like others.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
         while let Ok(Some(socket)) = self.accept() {
             drop(socket);

@@ -1,9 +1,9 @@
 //! Connected endpoints (`FI_EP_MSG`): one peer, one connection in each direction, no listener.
 //!
-//! `cm` describes how they connect. Afterwards the endpoint sends and receives as a connectionless
-//! one does. What differs is the end: the connection ends in both directions at once and is not
-//! made again. The end of either direction fails the sends. Records that the peer left in its ring
-//! are still received; then the event is reported, and receives fail.
+//! The module `cm` describes how they connect. A connected endpoint sends and receives as a
+//! connectionless one does. Its connection ends in both directions at once, and the endpoint does
+//! not connect again. The end of either direction fails the sends. Records that the peer has left
+//! in its ring are still received; then the endpoint reports the event, and receives fail.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -120,8 +120,8 @@ impl ShmEndpoint {
         Ok(endpoint)
     }
 
-    /// Connects to the passive endpoint. A failure is the result of the attempt, unless it is this
-    /// side's.
+    /// Connects to the passive endpoint. The engine gets the peer's refusal as the result of the
+    /// attempt; the caller gets an error of this side.
     fn start_connect(
         &mut self,
         engine: &mut impl EngineContext,
@@ -225,7 +225,7 @@ impl ShmEndpoint {
                 violation(peer, "control message out of order: second ready")
             }
             (CmAnswer::Ready, _) => match tx.send_request(attempt.caps, &attempt.private_data) {
-                // What the passive endpoint has sent before it closed comes next.
+                // The passive endpoint has closed, and may have sent an answer before.
                 Err(errno) if !is_gone(errno) => {
                     AnswerStep::Failed(Error::os("sendmsg", errno.raw_os_error()))
                 }
