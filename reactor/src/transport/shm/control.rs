@@ -1,18 +1,23 @@
-//! Handshake and control messages.
+//! The messages of a connection's socket: handshake, control messages and memory grants.
 //!
-//! The name of an endpoint is a Unix socket in the abstract namespace. The kernel keeps it unique
-//! per network namespace and removes it with the process. Each side asks the kernel for the other's
-//! user and process, and rejects another user before it receives anything from it. The sender
-//! connects; the receiver checks the credentials, permits descriptors and sends `Ready`, or
-//! rejects. The sender then sends a hello, one message with the descriptor of the segment, and the
-//! receiver accepts or rejects. Afterwards both sides ring the doorbell over the socket, by a
-//! message that is sent only to a peer that sleeps. If the socket hangs up, the peer has died.
+//! The name of an endpoint is a Unix socket in the abstract namespace. The kernel keeps the name
+//! unique per network namespace and removes it with the process. The sender connects to that socket.
+//! The handshake is:
 //!
-//! The doorbell is not an eventfd: its flags and counter are shared with the peer, which could
-//! remove non-blocking mode, fill the counter, and block the domain under its lock. A socket
-//! message is sent with `MSG_DONTWAIT`, which a peer cannot change, and saves two descriptors per
-//! connection. All sockets of a domain are in one epoll set, which Tokio watches. The sleeper sets
-//! a flag in the segment; the peer that rings clears the flag.
+//! 1. The receiver asks the kernel for the user and the process of the sender, permits descriptors
+//!    and sends `Ready`; it rejects another user before it receives anything.
+//! 2. The sender checks the receiver likewise, and sends a hello with the descriptor of the segment.
+//! 3. The receiver maps the segment and sends `Accept`, or `Reject`.
+//!
+//! Afterwards both sides ring the doorbell over the socket: a message that is sent only to a peer
+//! that sleeps. The sender also requests and grants memory. If the socket hangs up without
+//! `EndpointClosed` or `Disconnect`, the peer has died.
+//!
+//! Decision: the doorbell is not an eventfd. The flags and the counter of an eventfd are shared with
+//! the peer, which could remove non-blocking mode, fill the counter, and so block the domain under
+//! its lock. A socket message is sent with `MSG_DONTWAIT`, which a peer cannot change, and saves two
+//! descriptors per connection. The side that sleeps sets a flag in the segment, and the side that
+//! rings clears the flag.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -26,14 +31,17 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use super::cm::CM_MAGIC;
 use super::socket::{self, SeqpacketRecv, ShmSocket};
 
-/// Version of everything two processes must agree on: hello, segment and records.
+/// Version of everything two processes must agree on: messages, segment and records.
 pub(crate) const VERSION: u16 = 1;
+/// First bytes of every message, followed by the version.
 const MAGIC: [u8; 8] = *b"fab-shm\0";
-/// Bytes of a control message.
+/// Bytes of a control message: magic, version, code, and an argument of eight bytes.
 const CONTROL_LEN: usize = 20;
-/// Messages read from a socket in one poll.
+/// Maximum number of messages read from a socket in one poll.
 pub(crate) const READS_PER_POLL: usize = 64;
 
+// Codes of control messages and of the memory grant. A rejection for another reason than those
+// below is `RefusalReason::Other`.
 const ACCEPT: u16 = 0;
 const REJECT_VERSION: u16 = 1;
 const REJECT_USER: u16 = 2;
@@ -51,8 +59,7 @@ const MR_SERVED: u16 = 107;
 const MR_SERVED_RMA_EVENTS: u16 = 108;
 const READY: u16 = 109;
 
-/// Bits of the access byte of a grant: the remote access rights, and whether the owner's endpoint
-/// requests RMA events.
+// Bits of the flags byte of a grant: the remote access rights, and `MemoryGrant::rma_events`.
 const GRANT_READ: u8 = 1;
 const GRANT_WRITE: u8 = 2;
 const GRANT_RMA_EVENTS: u8 = 4;
@@ -60,51 +67,57 @@ const GRANT_RMA_EVENTS: u8 = 4;
 /// The hello of the connecting side.
 #[derive(Debug)]
 pub(crate) struct ShmHello {
+    /// Name of the connecting endpoint.
     pub(crate) from: Address,
-    /// Incarnation of the connecting endpoint, which distinguishes it from others of that name.
+    /// Incarnation of the connecting endpoint, unlike that of any other endpoint of the same name.
     pub(crate) incarnation: u64,
+    /// Number of lines of the segment.
     pub(crate) lines: usize,
+    /// Memory of the segment.
     pub(crate) segment: OwnedFd,
 }
 
-/// A control message: sent after the hello by either side, and `Ready` before it.
+/// A control message: a message without a descriptor. *Sender* and *receiver* are the ends of the
+/// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControlMessage {
-    /// The receiver has accepted the connection of a process of its own user and permits
-    /// descriptors: the hello may be sent.
+    /// Receiver: the sender's user is permitted, and the hello may be sent.
     Ready,
-    /// The receiver has mapped the segment; holds the incarnation of the receiver's endpoint.
+    /// Receiver: the segment is mapped. Holds the incarnation of the receiver's endpoint.
     Accept(u64),
-    /// The receiver rejects the connection.
+    /// Receiver: the connection is rejected.
     Reject(RefusalReason),
-    /// The endpoint that sends this message closes.
+    /// Either side: the endpoint closes.
     EndpointClosed,
-    /// The sender gives this connection up; its endpoint stays open.
+    /// Sender: this connection ends, and the endpoint stays open.
     Disconnect,
-    /// The ring has new records, or room for them, or acks or returned slots.
+    /// Either side: the segment has new records, released lines, acks, returned slots, or the
+    /// bounce buffer a response.
     Doorbell,
-    /// The sender requests the region with this key.
+    /// Sender: requests to map the region with this key.
     MapMr(u64),
-    /// There is no region with this key.
+    /// Receiver: the region with this key does not exist or cannot be granted.
     MrNotFound(u64),
-    /// The owner executes accesses to the region with this key itself; and whether its endpoint
-    /// requests RMA events for all accesses.
-    MrServedByOwner(u64, bool),
-    /// The sender will not lend this chunk again before it grants it anew.
+    /// Receiver: it executes accesses to the region with this key; `rma_events` as in [`MemoryGrant`].
+    MrServedByOwner { key: u64, rma_events: bool },
+    /// Sender: the chunk with this key is not lent again before it is granted again.
     UnmapLoan(u64),
 }
 
-/// Memory with its descriptor: the response to [`ControlMessage::MapMr`], or a chunk that the
-/// sender is going to lend.
+/// A message with the descriptor of shared memory. The receiver grants a region, in response to
+/// [`ControlMessage::MapMr`]; the sender grants a chunk for loans, or its bounce buffer.
 #[derive(Debug)]
 pub(crate) struct MemoryGrant<T> {
+    /// Key of the region or chunk; 0 for a bounce buffer.
     pub(crate) key: u64,
     pub(crate) len: usize,
+    /// Remote access rights. Of the grants of a sender, only its bounce buffer is writable.
     pub(crate) access: Access,
     /// Virtual address of the first byte in the owner's process; 0 if addresses are offsets.
     pub(crate) base: u64,
-    /// Whether the owner's endpoint requests RMA events for all accesses.
+    /// Whether the owner must be notified of every access to the region.
     pub(crate) rma_events: bool,
+    /// The descriptor: owned or borrowed, or `()` while the message is parsed.
     pub(crate) memory: T,
 }
 
@@ -113,30 +126,35 @@ pub(crate) struct MemoryGrant<T> {
 pub(crate) enum ControlEvent {
     Message(ControlMessage),
     Grant(MemoryGrant<OwnedFd>),
-    /// A grant of this key without its descriptor: this process has no free descriptor.
+    /// A grant of this key whose descriptor was lost: this process has reached `RLIMIT_NOFILE`.
     GrantWithoutFd(u64),
 }
 
-/// Result of reading a message from a control socket.
+/// Result of reading a message from the socket of a connection.
 #[derive(Debug)]
 pub(crate) enum ControlRead<T> {
+    /// The socket has no message.
     WouldBlock,
     Message(T),
+    /// The message violates the protocol.
     Malformed(&'static str),
+    /// The message has this version.
     VersionMismatch(u16),
-    /// The handshake of the other type of endpoint: `FI_EP_MSG` or `FI_EP_RDM`.
+    /// The peer sends the handshake of the other type of endpoint (`FI_EP_RDM`, `FI_EP_MSG`).
     WrongEpType,
-    /// This process had no room for the descriptor of the message.
+    /// The descriptor of the message was lost: this process has reached `RLIMIT_NOFILE`.
     DescriptorLimitReached,
+    /// The peer has closed the socket.
     HungUp,
 }
 
 impl<T> ControlRead<T> {
+    /// Converts the message.
     pub(super) fn map<U>(self, convert: impl FnOnce(T) -> U) -> ControlRead<U> {
         self.and_then(|message| ControlRead::Message(convert(message)))
     }
 
-    /// Converts a message further, which may fail.
+    /// Converts the message into another result.
     pub(super) fn and_then<U>(self, convert: impl FnOnce(T) -> ControlRead<U>) -> ControlRead<U> {
         match self {
             Self::Message(message) => convert(message),
@@ -150,7 +168,11 @@ impl<T> ControlRead<T> {
     }
 }
 
-/// Sends a hello with the segment to `to`. The peer may have ended since the connection was made.
+/// Sends a hello with the descriptor of a segment of `lines` lines; `to` is the peer in errors.
+///
+/// # Errors
+/// [`Error::ConnectionRefused`] or [`Error::PeerGone`] if the peer has rejected the connection or has
+/// ended, and errors of `sendmsg`.
 pub(crate) fn send_hello(
     socket: &ShmSocket,
     to: &Address,
@@ -177,7 +199,7 @@ pub(crate) fn send_hello(
     );
     sent.map(drop).map_err(|errno| match errno {
         Errno::PIPE | Errno::CONNRESET => match recv_control(socket) {
-            // The peer rejected the connection without waiting for the hello.
+            // The peer has rejected the connection before the hello.
             ControlRead::Message(ControlEvent::Message(ControlMessage::Reject(reason))) => {
                 Error::ConnectionRefused {
                     peer: to.clone(),
@@ -202,6 +224,7 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
         }
         SeqpacketRecv::Message(len, fds) => (len, fds),
     };
+    // A descriptor without seals may be a file whose close blocks.
     let (memory, others): (Vec<_>, Vec<_>) = fds
         .into_iter()
         .partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
@@ -213,11 +236,12 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
     parse_hello(&bytes[..len], memory)
 }
 
-/// Returns whether these bytes begin as a hello does.
+/// Returns whether these bytes begin with the magic of a hello.
 pub(super) fn is_hello(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
+/// Parses a hello that arrived with these descriptors.
 pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHello> {
     if bytes.starts_with(&CM_MAGIC) {
         return ControlRead::WrongEpType;
@@ -259,14 +283,14 @@ pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHel
     }
 }
 
-/// Sends a control message, without blocking. A peer whose socket is full has other messages to
-/// read, or will soon be found dead.
+/// Sends a control message without blocking. Errors are ignored: a peer whose socket is full has
+/// unread messages that wake it, and the next read of the socket reports a peer that has ended.
 pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
     let _ = try_send_control(socket, message);
 }
 
-/// Sends a control message, without blocking. Returns false if the socket is full, and true if the
-/// peer has ended.
+/// Sends a control message without blocking. Returns false if the socket is full. Returns true if the
+/// message was sent or the peer has ended, which the next read of the socket reports.
 pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     !matches!(
@@ -275,7 +299,11 @@ pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bo
     )
 }
 
-/// Sends a memory grant, without blocking.
+/// Sends a memory grant without blocking.
+///
+/// # Errors
+/// Errors of `sendmsg`, such as `AGAIN` for a full socket and `TOOMANYREFS` for too many descriptors
+/// in flight.
 pub(crate) fn send_grant(
     socket: &ShmSocket,
     grant: &MemoryGrant<BorrowedFd<'_>>,
@@ -286,16 +314,11 @@ pub(crate) fn send_grant(
     message.extend(MEMORY_GRANT.to_le_bytes());
     message.extend(grant.key.to_le_bytes());
     message.extend((grant.len as u64).to_le_bytes());
-    let right = |right, bit| if grant.access.contains(right) { bit } else { 0 };
-    let rma_events = if grant.rma_events {
-        GRANT_RMA_EVENTS
-    } else {
-        0
-    };
+    let bit_if = |is_set, bit| if is_set { bit } else { 0 };
     message.push(
-        right(Access::REMOTE_READ, GRANT_READ)
-            | right(Access::REMOTE_WRITE, GRANT_WRITE)
-            | rma_events,
+        bit_if(grant.access.contains(Access::REMOTE_READ), GRANT_READ)
+            | bit_if(grant.access.contains(Access::REMOTE_WRITE), GRANT_WRITE)
+            | bit_if(grant.rma_events, GRANT_RMA_EVENTS),
     );
     if grant.base != 0 {
         message.extend(grant.base.to_le_bytes());
@@ -323,8 +346,14 @@ fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
         ControlMessage::MapMr(key) => (MAP_MR, key),
         ControlMessage::MrNotFound(key) => (MR_NOT_FOUND, key),
         ControlMessage::UnmapLoan(key) => (UNMAP_LOAN, key),
-        ControlMessage::MrServedByOwner(key, false) => (MR_SERVED, key),
-        ControlMessage::MrServedByOwner(key, true) => (MR_SERVED_RMA_EVENTS, key),
+        ControlMessage::MrServedByOwner {
+            key,
+            rma_events: false,
+        } => (MR_SERVED, key),
+        ControlMessage::MrServedByOwner {
+            key,
+            rma_events: true,
+        } => (MR_SERVED_RMA_EVENTS, key),
     };
     let mut bytes = [0; CONTROL_LEN];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -379,6 +408,7 @@ pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
     }
 }
 
+/// Parses a memory grant, without its descriptor; `None` if the message is not a valid grant.
 fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
     let (head, rest) = bytes.split_first_chunk::<12>()?;
     let head_is = |at: usize, value: u16| head[at..at + 2] == value.to_le_bytes();
@@ -387,16 +417,16 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
     }
     let (key, rest) = rest.split_first_chunk()?;
     let (len, rest) = rest.split_first_chunk()?;
-    let (&rights, base) = rest.split_first()?;
+    let (&flags, base) = rest.split_first()?;
     let base = match base {
         [] => 0,
         base => u64::from_le_bytes(base.try_into().ok()?),
     };
-    if rights & !(GRANT_READ | GRANT_WRITE | GRANT_RMA_EVENTS) != 0 {
+    if flags & !(GRANT_READ | GRANT_WRITE | GRANT_RMA_EVENTS) != 0 {
         return None;
     }
     let right = |bit, right| {
-        if rights & bit != 0 {
+        if flags & bit != 0 {
             right
         } else {
             Access::empty()
@@ -407,7 +437,7 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
         len: usize::try_from(u64::from_le_bytes(*len)).ok()?,
         access: right(GRANT_READ, Access::REMOTE_READ) | right(GRANT_WRITE, Access::REMOTE_WRITE),
         base,
-        rma_events: rights & GRANT_RMA_EVENTS != 0,
+        rma_events: flags & GRANT_RMA_EVENTS != 0,
         memory: (),
     })
 }
@@ -418,8 +448,8 @@ pub(crate) fn round_trips(message: ControlMessage) -> bool {
     matches!(parse_control(&encode_control(message)), ControlRead::Message(read) if read == message)
 }
 
-/// Decodes a control message. A rejection because of the version is understood in every version:
-/// the first twelve bytes are the same in all.
+/// Decodes a control message. The first twelve bytes are the same in every version, so that a peer of
+/// any version understands a rejection because of the version.
 pub(super) fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
     let Some((head, rest)) = bytes
         .split_first_chunk::<12>()
@@ -448,8 +478,10 @@ pub(super) fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
         MAP_MR => ControlMessage::MapMr(argument),
         MR_NOT_FOUND => ControlMessage::MrNotFound(argument),
         UNMAP_LOAN => ControlMessage::UnmapLoan(argument),
-        MR_SERVED => ControlMessage::MrServedByOwner(argument, false),
-        MR_SERVED_RMA_EVENTS => ControlMessage::MrServedByOwner(argument, true),
+        MR_SERVED | MR_SERVED_RMA_EVENTS => ControlMessage::MrServedByOwner {
+            key: argument,
+            rma_events: code == MR_SERVED_RMA_EVENTS,
+        },
         REJECT_USER => ControlMessage::Reject(RefusalReason::User),
         REJECT_MALFORMED => ControlMessage::Reject(RefusalReason::Malformed),
         REJECT_RESOURCES => ControlMessage::Reject(RefusalReason::Resources),
@@ -466,6 +498,7 @@ mod tests {
 
     use super::*;
 
+    /// Receives a control message that is not a grant.
     fn recv_message(socket: &ShmSocket) -> ControlRead<ControlMessage> {
         recv_control(socket).map(|event| match event {
             ControlEvent::Message(message) => message,
@@ -537,7 +570,7 @@ mod tests {
         }
         drop(b);
         assert!(matches!(recv_message(&a), ControlRead::HungUp));
-        let late = send_hello(
+        let sent = send_hello(
             &a,
             &shm_address("you"),
             &shm_address("me"),
@@ -546,7 +579,7 @@ mod tests {
             memory.as_fd(),
         );
         assert_eq!(
-            late,
+            sent,
             Err(Error::PeerGone(shm_address("you"))),
             "peer ended before the hello"
         );
@@ -579,8 +612,8 @@ mod tests {
         near.set_nonblocking(true).unwrap();
         while std::io::Write::write(&mut near, &[0; 65_536]).is_ok() {}
         near.set_nonblocking(false).unwrap();
-        let hour = std::time::Duration::from_secs(3600);
-        rustix::net::sockopt::set_socket_linger(&near, Some(hour)).unwrap();
+        let linger_time = std::time::Duration::from_secs(3600);
+        rustix::net::sockopt::set_socket_linger(&near, Some(linger_time)).unwrap();
         (near.into(), far)
     }
 
@@ -597,8 +630,8 @@ mod tests {
         .unwrap();
     }
 
-    /// Descriptors that a peer sends are closed without blocking: those of a control message, those
-    /// beyond the one of a hello, and those never received. This test hangs otherwise.
+    /// Descriptors are closed without blocking: those on a control message, surplus ones on a hello,
+    /// and those in the socket when the socket is closed. A close that blocks hangs this test.
     #[test]
     fn closing_received_descriptors_does_not_block() {
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();

@@ -1,30 +1,33 @@
 //! Loans: memory that the sender writes in place and the receiver reads in place.
 //!
-//! A chunk is shared memory that peers can only read. Its writer owns it until it is lent; then the
-//! receiver holds it, may pass it on to further peers, and returns it by a bit in the segment of
-//! the connection when no process holds it any more. A returned chunk is reused, also for other peers.
-//! A chunk that a peer held when its connection ended, here or further down a chain, is never
-//! reused: it may still be read. The kernel frees the memory when the last process has unmapped it.
+//! A *chunk* is shared memory that only its own process can write, for one message. A `ShmLoan`
+//! holds a chunk for the application, which writes the message. Sending the loan lends the chunk to
+//! the receiver, which may read the chunk in place and may relay the loan to further peers.
+//! When no process holds the chunk any more, the receiver returns the chunk by a bit in the segment
+//! of the connection, so neither side waits for the other. A returned chunk is reused, for any peer.
 //!
-//! This module holds the chunks of a domain and their writers; `outstanding` records what a peer
-//! holds, `received` what peers lend to this side.
+//! A chunk that a peer held when its connection ended, directly or through relays, is *retired*:
+//! never reused, because the peer may still read it. The kernel frees the memory when the last
+//! process has unmapped it.
 //!
-//! Decision: a loan is memory that peers can only read, one chunk for each message, and reused
-//! after it was returned. Its writer has a real slice, because no other process can write; a reader
-//! that uses it in place has promised, in an unsafe call, that its senders keep to that. The reader
-//! returns it by a bit in the segment, so neither side waits for the other. `take_free` takes a
-//! free chunk without the domain's lock; only if none is free are returned chunks collected under
-//! the lock.
+//! This file has the chunks of a domain, [`LoanPool`], and `ShmLoan`. `outstanding` has the loans
+//! that a peer holds, `received` the loans that peers have sent to this side. `take_free` takes a
+//! free chunk without the domain's lock; only if none is free does the engine collect returned
+//! chunks under the lock.
+//!
+//! Decision: one read-only chunk for each message. The writer has a real slice, because no other
+//! process can write. A reader that borrows the bytes in place has promised, in an unsafe call,
+//! that its senders do not write lent memory.
 //!
 //! # Safety
 //!
-//! [`ShmLoan`] hands out the bytes of its chunk as a slice, also for writing. Each chunk is held by
-//! at most one `ShmLoan`: the chunk's state contains a generation that changes each time it is
-//! taken, and only the loan of that generation can release it. Peers have read-only mappings, which
-//! the seal of the memory enforces, and the transport only reads the memory when it sends. A chunk
-//! is lent only on presentation of the loan's own bytes ([`OutstandingSlots::prepare`]), so a chunk
-//! held by another loan cannot be lent. A loan that was lent does not hand out its bytes again. So
-//! no reference to a byte exists while another party writes it.
+//! [`ShmLoan`] returns the bytes of its chunk as a slice, also for writing. Each chunk is held by at
+//! most one `ShmLoan`: the chunk's state contains a generation that changes each time the chunk is
+//! taken, and only the loan of that generation can free the chunk. Peers have read-only mappings,
+//! which the seal of the memory enforces, and the transport only reads the memory when it sends. A
+//! chunk is lent only if the payload is the bytes of the loan itself ([`OutstandingSlots::prepare`]),
+//! so a chunk held by another loan cannot be lent. A loan that was lent returns an empty slice. So
+//! no reference to a byte exists while another thread or process writes the byte.
 #![allow(unsafe_code)]
 
 mod outstanding;
@@ -45,53 +48,62 @@ pub(crate) use received::{LoanGuard, LoanMapping, ReceivedLoans, ReturnOnDrop};
 
 /// The smallest chunk. Chunk sizes are powers of two.
 const MIN_CHUNK_LEN: usize = 4096;
-/// Bytes of a domain that may be lent or free at the same time, and so the largest loan; a domain
-/// may set less.
+/// Maximum bytes of all chunks of a domain, and of one loan; the application may set a lower limit.
 pub(crate) const MAX_LOAN_BYTES: usize = 4 << 30;
-/// Chunks that one peer may hold at the same time. Further messages are copied.
+/// Loans and CMA offers that one peer may hold at the same time. Further messages are copied into
+/// the ring.
 pub(crate) const SLOTS_PER_PEER: usize = 256;
-/// Chunks that a peer keeps mapped after it has returned them, and the most mappings that are
-/// accepted from a peer that does not observe that.
+/// Number of granted chunks from which the sender tells the peer to unmap those not lent now.
 const MAX_GRANTED_CHUNKS: usize = 64;
+/// Maximum number of chunks that one peer may grant; more are a protocol violation.
 pub(crate) const MAX_LOAN_MAPPINGS: usize = 1024;
 const _: () = assert!(MAX_LOAN_MAPPINGS >= MAX_GRANTED_CHUNKS + SLOTS_PER_PEER);
 
-/// State of a chunk, in the low bits of its state word; the generation is above them.
+// State word of a chunk: `FREE`, `HELD` or `LENT`, plus a multiple of `GENERATION`.
+
+/// No loan holds the chunk.
 const FREE: u64 = 0;
+/// A `ShmLoan` of this process holds the chunk.
 const HELD: u64 = 1;
+/// A peer holds the chunk.
 const LENT: u64 = 2;
+/// Increment of the generation.
 const GENERATION: u64 = 4;
 
 /// A chunk of shared memory for loans.
 #[derive(Debug)]
 pub(crate) struct LoanChunk {
     memory: SharedMemory,
+    /// Key under which peers are granted the chunk, unique in the domain.
     pub(crate) key: u64,
+    /// State word: see [`FREE`].
     state: AtomicU64,
     freed: Arc<FreedSignal>,
 }
 
-/// All chunks of a domain.
+/// The chunks of a domain; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoanPool {
     state: Arc<Mutex<LoanPoolState>>,
     freed: Arc<FreedSignal>,
 }
 
-/// Tells those that wait for memory that some has become free.
+/// Wakes tasks that wait for loan memory when memory becomes free.
 #[derive(Default)]
 struct FreedSignal {
+    /// How often memory has become free.
     count: AtomicU64,
+    /// Whether a task waits for loan memory.
     awaited: AtomicBool,
-    /// The wait set of the domain, whose passes wake those that wait.
+    /// The wait set of the domain. A woken domain makes a pass, which wakes the waiting tasks.
     wait_set: Option<Weak<dyn WaitSet>>,
 }
 
 impl FreedSignal {
-    /// Notes that memory has become free.
+    /// Counts that memory has become free, and wakes the domain if a task waits for memory.
     fn notify(&self) {
-        // SYNC: the count is before the flag here, and behind it for one that begins to wait, so
-        // one of the two sees the other.
+        // SYNC: this side writes the count and then reads the flag; a waiting task sets the flag
+        // and then reads the count. So one of the two sees the other's write.
         self.count.fetch_add(1, Ordering::SeqCst);
         if self.awaited.load(Ordering::SeqCst)
             && let Some(wait_set) = self.wait_set.as_ref().and_then(Weak::upgrade)
@@ -114,12 +126,14 @@ impl std::fmt::Debug for FreedSignal {
 #[derive(Debug)]
 struct LoanPoolState {
     chunks: Vec<Arc<LoanChunk>>,
-    /// Bytes of all chunks that may exist, and of those that are being created.
+    /// Maximum bytes of all chunks.
     limit: usize,
+    /// Bytes of chunks that are being created, without the lock.
     creating: usize,
     last_key: u64,
-    /// Number of chunks that were given up, here or by their owners.
-    retired: u64,
+    /// Number of removed chunks, which peers need not keep mapped: chunks removed from `chunks`, and
+    /// received chunks that were unmapped.
+    removed: u64,
 }
 
 impl Default for LoanPoolState {
@@ -129,7 +143,7 @@ impl Default for LoanPoolState {
             limit: MAX_LOAN_BYTES,
             creating: 0,
             last_key: 0,
-            retired: 0,
+            removed: 0,
         }
     }
 }
@@ -150,45 +164,83 @@ impl LoanPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the held chunk with this key, and its state, if `payload` is a prefix of its bytes.
+    /// Returns the held chunk with this key and its state word, if `payload` is a prefix of the
+    /// chunk's bytes: the same memory, not equal bytes.
     fn find_held(&self, key: u64, payload: &[u8]) -> Option<(Arc<LoanChunk>, u64)> {
         let pool = self.lock();
         let chunk = pool.chunks.iter().find(|chunk| chunk.key == key)?;
         let state = chunk.state.load(Ordering::Relaxed);
-        let same = chunk.memory.mapping().is_prefix(payload);
-        (same && state % GENERATION == HELD).then(|| (chunk.clone(), state))
+        let is_payload = chunk.memory.mapping().is_prefix(payload);
+        (is_payload && state % GENERATION == HELD).then(|| (chunk.clone(), state))
     }
 
-    /// Returns a new key for a chunk that peers are granted.
+    /// Returns a new key, for a chunk that peers will be granted.
     fn new_key(&self) -> u64 {
         let mut pool = self.lock();
         pool.last_key += 1;
         pool.last_key
     }
 
-    /// Returns whether both are the pool of one domain.
+    /// Returns whether both are the pool of the same domain.
     fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Notes that a chunk of another process is gone, which peers may have been granted.
+    /// Counts a received chunk that was unmapped here. Peers may have been granted the chunk.
     fn count_removed(&self) {
-        self.lock().retired += 1;
+        self.lock().removed += 1;
     }
 
-    /// Gives up a chunk: it is not used again.
+    /// Removes a chunk, so that it is never reused.
     fn retire(&self, key: u64) {
         let mut pool = self.lock();
         pool.chunks.retain(|chunk| chunk.key != key);
-        pool.retired += 1;
+        pool.removed += 1;
         drop(pool);
         self.freed.notify();
+    }
+
+    /// Reserves `creating` bytes for a chunk that the caller creates. Returns the size of the chunk,
+    /// and free chunks of other sizes that were removed to make room, which the caller drops.
+    fn reserve(&self, len: usize) -> Result<(usize, Vec<Arc<LoanChunk>>)> {
+        let mut pool = self.lock();
+        if len > pool.limit {
+            return Err(Error::TooLong {
+                what: "loan",
+                len,
+                limit: pool.limit,
+            });
+        }
+        let size = pool.chunk_len(len);
+        let in_use = pool.in_use();
+        if size > pool.limit.saturating_sub(in_use) {
+            return Err(Error::WouldBlock(Resource::LoanMemory {
+                in_use,
+                limit: pool.limit,
+            }));
+        }
+        let mut unused = Vec::new();
+        let chunk_bytes =
+            |pool: &LoanPoolState| pool.chunks.iter().map(|chunk| chunk.len()).sum::<usize>();
+        while chunk_bytes(&pool) + pool.creating + size > pool.limit {
+            let Some(at) = pool
+                .chunks
+                .iter()
+                .position(|chunk| chunk.try_hold().is_some())
+            else {
+                break;
+            };
+            unused.push(pool.chunks.swap_remove(at));
+            pool.removed += 1;
+        }
+        pool.creating += size;
+        Ok((size, unused))
     }
 }
 
 impl LoanPoolState {
-    /// Returns the size of the chunk for a loan of `len` bytes: a power of two, unless the limit is
-    /// between `len` and that.
+    /// Returns the size of the chunk for a loan of `len` bytes: the next power of two, or the limit
+    /// if the limit is less.
     fn chunk_len(&self, len: usize) -> usize {
         len.max(MIN_CHUNK_LEN)
             .next_power_of_two()
@@ -219,6 +271,7 @@ impl LoanAllocator for LoanPool {
 
     fn allocate(&self, len: usize) -> Result<Loan> {
         let (size, unused) = self.reserve(len)?;
+        // Frees memory for the new chunk.
         drop(unused);
         let memory = SharedMemory::create(size, Access::REMOTE_READ);
         let mut pool = self.lock();
@@ -268,45 +321,7 @@ impl LoanAllocator for LoanPool {
     }
 }
 
-impl LoanPool {
-    /// Reserves room for a chunk that is about to be created. Returns its size, and free chunks of
-    /// other sizes that made room.
-    fn reserve(&self, len: usize) -> Result<(usize, Vec<Arc<LoanChunk>>)> {
-        let mut pool = self.lock();
-        if len > pool.limit {
-            return Err(Error::TooLong {
-                what: "loan",
-                len,
-                limit: pool.limit,
-            });
-        }
-        let size = pool.chunk_len(len);
-        let in_use = pool.in_use();
-        if size > pool.limit.saturating_sub(in_use) {
-            return Err(Error::WouldBlock(Resource::LoanMemory {
-                in_use,
-                limit: pool.limit,
-            }));
-        }
-        let mut unused = Vec::new();
-        let used =
-            |pool: &LoanPoolState| pool.chunks.iter().map(|chunk| chunk.len()).sum::<usize>();
-        while used(&pool) + pool.creating + size > pool.limit {
-            let Some(at) = pool
-                .chunks
-                .iter()
-                .position(|chunk| chunk.try_hold().is_some())
-            else {
-                break;
-            };
-            unused.push(pool.chunks.swap_remove(at));
-            pool.retired += 1;
-        }
-        pool.creating += size;
-        Ok((size, unused))
-    }
-}
-
+/// Creates the loan that holds a chunk; `state` is the chunk's state word.
 fn new_loan(chunk: Arc<LoanChunk>, state: u64, len: usize) -> Loan {
     Loan::new(Box::new(ShmLoan { chunk, state, len }))
 }
@@ -325,7 +340,7 @@ impl LoanChunk {
         self.state.load(Ordering::Relaxed) % GENERATION == FREE
     }
 
-    /// Takes a free chunk. Returns its new state.
+    /// Takes the chunk if it is free. Returns its new state word.
     fn try_hold(&self) -> Option<u64> {
         let free = self.state.load(Ordering::Relaxed);
         let held = free - free % GENERATION + GENERATION + HELD;
@@ -334,14 +349,15 @@ impl LoanChunk {
         taken.then_some(held)
     }
 
-    /// Frees a chunk that is in this state. The state has changed if the chunk was lent, or was
-    /// returned and taken by another loan.
+    /// Frees the chunk if its state word is still `state`. The state word has changed if the chunk
+    /// was lent, or was returned and taken by another loan.
     fn free(&self, state: u64) {
         if self.transition(state, state - state % GENERATION + FREE) {
             self.freed.notify();
         }
     }
 
+    /// Changes the state word from `from` to `to`. Returns false if it is not `from`.
     fn transition(&self, from: u64, to: u64) -> bool {
         self.state
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
@@ -349,11 +365,12 @@ impl LoanChunk {
     }
 }
 
-/// A chunk held by its writer.
+/// A chunk held by the application, which writes a message into it.
 struct ShmLoan {
     chunk: Arc<LoanChunk>,
-    /// State of the chunk while this value holds it.
+    /// State word of the chunk while this value holds it.
     state: u64,
+    /// Bytes of the message.
     len: usize,
 }
 
@@ -366,8 +383,8 @@ impl LoanMemory for ShmLoan {
         if !self.is_held() {
             return &[];
         }
-        // SAFETY: this value is the only one that holds the chunk, and a borrow of it excludes
-        // writers; bytes of a lent chunk are not reached, since its state differs then.
+        // SAFETY: this value is the only one that holds the chunk, and the borrow of this value
+        // excludes writers. The state word of a lent chunk differs, so its bytes are not returned.
         unsafe { self.chunk.memory.mapping().slice(self.len) }
     }
 
@@ -381,7 +398,7 @@ impl LoanMemory for ShmLoan {
 }
 
 impl ShmLoan {
-    /// Returns whether the chunk has not been lent.
+    /// Returns whether this value still holds the chunk: false once the loan was sent.
     fn is_held(&self) -> bool {
         self.chunk.state.load(Ordering::Relaxed) == self.state
     }

@@ -1,18 +1,20 @@
-//! The regions of a peer that are mapped here, by key.
+//! The regions of a peer that this side has accessed, by key: mapped, or served by the peer.
 //!
-//! A region is mapped at its first access: the initiator asks on the socket, the operation waits in
-//! the queue, and the owner replies with the descriptor of the memory, or says that it serves the
-//! region itself (`rma_bounce`). Later accesses need nothing from the owner. The first access after
-//! a key was revoked finds that out and requests the key again, because the owner may have assigned
-//! the key to another region.
+//! The first access to a key sends a map request over the socket, and the operation waits in the
+//! queue. The owner responds with the descriptor of the memory, or says that it serves the region
+//! (`rma_bounce`). Later accesses to a mapped region need nothing from the owner. The first access
+//! after the owner has revoked a key finds the mapping invalid and requests the key again, because
+//! the owner may have assigned the key to another region.
 //!
 //! `map_region` of the public API is an access of length 0: it maps the region and returns its
 //! memory as a `DirectRegion`. From then on `RemoteMapping` checks and copies without the engine.
 //!
-//! Decision: the initiator executes one-sided operations. No thread of the target and no request is
-//! needed, and all atomic operations exclude each other, being instructions on the same memory.
-//! Registered buffers are the exception, because `process_vm_writev` into memory that its owner may
-//! free would let a peer write where it must not.
+//! Decision: the initiator executes one-sided operations. They need no thread of the target and no
+//! request, and all atomic operations exclude each other, being instructions on the same memory.
+//! Registered buffers are the exception: `process_vm_writev` into memory that its owner may free
+//! would let a peer write into other memory of the owner.
+
+use std::sync::{Arc, OnceLock};
 
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::buf::{AnyBuf, CopySource, Payload};
@@ -27,9 +29,7 @@ use fabric_core::{Error, Result};
 
 use super::shared_memory::SharedMapping;
 
-use std::sync::{Arc, OnceLock};
-
-/// A region of the peer that is mapped here.
+/// A region of the peer that this process has mapped.
 #[derive(Debug)]
 pub(crate) struct MappedRegion {
     pub(crate) key: u64,
@@ -37,16 +37,17 @@ pub(crate) struct MappedRegion {
     pub(crate) access: Access,
     /// Virtual address of the first byte in the owner's process; 0 if addresses are offsets.
     pub(crate) base: u64,
-    /// Whether the peer's endpoint requests RMA events for all accesses.
+    /// Whether the peer must be notified of every access: its endpoint or its region requests RMA
+    /// events.
     pub(crate) rma_events: bool,
 }
 
-/// State of the request for a key.
+/// State of the map request for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MapRequest {
     /// The request was sent and has no response yet.
     Sent,
-    /// The region cannot be accessed, for this reason.
+    /// The region cannot be accessed, for this reason. Kept until the waiting operation fails.
     Denied(&'static str),
 }
 
@@ -54,30 +55,30 @@ enum MapRequest {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServedRegion {
     key: u64,
-    /// The peer requests a notification of each access.
+    /// Whether the peer must be notified of every access, as in [`MappedRegion::rma_events`].
     pub(crate) rma_events: bool,
 }
 
-/// The mapped regions of a connection, by key.
+/// The regions of the peer of one connection, by key.
 #[derive(Debug, Default)]
 pub(crate) struct MappedRegions {
-    /// Sorted by key.
+    /// Mapped regions, sorted by key.
     mapped: Vec<MappedRegion>,
-    /// Regions that the peer serves: it executes the accesses itself.
+    /// Regions that the peer serves.
     served: Vec<ServedRegion>,
-    /// Index in `mapped` of the region used last.
+    /// Index in `mapped` of the region accessed last, a cache for repeated accesses.
     last_used: usize,
-    /// Requests by key; few at a time.
+    /// Map requests by key; few at a time.
     map_requests: Vec<(u64, MapRequest)>,
-    /// Reason for which the connection has ended, once it has.
+    /// Error of handles after the end of the connection; unset before.
     disconnected: Arc<OnceLock<Error>>,
 }
 
-/// A mapped region held by the application: it outlives the connection and knows when that has
-/// ended.
+/// A mapped region held by the application, which may outlive the connection.
 #[derive(Debug)]
 struct MappedRegionHandle {
     mapping: Arc<SharedMapping>,
+    /// `MappedRegions::disconnected` of the connection.
     disconnected: Arc<OnceLock<Error>>,
 }
 
@@ -95,6 +96,8 @@ impl MappedRegions {
         self.mapped.get(self.last_used)
     }
 
+    /// Finds the region with this key, which becomes the region accessed last. Removes the region if
+    /// its owner has revoked it.
     #[cold]
     fn find(&mut self, key: u64) -> Option<&MappedRegion> {
         self.last_used = self
@@ -108,7 +111,11 @@ impl MappedRegions {
         self.mapped.get(self.last_used)
     }
 
-    /// Returns a handle of the region with this key, for use without the connection.
+    /// Returns a handle of the region with this key, for use without the engine; `None` if the region
+    /// is not mapped.
+    ///
+    /// # Errors
+    /// [`DirectRegion::NOT_MAPPABLE`] for a served region, and [`DirectRegion::NEEDS_RMA_EVENTS`].
     pub(crate) fn handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
         if self.served_region(key).is_some() {
             return Err(DirectRegion::NOT_MAPPABLE);
@@ -135,21 +142,21 @@ impl MappedRegions {
         self.served.iter().find(|region| region.key == key).copied()
     }
 
-    /// Records that the peer serves the region with this key.
+    /// Handles the response to a map request that the peer serves the region.
     pub(crate) fn on_mr_served(&mut self, key: u64, rma_events: bool) {
         self.map_requests.retain(|(requested, _)| *requested != key);
         self.served.push(ServedRegion { key, rma_events });
     }
 
-    /// Forgets a served key that the peer does not know any more.
+    /// Removes a served region whose key the peer has revoked.
     pub(crate) fn remove_served_region(&mut self, key: u64) {
         self.served.retain(|region| region.key != key);
     }
 
-    /// Returns whether a request for this key must be sent now.
+    /// Returns whether a map request for this key must be sent; false if one is pending.
     ///
     /// # Errors
-    /// [`Error::Key`] if the peer has denied the last request, which is forgotten then.
+    /// [`Error::Key`] if the last request was denied. The denial is removed.
     pub(crate) fn needs_map_request(&mut self, key: u64) -> Result<bool> {
         match self
             .map_requests
@@ -167,33 +174,32 @@ impl MappedRegions {
         }
     }
 
-    /// Records that the request for this key was sent.
+    /// Records that the map request for this key was sent.
     pub(crate) fn on_map_request_sent(&mut self, key: u64) {
         self.map_requests.push((key, MapRequest::Sent));
     }
 
-    /// Returns whether the request for this key has no response yet, so that operations on it must
-    /// wait.
+    /// Returns whether the map request for this key has no response yet.
     pub(crate) fn is_map_request_pending(&self, key: u64) -> bool {
         self.map_requests.contains(&(key, MapRequest::Sent))
     }
 
-    /// Drops denials for which no operation waits.
-    pub(crate) fn retain_denials(&mut self, wanted: impl Fn(u64) -> bool) {
+    /// Removes denials of keys for which no operation waits, according to `is_awaited`.
+    pub(crate) fn retain_denials(&mut self, is_awaited: impl Fn(u64) -> bool) {
         self.map_requests
-            .retain(|(key, query)| *query == MapRequest::Sent || wanted(*key));
+            .retain(|(key, request)| *request == MapRequest::Sent || is_awaited(*key));
     }
 
-    /// Handles the peer's response, or the reason for which it cannot be used; `wanted` if an
-    /// operation waits for it.
+    /// Handles the response to a map request: the mapped region, or the reason why there is none;
+    /// `is_awaited` if an operation waits for the region.
     pub(crate) fn on_map_response(
         &mut self,
         key: u64,
         region: Result<MappedRegion, &'static str>,
-        wanted: bool,
+        is_awaited: bool,
     ) {
         self.map_requests.retain(|(requested, _)| *requested != key);
-        // Drop regions that their owner has closed.
+        // Unmap regions that their owner has revoked.
         self.mapped.retain(|region| region.mapping.is_valid());
         match region {
             Ok(region) if region.mapping.is_valid() => {
@@ -202,27 +208,25 @@ impl MappedRegions {
                     Err(at) => self.mapped.insert(at, region),
                 }
             }
-            // A new request would have the same response, over and over.
-            Ok(_) if wanted => self
+            // A region that was revoked already is denied. Without the denial, the waiting operation
+            // would request it again and again.
+            Ok(_) if is_awaited => self
                 .map_requests
                 .push((key, MapRequest::Denied("was revoked by its owner"))),
-            Err(why) if wanted => self.map_requests.push((key, MapRequest::Denied(why))),
+            Err(why) if is_awaited => self.map_requests.push((key, MapRequest::Denied(why))),
             _ => {}
         }
     }
-}
 
-impl MappedRegions {
-    /// Marks the connection as ended for this reason, which handles of the application report from
-    /// now on.
-    pub(crate) fn end(&self, why: &Error) {
-        let why = match why {
-            // This side closed the endpoint; no operation of the handle was cancelled.
+    /// Records the end of the connection: from now on, handles of the application report `error`.
+    /// Only the first error is kept.
+    pub(crate) fn end(&self, error: &Error) {
+        let error = match error {
+            // This side has closed the endpoint, which cancels its operations. Handles have none.
             Error::Canceled => Error::Closed(Class::Endpoint),
-            why => why.clone(),
+            error => error.clone(),
         };
-        // The first reason stays.
-        let _ = self.disconnected.set(why);
+        let _ = self.disconnected.set(error);
     }
 }
 
@@ -256,6 +260,7 @@ impl RegionMemory for MappedRegionHandle {
         self.mapping.execute(at, op, datatype, operand, comparand)
     }
 
+    // Only the owner closes a region.
     fn close(&self) {}
 
     fn is_open(&self) -> bool {
@@ -268,7 +273,8 @@ impl RegionMemory for MappedRegionHandle {
 }
 
 impl MappedRegion {
-    /// Checks an access. Returns its position in the region.
+    /// Checks the rights and the range of an access of `len` bytes. Returns the offset of its first
+    /// byte in the region.
     #[inline]
     pub(crate) fn check_access(&self, kind: OpKind, remote: &RmaIov, len: usize) -> Result<usize> {
         let atomic = remote.atomic;
@@ -286,28 +292,29 @@ impl MappedRegion {
         )
     }
 
-    /// Returns whether the peer must be notified of this access.
+    /// Returns whether the peer must be notified of this access: it has completion data, or the peer
+    /// requests RMA events.
     pub(crate) fn needs_notification(&self, tx_op: &TxOp) -> bool {
         self.rma_events || tx_op.data.is_some()
     }
 
-    /// Copies into the region.
+    /// Copies `payload` into the region from offset `at` on.
     pub(crate) fn write(&self, at: usize, payload: Payload<'_>) {
         payload.for_each(|position, piece| self.mapping.write(at + position, piece));
     }
 
-    /// Copies from the region into a buffer that has room for it.
+    /// Copies `len` bytes from offset `at` of the region into a buffer, which must have room.
     pub(crate) fn read(&self, at: usize, len: usize, into: &mut AnyBuf) {
         into.receive(&self.mapping.range(at, len))
             .unwrap_or_else(|_| unreachable!("room was reserved when the read was posted"));
     }
 
-    /// Returns a part of the region.
+    /// Returns `len` bytes from offset `at` of the region, to be copied out.
     pub(crate) fn range(&self, at: usize, len: usize) -> impl CopySource {
         self.mapping.range(at, len)
     }
 
-    /// Executes an atomic operation.
+    /// Executes the atomic operation of `remote` on the values from offset `at` on.
     pub(crate) fn execute(&self, at: usize, remote: &RmaIov, operands: &[u8], result: &mut [u8]) {
         execute_atomic_array(&*self.mapping, at, remote, operands, result);
     }

@@ -28,7 +28,7 @@ fn ring_ends() -> (Producer<Segment>, Consumer<Segment>) {
     (Producer::new(segment.clone()), Consumer::new(segment))
 }
 
-/// Publishes a record, finds it, copies it out and releases it.
+/// Publishes a record, peeks at it, copies its payload out and consumes it.
 fn ring_round_trip(size: usize) -> Work {
     let (mut producer, mut consumer) = ring_ends();
     let (sent, mut received) = (vec![7; size], vec![0; size]);

@@ -1,37 +1,39 @@
 //! The ring buffer of cache lines: one producer and one consumer, in memory shared by two
-//! processes.
+//! processes. The sending end of a connection has the [`Producer`], the receiving end the
+//! [`Consumer`].
 //!
 //! The memory is an array of 64-byte lines. A *record* is a contiguous run of lines, at most an
 //! eighth of the ring; its first eight bytes are its header. The header contains the *lap*: how
 //! many times the producer has gone through the array, plus one. Storing a header with the current
-//! lap *is* the publication. No index is sent besides the message, so a message of up to 56 bytes
-//! costs one line, and a polling consumer reads from its own cache.
+//! lap publishes the record. No index is shared for that, so a message of up to 56 bytes costs one
+//! cache line, and a polling consumer reads from its own cache. A *position* counts lines since the
+//! start and never wraps; `RingGeometry` derives the line and the lap from it.
 //!
 //! # Invariants
 //!
-//! 1. The consumer looks for a header only at the line behind the last record it consumed, and
-//!    accepts only a header of the lap it is in.
-//! 2. When the producer publishes a record, the line behind it does not hold a header of the
-//!    current lap: it holds zero, or the header of an earlier lap. The producer knows which lines
-//!    hold payload, which can look like any header (`dirty_lines`); it zeroes them before a
-//!    consumer can look there.
-//! 3. The producer writes only lines that the consumer has released: it always keeps one line free,
-//!    so that the zeroing of invariant 2 does not touch a record in use.
+//! 1. The consumer reads a header only at the line behind the last record it consumed, and accepts
+//!    only a header of the current lap.
+//! 2. When the producer publishes a record, the line behind the record does not hold a header of
+//!    the current lap: the line holds zero, or the header of an earlier lap. Payload can look like
+//!    any header, so the producer records which lines hold payload (`dirty_lines`), and zeroes the
+//!    first word of such a line before the consumer can read it as a header.
+//! 3. The producer writes only lines that the consumer has released. The producer always keeps one
+//!    line free, so that the zeroing of invariant 2 does not touch a record in use.
 //!
 //! # Sleeping
 //!
-//! Both ends may sleep. The consumer sets `consumer_waiting`; the producer sets `producer_waiting`,
-//! when it waits for room, acks or returned slots. Each then makes a full fence and checks once
-//! more. The other end publishes, makes a full fence and reads the flag. So either the sleeper sees
-//! the publication, or the other end sees the flag and rings the doorbell (store, fence, load on
-//! both sides). The end that rings clears the flag with a swap, so that one sleep costs one
-//! doorbell. All writes of a flag are swaps: a model checker can then see their order, and they are
-//! rare.
+//! Both ends may sleep. The consumer sets `consumer_waiting` when it waits for records. The producer
+//! sets `producer_waiting` when it waits for room, acks, returned slots or an RMA response. Each
+//! then makes a full fence and checks its condition once more. The other end makes the condition
+//! true, makes a full fence and reads the flag. So either the sleeping end sees that its condition
+//! is true, or the other end sees the flag and rings the doorbell. The end that rings clears the
+//! flag with a swap, so that one sleep costs one doorbell. All writes of a flag are swaps: the
+//! model checker can then see their order, and the writes are rare.
 //!
 //! # Trust
 //!
 //! The other process can write anything anywhere at any time. Every header is copied out once and
-//! checked. A record whose lengths are inconsistent is a [`ShmProtocolViolation`], never an access
+//! checked. A record whose length is inconsistent is a [`ShmProtocolViolation`], never an access
 //! outside of the memory.
 #![allow(unsafe_code)] // one call of `RingMemory::write`; invariant 3 meets its contract
 
@@ -46,26 +48,27 @@ pub(crate) const HEADER_LEN: usize = 8;
 pub(crate) trait RingMemory {
     /// Returns the number of lines, a power of two.
     fn lines(&self) -> usize;
-    /// Returns the header word at the start of a line.
+    /// Returns the first word of a line, which is the header of a record that starts there.
     fn header(&self, line: usize) -> &AtomicU64;
     /// Returns the position up to which the consumer has released lines.
     fn released(&self) -> &AtomicU64;
-    /// Returns the flag of the consumer: awake, sleeping or closed.
+    /// Returns the state of the consumer: 0 awake, 1 sleeping, [`CONSUMER_CLOSED`] closed.
     fn consumer_waiting(&self) -> &AtomicU32;
-    /// Returns the flag of the producer: whether it sleeps.
+    /// Returns the flag of the producer: 1 if the producer sleeps, otherwise 0.
     fn producer_waiting(&self) -> &AtomicU32;
-    /// Requests ownership of a line that will be written soon.
+    /// Prefetches the cache line of a line that will be written soon, for writing.
     fn prefetch_for_write(&self, line: usize) {
         let _ = line;
     }
     /// Copies `bytes` into the lines, from byte `at` of the array.
     ///
     /// # Safety
-    /// The bytes lie within the lines, and outside of headers that the other end may read now.
+    /// The bytes must lie within the lines, and outside of headers that the consumer may read now.
     unsafe fn write(&self, at: usize, bytes: &[u8]);
 }
 
-/// Clears `producer_waiting`. Returns whether the producer sleeps and must be woken.
+/// Clears `producer_waiting`. Returns whether the flag was set: the producer sleeps, and the caller
+/// must ring the doorbell.
 pub(crate) fn take_producer_waiting<M: RingMemory>(memory: &M) -> bool {
     // SYNC: pairs with the fence in `Producer::arm`.
     full_fence();
@@ -73,7 +76,7 @@ pub(crate) fn take_producer_waiting<M: RingMemory>(memory: &M) -> bool {
         && memory.producer_waiting().swap(0, Ordering::Relaxed) != 0
 }
 
-/// The geometry of a ring: what both ends derive from the number of lines.
+/// The geometry of a ring: lines, laps and lengths derived from the number of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingGeometry {
     lines: u64,
@@ -87,23 +90,23 @@ impl RingGeometry {
         }
     }
 
-    /// Returns the longest record in lines: an eighth of the ring.
+    /// Returns the maximum number of lines of a record: an eighth of the ring.
     fn max_record_lines(self) -> usize {
         (self.lines / 8).max(1) as usize
     }
 
-    /// Returns the longest record in bytes, header included.
+    /// Returns the maximum bytes of a record, header included.
     pub(crate) fn max_record_len(self) -> usize {
         self.max_record_lines() * LINE_LEN
     }
 
-    /// Returns the lap of a position, as stored in headers. The first lap is 1, unlike fresh
-    /// memory.
+    /// Returns the lap of a position, as stored in headers. The first lap is 1, because new memory
+    /// holds zeros.
     fn lap(self, position: u64) -> u64 {
         ((position >> self.lines.trailing_zeros()) + 1) & ((1 << (64 - LAP_SHIFT)) - 1)
     }
 
-    /// Returns the line of a position.
+    /// Returns the index of the line at a position.
     fn line_of(self, position: u64) -> usize {
         (position & (self.lines - 1)) as usize
     }
@@ -114,17 +117,17 @@ impl RingGeometry {
     }
 }
 
-/// The header of a record: its kind (never 0), eight flag bits, and its length in bytes, header
-/// included.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordHeader {
+    /// Kind of the record, never 0; `record` has the kinds.
     pub(crate) kind: u8,
     pub(crate) flags: u8,
-    /// Below 2^24.
+    /// Bytes of the record, header included; below 2^24.
     pub(crate) len: u32,
 }
 
-/// Positions of the length and of the lap in a header word.
+// A header word: kind in bits 0 to 7, flags in 8 to 15, length in 16 to 39, lap in 40 to 63.
 const LEN_SHIFT: u32 = 16;
 const LAP_SHIFT: u32 = 40;
 const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
@@ -146,7 +149,7 @@ impl RecordHeader {
     }
 }
 
-/// How many lines ahead of a batch the producer requests the lines that the consumer has read.
+/// Number of lines ahead of the next record that `prefetch_next` prefetches.
 const PREFETCH_DISTANCE: u64 = 4;
 
 /// Value of `consumer_waiting` when the consumer has closed: nothing is read any more.
@@ -156,14 +159,14 @@ const CONSUMER_CLOSED: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConsumerState {
     Awake,
-    /// The consumer slept. The flag is cleared: the caller must ring the doorbell.
+    /// The consumer sleeps. Its flag was cleared, so the caller must ring the doorbell.
     Asleep,
-    /// The consumer has closed without consuming the last record.
+    /// The consumer has closed without consuming the last published record.
     Closed,
 }
 
-/// Kind of the record that fills the end of the array when the next record would wrap; never
-/// returned to callers.
+/// Kind of a *pad record*, which fills the end of the array if the next record would wrap. The
+/// consumer skips pad records.
 const PAD: u8 = 0xff;
 
 /// The producer end of a ring.
@@ -171,16 +174,19 @@ const PAD: u8 = 0xff;
 pub(crate) struct Producer<M> {
     memory: M,
     geometry: RingGeometry,
+    /// Position of the next record.
     position: u64,
+    /// Position up to which the consumer had released lines when that was last read.
     released: u64,
-    /// Lines that hold payload, a bit each.
+    /// Bitmap of the lines that hold payload behind their record's first line.
     dirty_lines: Box<[u64]>,
-    /// From this position on no line is dirty: a lap later all were overwritten or zeroed.
+    /// Position at which no line is dirty any more, unless another record of several lines is
+    /// published: a lap after the last such record, all dirty lines were zeroed or overwritten.
     clean_from: u64,
 }
 
 impl<M: RingMemory> Producer<M> {
-    /// Creates the producer of fresh memory.
+    /// Creates the producer of new memory, which must be zeroed.
     pub(crate) fn new(memory: M) -> Self {
         let geometry = RingGeometry::new(memory.lines());
         let dirty_lines = vec![0; memory.lines().div_ceil(64)].into();
@@ -202,8 +208,8 @@ impl<M: RingMemory> Producer<M> {
         &self.memory
     }
 
-    /// Publishes a record of `len` bytes, header included; `fill` writes its parts. Returns false
-    /// if there is no room now.
+    /// Publishes a record of `len` bytes, header included; `fill` writes the other bytes. Returns
+    /// false if the ring has no room now.
     #[inline(always)] // fast path of small messages
     pub(crate) fn push(
         &mut self,
@@ -235,8 +241,8 @@ impl<M: RingMemory> Producer<M> {
         true
     }
 
-    /// Reserves the next `lines` lines in one piece, padding the end of the array if needed.
-    /// Returns false if there is no room now.
+    /// Makes `position` the start of `lines` free contiguous lines, publishing a pad record if needed.
+    /// Returns false if the ring has no room now.
     #[inline(always)] // fast path of small messages
     fn reserve_lines(&mut self, lines: usize) -> bool {
         let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
@@ -246,7 +252,8 @@ impl<M: RingMemory> Producer<M> {
         self.has_room(lines)
     }
 
-    /// Fills the end of the array if there is room for `lines` lines behind it.
+    /// Publishes a pad record of `rest` lines, up to the end of the array, if the ring also has room
+    /// for `lines` lines behind it. Returns false if the ring has no room.
     #[cold]
     fn pad(&mut self, rest: usize, lines: usize) -> bool {
         let has_room = self.has_room(rest + lines);
@@ -263,22 +270,22 @@ impl<M: RingMemory> Producer<M> {
         has_room
     }
 
-    /// Requests the line of a record that follows soon, while other records are being written.
+    /// Prefetches, for writing, a line of a record that follows soon.
     #[inline(always)] // fast path of small messages
     pub(crate) fn prefetch_next(&self) {
         let line = self.geometry.line_of(self.position + PREFETCH_DISTANCE);
         self.memory.prefetch_for_write(line);
     }
 
-    /// Returns whether a record of this many bytes has room now.
+    /// Returns whether the ring has room now for a record of `len` bytes, header included.
     pub(crate) fn fits(&mut self, len: usize) -> bool {
         let lines = RingGeometry::lines_for(len);
         let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
         self.has_room(lines + if lines > rest { rest } else { 0 })
     }
 
-    /// Returns the state of the consumer; called after each publication. A sleeping consumer must
-    /// be woken by the caller.
+    /// Returns the state of the consumer, and clears the flag of a sleeping consumer, which the caller
+    /// must wake. Called after a record was published.
     pub(crate) fn consumer_state(&self) -> ConsumerState {
         // SYNC: pairs with the fence in `Consumer::arm`.
         full_fence();
@@ -300,27 +307,29 @@ impl<M: RingMemory> Producer<M> {
         }
     }
 
-    /// Returns whether the consumer has closed without consuming the last record, without a fence.
+    /// Returns whether the consumer has closed without consuming the last record. Makes no fence, so
+    /// the result may be outdated.
     pub(crate) fn is_closed(&self) -> bool {
         // SYNC: pairs with the release in `Consumer::close`.
         self.memory.consumer_waiting().load(Ordering::Acquire) == CONSUMER_CLOSED
             && self.state_after_close() == ConsumerState::Closed
     }
 
-    /// Returns the state of a closed consumer: a last record that was consumed before has arrived.
+    /// Returns the state of a closed consumer: `Awake` if it had consumed the last record, which has
+    /// thus arrived, and `Closed` otherwise.
     #[cold]
     fn state_after_close(&self) -> ConsumerState {
-        let taken = self.memory.released().load(Ordering::Relaxed) == self.position;
-        if taken {
+        if self.memory.released().load(Ordering::Relaxed) == self.position {
             ConsumerState::Awake
         } else {
             ConsumerState::Closed
         }
     }
 
-    /// Sets `producer_waiting` before the producer sleeps until `is_ready` becomes true (room for a
-    /// record, for example). The consumer must call [`Consumer::take_producer_waiting`] after it
-    /// has made the condition true. Returns true if it is safe to sleep.
+    /// Sets `producer_waiting` before the producer sleeps until `is_ready` is true (until the ring
+    /// has room, for example). The consumer must call [`take_producer_waiting`] after it has made
+    /// the condition true. Returns true if the producer can sleep, and false, with the flag
+    /// cleared, if `is_ready` is true.
     pub(crate) fn arm(&mut self, is_ready: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.producer_waiting().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `take_producer_waiting`.
@@ -337,9 +346,10 @@ impl<M: RingMemory> Producer<M> {
         self.memory.producer_waiting().swap(0, Ordering::Relaxed);
     }
 
+    /// Returns whether `lines` lines from `position` on are free, and one line behind them.
     #[inline]
     fn has_room(&mut self, lines: usize) -> bool {
-        // One line stays free for the zero behind the record.
+        // The line behind the record may have to be zeroed.
         let used = self
             .position
             .wrapping_sub(self.released)
@@ -347,19 +357,20 @@ impl<M: RingMemory> Producer<M> {
         used < self.geometry.lines || self.reload_released(lines)
     }
 
+    /// Reads the position up to which the consumer has released lines. Returns as `has_room` does.
     #[cold]
     fn reload_released(&mut self, lines: usize) -> bool {
-        let free = |position: u64, released: u64, geometry: RingGeometry| {
-            // A consumer that releases more than it received finds the ring full for ever.
-            let used = position.wrapping_sub(released).min(geometry.lines);
-            (geometry.lines - used) as usize
-        };
-        // SYNC: pairs with the release in `Consumer::release`: the consumer is done with these
-        // lines.
+        // SYNC: pairs with the release in `Consumer::release`: the consumer's reads of these lines
+        // precede the producer's writes.
         self.released = self.memory.released().load(Ordering::Acquire);
-        free(self.position, self.released, self.geometry) > lines
+        // If a hostile consumer releases more than was published, the difference wraps and the ring
+        // counts as full.
+        let used = self.position.wrapping_sub(self.released);
+        let free = self.geometry.lines.saturating_sub(used) as usize;
+        free > lines
     }
 
+    /// Publishes a record of `lines` lines at `position`, whose other bytes are written already.
     #[inline(always)] // fast path of small messages
     fn publish(&mut self, header: RecordHeader, lines: usize) {
         let first_line = self.geometry.line_of(self.position);
@@ -374,8 +385,9 @@ impl<M: RingMemory> Producer<M> {
         self.position += lines as u64;
     }
 
-    /// Marks the lines that hold payload, and zeroes the next line if it is dirty, so that it is
-    /// not taken for a record. The line of the header is not dirty: it was the next line before.
+    /// Marks the lines of a record behind its first line as dirty, and zeroes the first word of the
+    /// next line if that line is dirty (invariant 2). The record's own first line is not dirty,
+    /// because it was the next line of the record before.
     #[inline]
     fn mark_dirty(&mut self, header: RecordHeader, first_line: usize, lines: usize) {
         debug_assert!(
@@ -393,41 +405,49 @@ impl<M: RingMemory> Producer<M> {
         let (word, bit) = (&mut self.dirty_lines[next / 64], 1 << (next % 64));
         if *word & bit != 0 {
             *word &= !bit;
-            // Invariant 2; ordered before the publication by its release.
+            // SYNC: ordered before the publication by the release in `publish`.
             self.memory.header(next).store(0, Ordering::Relaxed);
         }
     }
 }
 
-/// A record that is being written: the producer owns its lines until it is published.
+/// A record that is being written. Its lines belong to the producer until the record is published.
 pub(crate) struct RecordWriter<'a, M> {
     memory: &'a M,
+    /// Byte of the array at which the record starts.
     start: usize,
+    /// Bytes of the record, header included.
     len: usize,
 }
 
 impl<M: RingMemory> RecordWriter<'_, M> {
-    /// Writes a part at byte `at` of the record. The first eight bytes are the header's.
+    /// Writes `bytes` at byte `at` of the record, which must be behind the header.
+    ///
+    /// # Panics
+    /// If the bytes do not lie within the record behind its header.
     #[inline]
     pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
         assert!(
             at >= HEADER_LEN && at <= self.len && bytes.len() <= self.len - at,
-            "write outside of the record"
+            "write of {} bytes at byte {at} of a record of {} bytes",
+            bytes.len(),
+            self.len
         );
         // SAFETY: the record does not wrap and lies in lines that the consumer has released
-        // (invariant 3); bytes 0 to 8 of its first line, the header, are excluded.
+        // (invariant 3), and the assertion excludes its header.
         unsafe { self.memory.write(self.start + at, bytes) };
     }
 }
 
-/// The peer violated the protocol: shared memory or a message does not hold what a peer may write.
+/// A violation of the protocol by the peer: which rule a record or a message breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShmProtocolViolation(pub(crate) &'static str);
 
-/// A record that the consumer has peeked: its header and its position in the array.
+/// A record that [`Consumer::peek`] has found and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordRef {
     pub(crate) header: RecordHeader,
+    /// Byte of the array at which the record starts.
     pub(crate) start: usize,
     lines: u32,
 }
@@ -435,15 +455,18 @@ pub(crate) struct RecordRef {
 /// Result of [`Consumer::peek_plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peeked {
-    /// No new record.
+    /// The ring has no record.
     Empty,
-    /// A record of the requested kind, without flags: its position, and its length with the header.
+    /// A record of the requested kind, without flags.
     Plain {
+        /// Byte of the array at which the record starts.
         start: usize,
+        /// Bytes of the record, header included.
         len: usize,
+        /// Lines of the record.
         lines: u32,
     },
-    /// Another record; [`Consumer::peek`] returns it.
+    /// Any other record, also an invalid one; [`Consumer::peek`] checks and returns it.
     Other,
 }
 
@@ -452,13 +475,16 @@ pub(crate) enum Peeked {
 pub(crate) struct Consumer<M> {
     memory: M,
     geometry: RingGeometry,
+    /// Position of the next record.
     position: u64,
+    /// Position up to which lines were released to the producer.
     released: u64,
+    /// Whether this side has set `consumer_waiting` since the last `disarm`.
     armed: bool,
 }
 
 impl<M: RingMemory> Consumer<M> {
-    /// Creates the consumer of memory from which nothing was read yet.
+    /// Creates the consumer of memory whose first record was not consumed yet.
     pub(crate) fn new(memory: M) -> Self {
         let geometry = RingGeometry::new(memory.lines());
         Self {
@@ -474,8 +500,8 @@ impl<M: RingMemory> Consumer<M> {
         &self.memory
     }
 
-    /// Peeks at the oldest record. For an empty ring and for plain records this is all that is
-    /// needed.
+    /// Peeks at the oldest record: the fast version of [`peek`](Self::peek) for records of `kind`
+    /// without flags.
     #[inline(always)] // fast path of small messages
     pub(crate) fn peek_plain(&self, kind: u8) -> Peeked {
         let index = self.geometry.line_of(self.position);
@@ -506,26 +532,29 @@ impl<M: RingMemory> Consumer<M> {
         }
     }
 
-    /// Returns the oldest record that was not consumed yet.
+    /// Returns the oldest record that was not consumed; `None` if the ring has none. Skips pad records.
+    ///
+    /// # Errors
+    /// [`ShmProtocolViolation`] if the length of the record is invalid.
     pub(crate) fn peek(&mut self) -> Result<Option<RecordRef>, ShmProtocolViolation> {
         loop {
             let index = self.geometry.line_of(self.position);
             // SYNC: pairs with the release in `Producer::publish`.
             let word = self.memory.header(index).load(Ordering::Acquire);
-            let Some(header) = self.published(word) else {
+            let Some(header) = self.unpack_published(word) else {
                 return Ok(None);
             };
             let lines = RingGeometry::lines_for(header.len as usize);
             let rest = self.geometry.lines as usize - index;
             if header.kind == PAD {
-                // A pad record is shorter than the record that would wrap. One of the length of the
-                // ring would lead back to itself, for ever.
+                // A pad record is shorter than the record that would wrap, and so than the longest
+                // record. A pad record as long as the ring would make this loop endless.
                 if lines != rest || lines >= self.geometry.max_record_lines() {
                     return Err(ShmProtocolViolation(
                         "pad record does not end with the ring",
                     ));
                 }
-                self.advance(lines as u64);
+                self.position += lines as u64;
                 continue;
             }
             if (header.len as usize) < HEADER_LEN
@@ -542,27 +571,28 @@ impl<M: RingMemory> Consumer<M> {
         }
     }
 
-    /// Consumes the record that `peek` returned. Returns true if the producer waits and must be
-    /// woken.
+    /// Consumes the record that `peek` returned. Returns true if the producer sleeps and the caller
+    /// must ring the doorbell.
     #[inline]
     pub(crate) fn consume(&mut self, record: RecordRef) -> bool {
         self.consume_lines(u64::from(record.lines))
     }
 
-    /// Consumes the lines of a record that [`peek_plain`](Self::peek_plain) returned. Returns true
-    /// if the producer waits and must be woken.
+    /// Consumes the record that [`peek_plain`](Self::peek_plain) returned, of `lines` lines. Returns
+    /// true if the producer sleeps and the caller must ring the doorbell.
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
-        self.advance(lines);
-        // Lines are released in batches. An eighth of the ring may be unreleased without starving
-        // the producer, because no record takes more than an eighth.
+        self.position += lines;
+        // Lines are released in batches of an eighth of the ring. The producer does not starve,
+        // because no record takes more than an eighth.
         if self.position - self.released < self.geometry.lines / 8 {
             return false;
         }
         self.release()
     }
 
-    /// Releases everything consumed. Returns true if the producer must be woken.
+    /// Releases all consumed lines to the producer. Returns true if the producer sleeps and the
+    /// caller must ring the doorbell.
     #[cold]
     pub(crate) fn release(&mut self) -> bool {
         if self.released == self.position {
@@ -576,12 +606,13 @@ impl<M: RingMemory> Consumer<M> {
         self.take_producer_waiting()
     }
 
-    /// Clears `producer_waiting`. Returns whether the producer sleeps and must be woken.
+    /// Calls [`take_producer_waiting`].
     pub(crate) fn take_producer_waiting(&self) -> bool {
         take_producer_waiting(&self.memory)
     }
 
-    /// Sets `consumer_waiting` before the consumer sleeps. Returns true if the ring is empty.
+    /// Sets `consumer_waiting` before the consumer sleeps. Returns true if the ring is empty, so that
+    /// the consumer can sleep.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.consumer_waiting().swap(1, Ordering::Relaxed);
@@ -591,18 +622,18 @@ impl<M: RingMemory> Consumer<M> {
             .memory
             .header(self.geometry.line_of(self.position))
             .load(Ordering::Relaxed);
-        self.published(word).is_none()
+        self.unpack_published(word).is_none()
     }
 
-    /// Clears `consumer_waiting`: the consumer polls again.
+    /// Clears `consumer_waiting`, because the consumer polls again.
     pub(crate) fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.memory.consumer_waiting().swap(0, Ordering::Relaxed);
         }
     }
 
-    /// Marks the consumer closed: nothing will be read any more. The consumed position is published
-    /// first, so that the producer can tell whether its last record was consumed.
+    /// Marks the consumer closed: it does not read the ring any more. Releases all consumed lines
+    /// before, so that the producer can tell whether its last record was consumed.
     pub(crate) fn close(&self) {
         self.memory
             .released()
@@ -613,15 +644,12 @@ impl<M: RingMemory> Consumer<M> {
             .swap(CONSUMER_CLOSED, Ordering::Release);
     }
 
-    /// Unpacks the header at the current position if it is of the current lap.
+    /// Unpacks the header word at `position`; `None` if it is not of the current lap, so that no
+    /// record is published there.
     #[inline]
-    fn published(&self, word: u64) -> Option<RecordHeader> {
+    fn unpack_published(&self, word: u64) -> Option<RecordHeader> {
         let header = RecordHeader::unpack(word);
         (word >> LAP_SHIFT == self.geometry.lap(self.position) && header.kind != 0)
             .then_some(header)
-    }
-
-    fn advance(&mut self, lines: u64) {
-        self.position += lines;
     }
 }

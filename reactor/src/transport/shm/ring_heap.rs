@@ -1,4 +1,4 @@
-//! A ring on the heap, used by one thread.
+//! Ring memory on the heap, for tests in one thread and for fuzzing.
 #![allow(unsafe_code)] // implements an unsafe method, without unsafe operations
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const WORDS_PER_LINE: usize = LINE_LEN / 8;
 #[derive(Clone, Debug)]
 pub(super) struct HeapRing(pub(super) Arc<HeapRingWords>);
 
-/// The words and flags of a heap ring.
+/// The lines and the control words of a heap ring.
 #[derive(Debug)]
 pub(super) struct HeapRingWords {
     pub(super) words: Vec<AtomicU64>,

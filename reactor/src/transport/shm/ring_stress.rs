@@ -1,4 +1,4 @@
-//! The ring in shared memory, between two threads.
+//! Stress test of the ring in a segment, between two threads that sleep when they have to wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use fabric_core::buf::CopySource;
 use super::ring::{Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer};
 use super::segment::Segment;
 
-/// Returns numbers that look random and are the same in both threads.
+/// Returns a pseudo-random function of `number`, so that both threads compute the same records.
 fn pseudo_random(number: u64) -> u64 {
     let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 31
@@ -25,25 +25,24 @@ fn park_until_woken(role: &str) {
     );
 }
 
-/// Both threads sleep whenever they have nothing to do.
 #[test]
-fn ring_between_two_threads_loses_nothing() {
+fn ring_between_two_threads_loses_no_record_and_no_wake_up() {
     const MESSAGES: u64 = 200_000;
     const LINES: usize = 256;
-    let len_of = |number: u64, longest: usize| match pseudo_random(number) as usize {
-        bits if bits.is_multiple_of(4) => HEADER_LEN + bits % (longest - HEADER_LEN + 1),
+    let len_of = |number: u64, max_len: usize| match pseudo_random(number) as usize {
+        bits if bits.is_multiple_of(4) => HEADER_LEN + bits % (max_len - HEADER_LEN + 1),
         bits => HEADER_LEN + bits % LINE_LEN,
     };
     let byte_of = |number: u64, at: usize| pseudo_random(number).wrapping_add(at as u64) as u8;
 
     let (segment, _fd) = Segment::create(LINES).unwrap();
     let (mut producer, mut consumer) = (Producer::new(segment.clone()), Consumer::new(segment));
-    let longest = producer.geometry().max_record_len();
+    let max_len = producer.geometry().max_record_len();
     let receiver = thread::current();
     let sender = thread::spawn(move || {
-        let mut bytes = vec![0; longest];
+        let mut bytes = vec![0; max_len];
         for number in 0..MESSAGES {
-            let len = len_of(number, longest);
+            let len = len_of(number, max_len);
             bytes[..len - HEADER_LEN]
                 .iter_mut()
                 .enumerate()
@@ -61,7 +60,7 @@ fn ring_between_two_threads_loses_nothing() {
             }
         }
     });
-    let mut bytes = vec![0; longest];
+    let mut bytes = vec![0; max_len];
     for number in 0..MESSAGES {
         let record = loop {
             if let Some(record) = consumer.peek().unwrap() {
@@ -75,7 +74,7 @@ fn ring_between_two_threads_loses_nothing() {
         let len = record.header.len as usize;
         assert_eq!(
             (record.header.flags, len),
-            (number as u8, len_of(number, longest))
+            (number as u8, len_of(number, max_len))
         );
         let payload = consumer
             .memory()

@@ -1,4 +1,4 @@
-//! The ring against an oracle, and against a hostile peer.
+//! Property tests of the ring: against an oracle, and with a hostile peer.
 #![allow(unsafe_code)] // implements an unsafe method of `RingMemory`
 
 use std::collections::VecDeque;
@@ -11,12 +11,15 @@ use super::ring::{
 use super::ring_heap::HeapRing;
 use crate::sync::Ordering;
 
-/// A call of one end. Lengths are those of records, header included, before they are clamped to the
-/// longest record.
+/// A call of one end of the ring. A length is that of a record, header included; the fixture limits
+/// it to the longest record.
 #[derive(Clone, Copy, Debug)]
 enum RingCall {
+    /// Pushes one record.
     Push(usize),
+    /// Pushes records of this length until the ring is full.
     Fill(usize),
+    /// Consumes one record.
     Pop,
     Release,
     ArmConsumer,
@@ -43,7 +46,7 @@ fn any_call() -> impl Strategy<Value = RingCall> {
 #[derive(Debug, Default)]
 struct RingOracle {
     lines: u64,
-    /// Records in the ring: number, length, and lines including the pad in front.
+    /// Records in the ring: number, length, and lines including the pad record before it.
     records: VecDeque<(u8, usize, u64)>,
     pushed: u64,
     popped: u64,
@@ -53,7 +56,7 @@ struct RingOracle {
 }
 
 impl RingOracle {
-    /// Returns how many lines a record of this length would take now, including the pad in front.
+    /// Returns how many lines a record of this length would take now, including a pad record.
     fn lines_for(&self, len: usize) -> u64 {
         let (lines, rest) = (
             len.div_ceil(LINE_LEN) as u64,
@@ -73,11 +76,11 @@ impl RingOracle {
         self.pushed += lines;
     }
 
-    /// Releases everything consumed. Returns whether that wakes the producer.
+    /// Releases all consumed lines. Returns whether that wakes the producer.
     fn release(&mut self) -> bool {
-        let has_news = self.released != self.popped;
+        let has_unreleased = self.released != self.popped;
         self.released = self.popped;
-        has_news && std::mem::take(&mut self.producer_waiting)
+        has_unreleased && std::mem::take(&mut self.producer_waiting)
     }
 }
 
@@ -86,17 +89,19 @@ struct RingFixture {
     producer: Producer<HeapRing>,
     consumer: Consumer<HeapRing>,
     oracle: RingOracle,
+    /// Number of the last record, which is in its flags and determines its payload.
     number: u8,
 }
 
 /// Returns the payload of a record. The bytes at header positions look like records of some lap.
 fn payload_of(number: u8, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| number.wrapping_add(at as u8)).collect();
-    for over in bytes
+    for first_word in bytes
         .chunks_mut(LINE_LEN)
         .filter_map(|line| line.first_chunk_mut())
     {
-        *over = header_word(1, number, HEADER_LEN as u64, u64::from(number % 8)).to_le_bytes();
+        *first_word =
+            header_word(1, number, HEADER_LEN as u64, u64::from(number % 8)).to_le_bytes();
     }
     bytes.split_off(HEADER_LEN)
 }
@@ -126,17 +131,17 @@ impl RingFixture {
 
     fn push(&mut self, len: usize) -> bool {
         let len = self.clamp_len(len);
-        let room = self.oracle.has_room(len);
-        assert_eq!(self.producer.fits(len), room);
+        let has_room = self.oracle.has_room(len);
+        assert_eq!(self.producer.fits(len), has_room);
         self.number = self.number.wrapping_add(1);
         let bytes = payload_of(self.number, len);
         assert_eq!(
             self.producer
                 .push(1, self.number, len, |record| record.put(HEADER_LEN, &bytes)),
-            room,
+            has_room,
             "push succeeds exactly when the record fits"
         );
-        if room {
+        if has_room {
             self.oracle.push(self.number, len);
             let woken = std::mem::take(&mut self.oracle.consumer_waiting);
             assert_eq!(
@@ -146,7 +151,7 @@ impl RingFixture {
             );
             assert_eq!(self.producer.consumer_state(), ConsumerState::Awake);
         }
-        room
+        has_room
     }
 
     fn pop(&mut self) {
@@ -169,8 +174,8 @@ impl RingFixture {
             payload_of(number, len)
         );
         self.oracle.popped += lines;
-        let batch = self.oracle.popped - self.oracle.released >= self.oracle.lines / 8;
-        let woken = batch && self.oracle.release();
+        let releases = self.oracle.popped - self.oracle.released >= self.oracle.lines / 8;
+        let woken = releases && self.oracle.release();
         assert_eq!(
             self.consumer.consume(record),
             woken,
@@ -209,12 +214,15 @@ impl RingFixture {
     }
 }
 
-/// A write of a peer that breaks the rules.
+/// A write of a peer that violates the protocol, or a valid call.
 #[derive(Clone, Copy, Debug)]
 enum HostileWrite {
     Call(RingCall),
+    /// Writes a word to the header of a line.
     Header(usize, u64),
+    /// Writes the released position.
     Released(u64),
+    /// Writes `consumer_waiting` and `producer_waiting`.
     Flags(u32, u32),
 }
 
@@ -239,7 +247,7 @@ fn apply_bounds_checked(
     fixture: &mut RingFixture,
     call: RingCall,
 ) -> Result<(), ShmProtocolViolation> {
-    let (lines, longest) = (
+    let (lines, max_len) = (
         fixture.consumer.memory().lines(),
         fixture.producer.geometry().max_record_len(),
     );
@@ -255,7 +263,7 @@ fn apply_bounds_checked(
             if let Some(record) = fixture.consumer.peek()? {
                 let len = record.header.len as usize;
                 assert!(
-                    record.start.is_multiple_of(LINE_LEN) && (HEADER_LEN..=longest).contains(&len)
+                    record.start.is_multiple_of(LINE_LEN) && (HEADER_LEN..=max_len).contains(&len)
                 );
                 assert!(
                     record.start + len <= lines * LINE_LEN,
@@ -297,7 +305,7 @@ proptest! {
         prop_assert_eq!(fixture.consumer.peek(), Ok(None));
     }
 
-    /// Whatever the peer writes, the consumer returns a record within bounds or
+    /// For any writes of the peer, the consumer returns a record within bounds or
     /// [`ShmProtocolViolation`], without panic or endless loop.
     #[test]
     fn hostile_peer_causes_only_protocol_violations(
@@ -328,10 +336,9 @@ proptest! {
     }
 }
 
-/// A padding record as long as the whole ring would make the consumer read the same record again,
-/// forever.
+/// A pad record as long as the ring would make the consumer skip to the same record endlessly.
 #[test]
-fn padding_record_as_long_as_the_ring_is_a_protocol_violation() {
+fn pad_record_as_long_as_the_ring_is_a_protocol_violation() {
     let heap = HeapRing::new(16);
     heap.header(0).store(
         header_word(0xff, 0, 16 * LINE_LEN as u64, 1),
@@ -340,18 +347,19 @@ fn padding_record_as_long_as_the_ring_is_a_protocol_violation() {
     assert!(Consumer::new(heap).peek().is_err());
 }
 
-/// A producer learns whether its last record was consumed before the close, at every call.
+/// Each call of `consumer_state` after the close tells whether the last record was consumed.
 #[test]
-fn consumed_record_counts_as_delivered_after_close() {
-    for taken in [false, true] {
+fn closed_consumer_counts_as_awake_if_it_consumed_the_last_record() {
+    for consumed in [false, true] {
         let mut fixture = RingFixture::new(16);
-        // One line; only two consumed lines would be released at once.
+        // The record has one line, and lines are released in batches of two: only the close
+        // releases the line.
         assert!(fixture.push(HEADER_LEN + 8));
-        if taken {
+        if consumed {
             fixture.pop();
         }
         fixture.consumer.close();
-        let expected = if taken {
+        let expected = if consumed {
             ConsumerState::Awake
         } else {
             ConsumerState::Closed

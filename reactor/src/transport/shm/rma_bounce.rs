@@ -1,20 +1,21 @@
-//! Remote accesses that the owner of a region executes, because its memory is a registered buffer
-//! that no peer maps.
+//! RMA requests: accesses to a registered buffer, which its owner executes because no peer maps the
+//! buffer.
 //!
-//! The initiator creates a bounce buffer, an area that both sides can write, and passes it to the
-//! owner with its first request. A request is a record in the ring; bytes to be written are put
-//! into the bounce buffer, and bytes that were read are put there by the owner. The owner then
-//! writes the status, and last the id of the request, which publishes the response. There is one
-//! request at a time, of at most the size of the bounce buffer; longer accesses take several.
+//! The initiator creates a *bounce buffer*, shared memory that both sides can write, and grants it
+//! to the owner before its first request. A request is a record in the ring. The initiator puts the
+//! bytes to be written into the bounce buffer; the owner puts the bytes that were read there. The
+//! owner then writes the status, and last the id of the request, which publishes the response. A
+//! connection has one request at a time, of at most [`MAX_REQUEST_LEN`] bytes; longer accesses take
+//! several requests.
 //!
 //! The owner executes requests under the domain's lock, and not while the application holds a
 //! `RegisteredGuard`: the record then stays in the ring, and dropping the guard makes a pass.
 //!
 //! # Trust
 //!
-//! Both sides write the bounce buffer. Each copies what it reads once and checks it: the owner the
-//! request, which comes in the ring, the initiator the status. The bytes themselves are not
-//! interpreted.
+//! Either side can write the bounce buffer at any time. The owner takes the request from the ring,
+//! the initiator copies the status out of the bounce buffer; both are copied once and then checked.
+//! The bytes of an access are not interpreted.
 
 use fabric_core::Result;
 use fabric_core::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
@@ -28,19 +29,26 @@ use super::shared_memory::{SharedMapping, SharedMemory};
 
 /// Maximum bytes of one request.
 pub(crate) const MAX_REQUEST_LEN: usize = 64 * 1024;
-/// Layout of the bounce buffer: id of the last executed request, its status, a detail of the
-/// status, and the bytes.
+
+// Layout of the bounce buffer, in bytes.
+
+/// Id of the last executed request.
 const RESPONSE_ID_AT: usize = 0;
+/// Status of that request: 0, or the code of an `AccessError`.
 const STATUS_AT: usize = 8;
+/// Argument of the `AccessError`.
 const DETAIL_AT: usize = 16;
+/// Operands of the request, or bytes of the response.
 const DATA_AT: usize = 64;
 pub(crate) const BOUNCE_BUFFER_LEN: usize = DATA_AT + MAX_REQUEST_LEN;
 
-/// Bytes of the words of a request in a record.
+/// Bytes of an encoded request, which is the payload of an `RMA_REQUEST` record.
 pub(crate) const REQUEST_LEN: usize = 48;
 
+/// Status and detail of a request that was executed.
 const STATUS_OK: (u64, u64) = (0, 0);
 
+/// Kinds of requests; the index is the code in an encoded request.
 const OP_KINDS: [OpKind; 4] = [
     OpKind::Write,
     OpKind::Read,
@@ -48,25 +56,27 @@ const OP_KINDS: [OpKind; 4] = [
     OpKind::FetchAtomic,
 ];
 
-/// A request: a part of an operation.
+/// A request that the owner of a region executes an operation, or a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RmaRequest {
     pub(crate) kind: OpKind,
-    /// The range to access. All of it fits in the bounce buffer.
+    /// The range to access, at most [`MAX_REQUEST_LEN`] bytes.
     pub(crate) remote: RmaIov,
-    /// Bytes of the operation from this range on: a range is out of bounds as a whole.
+    /// Bytes of the operation's range that this and later requests access. The owner checks that all
+    /// of them are in bounds, so that an operation that exceeds the region moves no bytes.
     pub(crate) remaining: usize,
-    /// Id of the request on this connection.
+    /// Number of the request on this connection, from 1.
     pub(crate) id: u64,
 }
 
 impl RmaRequest {
+    /// Encodes the request as six words: key, offset, length, remaining, operation, id.
     pub(crate) fn to_bytes(self) -> [u8; REQUEST_LEN] {
         let kind = OP_KINDS
             .iter()
             .position(|kind| *kind == self.kind)
             .map_or(0xff, |at| at as u64);
-        let what = self
+        let operation = self
             .remote
             .atomic
             .map_or(kind, |atomic| kind | u64::from(atomic.to_code()) << 8);
@@ -78,7 +88,7 @@ impl RmaRequest {
             offset,
             len as u64,
             self.remaining as u64,
-            what,
+            operation,
             self.id,
         ];
         let mut bytes = [0; REQUEST_LEN];
@@ -88,15 +98,15 @@ impl RmaRequest {
         bytes
     }
 
-    /// Decodes a request; `None` if it is invalid.
+    /// Decodes a request, of which `word` returns the word with an index; `None` if it is invalid.
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Self> {
-        let [len, rest] = [2, 3].map(|at| usize::try_from(word(at)).unwrap_or(usize::MAX));
-        let what = word(4);
-        let kind = *OP_KINDS.get(what as usize & 0xff)?;
+        let [len, remaining] = [2, 3].map(|at| usize::try_from(word(at)).unwrap_or(usize::MAX));
+        let operation = word(4);
+        let kind = *OP_KINDS.get(operation as usize & 0xff)?;
         let atomic = match kind {
             OpKind::Write | OpKind::Read => None,
             _ => {
-                let atomic = AtomicSpec::from_code((what >> 8) as u32)?;
+                let atomic = AtomicSpec::from_code((operation >> 8) as u32)?;
                 let fits = len.is_multiple_of(atomic.datatype.size()) && len <= MAX_ATOMIC_BYTES;
                 fits.then_some(())?;
                 Some(atomic)
@@ -108,16 +118,16 @@ impl RmaRequest {
             len,
             atomic,
         };
-        (len <= MAX_REQUEST_LEN && len <= rest).then_some(Self {
+        (len <= MAX_REQUEST_LEN && len <= remaining).then_some(Self {
             kind,
             remote,
-            remaining: rest,
+            remaining,
             id: word(5),
         })
     }
 
-    /// Returns how many bytes the request needs in the bounce buffer: operands, followed by
-    /// comparands.
+    /// Returns how many bytes the initiator puts into the bounce buffer: the bytes to write, or the
+    /// operands followed by the comparands of an atomic operation.
     pub(crate) fn operand_len(&self) -> usize {
         match self.remote.atomic {
             _ if self.kind == OpKind::Read => 0,
@@ -129,7 +139,8 @@ impl RmaRequest {
         }
     }
 
-    /// Executes the request and writes the response. Returns false if the region is locked now.
+    /// Executes the request at the owner and writes the response. Returns false, without an access,
+    /// while the application holds a guard of the region.
     pub(crate) fn execute(
         &self,
         bounce_buffer: &SharedMapping,
@@ -176,10 +187,12 @@ impl RmaRequest {
         true
     }
 
+    /// Writes the status and the detail, and publishes the response.
     fn write_response(&self, bounce_buffer: &SharedMapping, (code, detail): (u64, u64)) {
         bounce_buffer.write(STATUS_AT, &code.to_ne_bytes());
         bounce_buffer.write(DETAIL_AT, &detail.to_ne_bytes());
-        // One aligned word, written with release: a reader that sees it sees the earlier writes.
+        // SYNC: `write` stores one aligned word with release, which pairs with the acquire of `read`
+        // in `RmaBounceBuffer::is_pending`.
         bounce_buffer.write(RESPONSE_ID_AT, &self.id.to_ne_bytes());
     }
 }
@@ -188,9 +201,9 @@ impl RmaRequest {
 #[derive(Debug)]
 pub(crate) struct RmaBounceBuffer {
     memory: SharedMemory,
-    /// Number of requests so far.
+    /// Id of the last request that was sent; 0 before the first.
     last_id: u64,
-    /// The last request, until its response was read.
+    /// The last request, until its response was taken.
     pending: Option<RmaRequest>,
 }
 
@@ -212,32 +225,32 @@ impl RmaBounceBuffer {
         &self.memory
     }
 
-    /// Creates a request and writes its operands. It is pending once its record is in the ring.
+    /// Creates a request and writes its operands, the first bytes of `bytes`, into the bounce buffer.
     pub(crate) fn prepare(
         &self,
         kind: OpKind,
         remote: RmaIov,
-        rest: usize,
+        remaining: usize,
         bytes: Payload<'_>,
     ) -> RmaRequest {
         let request = RmaRequest {
             kind,
             remote,
-            remaining: rest,
+            remaining,
             id: self.last_id + 1,
         };
-        let bytes = bytes.slice(0, request.operand_len().min(bytes.len()));
-        bytes.for_each(|at, piece| self.memory.write(DATA_AT + at, piece));
+        let operands = bytes.slice(0, request.operand_len().min(bytes.len()));
+        operands.for_each(|at, piece| self.memory.write(DATA_AT + at, piece));
         request
     }
 
-    /// Records that the request's record is in the ring.
+    /// Records that the request's record is in the ring: the request is pending.
     pub(crate) fn on_request_sent(&mut self, request: RmaRequest) {
         self.last_id = request.id;
         self.pending = Some(request);
     }
 
-    /// Returns whether a request has no response yet.
+    /// Returns whether the pending request has no response yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending
             .is_some_and(|request| self.read_word(RESPONSE_ID_AT) != request.id)
@@ -256,7 +269,7 @@ impl RmaBounceBuffer {
         Some((request, result))
     }
 
-    /// Returns the bytes of the response.
+    /// Returns the first `len` bytes of the response.
     pub(crate) fn response_bytes(&self, len: usize) -> impl CopySource {
         self.memory.mapping().range(DATA_AT, len)
     }
@@ -310,32 +323,30 @@ mod tests {
 
     #[test]
     fn invalid_rma_requests_are_rejected() {
-        let good = [7, 0, 8, 8, 0, 1];
-        let is_valid = |change: (usize, u64)| {
-            let mut all: [u64; 6] = good;
-            all[change.0] = change.1;
-            RmaRequest::from_words(|at| all[at]).is_some()
+        let valid: [u64; 6] = [7, 0, 8, 8, 0, 1];
+        let is_valid_with = |index: usize, word: u64| {
+            let mut words = valid;
+            words[index] = word;
+            RmaRequest::from_words(|at| words[at]).is_some()
         };
-        assert!(is_valid((0, 7)));
-        // Longer than the bounce buffer, or than the operation; unknown kind; unknown atomic
-        // operation, datatype or call; not a whole value.
-        let sum = |op: u64, datatype: u64, call: u64, kind: u64| {
+        assert!(is_valid_with(0, 7));
+        let atomic = |op: u64, datatype: u64, call: u64, kind: u64| {
             kind | op << 8 | datatype << 16 | call << 24
         };
-        for change in [
-            (2, MAX_REQUEST_LEN as u64 + 1),
-            (2, u64::MAX),
-            (2, 9),
-            (4, 4),
-            (4, sum(19, 0, 0, 2)),
-            (4, sum(2, 10, 0, 2)),
-            (4, sum(2, 0, 3, 2)),
-            (4, sum(12, 0, 0, 2)),
+        for (index, word, defect) in [
+            (2, MAX_REQUEST_LEN as u64 + 1, "longer than the buffer"),
+            (2, u64::MAX, "longer than the buffer"),
+            (2, 9, "longer than the operation"),
+            (4, 4, "unknown kind"),
+            (4, atomic(19, 0, 0, 2), "unknown atomic operation"),
+            (4, atomic(2, 10, 0, 2), "unknown datatype"),
+            (4, atomic(2, 0, 3, 2), "unknown call"),
+            (4, atomic(12, 0, 0, 2), "call does not fit the operation"),
         ] {
-            assert!(!is_valid(change), "{change:?}");
+            assert!(!is_valid_with(index, word), "{defect}");
         }
-        assert!(is_valid((4, sum(2, 7, 0, 2))));
-        let uneven: [u64; 6] = [7, 0, 7, 8, sum(2, 7, 0, 2), 1];
-        assert!(RmaRequest::from_words(|at| uneven[at]).is_none());
+        assert!(is_valid_with(4, atomic(2, 7, 0, 2)));
+        let partial_value: [u64; 6] = [7, 0, 7, 8, atomic(2, 7, 0, 2), 1];
+        assert!(RmaRequest::from_words(|at| partial_value[at]).is_none());
     }
 }

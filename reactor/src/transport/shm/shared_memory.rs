@@ -1,28 +1,28 @@
-//! Shared memory regions: memory that its owner grants to peers, which map and access it directly.
+//! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks of
+//! loans, and bounce buffers.
 //!
-//! The owner creates the memory (a memfd), seals its size, and passes the descriptor to peers that
-//! request its key. A peer maps it only if it is sealed and has the announced size, so no access
-//! within it can fault, whatever the owner does. Memory that peers may only read is sealed against
-//! further writable mappings once its owner has one.
+//! The owner creates the memory (a memfd), seals its size, and sends the descriptor in a grant. A
+//! peer maps the memory only if it is sealed and has the announced size. So no access within the
+//! mapping can fault, whatever the owner does. Memory that peers may only read is sealed against
+//! writable mappings other than the owner's.
 //!
-//! The first page holds a word that says whether the region is valid. Every access of a peer checks
-//! it, in its own cache as long as nothing changes; loans are returned in another way (`loans`). A
-//! peer with write permission can corrupt what it may write, and that word; the owner relies on
-//! neither.
-//!
-//! Decision: a region's validity is a word in its first page, which every access checks. Revoking a
-//! key therefore needs no round trip to the peers.
+//! Decision: the validity of a region is a word in its first page, which every access of a peer
+//! checks, in its own cache as long as the word does not change. So revoking a key needs no round
+//! trip to the peers. (Loans do not use the word.) A peer with write permission can corrupt the
+//! bytes that it may write, and the word; the owner relies on neither.
 //!
 //! # Safety
 //!
-//! This module holds raw access to memory that others write concurrently. As in `segment`, `base`
-//! is a mapping of one page and `len` bytes that lives as long as the value; words are accessed as
-//! atomics; bytes are copied by raw pointer after the range was checked, and never borrowed, except
-//! by `loans`, which has an argument of its own.
+//! This module holds raw access to memory that other processes write concurrently. As in `segment`,
+//! `SharedMapping::base` is a mapping of `DATA_OFFSET + len` bytes that lives as long as the value.
+//! Words are accessed as atomics. Bytes are copied by raw pointer after the range was checked, and
+//! never borrowed, except by `loans`, whose head argues why that is sound.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
 use fabric_core::buf::CopySource;
@@ -30,30 +30,30 @@ use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
 use fabric_core::{Error, Result};
 use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::memfd;
 use crate::transport::fork_guard::ForkGuard;
-use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// Offset of the bytes; in front of them is the validity word.
+/// Offset of the data in the memory; the page before holds the validity word.
 const DATA_OFFSET: usize = 4096;
-/// Maximum bytes of a region.
+/// Maximum bytes of data.
 const MAX_REGION_LEN: usize = 1 << 40;
 
-/// Larger regions are refused if the machine lacks that much memory: the kernel would kill
-/// processes to find it, since shared memory is charged to none.
+/// Length above which memory is created only if the machine has that much available. Otherwise the
+/// OOM killer might end processes, to no avail since shared memory is charged to no process.
 const MEMORY_CHECK_THRESHOLD: usize = 64 << 20;
-const ENOMEM: i32 = 12;
 
+// Values of the validity word.
 const STATE_VALID: u32 = 1;
 const STATE_REVOKED: u32 = 0;
 
-/// A mapped region or chunk.
+/// Mapped shared memory, at its owner or at a peer.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     base: NonNull<u8>,
+    /// Bytes of data.
     len: usize,
     writable: bool,
 }
@@ -64,16 +64,22 @@ unsafe impl Send for SharedMapping {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMapping {}
 
-/// Shared memory at its owner, with the descriptor to pass to peers.
+/// Shared memory at its owner.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     mapping: SharedMapping,
+    /// Descriptor that peers are granted.
     fd: OwnedFd,
+    /// A forked child must not revoke the memory of its parent.
     fork_guard: ForkGuard,
 }
 
 impl SharedMemory {
-    /// Creates shared memory of `len` bytes, zeroed and allocated.
+    /// Creates shared memory with `len` bytes of data, zeroed and allocated. Peers can write the
+    /// memory only if `access` has `REMOTE_WRITE`.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], and errors of the operating system, such as `ENOMEM`.
     pub(crate) fn create(len: usize, access: Access) -> Result<Self> {
         if len > MAX_REGION_LEN {
             return Err(Error::TooLong {
@@ -85,11 +91,11 @@ impl SharedMemory {
         if len > MEMORY_CHECK_THRESHOLD
             && available_memory().is_some_and(|available| len as u64 > available)
         {
-            return Err(Error::os("fallocate", ENOMEM));
+            return Err(Error::os("fallocate", Errno::NOMEM.raw_os_error()));
         }
-        let os_error = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
+        let os_error = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let fd = memfd::create("fabric-region", (DATA_OFFSET + len) as u64, "fallocate")?;
-        // All pages are allocated now: a missing page would raise SIGBUS later, here and at peers.
+        // All pages are allocated now: touching a page that cannot be allocated raises SIGBUS.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, (DATA_OFFSET + len) as u64)
             .map_err(os_error("fallocate"))?;
         let mapping = SharedMapping::map(&fd, len, true)?;
@@ -110,7 +116,7 @@ impl SharedMemory {
         &self.mapping
     }
 
-    /// Returns the descriptor, for peers.
+    /// Returns the descriptor to grant to peers.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -168,7 +174,10 @@ impl RegionMemory for SharedMemory {
 }
 
 impl SharedMapping {
-    /// Maps memory that a peer granted. The error says what is wrong with the grant.
+    /// Maps memory with `len` bytes of data that a peer granted.
+    ///
+    /// # Errors
+    /// The defect of the grant, or that this process cannot map it.
     pub(crate) fn map_from_peer(
         fd: &OwnedFd,
         len: usize,
@@ -182,11 +191,11 @@ impl SharedMapping {
         if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
             return Err("grants memory that is not sealed");
         }
-        // Huge pages can be missing when they are touched, despite the seals.
-        const TMPFS: u64 = 0x0102_1994;
-        let system =
+        // Memory in hugetlbfs can raise SIGBUS when it is touched, despite the seals.
+        const TMPFS_MAGIC: u64 = 0x0102_1994;
+        let file_system =
             rustix::fs::fstatfs(fd).map_err(|_| "grants memory of an unknown file system")?;
-        if system.f_type as u64 != TMPFS {
+        if file_system.f_type as u64 != TMPFS_MAGIC {
             return Err("grants memory that is not in tmpfs");
         }
         let size = rustix::fs::fstat(fd)
@@ -198,6 +207,7 @@ impl SharedMapping {
         Self::map(fd, len, writable).map_err(|_| "grants memory that cannot be mapped")
     }
 
+    /// Maps the validity word and `len` bytes of data.
     fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<Self> {
         let protection = if writable {
             ProtFlags::READ | ProtFlags::WRITE
@@ -217,7 +227,8 @@ impl SharedMapping {
             )
         };
         let base = base.map_err(|errno| Error::os("mmap", errno.raw_os_error()))?;
-        let base = NonNull::new(base.cast()).ok_or(Error::os("mmap", 12))?;
+        let base =
+            NonNull::new(base.cast()).ok_or(Error::os("mmap", Errno::NOMEM.raw_os_error()))?;
         Ok(Self {
             base,
             len,
@@ -229,7 +240,7 @@ impl SharedMapping {
         self.len
     }
 
-    /// Returns whether the owner has not revoked the region.
+    /// Returns whether the owner has not revoked the memory.
     #[inline]
     pub(crate) fn is_valid(&self) -> bool {
         self.state_word().load(Ordering::Acquire) == STATE_VALID
@@ -247,13 +258,15 @@ impl SharedMapping {
     fn ptr_at(&self, at: usize, len: usize) -> NonNull<u8> {
         assert!(
             at <= self.len && len <= self.len - at,
-            "access outside of the region"
+            "access of {len} bytes at byte {at} of shared memory of {} bytes",
+            self.len
         );
         // SAFETY: within the mapping, by the assertion above.
         unsafe { self.base.add(DATA_OFFSET + at) }
     }
 
-    /// Copies bytes into the region. One aligned word is written atomically.
+    /// Copies bytes to byte `at` of the data. Eight bytes at a multiple of eight are stored as one
+    /// atomic word with release.
     #[inline]
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(self.writable, "write to a read-only mapping");
@@ -271,7 +284,8 @@ impl SharedMapping {
         }
     }
 
-    /// Copies bytes from the region. One aligned word is read atomically.
+    /// Copies bytes from byte `at` of the data on. Eight bytes at a multiple of eight are loaded as
+    /// one atomic word with acquire.
     #[inline]
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
         // SAFETY: initialised bytes are valid as possibly uninitialised ones, and `copy_out` only
@@ -281,6 +295,7 @@ impl SharedMapping {
         });
     }
 
+    /// Initialises `out` as [`read`](Self::read) does.
     #[inline]
     fn copy_out(&self, at: usize, out: &mut [MaybeUninit<u8>]) {
         let from = self.ptr_at(at, out.len());
@@ -297,7 +312,7 @@ impl SharedMapping {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr().cast(), out.len()) };
     }
 
-    /// Borrows the first `len` bytes.
+    /// Borrows the first `len` bytes of the data.
     ///
     /// # Safety
     /// The bytes must not be written while the result lives, neither here nor in another process.
@@ -307,7 +322,7 @@ impl SharedMapping {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
-    /// Borrows the first `len` bytes for writing.
+    /// Borrows the first `len` bytes of the data for writing.
     ///
     /// # Safety
     /// No other code may access the bytes while the result lives, except peers that only copy them.
@@ -320,12 +335,16 @@ impl SharedMapping {
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
-    /// Returns whether these bytes are the first bytes of this mapping.
+    /// Returns whether `bytes` is a slice of the first bytes of the data: the same memory, not equal
+    /// bytes.
     pub(crate) fn is_prefix(&self, bytes: &[u8]) -> bool {
         std::ptr::eq(self.ptr_at(0, 0).as_ptr(), bytes.as_ptr()) && bytes.len() <= self.len
     }
 
-    /// Returns a part of the region, to be copied out.
+    /// Returns `len` bytes from byte `start` of the data, to be copied out.
+    ///
+    /// # Panics
+    /// If the range is not within the data.
     pub(crate) fn range(&self, start: usize, len: usize) -> MappedRange<'_> {
         let _ = self.ptr_at(start, len);
         MappedRange {
@@ -335,7 +354,7 @@ impl SharedMapping {
         }
     }
 
-    /// Executes an atomic operation on the value at byte `at`.
+    /// Executes an atomic operation on the value at byte `at`. Returns the value before.
     #[inline]
     pub(crate) fn execute(
         &self,
@@ -355,8 +374,8 @@ impl SharedMapping {
             "atomic update of a read-only mapping"
         );
         let ptr = self.ptr_at(at, size);
-        // SAFETY: mapped and aligned, by the checks above; other processes access the value as an
-        // atomic too, or corrupt it.
+        // SAFETY: mapped and aligned, by the checks above. Other processes access the value as an
+        // atomic too; a process that does not can only corrupt the value.
         let cell = unsafe {
             match size {
                 1 => AtomicCell::U8(ptr.cast::<AtomicU8>().as_ref()),
@@ -369,7 +388,7 @@ impl SharedMapping {
     }
 }
 
-/// A mapping is region memory for its owner and for peers; only the owner closes the region.
+/// Lets `execute_atomic_array` access a mapping at a peer, which cannot close the region.
 impl RegionMemory for SharedMapping {
     fn len(&self) -> usize {
         SharedMapping::len(self)
@@ -408,7 +427,7 @@ impl Drop for SharedMapping {
     }
 }
 
-/// A range of bytes in a mapping.
+/// A range of the data of a mapping.
 #[derive(Debug)]
 pub(crate) struct MappedRange<'a> {
     mapping: &'a SharedMapping,
@@ -417,7 +436,8 @@ pub(crate) struct MappedRange<'a> {
 }
 
 impl MappedRange<'_> {
-    /// Writes `len` bytes from offset `from` on to a descriptor, with one `write(2)`.
+    /// Writes `len` bytes from byte `from` of the range to a descriptor, with one `write(2)`. Returns
+    /// the number of bytes written.
     pub(crate) fn write_to(
         &self,
         fd: BorrowedFd<'_>,
@@ -426,7 +446,9 @@ impl MappedRange<'_> {
     ) -> std::io::Result<usize> {
         assert!(
             from <= self.len && len <= self.len - from,
-            "access beyond the range"
+            "access of {} bytes at byte {from} of a range of {} bytes",
+            len,
+            self.len
         );
         let start = self.mapping.ptr_at(self.start + from, len);
         // SAFETY: `len` mapped bytes, which the kernel reads; this process makes no reference to
@@ -444,7 +466,9 @@ impl CopySource for MappedRange<'_> {
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
         assert!(
             from <= self.len && dst.len() <= self.len - from,
-            "access beyond the range"
+            "access of {} bytes at byte {from} of a range of {} bytes",
+            dst.len(),
+            self.len
         );
         self.mapping.copy_out(self.start + from, dst);
         // SAFETY: `copy_out` initialised all of it.
@@ -454,7 +478,9 @@ impl CopySource for MappedRange<'_> {
     fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
         assert!(
             from <= self.len && dst.len() <= self.len - from,
-            "access beyond the range"
+            "access of {} bytes at byte {from} of a range of {} bytes",
+            dst.len(),
+            self.len
         );
         self.mapping.read(self.start + from, dst);
     }
@@ -472,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_visible_through_both_mappings() {
+    fn writes_and_atomics_are_visible_through_both_mappings() {
         let owner = SharedMemory::create(10_000, READ_WRITE).unwrap();
         let mapping = map_as_peer(&owner, true).unwrap();
         assert!(mapping.is_valid());
@@ -499,11 +525,11 @@ mod tests {
         owner.close();
         assert!(!mapping.is_valid());
         drop(owner);
-        mapping.write(0, b"mapped memory outlives its owner");
+        // The mapping outlives its owner.
+        mapping.write(0, b"bytes");
     }
 
-    /// Read-only memory cannot be mapped writable, neither by this code nor by a peer that skips
-    /// its checks.
+    /// The kernel refuses a writable mapping, also to a peer that does not check the grant.
     #[test]
     fn read_only_memory_cannot_be_mapped_writable() {
         let owner = SharedMemory::create(100, Access::REMOTE_READ).unwrap();
@@ -528,10 +554,10 @@ mod tests {
                 .unwrap_err()
                 .contains("too large")
         );
-        let bare = memfd::create("bare", 0, "ftruncate").unwrap();
-        rustix::fs::ftruncate(&bare, (DATA_OFFSET + 100) as u64).unwrap();
+        let unsealed = memfd::create("unsealed", 0, "ftruncate").unwrap();
+        rustix::fs::ftruncate(&unsealed, (DATA_OFFSET + 100) as u64).unwrap();
         assert!(
-            SharedMapping::map_from_peer(&bare, 100, true)
+            SharedMapping::map_from_peer(&unsealed, 100, true)
                 .unwrap_err()
                 .contains("not sealed")
         );
@@ -550,17 +576,17 @@ mod tests {
     }
 
     #[test]
-    fn out_of_bounds_access_panics() {
+    fn out_of_bounds_and_unaligned_accesses_panic() {
         use std::panic::{AssertUnwindSafe, catch_unwind};
         let owner = SharedMemory::create(100, READ_WRITE).unwrap();
-        let outside = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();
-        assert!(outside(&|| owner.write(93, &[0; 8])));
-        assert!(outside(&|| owner.read(usize::MAX, &mut [0; 8])));
-        assert!(outside(&|| assert!(owner.mapping.range(101, 0).is_empty())));
-        assert!(outside(&|| {
+        let panics = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();
+        assert!(panics(&|| owner.write(93, &[0; 8])));
+        assert!(panics(&|| owner.read(usize::MAX, &mut [0; 8])));
+        assert!(panics(&|| assert!(owner.mapping.range(101, 0).is_empty())));
+        assert!(panics(&|| {
             let _ = owner.execute_atomic(96, AtomicOp::Read, Datatype::U64, 0, 0);
         }));
-        assert!(outside(&|| {
+        assert!(panics(&|| {
             let _ = owner.execute_atomic(4, AtomicOp::Read, Datatype::U64, 0, 0);
         }));
         assert!(owner.mapping.range(100, 0).is_empty());

@@ -356,8 +356,8 @@ impl TxConnection {
         let cancelled = at.is_some_and(|at| self.queue.remove(at).is_some());
         if let (true, TxConnectionState::Established(channel)) = (cancelled, &mut self.state) {
             let queue = &self.queue;
-            let wanted = |key| queue.iter().any(|queued| queued.targets_key(key));
-            channel.mapped_regions.retain_denials(wanted);
+            let is_awaited = |key| queue.iter().any(|queued| queued.targets_key(key));
+            channel.mapped_regions.retain_denials(is_awaited);
         }
         cancelled
     }

@@ -1,5 +1,9 @@
-//! What one peer holds of this endpoint: chunks that were sent as loans, and buffers of single-copy
-//! messages. Both are returned by the number of a slot.
+//! The loans and CMA offers that one peer holds, by slot.
+//!
+//! The sending end of each connection has an [`OutstandingSlots`]. A loan or an offer takes a slot
+//! when its record is sent, and keeps the slot until the peer sets the slot's bit in the segment.
+//! `OutstandingSlots` also records which chunks the peer was granted, so that a chunk's descriptor
+//! is sent once.
 #![deny(unsafe_code)]
 
 use std::any::Any;
@@ -15,33 +19,33 @@ use super::{
     HELD, LENT, LoanChunk, LoanGuard, LoanMapping, LoanPool, MAX_GRANTED_CHUNKS, SLOTS_PER_PEER,
 };
 
-/// The content of a slot: what the peer holds.
+/// The content of a slot that the peer holds.
 #[derive(Debug)]
 enum OutstandingSlot {
     Loan(LentChunk),
-    /// A message that the peer is to copy.
     Cma(CmaOffer),
 }
 
-/// A single-copy message offered to the peer: the send completes when the peer has copied it.
+/// A message that the peer copies from this process. The send completes when the peer has returned
+/// the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CmaOffer {
     pub(crate) op: OpKey,
     pub(crate) len: usize,
     pub(crate) tag: Option<u64>,
-    /// Ack that the send waits for as well.
+    /// Id of the ack that the send waits for too, if it needs one.
     pub(crate) ack_id: Option<u32>,
 }
 
 /// A lent chunk.
 enum LentChunk {
-    /// A chunk of this domain, and its state while it is lent.
+    /// A chunk of this domain, and its state word.
     Own(Arc<LoanChunk>, u64),
-    /// A received loan that is passed on, and the key of its chunk towards peers.
+    /// A received loan that is relayed, and the key under which this side grants its chunk.
     Relayed(Arc<LoanGuard>, u64),
 }
 
-/// A loan that is about to be sent. The state of an own chunk is still that of a held one.
+/// A loan that is about to be sent, with a free slot. A chunk of this domain is in state `HELD`.
 pub(crate) struct PreparedLoan {
     chunk: LentChunk,
     pub(crate) slot: usize,
@@ -51,7 +55,7 @@ pub(crate) struct PreparedLoan {
 #[derive(Debug)]
 struct GrantedChunk {
     key: u64,
-    /// The mapping, if the chunk is of another peer.
+    /// The mapping of a relayed chunk; `None` for a chunk of this domain.
     relayed: Option<Weak<LoanMapping>>,
 }
 
@@ -77,13 +81,14 @@ impl PreparedLoan {
         self.chunk.key()
     }
 
-    /// Returns the length of the chunk and its descriptor.
+    /// Returns the length of the chunk and its descriptor; `None` if the descriptor of a relayed
+    /// chunk was not kept.
     pub(crate) fn memory(&self) -> Option<(usize, BorrowedFd<'_>)> {
         match &self.chunk {
             LentChunk::Own(chunk, _) => Some((chunk.len(), chunk.memory().fd())),
             LentChunk::Relayed(guard, _) => {
                 let mapping = guard.mapping();
-                Some((mapping.len(), mapping.relay()?.1))
+                Some((mapping.len(), mapping.relay_source()?.1))
             }
         }
     }
@@ -93,15 +98,17 @@ impl PreparedLoan {
 #[derive(Debug)]
 pub(crate) struct OutstandingSlots {
     pool: LoanPool,
+    /// By slot; `None` is a free slot.
     slots: Vec<Option<OutstandingSlot>>,
-    /// Number of slots with offers, and offers that were returned but not completed yet.
+    /// Number of slots with offers.
     held_cma_offers: usize,
+    /// Offers whose slots were collected and whose sends were not completed yet.
     returned_cma_offers: VecDeque<CmaOffer>,
-    /// Number of slots with loans of other peers.
+    /// Number of slots with relayed loans.
     relays: usize,
     /// The chunks that were granted to the peer, sorted by key.
     granted_chunks: Vec<GrantedChunk>,
-    /// `retired` of the pool when it was last compared.
+    /// `removed` of the pool at the last call of `unneeded_grants`.
     seen_removed: u64,
 }
 
@@ -118,8 +125,8 @@ impl OutstandingSlots {
         }
     }
 
-    /// Finds the chunk of this payload and a slot for it. `None` if the payload is not in a chunk
-    /// of this domain, or the peer holds too many.
+    /// Finds the chunk with this key and a slot. `None` if `payload` is not in that chunk, or if all
+    /// slots are in use.
     pub(crate) fn prepare(
         &mut self,
         key: u64,
@@ -132,8 +139,8 @@ impl OutstandingSlots {
         Some(PreparedLoan { chunk, slot })
     }
 
-    /// Finds the chunk of a received loan and a slot for it. `None` if the loan cannot be passed
-    /// on, or was received in another domain, or the peer holds too many.
+    /// Finds the chunk of a received loan, to relay the loan, and a slot. `None` if the descriptor of
+    /// the chunk was not kept, the loan was received in another domain, or all slots are in use.
     pub(crate) fn prepare_relay(
         &mut self,
         memory: &Arc<dyn PeerMemory>,
@@ -141,16 +148,17 @@ impl OutstandingSlots {
     ) -> Option<PreparedLoan> {
         let memory: Arc<dyn Any + Send + Sync> = memory.clone();
         let guard = memory.downcast::<LoanGuard>().ok()?;
-        if !guard.mapping().is_of(&self.pool) {
+        if !guard.mapping().belongs_to(&self.pool) {
             return None;
         }
-        let (key, _) = guard.mapping().relay()?;
+        let (key, _) = guard.mapping().relay_source()?;
         let slot = self.find_free_slot(segment)?;
         let chunk = LentChunk::Relayed(guard, key);
         Some(PreparedLoan { chunk, slot })
     }
 
-    /// Returns a free slot; `None` if the peer holds too many.
+    /// Returns a free slot, after collecting returned slots if needed; `None` if all slots are in
+    /// use.
     pub(crate) fn find_free_slot(&mut self, segment: &Segment) -> Option<usize> {
         let free = |slots: &[Option<OutstandingSlot>]| slots.iter().position(Option::is_none);
         if let Some(slot) = free(&self.slots) {
@@ -164,50 +172,44 @@ impl OutstandingSlots {
         free(&self.slots)
     }
 
-    /// Records a single-copy message that was offered to the peer.
+    /// Records an offer whose record was sent, in a free slot.
     pub(crate) fn insert_cma_offer(&mut self, slot: usize, offer: CmaOffer) {
         self.slots[slot] = Some(OutstandingSlot::Cma(offer));
         self.held_cma_offers += 1;
     }
 
-    /// Returns whether the peer has offers, or has returned some that were not completed yet.
+    /// Returns whether the peer holds an offer, or the send of a returned offer is not completed.
     pub(crate) fn has_cma_offers(&self) -> bool {
         self.held_cma_offers > 0 || !self.returned_cma_offers.is_empty()
     }
 
-    /// Returns whether the peer holds loans of other peers, which wait for their return.
+    /// Returns whether the peer holds relayed loans, whose owners wait for the return.
     pub(crate) fn has_relays(&self) -> bool {
         self.relays > 0
     }
 
-    /// Returns whether the peer holds loans whose return somebody waits for: those of other peers,
-    /// and those of this domain if it waits for memory.
+    /// Returns whether the peer holds a loan whose return is waited for: a relayed loan, or any loan
+    /// while the domain waits for loan memory.
     pub(crate) fn has_awaited_loans(&self) -> bool {
-        self.relays > 0
-            || self.is_pool_awaited()
-                && self
-                    .slots
-                    .iter()
-                    .flatten()
-                    .any(|slot| matches!(slot, OutstandingSlot::Loan(_)))
+        self.has_relays() || self.is_pool_awaited() && lent_chunks(&self.slots).next().is_some()
     }
 
-    /// Returns whether the domain waits for memory.
+    /// Returns whether the domain waits for loan memory.
     pub(crate) fn is_pool_awaited(&self) -> bool {
         self.pool.is_awaited()
     }
 
-    /// Returns whether the peer has returned offers that were not completed yet.
+    /// Returns whether the send of a returned offer is not completed.
     pub(crate) fn has_returned_cma_offers(&self) -> bool {
         !self.returned_cma_offers.is_empty()
     }
 
-    /// Takes the next returned offer, of those that were collected.
+    /// Takes the oldest returned offer, for completion.
     pub(crate) fn pop_returned_cma_offer(&mut self) -> Option<CmaOffer> {
         self.returned_cma_offers.pop_front()
     }
 
-    /// Takes the offers that the peer has not returned, when the connection ends.
+    /// Takes the offers that the peer still holds, because the connection ends.
     pub(crate) fn take_held_cma_offers(&mut self) -> impl Iterator<Item = CmaOffer> {
         self.held_cma_offers = 0;
         self.slots.iter_mut().filter_map(|slot| match slot {
@@ -220,6 +222,7 @@ impl OutstandingSlots {
         })
     }
 
+    /// Returns the index of the granted chunk with this key, or where to insert it.
     fn find_grant(&self, key: u64) -> Result<usize, usize> {
         self.granted_chunks
             .binary_search_by_key(&key, |chunk| chunk.key)
@@ -230,6 +233,7 @@ impl OutstandingSlots {
         self.find_grant(prepared.key()).is_ok()
     }
 
+    /// Records that the chunk was granted to the peer.
     pub(crate) fn mark_granted(&mut self, prepared: &PreparedLoan) {
         let key = prepared.key();
         let relayed = match &prepared.chunk {
@@ -242,16 +246,10 @@ impl OutstandingSlots {
         }
     }
 
-    /// Returns keys of chunks that the peer need not keep mapped, because it has too many or they
-    /// were retired.
+    /// Returns the keys of granted chunks that the peer need not keep mapped. These are not lent now
+    /// and, unless the peer has [`MAX_GRANTED_CHUNKS`], were removed from the pool.
     pub(crate) fn unneeded_grants(&mut self) -> Vec<u64> {
-        let is_chunk = |slot: &OutstandingSlot, key| {
-            matches!(
-                slot,
-                OutstandingSlot::Loan(chunk) if chunk.key() == key
-            )
-        };
-        let is_lent = |key: u64| self.slots.iter().flatten().any(|slot| is_chunk(slot, key));
+        let is_lent = |key: u64| lent_chunks(&self.slots).any(|chunk| chunk.key() == key);
         let idle = self
             .granted_chunks
             .iter()
@@ -259,9 +257,9 @@ impl OutstandingSlots {
         if self.granted_chunks.len() >= MAX_GRANTED_CHUNKS {
             return idle.map(|chunk| chunk.key).collect();
         }
-        // A retired chunk is freed once the peer has unmapped it.
+        // The kernel frees a removed chunk once the peer has unmapped it.
         let pool = self.pool.lock();
-        if std::mem::replace(&mut self.seen_removed, pool.retired) == pool.retired {
+        if std::mem::replace(&mut self.seen_removed, pool.removed) == pool.removed {
             return Vec::new();
         }
         let exists = |chunk: &GrantedChunk| match &chunk.relayed {
@@ -273,14 +271,14 @@ impl OutstandingSlots {
             .collect()
     }
 
-    /// Records that the peer need not keep the chunk mapped.
+    /// Records that the peer was told to unmap the chunk.
     pub(crate) fn remove_grant(&mut self, key: u64) {
         if let Ok(at) = self.find_grant(key) {
             self.granted_chunks.remove(at);
         }
     }
 
-    /// Lends the prepared loan to the peer.
+    /// Records a loan whose record was sent: the chunk is lent.
     pub(crate) fn insert_loan(&mut self, PreparedLoan { mut chunk, slot }: PreparedLoan) {
         match &mut chunk {
             LentChunk::Own(chunk, state) => {
@@ -293,11 +291,12 @@ impl OutstandingSlots {
         self.slots[slot] = Some(OutstandingSlot::Loan(chunk));
     }
 
-    /// Collects the slots that the peer has returned. Returns whether loans of other peers were
-    /// among them.
+    /// Collects the slots that the peer has returned: frees or retires chunks, and queues offers for
+    /// completion. Returns whether relayed loans were returned.
     pub(crate) fn collect_returned(&mut self, segment: &Segment) -> bool {
         let relays = self.relays;
-        // All words are read: a bit of a slot that was never used must not keep the domain awake.
+        // All words are read, also those without slots in use: a bit that a hostile peer has set in
+        // such a word would otherwise keep `Segment::has_returned_slots` true and the domain awake.
         for word in 0..SLOT_BITMAP_WORDS {
             let mut bits = segment.take_returned_slots(word);
             while bits != 0 {
@@ -310,6 +309,7 @@ impl OutstandingSlots {
                         match chunk {
                             chunk if retired => self.retire(&chunk),
                             LentChunk::Own(chunk, state) => chunk.free(state),
+                            // Dropping the guard returns the loan to its owner.
                             LentChunk::Relayed(..) => {}
                         }
                     }
@@ -317,7 +317,7 @@ impl OutstandingSlots {
                         self.held_cma_offers -= 1;
                         self.returned_cma_offers.push_back(offer);
                     }
-                    // The slot was returned twice, or never used.
+                    // The peer has returned the slot twice, or has returned a free slot.
                     None => {}
                 }
             }
@@ -325,7 +325,8 @@ impl OutstandingSlots {
         self.relays < relays
     }
 
-    /// Gives up a chunk that somebody may still read: it is not used again, here or by its owner.
+    /// Retires a chunk that another process may still read: neither this side nor the owner of a
+    /// relayed chunk reuses it.
     fn retire(&self, chunk: &LentChunk) {
         match chunk {
             LentChunk::Own(chunk, _) => self.pool.retire(chunk.key),
@@ -336,26 +337,23 @@ impl OutstandingSlots {
     /// Returns the number of loans that the peer holds. A returned loan counts until
     /// `collect_returned`.
     pub(crate) fn held_loans(&self) -> usize {
-        self.loans().count()
-    }
-
-    /// Returns the lent chunks.
-    fn loans(&self) -> impl Iterator<Item = &LentChunk> {
-        self.slots.iter().flatten().filter_map(|slot| match slot {
-            OutstandingSlot::Loan(chunk) => Some(chunk),
-            OutstandingSlot::Cma(_) => None,
-        })
+        lent_chunks(&self.slots).count()
     }
 }
 
 impl Drop for OutstandingSlots {
     fn drop(&mut self) {
-        for slot in self.slots.iter().flatten() {
-            if let OutstandingSlot::Loan(chunk) = slot {
-                self.retire(chunk);
-            }
-        }
+        // The connection has ended, and the peer may still read these chunks.
+        lent_chunks(&self.slots).for_each(|chunk| self.retire(chunk));
     }
+}
+
+/// Returns the lent chunks among these slots.
+fn lent_chunks(slots: &[Option<OutstandingSlot>]) -> impl Iterator<Item = &LentChunk> {
+    slots.iter().flatten().filter_map(|slot| match slot {
+        OutstandingSlot::Loan(chunk) => Some(chunk),
+        OutstandingSlot::Cma(_) => None,
+    })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -380,9 +378,9 @@ mod tests {
         assert_eq!(
             loan_key(&loans.take_free(4096).unwrap()),
             key,
-            "dropped unsent, the chunk is reused"
+            "the chunk of a loan that is dropped unsent is reused"
         );
-        assert!(loans.take_free(4097).is_none(), "another size");
+        assert!(loans.take_free(4097).is_none(), "chunk is too short");
 
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut peer = OutstandingSlots::new(loans.clone());
@@ -409,7 +407,7 @@ mod tests {
         drop(loan);
         assert!(
             loans.take_free(10).is_none(),
-            "the former holder cannot free the chunk"
+            "a loan that was lent cannot free the chunk"
         );
         drop(second);
 
@@ -420,18 +418,18 @@ mod tests {
         segment.return_slot(slot);
         assert!(
             loans.take_free(10).is_none(),
-            "a chunk held by a dead peer is not reused"
+            "a chunk that the peer held when the connection ended is not reused"
         );
     }
 
     #[test]
-    fn foreign_and_partial_loans_are_copied_instead() {
-        let (own_pool, other_pool) = (LoanPool::default(), LoanPool::default());
+    fn only_prefixes_of_own_loans_are_lent() {
+        let (own_pool, foreign_pool) = (LoanPool::default(), LoanPool::default());
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut peer = OutstandingSlots::new(own_pool.clone());
         let (own, foreign) = (
             own_pool.allocate(10).unwrap(),
-            other_pool.allocate(10).unwrap(),
+            foreign_pool.allocate(10).unwrap(),
         );
         assert_eq!(
             loan_key(&own),
@@ -441,15 +439,18 @@ mod tests {
         assert!(
             peer.prepare(loan_key(&foreign), &foreign, &segment)
                 .is_none(),
-            "a loan of another domain is copied"
+            "a loan of another domain"
         );
-        assert!(peer.prepare(77, &own, &segment).is_none());
-        assert!(peer.prepare(loan_key(&own), &own[1..], &segment).is_none());
+        assert!(peer.prepare(77, &own, &segment).is_none(), "unknown key");
+        assert!(
+            peer.prepare(loan_key(&own), &own[1..], &segment).is_none(),
+            "not a prefix"
+        );
         assert!(peer.prepare(loan_key(&own), &own, &segment).is_some());
     }
 
     #[test]
-    fn loan_slots_and_cached_loans_of_a_peer_are_bounded() {
+    fn slots_and_granted_chunks_of_a_peer_are_bounded() {
         let loans = LoanPool::default();
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut peer = OutstandingSlots::new(loans.clone());
@@ -469,9 +470,9 @@ mod tests {
         assert!(lend(&mut peer).is_none());
         segment.return_slot(77);
         assert_eq!(lend(&mut peer), Some(77));
-        let surplus = peer.unneeded_grants();
-        assert_eq!(surplus.len(), 1, "only the returned chunk");
-        surplus.into_iter().for_each(|key| peer.remove_grant(key));
+        let unneeded = peer.unneeded_grants();
+        assert_eq!(unneeded.len(), 1, "only the returned chunk is not lent");
+        unneeded.into_iter().for_each(|key| peer.remove_grant(key));
         assert!(peer.unneeded_grants().is_empty());
         let mut another = OutstandingSlots::new(loans.clone());
         (0..3).for_each(|key| {
@@ -482,7 +483,7 @@ mod tests {
         });
         assert!(
             another.unneeded_grants().is_empty(),
-            "few mappings, and no chunk was retired"
+            "few grants, and no chunk was removed"
         );
         drop(peer);
         assert_eq!(

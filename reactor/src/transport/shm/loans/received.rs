@@ -1,21 +1,24 @@
 //! Loans that peers sent to an endpoint.
 //!
-//! `recv_loan` takes a loan in place. Other receives copy it, above 256 KiB in chunks. An
-//! unexpected loan waits where it is. Dropping it sets the slot's bit in the segment. A sender that
-//! waits for loans is woken; others collect the bits when they next need a chunk or a slot.
+//! A peer grants a chunk once, which is then a [`LoanMapping`]; each message in the chunk is a
+//! [`LoanGuard`]. `recv_loan` takes the message in place. Other receives copy it, above 256 KiB in
+//! pieces. An unexpected loan stays in its chunk until a receive matches. Dropping the guard returns
+//! the slot by its bit in the segment, and rings the doorbell if the sender waits for returned
+//! slots. Other senders collect the bits when they next need a chunk or a slot.
 //!
 //! # Relays
 //!
-//! A loan that is sent on stays a loan. The descriptor of a chunk is kept for that, for as many
-//! chunks of an endpoint as [`max_relay_fds`] says and of the process as [`max_process_relay_fds`]
-//! says; the others are copied when they are sent on. The relaying side grants the chunk to the
-//! next peer under a key of its own, and its `OutstandingSlots` hold the [`LoanGuard`], as the
-//! receiver's `LoanedBuf` does: the slot is returned when the last of them is dropped. So a chain
-//! of any length returns hop by hop, from its end.
+//! A received loan that is sent on is *relayed* without a copy. The relaying side grants the chunk
+//! to the next peer under a key of its own. Its `OutstandingSlots` hold the [`LoanGuard`], and so
+//! does the receiver's `LoanedBuf`; the slot is returned when the last of them is dropped. So a
+//! chain of any length returns a loan hop by hop, from its end.
 //!
-//! If the next peer's connection ends while the peer holds the loan, the peer may still read it.
-//! The slot is then returned as *retired*, and the owner of the memory gives the chunk up instead
-//! of reusing it, as it does with the chunks of a peer whose connection to it ends.
+//! A relay needs the descriptor of the chunk. An endpoint keeps at most [`max_relay_fds`]
+//! descriptors and the process [`max_process_relay_fds`]; loans in other chunks are copied when they
+//! are sent on.
+//!
+//! If the connection to the next peer ends while that peer holds the loan, the peer may still read
+//! the chunk. The slot is then returned as *retired*, and the owner of the chunk does not reuse it.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,26 +35,24 @@ use super::super::socket::SocketHandle;
 use super::{LoanPool, SLOTS_PER_PEER};
 use crate::transport::fork_guard::ForkGuard;
 
-/// Chunks that peers have granted to an endpoint and that are mapped, including those of messages
-/// that are waiting or held.
+/// Counters of the chunks that peers have granted to an endpoint; clones share the counters.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedLoans {
+    /// Number of mapped chunks of the endpoint, at most [`MAX_MAPPED_CHUNKS`].
     mapped: Arc<AtomicUsize>,
-    /// Number of descriptors that the endpoint keeps to send received loans on.
+    /// Number of descriptors that the endpoint keeps for relays, at most [`max_relay_fds`].
     relay_fds: Arc<AtomicUsize>,
+    /// The pool of the endpoint's domain, which assigns the keys of relayed chunks.
     pool: LoanPool,
 }
 
-/// Maximum number of mapped chunks.
-const MAX_RECEIVED_CHUNKS: usize = 32_768;
-/// Maximum number of descriptors that an endpoint keeps to send received loans on.
+const MAX_MAPPED_CHUNKS: usize = 32_768;
 const MAX_RELAY_FDS: usize = 256;
 
-/// Number of descriptors that this process keeps to send received loans on.
+/// Number of descriptors that this process keeps for relays.
 static PROCESS_RELAY_FDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns how many descriptors this process keeps to send received loans on: a quarter of those
-/// that it may have.
+/// Returns how many descriptors this process may keep for relays: a quarter of `RLIMIT_NOFILE`.
 fn max_process_relay_fds() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| {
@@ -62,14 +63,14 @@ fn max_process_relay_fds() -> usize {
     })
 }
 
-/// Returns how many of these one endpoint keeps: at most half, so that the peers of one endpoint do
-/// not take those of the others.
+/// Returns how many descriptors one endpoint may keep for relays: at most half of those of the
+/// process, so that the peers of one endpoint leave some for other endpoints.
 fn max_relay_fds() -> usize {
     MAX_RELAY_FDS.min(max_process_relay_fds() / 2)
 }
 
-/// Counts one more, unless that exceeds `limit`.
-fn try_count(count: &AtomicUsize, limit: usize) -> bool {
+/// Increments `count`. Returns false, without an increment, if `count` has reached `limit`.
+fn try_increment(count: &AtomicUsize, limit: usize) -> bool {
     count
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
             (count < limit).then_some(count + 1)
@@ -86,19 +87,19 @@ impl ReceivedLoans {
         }
     }
 
-    /// Counts a chunk that a peer has granted; `None` if there are too many. The descriptor is kept
-    /// if this process has not kept too many.
+    /// Counts a chunk that a peer has granted and that was mapped; `None` if the endpoint has too many
+    /// chunks. The descriptor is kept for relays unless a limit is reached.
     pub(crate) fn add_mapping(
         &self,
         mapping: SharedMapping,
         fd: OwnedFd,
     ) -> Option<Arc<LoanMapping>> {
-        if !try_count(&self.mapped, MAX_RECEIVED_CHUNKS) {
+        if !try_increment(&self.mapped, MAX_MAPPED_CHUNKS) {
             return None;
         }
         Some(Arc::new(LoanMapping {
             mapping,
-            relay: RelaySource::new(fd, self),
+            relay_source: RelaySource::new(fd, self),
             received: self.clone(),
         }))
     }
@@ -108,42 +109,43 @@ impl ReceivedLoans {
 #[derive(Debug)]
 pub(crate) struct LoanMapping {
     mapping: SharedMapping,
-    /// What is needed to grant the chunk to another peer.
-    relay: Option<RelaySource>,
+    /// `None` if the descriptor was not kept, so messages in the chunk cannot be relayed.
+    relay_source: Option<RelaySource>,
     received: ReceivedLoans,
 }
 
-/// The kept descriptor of a received chunk, counted while it is open, and the chunk's key towards
-/// other peers.
+/// What another peer is granted when a message in a received chunk is relayed: the descriptor,
+/// counted while it is open, and a key.
 #[derive(Debug)]
 struct RelaySource {
     fd: OwnedFd,
+    /// Key from the pool of this side's domain.
     key: u64,
-    /// Number of descriptors that the endpoint keeps.
-    kept: Arc<AtomicUsize>,
+    /// `ReceivedLoans::relay_fds` of the endpoint.
+    relay_fds: Arc<AtomicUsize>,
 }
 
 impl RelaySource {
-    /// Keeps a descriptor, unless the endpoint or the process keeps too many.
+    /// Keeps a descriptor; `None` if the endpoint or the process has reached its limit.
     fn new(fd: OwnedFd, received: &ReceivedLoans) -> Option<Self> {
-        if !try_count(&received.relay_fds, max_relay_fds()) {
+        if !try_increment(&received.relay_fds, max_relay_fds()) {
             return None;
         }
-        if !try_count(&PROCESS_RELAY_FDS, max_process_relay_fds()) {
+        if !try_increment(&PROCESS_RELAY_FDS, max_process_relay_fds()) {
             received.relay_fds.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         Some(Self {
             fd,
             key: received.pool.new_key(),
-            kept: received.relay_fds.clone(),
+            relay_fds: received.relay_fds.clone(),
         })
     }
 }
 
 impl Drop for RelaySource {
     fn drop(&mut self) {
-        self.kept.fetch_sub(1, Ordering::Relaxed);
+        self.relay_fds.fetch_sub(1, Ordering::Relaxed);
         PROCESS_RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -153,15 +155,15 @@ impl LoanMapping {
         self.mapping.len()
     }
 
-    /// Returns the key and the descriptor by which another peer is granted the chunk; `None` if the
-    /// descriptor was not kept.
-    pub(super) fn relay(&self) -> Option<(u64, BorrowedFd<'_>)> {
-        let relay = self.relay.as_ref()?;
-        Some((relay.key, relay.fd.as_fd()))
+    /// Returns the key and the descriptor with which another peer is granted the chunk; `None` if
+    /// the descriptor was not kept.
+    pub(super) fn relay_source(&self) -> Option<(u64, BorrowedFd<'_>)> {
+        let source = self.relay_source.as_ref()?;
+        Some((source.key, source.fd.as_fd()))
     }
 
     /// Returns whether the chunk was received in the domain of this pool.
-    pub(super) fn is_of(&self, pool: &LoanPool) -> bool {
+    pub(super) fn belongs_to(&self, pool: &LoanPool) -> bool {
         self.received.pool.is_same(pool)
     }
 }
@@ -169,28 +171,29 @@ impl LoanMapping {
 impl Drop for LoanMapping {
     fn drop(&mut self) {
         self.received.mapped.fetch_sub(1, Ordering::Relaxed);
-        if self.relay.is_some() {
+        if self.relay_source.is_some() {
             self.received.pool.count_removed();
         }
     }
 }
 
-/// A message in a lent chunk, held until this value is dropped.
+/// A message in a chunk that a peer lends. Dropping this value returns the slot to the peer.
 pub(crate) struct LoanGuard {
-    loan: Arc<LoanMapping>,
+    mapping: Arc<LoanMapping>,
     len: usize,
-    /// Segment and slot by which the chunk is returned, and the socket by which the sender is
-    /// woken.
+    /// Segment in which the slot is returned.
     segment: Segment,
+    /// Slot to return on drop; [`SLOTS_PER_PEER`] if the slot must not be returned.
     slot: usize,
+    /// Socket for the doorbell.
     socket: SocketHandle,
-    /// Whether a peer to which the loan was passed on may read it after it was returned.
+    /// Whether a peer to which the loan was relayed may read the chunk after its return.
     retired: AtomicBool,
     fork_guard: ForkGuard,
 }
 
 impl LoanGuard {
-    /// Creates a guard; `None` if the message exceeds the chunk, or there is no such slot.
+    /// Creates a guard; `None` if the message is longer than the chunk, or the slot is out of bounds.
     pub(crate) fn new(
         mapping: Arc<LoanMapping>,
         len: usize,
@@ -198,7 +201,7 @@ impl LoanGuard {
         socket: SocketHandle,
     ) -> Option<Self> {
         (len <= mapping.mapping.len() && slot < SLOTS_PER_PEER).then_some(Self {
-            loan: mapping,
+            mapping,
             len,
             segment,
             slot,
@@ -210,18 +213,18 @@ impl LoanGuard {
 
     /// Returns the chunk that the message is in.
     pub(super) fn mapping(&self) -> &Arc<LoanMapping> {
-        &self.loan
+        &self.mapping
     }
 
-    /// Notes that a peer to which the loan was passed on may read it after it was returned.
+    /// Records that a peer to which the loan was relayed may read the chunk after its return.
     pub(super) fn mark_retired(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
 }
 
-/// A handle that returns memory to its sender when it is dropped.
+/// A handle of a message in the sender's memory, whose drop returns the slot to the sender.
 pub(crate) trait ReturnOnDrop {
-    /// Drops the handle without returning the memory.
+    /// Drops the handle without returning the slot.
     fn cancel_return(self);
 }
 
@@ -237,23 +240,29 @@ impl CopySource for LoanGuard {
     }
 
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        self.loan.mapping.range(0, self.len).copy_to(from, dst)
+        self.mapping.mapping.range(0, self.len).copy_to(from, dst)
     }
 
     fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
-        self.loan.mapping.range(0, self.len).copy_to_init(from, dst);
+        self.mapping
+            .mapping
+            .range(0, self.len)
+            .copy_to_init(from, dst);
     }
 }
 
 impl PeerMemory for LoanGuard {
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: the caller guarantees that the sender does not write; a sender of this
-        // implementation does not until the slot is returned.
-        unsafe { self.loan.mapping.slice(self.len) }
+        // implementation does not write before the slot is returned.
+        unsafe { self.mapping.mapping.slice(self.len) }
     }
 
     fn write_to(&self, fd: BorrowedFd<'_>, from: usize, len: usize) -> std::io::Result<usize> {
-        self.loan.mapping.range(0, self.len).write_to(fd, from, len)
+        self.mapping
+            .mapping
+            .range(0, self.len)
+            .write_to(fd, from, len)
     }
 }
 
@@ -288,25 +297,27 @@ mod tests {
         received.add_mapping(mapping, fd)
     }
 
-    /// Returns how many of these can be passed on.
-    fn kept(mappings: &[Option<Arc<LoanMapping>>]) -> usize {
+    /// Returns the number of chunks whose descriptors were kept for relays.
+    fn kept_fds(mappings: &[Option<Arc<LoanMapping>>]) -> usize {
         let mappings = mappings.iter().flatten();
-        mappings.filter(|mapping| mapping.relay.is_some()).count()
+        mappings
+            .filter(|mapping| mapping.relay_source.is_some())
+            .count()
     }
 
     #[test]
-    fn mappings_and_descriptors_of_an_endpoint_are_bounded() {
+    fn mapped_chunks_and_relay_fds_of_an_endpoint_are_bounded() {
         let received = ReceivedLoans::new(LoanPool::default());
-        let mut held: Vec<_> = (0..MAX_RECEIVED_CHUNKS)
+        let mut held: Vec<_> = (0..MAX_MAPPED_CHUNKS)
             .map(|_| add_mapping(&received))
             .collect();
         assert!(held.iter().all(Option::is_some) && add_mapping(&received).is_none());
-        assert_eq!(kept(&held), max_relay_fds());
+        assert_eq!(kept_fds(&held), max_relay_fds());
         // The descriptors that one endpoint keeps leave some for the others.
         let other = [add_mapping(&ReceivedLoans::new(LoanPool::default()))];
-        assert_eq!(kept(&other), 1);
+        assert_eq!(kept_fds(&other), 1);
         held.clear();
         let again = [add_mapping(&received)];
-        assert_eq!(kept(&again), 1, "the descriptors are counted as closed");
+        assert_eq!(kept_fds(&again), 1, "closed descriptors are not counted");
     }
 }

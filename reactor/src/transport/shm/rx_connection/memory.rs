@@ -1,9 +1,10 @@
-//! Memory beside the ring: loans, single-copy messages, and requests of the peer to map or access
-//! regions.
+//! Memory that is not in the ring: received loans and CMA offers, map requests and RMA requests of
+//! the peer, and acks.
 //!
-//! `receive_loan` finds the mapping of the chunk, reading the socket ahead of its turn if the
-//! descriptor has not been read yet, and offers the message to the receive queue. `receive_cma_offer`
-//! offers it as peer memory that is not mapped.
+//! `receive_loan` and `receive_cma_offer` offer a message in the sender's memory to the receive
+//! queue. The grant of a loan's chunk was sent over the socket before the loan's record, but may not
+//! have been read; `receive_loan` then reads the socket first. `respond_to_map_mr` grants the
+//! memory of a region to the peer, and `serve_rma_request` accesses a region that is not granted.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -27,11 +28,12 @@ use super::super::shared_memory::{SharedMapping, SharedMemory};
 use super::super::socket;
 use super::RxConnection;
 
-/// Reads of the socket in search of the grant that a record refers to: each reads up to
-/// `READS_PER_POLL` messages, more in total than a socket has room for.
+/// Maximum number of `on_readable` calls in search of a grant. Each reads up to `READS_PER_POLL`
+/// messages; all together read more messages than a socket has room for.
 const READS_FOR_GRANT: usize = 32;
 
-/// Offers a message in the sender's memory to the receive queue. Returns false if it must wait.
+/// Offers a message in the sender's memory to the receive queue. Returns false if the queue has not
+/// taken the message, so that its record must stay in the ring.
 fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
     rx: &mut RxQueue,
     engine: &mut impl EngineContext,
@@ -41,7 +43,7 @@ fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
     let message = Arc::new(message);
     let taken = rx.deliver_peer_memory(engine, envelope, &(message.clone() as Arc<dyn PeerMemory>));
     if !taken {
-        // The record stays in the ring and is offered again later.
+        // A later pass receives the record again, and creates a message with the same slot.
         Arc::into_inner(message)
             .into_iter()
             .for_each(ReturnOnDrop::cancel_return);
@@ -50,7 +52,11 @@ fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
 }
 
 impl RxConnection {
-    /// Handles a granted chunk for loans, or the granted bounce buffer of the peer.
+    /// Handles a memory grant: the peer's bounce buffer if it is writable, otherwise a chunk for
+    /// loans.
+    ///
+    /// # Errors
+    /// The protocol violation.
     pub(super) fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> Result<(), &'static str> {
         if grant.access.contains(Access::REMOTE_WRITE) {
             let mapping = SharedMapping::map_from_peer(&grant.memory, grant.len, true);
@@ -89,8 +95,9 @@ impl RxConnection {
         Ok(())
     }
 
-    /// Reads the socket until `is_present` holds: the grant that a record refers to was sent before
-    /// the record, behind other messages. A hang-up is found again by the next read.
+    /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant that
+    /// a record refers to was sent before the record, behind other messages. A hang-up is not
+    /// handled here; the next read returns it again.
     fn read_socket_until(
         &mut self,
         engine: &impl EngineContext,
@@ -123,9 +130,9 @@ impl RxConnection {
                 .ok()
                 .map(|at| mappings[at].1.clone())
         };
-        self.read_socket_until(engine, |peer| find(&peer.loan_mappings).is_some())?;
-        let mapping =
-            find(&self.loan_mappings).ok_or(ShmProtocolViolation("loan in unknown memory"))?;
+        self.read_socket_until(engine, |rx| find(&rx.loan_mappings).is_some())?;
+        let mapping = find(&self.loan_mappings)
+            .ok_or(ShmProtocolViolation("loan in a chunk that was not granted"))?;
         let segment = self.ring.memory().clone();
         let socket = self.socket.handle();
         let guard = LoanGuard::new(mapping, envelope.len, (segment, slot), socket)
@@ -133,12 +140,12 @@ impl RxConnection {
         Ok(deliver_in_place(rx, engine, envelope, guard))
     }
 
-    /// Receives a message in the peer's own memory. Returns false if the record must stay in the
-    /// ring.
+    /// Receives a message in the memory of the peer's process. Returns false if the record must stay
+    /// in the ring.
     pub(super) fn receive_cma_offer(
         &mut self,
         envelope: Envelope,
-        (at, slot): (u64, usize),
+        (address, slot): (u64, usize),
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
@@ -146,21 +153,23 @@ impl RxConnection {
             "single-copy message on a connection where process_vm_readv is not enabled",
         ))?;
         if self.down_reason.is_some() {
-            // The message is lost with its sender, to which it was not acknowledged.
+            // The memory is gone with its process. The slot is not returned, so the send does not
+            // succeed.
             return Ok(true);
         }
-        let transfer = CmaTransfer::new(cma_peer, at, envelope.len, slot)
+        let transfer = CmaTransfer::new(cma_peer, address, envelope.len, slot)
             .ok_or(ShmProtocolViolation("single-copy message out of bounds"))?;
         Ok(deliver_in_place(rx, engine, envelope, transfer))
     }
 
-    /// Executes an RMA request and writes the response. Returns false if the request must wait.
+    /// Executes an RMA request and writes the response. Returns false if the request must stay in
+    /// the ring, because the application holds a guard of the region.
     pub(super) fn serve_rma_request(
         &mut self,
         request: &RmaRequest,
         engine: &impl EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
-        self.read_socket_until(engine, |peer| peer.rma_bounce.is_some())?;
+        self.read_socket_until(engine, |rx| rx.rma_bounce.is_some())?;
         let bounce_buffer = self
             .rma_bounce
             .as_ref()
@@ -172,36 +181,30 @@ impl RxConnection {
         Ok(served)
     }
 
-    /// Responds to a request for the region with this key. Returns false if the peer does not read
-    /// responses.
+    /// Responds to the peer's map request for the region with this key. Returns false if the socket is
+    /// full, because the peer does not read responses.
     pub(super) fn respond_to_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let known = engine
+        let granted = engine
             .region(key)
-            .filter(|region| region.access.intersects(remote));
-        let Some(region) = known.filter(|_| self.local.is_rma_target) else {
+            .filter(|region| self.local.is_rma_target && region.access.intersects(remote));
+        let Some(region) = granted else {
             return not_found();
         };
+        let rma_events = self.local.rma_events || region.rma_events;
         if region.memory.is_served_by_owner() {
-            return control::try_send_control(
-                &self.socket,
-                ControlMessage::MrServedByOwner(key, self.local.rma_events || region.rma_events),
-            );
+            let served = ControlMessage::MrServedByOwner { key, rma_events };
+            return control::try_send_control(&self.socket, served);
         }
         let memory: &dyn Any = &*region.memory;
         let Some(shared) = memory.downcast_ref::<SharedMemory>() else {
             return not_found();
         };
-        let (len, access, rma_events) = (
-            region.memory.len(),
-            region.access,
-            self.local.rma_events || region.rma_events,
-        );
         let grant = MemoryGrant {
             key,
-            len,
-            access,
+            len: region.memory.len(),
+            access: region.access,
             base: region.base,
             rma_events,
             memory: shared.fd(),
@@ -214,10 +217,10 @@ impl RxConnection {
         }
     }
 
-    /// Wakes the peer if it waits for slots that were returned.
+    /// Wakes the peer if it sleeps and slots of CMA offers were returned.
     ///
     /// # Errors
-    /// Reason for which the peer ended, if it has.
+    /// Reason why the peer is down, if a copy from its memory has failed for it.
     pub(crate) fn wake_for_returned_slots(&mut self) -> Result<(), DownReason> {
         let Some(cma_peer) = &self.cma_peer else {
             return Ok(());
@@ -236,12 +239,13 @@ impl RxConnection {
         }
     }
 
-    /// Returns counters of the bytes copied from the peer; `None` if single copy is not available.
+    /// Returns the number of messages and bytes copied from the peer's memory; `None` if this process
+    /// cannot read that memory.
     pub(crate) fn cma_stats(&self) -> Option<OpStats> {
         self.cma_peer.as_ref().map(|cma_peer| cma_peer.stats())
     }
 
-    /// Stops single copy: messages not copied yet have not arrived.
+    /// Stops returning slots of CMA offers: the sends of messages not copied yet fail.
     pub(crate) fn stop_cma(&self) {
         if let Some(cma_peer) = &self.cma_peer {
             cma_peer.close();

@@ -137,7 +137,7 @@ impl TxConnection {
                 self.on_map_response(key, Err("is unknown")),
                 "unsolicited response",
             ),
-            ControlMessage::MrServedByOwner(key, rma_events) => {
+            ControlMessage::MrServedByOwner { key, rma_events } => {
                 require_solicited(self.on_mr_served(key, rma_events), "unsolicited response")
             }
             ControlMessage::Reject(reason) => Err(TxEndCause::Rejected(reason)),
