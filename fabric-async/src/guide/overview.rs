@@ -118,7 +118,7 @@
 //! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
 //!
 //! Under [manual progress](super::progress#manual-progress), while no task waits for anything of
-//! the domain, nothing is received, and the messages stay in the ring or the socket from the first.
+//! the domain, nothing is received: messages stay in the ring or the socket, none is buffered.
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!
