@@ -218,7 +218,7 @@ pub struct DomainState {
     pub(crate) batched_eps: Vec<EpId>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
-    /// Those that wait for memory of loans.
+    /// The tasks that wait for memory of loans.
     pub(crate) loan_waiters: LoanWaiters,
     /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
     /// their address vectors.

@@ -121,7 +121,10 @@ pub(crate) fn spawn_thread(engine: &Arc<Engine>, name: String) -> Result<()> {
 
 /// Drives a domain from this thread until the domain is closed.
 pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
-    let _exit_guard = DriverExitGuard(engine.clone(), "thread");
+    let _exit_guard = DriverExitGuard {
+        engine: engine.clone(),
+        kind: "thread",
+    };
     Deferred::emit_now(TraceEvent::DriverStarted("thread"));
     let mut state = DriverState::new();
     loop {
@@ -147,16 +150,20 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
 
 /// Marks the driver as not running when it ends, because its runtime was shut down or it panicked.
 /// From then on waiting tasks keep themselves runnable.
-struct DriverExitGuard(Weak<Engine>, &'static str);
+struct DriverExitGuard {
+    engine: Weak<Engine>,
+    /// The kind of driver, for `tracing` events: `task` or `thread`.
+    kind: &'static str,
+}
 
 impl Drop for DriverExitGuard {
     fn drop(&mut self) {
-        if let Some(engine) = self.0.upgrade() {
+        if let Some(engine) = self.engine.upgrade() {
             let mut locked = engine.lock();
             locked.driver = DriverStatus::NotRunning;
             locked.domain.wake_all();
         }
-        Deferred::emit_now(TraceEvent::DriverEnded(self.1));
+        Deferred::emit_now(TraceEvent::DriverEnded(self.kind));
     }
 }
 
@@ -174,7 +181,10 @@ impl TaskDriver {
         Deferred::emit_now(TraceEvent::DriverStarted("task"));
         Self {
             wait_set,
-            _exit_guard: DriverExitGuard(engine.clone(), "task"),
+            _exit_guard: DriverExitGuard {
+                engine: engine.clone(),
+                kind: "task",
+            },
             engine,
             state: DriverState::new(),
         }

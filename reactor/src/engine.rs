@@ -11,9 +11,9 @@
 //!
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
 //! or under the domain's, never before it. The lock of loans is taken last. Uncontended, a lock
-//! costs two atomic operations per call. The alternative is a leader/follower scheme with a try-lock
-//! and a "missed" flag, in which another step can lose wake-ups. It saves nothing, because the lock
-//! is held for a fraction of a microsecond.
+//! costs two atomic operations per call. The alternative is a leader/follower scheme with a
+//! try-lock and a "missed" flag, in which another step can lose wake-ups. It saves nothing, because
+//! the lock is held for a fraction of a microsecond.
 //!
 //! # Progress
 //!

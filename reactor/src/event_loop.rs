@@ -10,7 +10,8 @@
 //! ([`DomainHandle::enter_event_loop`]). The set of a queue then also contains the set of the
 //! domain. The domain is armed, or its wake-up eventfd readable, whenever the lock is free. So a
 //! thread that blocks misses no arrival while another thread polls, posts, or takes its doorbells:
-//! what the other thread moves calls the waker, and what it leaves rings again. Only `prepare_wait`
+//! what the other thread completes calls the waker, and what it leaves undone makes the domain's
+//! descriptor readable again. Only `prepare_wait`
 //! resets the wake-up eventfd, under the lock, and arms the domain or writes the eventfd again
 //! before the lock is released.
 
@@ -28,8 +29,8 @@ use crate::wait::{EpollSet, epoll_ctl_error};
 
 /// The descriptor of a domain, a queue or a counter (`FI_GETWAIT`), for an event loop.
 ///
-/// It becomes readable; nothing is read from it. Cheap to clone: clones are the same descriptor,
-/// which is open as long as its object or a clone exists.
+/// An event loop waits until the descriptor is readable, and reads nothing from it. Cheap to clone:
+/// clones are the same descriptor, which is open as long as its object or a clone exists.
 #[derive(Clone, Debug)]
 #[doc(alias = "FI_GETWAIT")]
 #[doc(alias = "FI_WAIT_FD")]
@@ -79,7 +80,7 @@ impl WaitObject {
         Waker::from(self.0.clone())
     }
 
-    /// Forgets wake-ups. To be called before the object is checked and the waker registered.
+    /// Discards wake-ups. To be called before the object is checked and the waker registered.
     pub fn reset(&self) {
         self.0.drain_wake_eventfd();
     }

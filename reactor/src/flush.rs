@@ -1,4 +1,5 @@
-//! Waiting until every posted send, write and non-fetching atomic has left.
+//! Waiting until every posted send, write and non-fetching atomic has left: the kernel, the ring or
+//! the peer's memory has all its bytes.
 
 use std::task::{Context, Poll};
 
@@ -20,8 +21,8 @@ const NO_ENDPOINT: EpId = EpId(u32::MAX);
 pub(crate) struct Flush {
     /// The operation that completes with the flush.
     key: OpKey,
-    /// The operations that have not left. An operation that has left is removed when it is the last
-    /// in the list.
+    /// The operations that had not left when the flush began. One that has left is removed when it
+    /// is the last in the list.
     waits_for: Vec<OpKey>,
 }
 
@@ -63,8 +64,7 @@ impl DomainState {
         let mut ended = Vec::new();
         flushes.retain_mut(|Flush { key, waits_for }| {
             let is_dropped = ops.get(*key).is_none();
-            // The end of the list stands for all of it: each operation is checked until it has
-            // left, and never again.
+            // Only the last operation is checked, until it has left; then the one before it.
             while !is_dropped
                 && let Some(last) = waits_for.last()
                 && !ops.get(*last).is_some_and(OpState::is_unsent)

@@ -1,10 +1,10 @@
 //! Buffers that the kernel reads in place: zero-copy sends over io_uring.
 //!
-//! The buffer is taken out of its operation while the kernel reads it (`take_buffer`), whatever
-//! becomes of the operation, connection, endpoint and domain. The completion of the operation is
-//! deferred until the kernel reports that it is done with the buffer (`return_buffer`). If the
-//! endpoint has closed meanwhile, the completion goes to where the endpoint's completions would
-//! have gone.
+//! The buffer is taken out of its operation while the kernel reads it (`take_buffer`), also after
+//! the operation, the connection, the endpoint or the domain has ended. The completion of the
+//! operation is deferred until the kernel no longer reads the buffer (`return_buffer`). If the
+//! endpoint has closed meanwhile, the completion goes to the queue and the counter that the
+//! endpoint was bound to.
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{Completion, Outcome};

@@ -1,8 +1,8 @@
 //! Loans of a domain: allocation, and waiting for memory until peers return loans.
 //!
-//! Those that wait are in a queue. The first one tries again whenever memory has become free, and
-//! the others wait behind it, so that a large loan is not passed over for ever by small ones. While
-//! somebody waits, `try_loan` gets nothing, and peers ring when they return a loan.
+//! Waiting tasks are in a queue. The first task tries again whenever memory has become free, and
+//! the others wait behind it, so that small loans do not starve a large one. While a task waits,
+//! `try_loan` is refused, and peers ring the doorbell when they return a loan.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::ops::{CompletionTarget, OpPhase, OpState};
 /// The endpoint of a waiting operation: memory belongs to the domain.
 const NO_ENDPOINT: EpId = EpId(u32::MAX);
 
-/// Those that wait for memory, in order.
+/// The tasks that wait for memory, in order.
 #[derive(Default)]
 pub(crate) struct LoanWaiters {
     /// The operations that complete when it is their turn. Operations that were dropped are removed

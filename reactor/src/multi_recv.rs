@@ -49,12 +49,13 @@ pub enum MultiRecvItem {
 /// A multi-receive.
 #[derive(Debug)]
 pub(crate) struct MultiRecvEntry {
-    /// The operation that is posted for it.
+    /// The operation as which the multi-receive is posted.
     op: OpKey,
     ep: EpId,
     sink: MultiRecvSink,
-    /// The unused rest of the buffer, and whether that is the whole buffer.
+    /// The unused rest of the buffer.
     remaining: BytesMut,
+    /// Whether `remaining` is the whole buffer.
     untouched: bool,
     /// The multi-receive closes when fewer bytes than this are left (`FI_OPT_MIN_MULTI_RECV`).
     min_free: usize,
@@ -64,7 +65,7 @@ pub(crate) struct MultiRecvEntry {
     incomplete: usize,
     /// Scratch memory: the senders of the incomplete parts that a search has passed.
     blocked_peers: Vec<PeerKey>,
-    /// Whether it takes no more messages.
+    /// Whether the multi-receive takes no more messages.
     closed: bool,
     error: Option<Error>,
 }

@@ -1,13 +1,13 @@
 //! The receive queues of a domain: posting and canceling receives, and passes over shared contexts.
 //!
 //! Each endpoint has a receive queue of its own, or uses the queue of a shared receive context.
-//! While a queue is in use ([`EngineContext::with_rx`]), it is taken out of [`RxQueues`], so that the
-//! queue can complete operations of the domain.
+//! While a queue is in use ([`EngineContext::with_rx`]), it is taken out of [`RxQueues`], so that
+//! the queue can complete operations of the domain.
 //!
 //! The transport delivers messages to the queue in its passes. The engine tells the transport of a
 //! change that it makes
-//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)) if acks or
-//! copies are due, or the transport has asked for it
+//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)) if acks
+//! or copies are due, or the transport has asked for it
 //! ([`set_change_reports`](RxQueue::set_change_reports)).
 
 use fabric_core::buf::PooledBuf;
@@ -261,8 +261,8 @@ impl EngineState {
         self.change_rx(ep, |rx, domain| rx.cancel(domain, op)) == Some(true)
     }
 
-    /// Detaches a receive whose future was dropped: a message that is arriving in it goes to another
-    /// receive.
+    /// Detaches a receive whose future was dropped: a message that is arriving in it goes to
+    /// another receive.
     pub(crate) fn detach_recv(&mut self, ep: EpId, op: OpKey) {
         self.change_rx(ep, |rx, domain| rx.detach(domain, op));
     }

@@ -57,8 +57,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Locks a mutex. What it guards stays consistent because no user code runs under it.
 ///
-/// Spinning threads take such a lock again as soon as they have released it. This mutex is handed
-/// over after half a millisecond, so other threads get their turn.
+/// A spinning thread takes such a lock again as soon as it has released the lock. This mutex passes
+/// itself on to a waiting thread after half a millisecond, so every thread gets its turn.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(not(loom))]
@@ -106,6 +106,6 @@ fn lock_spin_slow<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
 const SPIN_LIMIT: u32 = 64;
 #[cfg(not(loom))]
 const YIELD_LIMIT: u32 = SPIN_LIMIT + 64;
-/// How long the thread sleeps.
+/// How long the thread sleeps before the next attempt.
 #[cfg(not(loom))]
 const BACKOFF_SLEEP: std::time::Duration = std::time::Duration::from_micros(20);
