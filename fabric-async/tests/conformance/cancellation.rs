@@ -220,7 +220,7 @@ async fn pair_with_few_credits(
 const MESSAGE_COUNT: u64 = 400;
 const MESSAGE_LEN: usize = 100_000;
 
-pub(crate) async fn send_without_credit_can_be_cancelled(setup: Setup) {
+pub(crate) async fn send_without_credit_can_be_canceled(setup: Setup) {
     let (a, b, to_b) = pair_with_few_credits(&setup).await;
     let mut posted = Vec::new();
     for number in 0..MESSAGE_COUNT {
@@ -315,7 +315,7 @@ pub(crate) async fn started_send_progresses_without_sender_polling(setup: Setup)
     }
 }
 
-/// Takes the next entry of a queue, which must be a cancelled receive, and returns its context and
+/// Takes the next entry of a queue, which must be a canceled receive, and returns its context and
 /// the capacity of its buffer.
 async fn next_canceled(cq: &mut CompletionQueue) -> (u64, usize) {
     let mut entry = cq.next().await.unwrap();
@@ -325,7 +325,7 @@ async fn next_canceled(cq: &mut CompletionQueue) -> (u64, usize) {
     (entry.context, buf.capacity())
 }
 
-pub(crate) async fn oldest_posted_receive_of_a_context_is_cancelled(setup: Setup) {
+pub(crate) async fn oldest_posted_receive_of_a_context_is_canceled(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for (context, len) in [(1, 110), (2, 120), (1, 130)] {
         b.ep.recv_into(Vec::with_capacity(len))
@@ -350,7 +350,7 @@ pub(crate) async fn oldest_posted_receive_of_a_context_is_cancelled(setup: Setup
     let started = b.ep.recv().start().unwrap();
     assert!(
         !b.ep.cancel(0).unwrap(),
-        "a future is not cancelled by context"
+        "a future is not canceled by context"
     );
     a.ep.send(to_b, "for the future").await.unwrap();
     assert_eq!(&started.await.unwrap()[..], b"for the future");
@@ -358,7 +358,7 @@ pub(crate) async fn oldest_posted_receive_of_a_context_is_cancelled(setup: Setup
     assert_eq!(b.ep.cancel(1), Err(Error::Closed(Class::Endpoint)));
 }
 
-pub(crate) async fn matched_posted_receive_is_not_cancelled(setup: Setup) {
+pub(crate) async fn matched_posted_receive_is_not_canceled(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     b.ep.recv_into(vec![0; 20]).context(5).post().unwrap();
     a.ep.send(to_b, "matched").await.unwrap();
@@ -368,7 +368,7 @@ pub(crate) async fn matched_posted_receive_is_not_cancelled(setup: Setup) {
     assert_eq!((entry.context, entry.bytes()), (5, &b"matched"[..]));
 }
 
-pub(crate) async fn posted_sends_are_cancelled_until_they_begin(setup: Setup) {
+pub(crate) async fn posted_sends_are_canceled_until_they_begin(setup: Setup) {
     // No provider lets the peer read messages of this length from the sender's memory, which would
     // begin all sends at once.
     const LEN: usize = 7000;
@@ -415,7 +415,7 @@ pub(crate) async fn posted_sends_are_cancelled_until_they_begin(setup: Setup) {
     progress.abort();
 }
 
-pub(crate) async fn cancelled_posts_are_reported_with_selective_completion(setup: Setup) {
+pub(crate) async fn canceled_posts_are_reported_with_selective_completion(setup: Setup) {
     let config = EndpointConfig {
         selective_completion: true,
         ..EndpointConfig::default()
@@ -429,7 +429,7 @@ pub(crate) async fn cancelled_posts_are_reported_with_selective_completion(setup
     assert_eq!(next_canceled(&mut b.cq).await, (6, 60));
 }
 
-pub(crate) async fn posted_multi_recv_is_cancelled_by_context(setup: Setup) {
+pub(crate) async fn posted_multi_recv_is_canceled_by_context(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let buf = BytesMut::with_capacity(1000);
     let _posted = b.ep.recv_multi(buf).context(7).post().unwrap();
@@ -448,7 +448,7 @@ pub(crate) async fn posted_multi_recv_is_cancelled_by_context(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"not for that one");
 }
 
-pub(crate) async fn posted_shared_receive_is_cancelled_by_context(setup: Setup) {
+pub(crate) async fn posted_shared_receive_is_canceled_by_context(setup: Setup) {
     let mut fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let shared_rx = fixture.shared_rx.clone();
     for len in [100, 200] {

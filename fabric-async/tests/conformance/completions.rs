@@ -216,7 +216,7 @@ pub(crate) async fn close_cancels_futures(setup: Setup) {
     let canceled = task.await.unwrap().unwrap_err();
     assert_eq!(canceled.error, Error::Canceled);
     assert_eq!(canceled.buf.capacity(), 3, "the buffer comes back");
-    // A send in progress is cancelled as well.
+    // A send in progress is canceled as well.
     let mut sends = Vec::new();
     for _ in 0..400 {
         let mut send = a.ep.send(to_b, vec![0; 100_000]).into_future();

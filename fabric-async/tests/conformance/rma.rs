@@ -758,9 +758,9 @@ pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
 
 /// Cancelling a queued operation leaves its key query without a waiter, and the operations after it
 /// continue.
-pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
+pub(crate) async fn canceled_op_keeps_later_ops_in_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    // An operation that has left for another machine cannot be cancelled: it completes there.
+    // An operation that has left for another machine cannot be canceled: it completes there.
     let _progress = setup.has_remote_comm().await.then(|| b.spawn_progress());
     let first = b.domain.alloc_with_key(64, READ_WRITE, 1).unwrap();
     let second = b.domain.alloc_with_key(64, READ_WRITE, 2).unwrap();

@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(
             (returned_slots(&segment), peer.take_slots_returned()),
             (vec![0; 4], Ok(false)),
-            "neither a cancelled return nor a closed connection returns a slot"
+            "neither a canceled return nor a closed connection returns a slot"
         );
         let out_of_bounds = [
             (u64::MAX, 1, 0),

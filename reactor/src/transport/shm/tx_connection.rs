@@ -353,13 +353,13 @@ impl TxConnection {
             .queue
             .iter()
             .position(|queued| queued.op == op && !queued.started);
-        let cancelled = at.is_some_and(|at| self.queue.remove(at).is_some());
-        if let (true, TxConnectionState::Established(channel)) = (cancelled, &mut self.state) {
+        let canceled = at.is_some_and(|at| self.queue.remove(at).is_some());
+        if let (true, TxConnectionState::Established(channel)) = (canceled, &mut self.state) {
             let queue = &self.queue;
             let is_awaited = |key| queue.iter().any(|queued| queued.targets_key(key));
             channel.mapped_regions.retain_denials(is_awaited);
         }
-        cancelled
+        canceled
     }
 
     /// Returns whether passes can skip the connection: no operation is queued, and no ack or

@@ -58,7 +58,7 @@ impl ShmEndpoint {
         let Some(peer_index) = self.tx_queued.iter().copied().find(cancels) else {
             return false;
         };
-        // Operations queued behind the cancelled one may go now.
+        // Operations queued behind the canceled one may go now.
         self.progress_tx_connection(engine, peer_index);
         engine.request_rearm();
         true
