@@ -1,4 +1,4 @@
-//! Dropping and cancelling operations: no message is lost or received twice.
+//! Dropping and canceling operations: no message is lost or received twice.
 
 use bytes::BytesMut;
 use fabric_async::{CancelOutcome, Class, CompletionQueue, Error, OpKind};

@@ -756,7 +756,7 @@ pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
     a.ep.close().unwrap();
 }
 
-/// Cancelling a queued operation leaves its key query without a waiter, and the operations after it
+/// Canceling a queued operation leaves its key query without a waiter, and the operations after it
 /// continue.
 pub(crate) async fn canceled_op_keeps_later_ops_in_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
