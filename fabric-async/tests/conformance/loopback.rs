@@ -3,7 +3,9 @@
 use fabric_async::CqBind;
 use futures_util::StreamExt;
 
-use crate::payload::{LONG_LEN, assert_bytes, message_number, numbered_message, pattern};
+use crate::payload::{
+    LONG_LEN, assert_bytes, message_number, numbered_message, pattern, yield_times,
+};
 use crate::setup::Setup;
 
 pub(crate) async fn endpoint_sends_messages_to_itself(setup: Setup) {
@@ -121,5 +123,65 @@ pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setu
     }
     for task in tasks {
         task.await.unwrap();
+    }
+}
+
+/// With more endpoints than every pass polls, those without traffic become idle. Posting a receive
+/// or a message from a peer makes an endpoint active again, also if the endpoint holds a message
+/// back because its budget for unexpected messages is used up.
+pub(crate) async fn idle_endpoints_receive_held_and_new_messages(setup: Setup) {
+    const ENDPOINTS: usize = 12;
+    const IDLE_PASSES: usize = 5000;
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let mut endpoints = Vec::new();
+    for _ in 0..ENDPOINTS {
+        let ep = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
+        let ep = ep.bind_cq(&a.cq, CqBind::RECV).unwrap().enable().unwrap();
+        let to_ep = b.ep.add_peer(ep.name()).await.unwrap();
+        endpoints.push((ep, to_ep));
+    }
+    let make_passes = async || {
+        for pass in 0..IDLE_PASSES {
+            a.domain.progress();
+            b.domain.progress();
+            if pass % 500 == 0 {
+                yield_times(1).await;
+            }
+        }
+    };
+    // More than the budget: some of the messages are held back.
+    let held = 20;
+    let (holding, to_holding) = &endpoints[0];
+    let sends: Vec<_> = (0..held)
+        .map(|which| {
+            b.ep.send(*to_holding, pattern(LONG_LEN, which))
+                .start()
+                .unwrap()
+        })
+        .collect();
+    for round in 0..3 {
+        make_passes().await;
+        for (which, (ep, to_ep)) in endpoints.iter().enumerate().skip(1) {
+            let posted = (which % 2 == 0).then(|| ep.recv().start().unwrap());
+            drop(ep.recv().start().unwrap());
+            if round == 1 {
+                make_passes().await;
+            }
+            b.ep.send(*to_ep, numbered_message(which as u64, 40))
+                .await
+                .unwrap();
+            let got = match posted {
+                Some(posted) => posted.await,
+                None => ep.recv().await,
+            };
+            assert_eq!(message_number(&got.unwrap()), which as u64);
+        }
+    }
+    for which in 0..held {
+        let got = holding.recv_into(Vec::with_capacity(LONG_LEN)).await;
+        assert_bytes(&got.unwrap(), pattern(LONG_LEN, which));
+    }
+    for send in sends {
+        send.await.unwrap();
     }
 }

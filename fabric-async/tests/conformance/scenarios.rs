@@ -568,5 +568,6 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         endpoint_sends_long_messages_to_itself: MSG,
         endpoints_of_one_domain_exchange_messages: SOURCE,
         messages_circulate_among_endpoints_of_one_domain: MSG,
+        idle_endpoints_receive_held_and_new_messages: MSG,
     }
 };
