@@ -32,8 +32,8 @@
 //!    frees a buffer, so a receiver that read the memory later finds the flag. The sender need not
 //!    wait for an answer of its peer, which may never come.
 //!
-//! Otherwise the chunk is overwritten with zeros and the message is lost. The slot of a lost message
-//! is not returned, so its send does not succeed.
+//! Otherwise the chunk is overwritten with zeros and the message is lost. The slot of a lost
+//! message is not returned, so its send does not succeed.
 //!
 //! # Trust
 //!

@@ -336,8 +336,8 @@ impl Segment {
     pub(crate) fn revoke_cma_offers(&self) {
         self.control_u32(CMA_OFFERS_REVOKED_AT)
             .store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `are_cma_offers_revoked`. A receiver that sees a later write to the
-        // freed memory also sees this flag.
+        // SYNC: pairs with the fence in `are_cma_offers_revoked`. A receiver that sees a later
+        // write to the freed memory also sees this flag.
         full_fence();
     }
 

@@ -2,8 +2,8 @@
 //! the peer, and acks.
 //!
 //! `receive_loan` and `receive_cma_offer` offer a message in the sender's memory to the receive
-//! queue. The grant of a loan's chunk was sent over the socket before the loan's record, but may not
-//! have been read; `receive_loan` then reads the socket first. `respond_to_map_mr` grants the
+//! queue. The grant of a loan's chunk was sent over the socket before the loan's record, but may
+//! not have been read; `receive_loan` then reads the socket first. `respond_to_map_mr` grants the
 //! memory of a region to the peer, and `serve_rma_request` accesses a region that is not granted.
 
 use std::any::Any;
@@ -95,8 +95,8 @@ impl RxConnection {
         Ok(())
     }
 
-    /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant that
-    /// a record refers to was sent before the record, behind other messages. A hang-up is not
+    /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant
+    /// that a record refers to was sent before the record, behind other messages. A hang-up is not
     /// handled here; the next read returns it again.
     fn read_socket_until(
         &mut self,
@@ -140,8 +140,8 @@ impl RxConnection {
         Ok(deliver_in_place(rx, engine, envelope, guard))
     }
 
-    /// Receives a message in the memory of the peer's process. Returns false if the record must stay
-    /// in the ring.
+    /// Receives a message in the memory of the peer's process. Returns false if the record must
+    /// stay in the ring.
     pub(super) fn receive_cma_offer(
         &mut self,
         envelope: Envelope,
@@ -181,8 +181,8 @@ impl RxConnection {
         Ok(served)
     }
 
-    /// Responds to the peer's map request for the region with this key. Returns false if the socket is
-    /// full, because the peer does not read responses.
+    /// Responds to the peer's map request for the region with this key. Returns false if the socket
+    /// is full, because the peer does not read responses.
     pub(super) fn respond_to_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -239,8 +239,8 @@ impl RxConnection {
         }
     }
 
-    /// Returns the number of messages and bytes copied from the peer's memory; `None` if this process
-    /// cannot read that memory.
+    /// Returns the number of messages and bytes copied from the peer's memory; `None` if this
+    /// process cannot read that memory.
     pub(crate) fn cma_stats(&self) -> Option<OpStats> {
         self.cma_peer.as_ref().map(|cma_peer| cma_peer.stats())
     }

@@ -30,9 +30,8 @@ impl TxConnection {
         self.start_connecting(socket, from, incarnation, token, wait)
     }
 
-    /// Creates the socket pair of a connection that this side accepts. Returns the socket to send to
-    /// the peer. `from` and `incarnation` identify this
-    /// endpoint.
+    /// Creates the socket pair of a connection that this side accepts. Returns the socket to send
+    /// to the peer. `from` and `incarnation` identify this endpoint.
     pub(crate) fn open_pair(
         &mut self,
         peer: PeerCredentials,

@@ -262,7 +262,8 @@ mod tests {
     use super::super::channel::TxChannel;
     use super::*;
 
-    /// A failed system call of this process is neither a protocol violation of the peer nor an event.
+    /// A failed system call of this process is neither a protocol violation of the peer nor an
+    /// event.
     #[test]
     fn failed_sendmsg_of_hello_is_an_os_error() {
         let name = format!("hello-error-{}", std::process::id());
