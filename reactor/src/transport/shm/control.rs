@@ -5,7 +5,7 @@
 //! socket. The handshake is:
 //!
 //! 1. The receiver asks the kernel for the user and the process of the sender, permits descriptors
-//!    and sends `Ready`; it rejects another user before it receives anything.
+//!    and sends `Ready`. A sender of another user is rejected before anything is received.
 //! 2. The sender checks the receiver likewise, and sends a hello with the descriptor of the
 //!    segment.
 //! 3. The receiver maps the segment and sends `Accept`, or `Reject`.
@@ -99,7 +99,7 @@ pub(crate) enum ControlMessage {
     MapMr(u64),
     /// Receiver: the region with this key does not exist or cannot be granted.
     MrNotFound(u64),
-    /// Receiver: it executes accesses to the region with this key; `rma_events` as in
+    /// Receiver: serves the region with this key, so accesses need RMA requests; `rma_events` as in
     /// [`MemoryGrant`].
     MrServedByOwner { key: u64, rma_events: bool },
     /// Sender: the chunk with this key is not lent again before it is granted again.
@@ -285,7 +285,8 @@ pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHel
 }
 
 /// Sends a control message without blocking. Errors are ignored: a peer whose socket is full has
-/// unread messages that wake it, and the next read of the socket reports a peer that has ended.
+/// unread messages, which wake the peer, and the next read of the socket reports a peer that has
+/// ended.
 pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
     let _ = try_send_control(socket, message);
 }

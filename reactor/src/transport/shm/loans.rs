@@ -47,7 +47,7 @@ use super::shared_memory::SharedMemory;
 pub(crate) use outstanding::{CmaOffer, OutstandingSlots, PreparedLoan};
 pub(crate) use received::{LoanGuard, LoanMapping, ReceivedLoans, ReturnOnDrop};
 
-/// The smallest chunk. Chunk sizes are powers of two.
+/// Minimum bytes of a chunk. Chunk sizes are powers of two, or the limit of the domain.
 const MIN_CHUNK_LEN: usize = 4096;
 /// Maximum bytes of all chunks of a domain, and of one loan; the application may set a lower limit.
 pub(crate) const MAX_LOAN_BYTES: usize = 4 << 30;
@@ -359,7 +359,7 @@ impl LoanChunk {
         }
     }
 
-    /// Changes the state word from `from` to `to`. Returns false if it is not `from`.
+    /// Changes the state word from `from` to `to`. Returns false if the state word is not `from`.
     fn transition(&self, from: u64, to: u64) -> bool {
         self.state
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)

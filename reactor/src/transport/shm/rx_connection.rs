@@ -6,7 +6,7 @@
 //! is *held*: its record stays in the ring. Control messages are read when the socket is readable.
 //!
 //! Every record and control message is checked. An invalid one is a protocol violation, which ends
-//! the connection. When the peer ends, records that it left in the ring are still delivered.
+//! the connection. When the peer ends, the records in its ring are still delivered.
 
 mod memory;
 mod pending_handshake;
@@ -493,7 +493,7 @@ impl RxConnection {
         self.disconnected
     }
 
-    /// Returns the reason why the peer is down; `None` while it is up.
+    /// Returns the reason why the peer is down; `None` while the peer is up.
     pub(crate) fn down_reason(&self) -> Option<DownReason> {
         self.down_reason
     }

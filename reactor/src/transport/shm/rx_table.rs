@@ -28,8 +28,8 @@ use super::rx_connection::{PendingHandshake, RxConnection};
 /// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
 /// Passes without a message after which a connection becomes idle, if a pass polls up to
-/// [`ALWAYS_ACTIVE`] connections. If a pass polls more, it takes longer, and fewer passes are
-/// enough.
+/// [`ALWAYS_ACTIVE`] connections. A pass over more connections takes longer, so fewer passes
+/// are enough.
 const IDLE_PASSES: usize = 1024;
 /// Minimum of that number.
 const MIN_IDLE_PASSES: usize = 64;

@@ -314,7 +314,7 @@ impl Segment {
             .store(marker.value, Ordering::Relaxed);
     }
 
-    /// Returns the sender's marker, as the sender wrote it.
+    /// Returns the marker that the sender has published; zeros if there is none.
     pub(crate) fn cma_marker(&self) -> CmaMarker {
         CmaMarker {
             address: self.control_u64(CMA_MARKER_AT).load(Ordering::Relaxed),

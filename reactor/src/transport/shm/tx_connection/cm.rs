@@ -1,4 +1,4 @@
-//! The sending end of a connected endpoint (`FI_EP_MSG`) until it is established: connection
+//! The sending end of a connected endpoint (`FI_EP_MSG`) before it is established: connection
 //! request and accept take the place of the hello.
 
 use std::os::fd::{AsFd, OwnedFd};
