@@ -61,14 +61,13 @@ impl RxConnection {
         if grant.access.contains(Access::REMOTE_WRITE) {
             let mapping = SharedMapping::map_from_peer(&grant.memory, grant.len, true);
             socket::close_in_background(vec![grant.memory]);
-            let is_valid = grant.len == rma_bounce::BOUNCE_BUFFER_LEN
-                && self.rma_bounce.is_none()
-                && self.local.is_rma_target;
-            self.rma_bounce = Some(
-                is_valid
-                    .then_some(mapping?)
-                    .ok_or("bounce buffer of wrong size, or a second one")?,
-            );
+            if !self.local.is_rma_target {
+                return Err("bounce buffer for an endpoint that is not an RMA target");
+            }
+            if grant.len != rma_bounce::BOUNCE_BUFFER_LEN || self.rma_bounce.is_some() {
+                return Err("bounce buffer of wrong size, or a second one");
+            }
+            self.rma_bounce = Some(mapping?);
             return Ok(());
         }
         let mapping = if grant.len > loans::MAX_LOAN_BYTES {
