@@ -98,14 +98,14 @@ fn invalid_loans_end_only_that_connection() {
                 .collect::<Vec<_>>()
         };
         let cases = [
-            ("unknown memory", true, loan(100, 8, 0, 32)),
+            ("not granted", true, loan(100, 8, 0, 32)),
             ("out of bounds", true, loan(4097, 7, 0, 32)),
             ("out of bounds", true, loan(u64::MAX, 7, 0, 32)),
             ("out of bounds", true, loan(100, 7, 256, 32)),
             ("out of bounds", true, loan(100, 7, u64::MAX, 32)),
             ("wrong length", true, loan(100, 7, 0, 24)),
             ("wrong length", true, loan(100, 7, 0, 16)),
-            ("unknown memory", false, loan(100, 7, 0, 32)),
+            ("not granted", false, loan(100, 7, 0, 32)),
         ];
         for (reason, granted, record) in cases {
             let (segment, memory) = (

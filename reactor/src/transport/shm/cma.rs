@@ -32,8 +32,8 @@
 //!    frees a buffer, so a receiver that read the memory later finds the flag. The sender need not
 //!    wait for an answer of its peer, which may never come.
 //!
-//! Otherwise the chunk is overwritten with zeros and the message is lost. The slot of a lost message
-//! is not returned, so its send does not succeed.
+//! Otherwise the chunk is overwritten with zeros and the message is lost. The slot of a lost
+//! message is not returned, so its send does not succeed.
 //!
 //! # Trust
 //!
@@ -150,15 +150,7 @@ impl CmaPeer {
         }
         match read {
             Ok(value) if value == self.marker.value && !has_exited => Ok(()),
-            Ok(_) | Err(Errno::SRCH) => {
-                let _ = self.down_reason.set(DownReason::Died);
-                gone()
-            }
-            Err(_) if has_exited => {
-                let _ = self.down_reason.set(DownReason::Died);
-                gone()
-            }
-            Err(errno) => {
+            Err(errno) if errno != Errno::SRCH && !has_exited => {
                 let what = match errno {
                     Errno::FAULT => "single-copy message is not in the memory of its sender",
                     _ => "memory of the sender cannot be read any more",
@@ -168,6 +160,11 @@ impl CmaPeer {
                     peer: self.peer.clone(),
                     what: what.into(),
                 })
+            }
+            // The process has ended, or has executed another program.
+            Ok(_) | Err(_) => {
+                let _ = self.down_reason.set(DownReason::Died);
+                gone()
             }
         }
     }

@@ -1,17 +1,18 @@
-//! The connections of an endpoint to its peers, by address index, each under a lock of its own.
+//! The outgoing connections of an endpoint, by index of the peer's address handle, each under a
+//! lock of its own.
 //!
-//! Sends, writes and atomic updates that complete inline need only the connection, so the caller
-//! executes them under the connection's lock, without the domain's (`FastPath`). Every 64th of them
-//! takes the domain's lock afterwards, to poll the domain's descriptors. All other operations take
-//! the domain's lock first and then the connection's, never the other way. An endpoint whose sends
-//! are counted has no fast path, because counters belong to the domain.
+//! The fast path (`FastPath`) executes sends, writes and atomic updates *inline*: under the lock of
+//! the connection, without the domain's lock. After every 64th fast-path operation of a connection
+//! the caller takes the domain's lock, to poll the domain's descriptors. All other operations take
+//! the domain's lock first and then the connection's, never the other way. An endpoint with a
+//! transmit counter has no fast path, because counters belong to the domain.
 //!
-//! **Invariant.** No operation overtakes another. An operation is executed inline only while the
-//! connection's queue is empty, which is known under its lock, and while no operation waits for a
-//! credit. `set_blocked` says the latter: the flag is set under the domain's lock before the post
-//! of the waiting operation returns, and cleared after the last waiting operation is in its
-//! connection's queue. So an operation that is posted after another finds the flag set, or the
-//! earlier operation in the queue, or the earlier operation done.
+//! **Invariant.** No operation overtakes an earlier operation to the same peer. An operation is
+//! executed inline only while the connection's queue is empty, which is checked under its lock, and
+//! while no operation of the endpoint waits for a transmit credit, which `set_blocked` records. The
+//! flag is set under the domain's lock before the post of the waiting operation returns, and
+//! cleared after the last waiting operation is in its connection's queue. So a later operation
+//! finds the flag set, or the earlier operation in the queue, or the earlier operation done.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -26,23 +27,24 @@ use crate::sync::{SpinGuard, SpinLock, lock_spin};
 
 /// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;
-/// Enough chunks for all indices of an address vector.
+/// Number of chunks: enough for every `u32` index.
 const MAX_CHUNKS: usize = 30;
-/// Fast-path operations between two polls of the descriptors, so that a thread that only sends also
-/// learns of the end of a peer.
+/// Fast-path operations after which the descriptors are polled, so that a thread that only sends
+/// also detects the end of a peer.
 const OPS_PER_FD_POLL: u64 = 64;
 
-/// The connections of an endpoint, by address index.
+/// The outgoing connections of an endpoint, by index of the peer's address handle.
 pub(crate) struct ConnectionTable {
     /// Whether an operation waits for a transmit credit.
     blocked: AtomicBool,
-    /// Longer messages go through the domain, which rejects them.
+    /// Maximum length of a message. The engine rejects longer messages, outside of the fast path.
     max_msg_size: usize,
-    /// Slots never move, so finding one needs no lock.
+    /// Chunks of slots, which never move, so that finding a slot needs no lock.
     chunks: [OnceLock<Box<[ConnectionSlot]>>; MAX_CHUNKS],
 }
 
-/// A slot for a connection. Slots share no cache line, since other threads may use the neighbours.
+/// A slot for a connection. Each slot has its own cache line, since threads may use different
+/// slots.
 #[derive(Default)]
 #[repr(align(64))]
 struct ConnectionSlot(SpinLock<Option<Box<TxConnection>>>);
@@ -93,15 +95,17 @@ impl ConnectionTable {
         self.chunks.get(chunk)?.get()?.get(slot)
     }
 
-    /// Executes an operation if nothing prevents it; leaves no trace otherwise.
+    /// Executes `act` on the connection to the peer of `tx_op`, if no earlier operation waits.
+    /// `act` returns `Some(Pushed)` if it has executed the operation, and otherwise must not have
+    /// changed the peer's memory.
     #[inline(always)] // fast path of small messages
     fn try_inline(
         &self,
         tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Option<PushOutcome>,
     ) -> FastPathResult {
-        // SYNC: pairs with the release in `set_blocked`: a thread that finds the flag cleared finds
-        // the operations that had waited in the connection's queue.
+        // SYNC: pairs with the release in `set_blocked`: a thread that reads the flag as cleared
+        // finds the operations that had waited for credits in the connection's queue.
         if self.blocked.load(Ordering::Acquire) {
             return FastPathResult::WouldBlock;
         }
@@ -112,8 +116,8 @@ impl ConnectionTable {
         let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == tx_op.peer) else {
             return FastPathResult::WouldBlock;
         };
-        // An operation that fails, or finds the peer closed, is tried again under the domain's lock
-        // and fails there. So nothing may run here that finds the peer closed after it took effect.
+        // An operation that fails, or whose peer has closed, is tried again under the domain's
+        // lock, and the error is reported there.
         if act(tx) != Some(PushOutcome::Pushed) {
             return FastPathResult::WouldBlock;
         }
@@ -138,6 +142,7 @@ impl FastPath for ConnectionTable {
             return FastPathResult::WouldBlock;
         }
         self.try_inline(tx_op, |tx| {
+            // The peer may turn out to be closed after the access, when it is notified.
             if tx.needs_notification(tx_op) {
                 return None;
             }
@@ -194,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_index_has_its_own_location() {
+    fn every_index_has_a_distinct_location() {
         let mut expected = (0, 0);
         for index in 0..100_000 {
             assert_eq!(ConnectionTable::locate(index), expected, "index {index}");

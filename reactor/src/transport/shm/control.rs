@@ -1,23 +1,24 @@
 //! The messages of a connection's socket: handshake, control messages and memory grants.
 //!
 //! The name of an endpoint is a Unix socket in the abstract namespace. The kernel keeps the name
-//! unique per network namespace and removes it with the process. The sender connects to that socket.
-//! The handshake is:
+//! unique per network namespace and removes it with the process. The sender connects to that
+//! socket. The handshake is:
 //!
 //! 1. The receiver asks the kernel for the user and the process of the sender, permits descriptors
-//!    and sends `Ready`; it rejects another user before it receives anything.
-//! 2. The sender checks the receiver likewise, and sends a hello with the descriptor of the segment.
+//!    and sends `Ready`. A sender of another user is rejected before anything is received.
+//! 2. The sender checks the receiver likewise, and sends a hello with the descriptor of the
+//!    segment.
 //! 3. The receiver maps the segment and sends `Accept`, or `Reject`.
 //!
 //! Afterwards both sides ring the doorbell over the socket: a message that is sent only to a peer
 //! that sleeps. The sender also requests and grants memory. If the socket hangs up without
 //! `EndpointClosed` or `Disconnect`, the peer has died.
 //!
-//! Decision: the doorbell is not an eventfd. The flags and the counter of an eventfd are shared with
-//! the peer, which could remove non-blocking mode, fill the counter, and so block the domain under
-//! its lock. A socket message is sent with `MSG_DONTWAIT`, which a peer cannot change, and saves two
-//! descriptors per connection. The side that sleeps sets a flag in the segment, and the side that
-//! rings clears the flag.
+//! Decision: the doorbell is not an eventfd. The flags and the counter of an eventfd are shared
+//! with the peer, which could remove non-blocking mode, fill the counter, and so block the domain
+//! under its lock. A socket message is sent with `MSG_DONTWAIT`, which a peer cannot change, and
+//! saves two descriptors per connection. The side that sleeps sets a flag in the segment, and the
+//! side that rings clears the flag.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -98,7 +99,8 @@ pub(crate) enum ControlMessage {
     MapMr(u64),
     /// Receiver: the region with this key does not exist or cannot be granted.
     MrNotFound(u64),
-    /// Receiver: it executes accesses to the region with this key; `rma_events` as in [`MemoryGrant`].
+    /// Receiver: serves the region with this key, so accesses need RMA requests; `rma_events` as in
+    /// [`MemoryGrant`].
     MrServedByOwner { key: u64, rma_events: bool },
     /// Sender: the chunk with this key is not lent again before it is granted again.
     UnmapLoan(u64),
@@ -170,9 +172,8 @@ impl<T> ControlRead<T> {
 
 /// Sends a hello with the descriptor of a segment of `lines` lines; `to` is the peer in errors.
 ///
-/// # Errors
-/// [`Error::ConnectionRefused`] or [`Error::PeerGone`] if the peer has rejected the connection or has
-/// ended, and errors of `sendmsg`.
+/// # Errors [`Error::ConnectionRefused`] or [`Error::PeerGone`] if the peer has rejected the
+/// connection or has ended, and errors of `sendmsg`.
 pub(crate) fn send_hello(
     socket: &ShmSocket,
     to: &Address,
@@ -284,13 +285,14 @@ pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHel
 }
 
 /// Sends a control message without blocking. Errors are ignored: a peer whose socket is full has
-/// unread messages that wake it, and the next read of the socket reports a peer that has ended.
+/// unread messages, which wake the peer, and the next read of the socket reports a peer that has
+/// ended.
 pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
     let _ = try_send_control(socket, message);
 }
 
-/// Sends a control message without blocking. Returns false if the socket is full. Returns true if the
-/// message was sent or the peer has ended, which the next read of the socket reports.
+/// Sends a control message without blocking. Returns false if the socket is full. Returns true if
+/// the message was sent or the peer has ended, which the next read of the socket reports.
 pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     !matches!(
@@ -301,9 +303,8 @@ pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bo
 
 /// Sends a memory grant without blocking.
 ///
-/// # Errors
-/// Errors of `sendmsg`, such as `AGAIN` for a full socket and `TOOMANYREFS` for too many descriptors
-/// in flight.
+/// # Errors Errors of `sendmsg`, such as `AGAIN` for a full socket and `TOOMANYREFS` for too many
+/// descriptors in flight.
 pub(crate) fn send_grant(
     socket: &ShmSocket,
     grant: &MemoryGrant<BorrowedFd<'_>>,
@@ -448,8 +449,8 @@ pub(crate) fn round_trips(message: ControlMessage) -> bool {
     matches!(parse_control(&encode_control(message)), ControlRead::Message(read) if read == message)
 }
 
-/// Decodes a control message. The first twelve bytes are the same in every version, so that a peer of
-/// any version understands a rejection because of the version.
+/// Decodes a control message. The first twelve bytes are the same in every version, so that a peer
+/// of any version understands a rejection because of the version.
 pub(super) fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
     let Some((head, rest)) = bytes
         .split_first_chunk::<12>()
@@ -630,8 +631,9 @@ mod tests {
         .unwrap();
     }
 
-    /// Descriptors are closed without blocking: those on a control message, surplus ones on a hello,
-    /// and those in the socket when the socket is closed. A close that blocks hangs this test.
+    /// Descriptors are closed without blocking: those on a control message, surplus ones on a
+    /// hello, and those in the socket when the socket is closed. A close that blocks hangs this
+    /// test.
     #[test]
     fn closing_received_descriptors_does_not_block() {
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();

@@ -9,7 +9,7 @@ use super::ring_heap::HeapRing;
 use super::socket;
 use crate::sync::Ordering;
 
-/// Lines of the ring that is read.
+/// Lines of the ring in [`ring`].
 const RING_LINES: usize = 64;
 
 /// Parses a hello. Returns whether it is valid.
@@ -25,8 +25,8 @@ pub fn hello(bytes: &[u8]) -> bool {
     matches!(parse_hello(bytes, fds), ControlRead::Message(_))
 }
 
-/// Parses a message of a client of a passive endpoint, and of the passive endpoint. Returns whether
-/// it is valid for one of them.
+/// Parses the bytes as a connection request to a passive endpoint, and as the answer of a passive
+/// endpoint. Returns whether the bytes are valid as one of the two.
 ///
 /// # Panics
 /// If a request or an accept without its descriptors is accepted, which is the defect that the
@@ -46,7 +46,7 @@ pub fn connect(bytes: &[u8]) -> bool {
         || matches!(parse_request(bytes, vec![fd()]), ControlRead::Message(_))
 }
 
-/// Reads the records of a ring whose memory holds these bytes, followed by zeros. Returns the
+/// Consumes the records of a ring whose memory holds these bytes, followed by zeros. Returns the
 /// number of records; `None` after a protocol violation.
 ///
 /// # Panics
@@ -92,8 +92,8 @@ pub fn ring(bytes: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Parses every file of a corpus, and mutations of it in one byte and in length: without a
-    /// panic, and valid only if the file name says so.
+    /// Parses every file of a corpus, which must be valid exactly if its name starts with `good`.
+    /// Also parses mutations of each file in one byte and in length, which must not panic.
     fn replay_corpus(corpus: &str, is_good: impl Fn(&[u8]) -> bool) {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../fuzz/corpora")

@@ -2,9 +2,9 @@
 //!
 //! A *chunk* is shared memory that only its own process can write, for one message. A `ShmLoan`
 //! holds a chunk for the application, which writes the message. Sending the loan lends the chunk to
-//! the receiver, which may read the chunk in place and may relay the loan to further peers.
-//! When no process holds the chunk any more, the receiver returns the chunk by a bit in the segment
-//! of the connection, so neither side waits for the other. A returned chunk is reused, for any peer.
+//! the receiver, which may read the chunk in place and may relay the loan to further peers. When no
+//! process holds the chunk any more, the receiver returns the chunk by a bit in the segment of the
+//! connection, so neither side waits for the other. A returned chunk is reused, for any peer.
 //!
 //! A chunk that a peer held when its connection ended, directly or through relays, is *retired*:
 //! never reused, because the peer may still read it. The kernel frees the memory when the last
@@ -21,13 +21,14 @@
 //!
 //! # Safety
 //!
-//! [`ShmLoan`] returns the bytes of its chunk as a slice, also for writing. Each chunk is held by at
-//! most one `ShmLoan`: the chunk's state contains a generation that changes each time the chunk is
-//! taken, and only the loan of that generation can free the chunk. Peers have read-only mappings,
-//! which the seal of the memory enforces, and the transport only reads the memory when it sends. A
-//! chunk is lent only if the payload is the bytes of the loan itself ([`OutstandingSlots::prepare`]),
-//! so a chunk held by another loan cannot be lent. A loan that was lent returns an empty slice. So
-//! no reference to a byte exists while another thread or process writes the byte.
+//! [`ShmLoan`] returns the bytes of its chunk as a slice, also for writing. Each chunk is held by
+//! at most one `ShmLoan`: the chunk's state contains a generation that changes each time the chunk
+//! is taken, and only the loan of that generation can free the chunk. Peers have read-only
+//! mappings, which the seal of the memory enforces, and the transport only reads the memory when it
+//! sends. A chunk is lent only if the payload is the bytes of the loan itself
+//! ([`OutstandingSlots::prepare`]), so a chunk held by another loan cannot be lent. A loan that was
+//! lent returns an empty slice. So no reference to a byte exists while another thread or process
+//! writes the byte.
 #![allow(unsafe_code)]
 
 mod outstanding;
@@ -46,7 +47,7 @@ use super::shared_memory::SharedMemory;
 pub(crate) use outstanding::{CmaOffer, OutstandingSlots, PreparedLoan};
 pub(crate) use received::{LoanGuard, LoanMapping, ReceivedLoans, ReturnOnDrop};
 
-/// The smallest chunk. Chunk sizes are powers of two.
+/// Minimum bytes of a chunk. Chunk sizes are powers of two, or the limit of the domain.
 const MIN_CHUNK_LEN: usize = 4096;
 /// Maximum bytes of all chunks of a domain, and of one loan; the application may set a lower limit.
 pub(crate) const MAX_LOAN_BYTES: usize = 4 << 30;
@@ -131,8 +132,8 @@ struct LoanPoolState {
     /// Bytes of chunks that are being created, without the lock.
     creating: usize,
     last_key: u64,
-    /// Number of removed chunks, which peers need not keep mapped: chunks removed from `chunks`, and
-    /// received chunks that were unmapped.
+    /// Number of removed chunks, which peers need not keep mapped: chunks removed from `chunks`,
+    /// and received chunks that were unmapped.
     removed: u64,
 }
 
@@ -200,8 +201,9 @@ impl LoanPool {
         self.freed.notify();
     }
 
-    /// Reserves `creating` bytes for a chunk that the caller creates. Returns the size of the chunk,
-    /// and free chunks of other sizes that were removed to make room, which the caller drops.
+    /// Reserves `creating` bytes for a chunk that the caller creates. Returns the size of the
+    /// chunk, and free chunks of other sizes that were removed to make room, which the caller
+    /// drops.
     fn reserve(&self, len: usize) -> Result<(usize, Vec<Arc<LoanChunk>>)> {
         let mut pool = self.lock();
         if len > pool.limit {
@@ -357,7 +359,7 @@ impl LoanChunk {
         }
     }
 
-    /// Changes the state word from `from` to `to`. Returns false if it is not `from`.
+    /// Changes the state word from `from` to `to`. Returns false if the state word is not `from`.
     fn transition(&self, from: u64, to: u64) -> bool {
         self.state
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)

@@ -96,8 +96,8 @@ impl MappedRegions {
         self.mapped.get(self.last_used)
     }
 
-    /// Finds the region with this key, which becomes the region accessed last. Removes the region if
-    /// its owner has revoked it.
+    /// Finds the region with this key, which becomes the region accessed last. Removes the region
+    /// if its owner has revoked it.
     #[cold]
     fn find(&mut self, key: u64) -> Option<&MappedRegion> {
         self.last_used = self
@@ -111,8 +111,8 @@ impl MappedRegions {
         self.mapped.get(self.last_used)
     }
 
-    /// Returns a handle of the region with this key, for use without the engine; `None` if the region
-    /// is not mapped.
+    /// Returns a handle of the region with this key, for use without the engine; `None` if the
+    /// region is not mapped.
     ///
     /// # Errors
     /// [`DirectRegion::NOT_MAPPABLE`] for a served region, and [`DirectRegion::NEEDS_RMA_EVENTS`].
@@ -208,8 +208,8 @@ impl MappedRegions {
                     Err(at) => self.mapped.insert(at, region),
                 }
             }
-            // A region that was revoked already is denied. Without the denial, the waiting operation
-            // would request it again and again.
+            // A region that was revoked already is denied. Without the denial, the waiting
+            // operation would request it again and again.
             Ok(_) if is_awaited => self
                 .map_requests
                 .push((key, MapRequest::Denied("was revoked by its owner"))),
@@ -292,8 +292,8 @@ impl MappedRegion {
         )
     }
 
-    /// Returns whether the peer must be notified of this access: it has completion data, or the peer
-    /// requests RMA events.
+    /// Returns whether the peer must be notified of this access: it has completion data, or the
+    /// peer requests RMA events.
     pub(crate) fn needs_notification(&self, tx_op: &TxOp) -> bool {
         self.rma_events || tx_op.data.is_some()
     }

@@ -82,8 +82,8 @@ impl PendingAcks {
         self.messages.get(ack_id as usize).map(|message| message.op)
     }
 
-    /// Collects the acks of the peer. Removes the messages that are sent and acknowledged, and calls
-    /// `on_complete` with each.
+    /// Collects the acks of the peer. Removes the messages that are sent and acknowledged, and
+    /// calls `on_complete` with each.
     pub(crate) fn collect_acked(
         &mut self,
         segment: &Segment,

@@ -22,13 +22,13 @@
 //!
 //! # Sleeping
 //!
-//! Both ends may sleep. The consumer sets `consumer_waiting` when it waits for records. The producer
-//! sets `producer_waiting` when it waits for room, acks, returned slots or an RMA response. Each
-//! then makes a full fence and checks its condition once more. The other end makes the condition
-//! true, makes a full fence and reads the flag. So either the sleeping end sees that its condition
-//! is true, or the other end sees the flag and rings the doorbell. The end that rings clears the
-//! flag with a swap, so that one sleep costs one doorbell. All writes of a flag are swaps: the
-//! model checker can then see their order, and the writes are rare.
+//! Both ends may sleep. The consumer sets `consumer_waiting` when it waits for records. The
+//! producer sets `producer_waiting` when it waits for room, acks, returned slots or an RMA
+//! response. Each then makes a full fence and checks its condition once more. The other end makes
+//! the condition true, makes a full fence and reads the flag. So either the sleeping end sees that
+//! its condition is true, or the other end sees the flag and rings the doorbell. The end that rings
+//! clears the flag with a swap, so that one sleep costs one doorbell. All writes of a flag are
+//! swaps: the model checker can then see their order, and the writes are rare.
 //!
 //! # Trust
 //!
@@ -241,8 +241,8 @@ impl<M: RingMemory> Producer<M> {
         true
     }
 
-    /// Makes `position` the start of `lines` free contiguous lines, publishing a pad record if needed.
-    /// Returns false if the ring has no room now.
+    /// Makes `position` the start of `lines` free contiguous lines, publishing a pad record if
+    /// needed. Returns false if the ring has no room now.
     #[inline(always)] // fast path of small messages
     fn reserve_lines(&mut self, lines: usize) -> bool {
         let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
@@ -252,8 +252,8 @@ impl<M: RingMemory> Producer<M> {
         self.has_room(lines)
     }
 
-    /// Publishes a pad record of `rest` lines, up to the end of the array, if the ring also has room
-    /// for `lines` lines behind it. Returns false if the ring has no room.
+    /// Publishes a pad record of `rest` lines, up to the end of the array, if the ring also has
+    /// room for `lines` lines behind it. Returns false if the ring has no room.
     #[cold]
     fn pad(&mut self, rest: usize, lines: usize) -> bool {
         let has_room = self.has_room(rest + lines);
@@ -284,8 +284,8 @@ impl<M: RingMemory> Producer<M> {
         self.has_room(lines + if lines > rest { rest } else { 0 })
     }
 
-    /// Returns the state of the consumer, and clears the flag of a sleeping consumer, which the caller
-    /// must wake. Called after a record was published.
+    /// Returns the state of the consumer, and clears the flag of a sleeping consumer, which the
+    /// caller must wake. Called after a record was published.
     pub(crate) fn consumer_state(&self) -> ConsumerState {
         // SYNC: pairs with the fence in `Consumer::arm`.
         full_fence();
@@ -307,16 +307,16 @@ impl<M: RingMemory> Producer<M> {
         }
     }
 
-    /// Returns whether the consumer has closed without consuming the last record. Makes no fence, so
-    /// the result may be outdated.
+    /// Returns whether the consumer has closed without consuming the last record. Makes no fence,
+    /// so the result may be outdated.
     pub(crate) fn is_closed(&self) -> bool {
         // SYNC: pairs with the release in `Consumer::close`.
         self.memory.consumer_waiting().load(Ordering::Acquire) == CONSUMER_CLOSED
             && self.state_after_close() == ConsumerState::Closed
     }
 
-    /// Returns the state of a closed consumer: `Awake` if it had consumed the last record, which has
-    /// thus arrived, and `Closed` otherwise.
+    /// Returns the state of a closed consumer: `Awake` if it had consumed the last record, which
+    /// has thus arrived, and `Closed` otherwise.
     #[cold]
     fn state_after_close(&self) -> ConsumerState {
         if self.memory.released().load(Ordering::Relaxed) == self.position {
@@ -532,7 +532,8 @@ impl<M: RingMemory> Consumer<M> {
         }
     }
 
-    /// Returns the oldest record that was not consumed; `None` if the ring has none. Skips pad records.
+    /// Returns the oldest record that was not consumed; `None` if the ring has none. Skips pad
+    /// records.
     ///
     /// # Errors
     /// [`ShmProtocolViolation`] if the length of the record is invalid.
@@ -578,8 +579,8 @@ impl<M: RingMemory> Consumer<M> {
         self.consume_lines(u64::from(record.lines))
     }
 
-    /// Consumes the record that [`peek_plain`](Self::peek_plain) returned, of `lines` lines. Returns
-    /// true if the producer sleeps and the caller must ring the doorbell.
+    /// Consumes the record that [`peek_plain`](Self::peek_plain) returned, of `lines` lines.
+    /// Returns true if the producer sleeps and the caller must ring the doorbell.
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
         self.position += lines;
@@ -611,8 +612,8 @@ impl<M: RingMemory> Consumer<M> {
         take_producer_waiting(&self.memory)
     }
 
-    /// Sets `consumer_waiting` before the consumer sleeps. Returns true if the ring is empty, so that
-    /// the consumer can sleep.
+    /// Sets `consumer_waiting` before the consumer sleeps. Returns true if the ring is empty, so
+    /// that the consumer can sleep.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.consumer_waiting().swap(1, Ordering::Relaxed);

@@ -62,8 +62,8 @@ pub(crate) struct RmaRequest {
     pub(crate) kind: OpKind,
     /// The range to access, at most [`MAX_REQUEST_LEN`] bytes.
     pub(crate) remote: RmaIov,
-    /// Bytes of the operation's range that this and later requests access. The owner checks that all
-    /// of them are in bounds, so that an operation that exceeds the region moves no bytes.
+    /// Bytes of the operation's range that this and later requests access. The owner checks that
+    /// all of them are in bounds, so that an operation that exceeds the region moves no bytes.
     pub(crate) remaining: usize,
     /// Number of the request on this connection, from 1.
     pub(crate) id: u64,
@@ -191,8 +191,8 @@ impl RmaRequest {
     fn write_response(&self, bounce_buffer: &SharedMapping, (code, detail): (u64, u64)) {
         bounce_buffer.write(STATUS_AT, &code.to_ne_bytes());
         bounce_buffer.write(DETAIL_AT, &detail.to_ne_bytes());
-        // SYNC: `write` stores one aligned word with release, which pairs with the acquire of `read`
-        // in `RmaBounceBuffer::is_pending`.
+        // SYNC: `write` stores one aligned word with release, which pairs with the acquire of
+        // `read` in `RmaBounceBuffer::is_pending`.
         bounce_buffer.write(RESPONSE_ID_AT, &self.id.to_ne_bytes());
     }
 }
@@ -225,7 +225,8 @@ impl RmaBounceBuffer {
         &self.memory
     }
 
-    /// Creates a request and writes its operands, the first bytes of `bytes`, into the bounce buffer.
+    /// Creates a request and writes its operands, the first bytes of `bytes`, into the bounce
+    /// buffer.
     pub(crate) fn prepare(
         &self,
         kind: OpKind,

@@ -1,9 +1,12 @@
-//! A connection from a peer: what this endpoint receives from it.
+//! The receiving end of a connection: everything that one peer sends to this endpoint.
 //!
-//! A pass reads a bounded number of records and bytes from the ring and delivers messages to the
-//! receive queue. A message that finds no receive and no buffer space stays in the ring. Every
-//! record and control message is checked: an invalid one is a protocol violation, which ends the
-//! connection.
+//! The peer has the sending end, a `TxConnection`. `rx_table` holds the receiving ends of an
+//! endpoint and polls them. A pass receives a bounded number of records and bytes from the ring and
+//! delivers messages to the receive queue. A message that finds neither a receive nor buffer space
+//! is *held*: its record stays in the ring. Control messages are read when the socket is readable.
+//!
+//! Every record and control message is checked. An invalid one is a protocol violation, which ends
+//! the connection. When the peer ends, the records in its ring are still delivered.
 
 mod memory;
 mod pending_handshake;
@@ -35,53 +38,59 @@ pub(crate) use pending_handshake::{
     HandshakeOutcome, PendingHandshake, Rejection, admit, placeholder_address,
 };
 
-/// Records and bytes received from one peer in one pass.
+/// Maximum number of records received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
+/// Bytes after which a pass stops receiving from one peer.
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// Passes for which a message stays in the ring while no receive is posted. A program that awaits
-/// its receives one by one posts the next receive within a few passes, and the message is then
-/// copied once, not twice.
+/// its receives one by one posts the next receive within a few passes. The message is then copied
+/// to the receive, and not to a buffer of unexpected messages first.
 const MAX_DEFERRED_PASSES: u8 = 8;
-/// The longest message a peer may announce.
+/// Maximum bytes of a message.
 pub(crate) const MAX_MSG_SIZE: usize = 1 << 40;
 
-/// Identity of the peer's endpoint. Names are claimed and reused, so they do not identify it.
+/// Identity of the peer's endpoint. A later endpoint may have the same name, but not the same
+/// identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerIdentity {
-    /// Process id reported by the kernel; `None` in another PID namespace.
+    /// Process id reported by the kernel; `None` if the peer is in another PID namespace.
     pub(crate) pid: Option<i32>,
-    /// Random incarnation number that the endpoint announces.
+    /// Random incarnation number that the endpoint announces in the handshake.
     pub(crate) incarnation: u64,
 }
 
 impl From<PeerIdentity> for Incarnation {
     fn from(identity: PeerIdentity) -> Self {
-        let process = identity.pid.unwrap_or_default();
-        Self(u128::from(identity.incarnation) | (process as u128) << 64 & (u128::MAX >> 1))
+        let pid = identity.pid.unwrap_or_default();
+        Self(u128::from(identity.incarnation) | (pid as u128) << 64 & (u128::MAX >> 1))
     }
 }
 
-/// The endpoint at this end of a connection.
+/// The properties of the receiving endpoint that its connections need.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalEndpoint {
     pub(crate) ep: EpId,
-    /// Random number that tells the endpoint from others of its name.
+    /// Random number, unlike that of any other endpoint of the same name.
     pub(crate) incarnation: u64,
-    /// Whether peers may access memory of the domain, and whether the endpoint requests RMA events.
+    /// Whether peers may access memory of the domain.
     pub(crate) is_rma_target: bool,
+    /// Whether the endpoint requests RMA events for all accesses.
     pub(crate) rma_events: bool,
-    /// Whether the endpoint copies long messages directly from its peers, where the kernel permits
-    /// it.
+    /// Whether the endpoint accepts CMA offers from peers whose memory the kernel lets it read.
     pub(crate) cma_enabled: bool,
-    /// Chunks that peers have granted to the endpoint.
+    /// Counters of the chunks that peers have granted to the endpoint.
     pub(crate) received_loans: ReceivedLoans,
 }
 
-/// A connection from a peer.
+/// The receiving end of a connection.
 #[derive(Debug)]
 pub(crate) struct RxConnection {
+    /// Name of the peer's endpoint.
     pub(crate) peer_address: Address,
+    /// Identifies the connection in the receive queue.
     pub(crate) peer_key: PeerKey,
+    /// Address handle of the peer, which completions report as source; `None` if the peer is not in
+    /// the address vector.
     pub(crate) source: Option<FiAddr>,
     /// Address handle of the peer when it connected.
     pub(crate) initial_addr: Option<FiAddr>,
@@ -89,34 +98,37 @@ pub(crate) struct RxConnection {
     local: LocalEndpoint,
     socket: ShmSocket,
     ring: Consumer<Segment>,
-    /// Chunks that the peer lends, sorted by key.
+    /// Chunks that the peer has granted, sorted by key.
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
-    /// Access to the peer's memory, if it can be read from here.
+    /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid.
     cma_peer: Option<Arc<CmaPeer>>,
-    /// Bounce buffer for the responses to RMA requests of the peer.
+    /// Bounce buffer of the peer's RMA requests, once granted.
     rma_bounce: Option<SharedMapping>,
     /// The message whose fragments are arriving.
     partial: Option<PartialId>,
-    /// Whether the oldest record waits for a receive or for buffer space.
+    /// Whether the oldest record waits for a receive, for buffer space, or for a region.
     message_held: bool,
-    /// Passes since a receive was last posted that have left the oldest record in the ring.
+    /// Number of passes, since a receive was last posted, that have left the oldest message in the
+    /// ring because no receive was posted.
     deferred_passes: u8,
-    /// The peer has announced that its endpoint closes, or that it gives up this connection only.
+    /// Whether the peer has sent `EndpointClosed`.
     endpoint_closed: bool,
+    /// Whether the peer has sent `Disconnect`.
     disconnected: bool,
-    /// Set when the peer has ended; records left in the ring are still delivered.
+    /// Reason why the peer is down; `None` while the peer is up.
     down_reason: Option<DownReason>,
-    /// How often the peer slept and was woken.
+    /// Number of doorbells rung at the peer.
     pub(crate) doorbells: u64,
-    /// The pass in which a record of this connection was last received.
+    /// Number of the pass in which a record of this connection was last received.
     pub(crate) last_active: u32,
-    /// Whether passes skip this connection and wait for its doorbell.
+    /// Whether passes skip this connection, whose doorbell is armed (`rx_table`).
     pub(crate) idle: bool,
 }
 
 impl RxConnection {
-    /// Creates the receiving end of a connection whose handshake has the name, the credentials and
-    /// the incarnation of the peer, and finds out whether the peer's memory can be copied from.
+    /// Creates the receiving end for a peer whose handshake has announced `segment` and, together
+    /// with the kernel, its name, credentials and incarnation. Finds out whether the peer's memory
+    /// can be read, and records the result in the segment.
     pub(crate) fn establish(
         (peer_address, credentials, incarnation): (Address, PeerCredentials, u64),
         local: LocalEndpoint,
@@ -124,9 +136,9 @@ impl RxConnection {
         socket: ShmSocket,
         peer_key: PeerKey,
     ) -> Self {
-        let process = credentials.pid.filter(|_| local.cma_enabled);
+        let pid = credentials.pid.filter(|_| local.cma_enabled);
         let cma_peer =
-            process.and_then(|id| CmaPeer::new(&peer_address, id, &socket, &segment).map(Arc::new));
+            pid.and_then(|pid| CmaPeer::new(&peer_address, pid, &socket, &segment).map(Arc::new));
         if cma_peer.is_some() {
             segment.set_cma_capable();
         }
@@ -157,23 +169,24 @@ impl RxConnection {
         }
     }
 
-    /// Tells the peer that its segment is mapped: it may send.
+    /// Sends `Accept`: the peer's segment is mapped, and the peer may send.
     pub(crate) fn send_accept(&self) {
         let accept = ControlMessage::Accept(self.local.incarnation);
         control::send_control(&self.socket, accept);
     }
 
-    /// Returns the socket, which the peer uses for the control messages of a sender.
+    /// Returns the socket of the connection.
     pub(crate) fn socket(&self) -> &ShmSocket {
         &self.socket
     }
 
-    /// Watches the socket.
+    /// Watches the socket; its events carry `token`.
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
         self.socket.watch(wait, token)
     }
 
-    /// Receives records until the limits of a pass. Returns whether there were any.
+    /// Receives records from the ring, up to the limits of a pass. Returns whether a record was
+    /// received, or a message deferred to the next pass.
     #[inline(always)] // fast path of small messages
     pub(crate) fn poll_ring(
         &mut self,
@@ -182,9 +195,9 @@ impl RxConnection {
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
         let mut bytes = 0;
-        for taken in 0..RECORDS_PER_PASS {
+        for received in 0..RECORDS_PER_PASS {
             match self.ring.peek_plain(MESSAGE) {
-                Peeked::Empty => return Ok(taken > 0),
+                Peeked::Empty => return Ok(received > 0),
                 Peeked::Plain { start, len, lines } if self.partial.is_none() => {
                     if rx.has_posted() {
                         self.deferred_passes = 0;
@@ -199,7 +212,7 @@ impl RxConnection {
                     let payload = payload.ok_or(ShmProtocolViolation("payload out of bounds"))?;
                     if !rx.deliver_plain(engine, self.peer_key, self.source, &payload) {
                         self.message_held = true;
-                        return Ok(taken > 0);
+                        return Ok(received > 0);
                     }
                     if self.ring.consume_lines(u64::from(lines)) {
                         self.ring_doorbell();
@@ -209,14 +222,15 @@ impl RxConnection {
                         break;
                     }
                 }
-                _ => return self.poll_ring_general(rx, engine, (taken, bytes)),
+                _ => return self.poll_ring_general(rx, engine, received, bytes),
             }
         }
         Ok(true)
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
-    /// another pass. A probe sees only messages that have left the ring.
+    /// another pass, and counts that pass. With a probe posted, messages are not deferred: a probe
+    /// sees only messages that have left the ring.
     fn defers_message(&mut self, rx: &RxQueue) -> bool {
         let defers = self.deferred_passes < MAX_DEFERRED_PASSES
             && self.down_reason.is_none()
@@ -225,16 +239,17 @@ impl RxConnection {
         defers
     }
 
-    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `taken` records and
-    /// `bytes` bytes of this pass.
+    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records
+    /// of `bytes` bytes in this pass. Returns whether this pass has received a record.
     fn poll_ring_general(
         &mut self,
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
-        (taken, mut bytes): (usize, usize),
+        received: usize,
+        mut bytes: usize,
     ) -> Result<bool, ShmProtocolViolation> {
-        let mut progressed = taken > 0;
-        for _ in taken..RECORDS_PER_PASS {
+        let mut progressed = received > 0;
+        for _ in received..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else {
                 break;
             };
@@ -257,7 +272,7 @@ impl RxConnection {
         Ok(progressed)
     }
 
-    /// Wakes the peer.
+    /// Wakes the peer, whose flag in the segment says that it sleeps.
     #[cold]
     fn ring_doorbell(&mut self) {
         control::send_control(&self.socket, ControlMessage::Doorbell);
@@ -302,7 +317,7 @@ impl RxConnection {
         }
     }
 
-    /// Processes one record. Returns false if it must stay in the ring.
+    /// Processes one record. Returns false if the record must stay in the ring.
     #[inline(always)] // fast path of small messages
     fn process_record(
         &mut self,
@@ -321,7 +336,8 @@ impl RxConnection {
         ))
     }
 
-    /// Processes a record that is not a whole message.
+    /// Processes a record that is not a whole message, or that comes before the last fragment of a
+    /// message, which is a violation. Returns false if the record must stay in the ring.
     fn process_other_record(
         &mut self,
         record: RecordRef,
@@ -330,7 +346,7 @@ impl RxConnection {
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
-        let total = layout.full_len.map(word);
+        let full_len = layout.full_len.map(word);
         match record.header.kind {
             FRAGMENT => {
                 let id = self
@@ -358,7 +374,7 @@ impl RxConnection {
                 } else {
                     RemoteAccess::Write
                 };
-                let len = usize::try_from(total.unwrap_or(0)).unwrap_or(usize::MAX);
+                let len = usize::try_from(full_len.unwrap_or(0)).unwrap_or(usize::MAX);
                 let transfer = Transfer::written(len, layout.data.map(word), self.source);
                 Ok(engine.on_remote_access(self.local.ep, word(layout.payload), access, transfer))
             }
@@ -378,7 +394,7 @@ impl RxConnection {
                 if payload.len() != LOCATION_LEN {
                     return Err(ShmProtocolViolation("message location of wrong length"));
                 }
-                let (len, ack) = decode_len_and_ack(total.unwrap_or(u64::MAX));
+                let (len, ack) = decode_len_and_ack(full_len.unwrap_or(u64::MAX));
                 let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
                 let location = (word(layout.payload), slot);
                 let envelope = Envelope {
@@ -391,16 +407,17 @@ impl RxConnection {
                     self.receive_cma_offer(envelope, location, rx, engine)
                 }
             }
-            FIRST_FRAGMENT if let Some(total) = total => {
-                let (total, ack) = decode_len_and_ack(total);
+            FIRST_FRAGMENT if let Some(full_len) = full_len => {
+                let (len, ack) = decode_len_and_ack(full_len);
                 let envelope = Envelope {
                     ack,
-                    ..self.envelope(record, layout, total)
+                    ..self.envelope(record, layout, len)
                 };
-                if ack.is_some() && total == payload.len() {
+                // A message in one record that requests an ack.
+                if ack.is_some() && len == payload.len() {
                     return Ok(rx.deliver(engine, envelope, &payload));
                 }
-                if total <= payload.len() || total > MAX_MSG_SIZE {
+                if len <= payload.len() || len > MAX_MSG_SIZE {
                     return Err(ShmProtocolViolation("message length out of bounds"));
                 }
                 let Some(id) = rx.begin_partial(engine, envelope) else {
@@ -414,7 +431,8 @@ impl RxConnection {
         }
     }
 
-    /// Handles a readable socket. Returns how the peer ended, if it did.
+    /// Reads the socket: handles up to [`READS_PER_POLL`] control messages. Returns the reason why
+    /// the peer is down, if it is.
     pub(crate) fn on_readable(&mut self, engine: &impl EngineContext) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
             match control::recv_control(&self.socket) {
@@ -443,7 +461,7 @@ impl RxConnection {
                     }
                 }
                 ControlRead::Message(ControlEvent::Message(ControlMessage::UnmapLoan(key))) => {
-                    self.loan_mappings.retain(|(lent, _)| *lent != key)
+                    self.loan_mappings.retain(|(granted, _)| *granted != key)
                 }
                 ControlRead::Message(ControlEvent::GrantWithoutFd(_))
                 | ControlRead::DescriptorLimitReached => {
@@ -469,33 +487,37 @@ impl RxConnection {
         None
     }
 
-    /// Returns whether the peer gave up this connection while its endpoint stays open.
+    /// Returns whether the peer has sent `Disconnect`: the connection ends, and the peer's endpoint
+    /// stays open.
     pub(crate) fn has_disconnected(&self) -> bool {
         self.disconnected
     }
 
-    /// Returns how the peer ended, if it has.
+    /// Returns the reason why the peer is down; `None` while the peer is up.
     pub(crate) fn down_reason(&self) -> Option<DownReason> {
         self.down_reason
     }
 
-    /// Returns whether all records the peer left have been received, or cannot be.
+    /// Returns whether no record is left to receive: the ring is empty, or the peer has violated
+    /// the protocol.
     pub(crate) fn is_drained(&mut self) -> bool {
         matches!(self.ring.peek(), Ok(None) | Err(_))
             || matches!(self.down_reason, Some(DownReason::Protocol(_)))
     }
 
-    /// Returns whether the oldest record waits for a receive or for buffer space.
+    /// Returns whether the last pass has left the oldest record in the ring, because the record
+    /// could not be processed.
     pub(crate) fn has_held_message(&self) -> bool {
         self.message_held
     }
 
-    /// Returns whether the connection may wait for a doorbell.
+    /// Returns whether the connection may become idle: a held message and the records of a peer
+    /// that is down need polling.
     pub(crate) fn may_become_idle(&self) -> bool {
         !self.message_held && self.down_reason.is_none()
     }
 
-    /// Fails a message whose fragments were arriving.
+    /// Fails the message whose fragments were arriving, if there is one.
     pub(crate) fn fail_partial(
         &mut self,
         rx: &mut RxQueue,
@@ -507,7 +529,8 @@ impl RxConnection {
         }
     }
 
-    /// Records that the peer has ended. Returns false if that was known.
+    /// Records the reason why the peer is down. Returns false if a reason was recorded before,
+    /// which is kept.
     pub(crate) fn mark_down(&mut self, reason: DownReason) -> bool {
         let is_new = self.down_reason.is_none();
         self.down_reason.get_or_insert(reason);
@@ -519,18 +542,21 @@ impl RxConnection {
         self.socket.unwatch();
     }
 
-    /// Closes the connection because the endpoint closes: nothing is read any more.
+    /// Closes the connection because the endpoint closes: the ring is not read any more.
     pub(crate) fn close(&self) {
         self.stop_cma();
         self.ring.close();
         control::send_control(&self.socket, ControlMessage::EndpointClosed);
     }
 
-    /// Arms the doorbell before sleeping. Returns false if a record can be received now.
+    /// Arms the doorbell before this side sleeps. Returns false if a record can be received now.
     pub(crate) fn arm(&mut self) -> bool {
+        // A held message does not keep this side awake: a task of this process has to post a
+        // receive, free buffer space or drop a guard, and does so with a pass.
         self.ring.arm() || self.message_held
     }
 
+    /// Disarms the doorbell after this side has slept.
     pub(crate) fn disarm(&mut self) {
         self.ring.disarm();
     }

@@ -1,21 +1,21 @@
-//! Incoming connections, active and idle.
+//! The incoming connections of an endpoint, active and idle.
 //!
-//! A pass polls every *active* connection. With more than 8 connections, one that has sent nothing
-//! for a long time while others are active becomes *idle*: its doorbell flag stays armed, so its
-//! next message rings the doorbell over the Unix socket. A spinning thread polls sockets only every
-//! 2048 passes, so each pass also polls one idle connection round-robin. The cost of a pass is
-//! therefore O(active), and idle connections cost nothing when the domain arms and disarms.
+//! A pass polls every *active* connection. With more than 8 connections, a connection that has sent
+//! nothing for a long time while others are active becomes *idle*: its doorbell flag stays armed,
+//! so its next message rings the doorbell over the Unix socket. A spinning thread polls sockets
+//! only every 2048 passes, so each pass also polls one idle connection, round-robin. The cost of a
+//! pass is therefore O(active), and arming and disarming the domain does not touch idle
+//! connections.
 //!
-//! A bitmap of rings with new records, in memory that the senders share, was planned instead: it
-//! would add a write to a shared cache line to every message, and one sender could hide the records
-//! of the others.
+//! Decision: a bitmap of rings with new records, shared by the senders, was rejected. Every message
+//! would write to a shared cache line, and a sender could clear the bits of the others.
 //!
-//! **Invariant.** A connection is idle only if its doorbell flag was armed and the ring was empty
-//! afterwards, or if its doorbell message is in the socket, which is watched. A control message
-//! makes the connection active, and so does a record that a pass finds in its ring. So the next
-//! message of an idle connection wakes a sleeping receiver, and a receiver that goes to sleep need
-//! not look at idle connections. A peer that clears the flag without ringing the doorbell delays
-//! only its own messages, until its connection is polled. `models/doorbell` checks this.
+//! **Invariant.** A connection is idle only if its ring was empty after its doorbell flag was
+//! armed, or if its doorbell message is in the watched socket. A control message makes the
+//! connection active, and so does a record that a pass finds in its ring. So the next message of an
+//! idle connection wakes a sleeping receiver, and a receiver that goes to sleep need not check idle
+//! connections. A peer that clears the flag without ringing the doorbell delays only its own
+//! messages, until its connection is polled. The loom model `models/doorbell` checks this.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -27,12 +27,14 @@ use super::rx_connection::{PendingHandshake, RxConnection};
 
 /// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
-/// Passes without a message after which a connection becomes idle, if up to [`ALWAYS_ACTIVE`] are
-/// active. With more, passes take longer, so fewer passes are enough.
+/// Passes without a message after which a connection becomes idle, if a pass polls up to
+/// [`ALWAYS_ACTIVE`] connections. A pass over more connections takes longer, so fewer passes
+/// are enough.
 const IDLE_PASSES: usize = 1024;
+/// Minimum of that number.
 const MIN_IDLE_PASSES: usize = 64;
 
-/// An incoming connection.
+/// An incoming connection, before or after its handshake.
 #[derive(Debug)]
 pub(crate) enum RxSlot {
     Handshaking(PendingHandshake),
@@ -42,14 +44,14 @@ pub(crate) enum RxSlot {
 impl RxSlot {
     pub(crate) fn established(&self) -> Option<&RxConnection> {
         match self {
-            Self::Established(peer) => Some(peer),
+            Self::Established(rx) => Some(rx),
             Self::Handshaking(_) => None,
         }
     }
 
     fn established_mut(&mut self) -> Option<&mut RxConnection> {
         match self {
-            Self::Established(peer) => Some(peer),
+            Self::Established(rx) => Some(rx),
             Self::Handshaking(_) => None,
         }
     }
@@ -58,20 +60,24 @@ impl RxSlot {
 /// All incoming connections of an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct RxConnections {
+    /// All connections; the other fields refer to them by index.
     slots: Slab<RxSlot>,
-    /// Established connections by the address of the peer, which may have several: the indices.
+    /// Established connections by name of the peer. A name may have several connections.
     by_address: HashMap<Address, Vec<usize>>,
+    /// Active connections.
     active: Vec<usize>,
+    /// Idle connections; the front is polled next.
     idle: VecDeque<usize>,
     /// Connections whose handshake is pending, oldest first.
     handshaking: VecDeque<usize>,
-    /// Number of passes made.
+    /// Number of passes made; wraps.
     passes: u32,
-    /// Index in `active` of the next connection to check for silence.
+    /// Position in `active` of the connection that `demote_idle` checked last.
     demotion_cursor: usize,
 }
 
 impl RxConnections {
+    /// Returns the number of connections, including pending handshakes.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -81,6 +87,7 @@ impl RxConnections {
         self.slots.vacant_key()
     }
 
+    /// Returns whether the handshake of this connection is pending.
     pub(crate) fn is_handshaking(&self, connection_index: usize) -> bool {
         matches!(
             self.slots.get(connection_index),
@@ -94,8 +101,8 @@ impl RxConnections {
         self.handshaking.push_back(connection_index);
     }
 
-    /// Removes a pending handshake, to advance it. The slab reuses its index for the next
-    /// insertion.
+    /// Removes a pending handshake, so that the caller can poll it and insert the result. The next
+    /// insertion reuses the index.
     pub(crate) fn take_handshake(&mut self, connection_index: usize) -> Option<PendingHandshake> {
         if !self.is_handshaking(connection_index) {
             return None;
@@ -108,10 +115,10 @@ impl RxConnections {
         }
     }
 
-    /// Returns whether another handshake may begin: fewer than `most` are pending, or the oldest
-    /// one was pending for `timeout` and is dropped.
-    pub(crate) fn make_handshake_room(&mut self, most: usize, timeout: Duration) -> bool {
-        if self.handshaking.len() < most {
+    /// Makes room for another handshake if `max_pending` are pending: drops the oldest handshake if
+    /// it is older than `timeout`. Returns false if there is no room.
+    pub(crate) fn make_handshake_room(&mut self, max_pending: usize, timeout: Duration) -> bool {
+        if self.handshaking.len() < max_pending {
             return true;
         }
         let Some(&oldest) = self.handshaking.front() else {
@@ -127,11 +134,11 @@ impl RxConnections {
         true
     }
 
-    /// Adds an established connection.
-    pub(crate) fn insert_established(&mut self, mut peer: Box<RxConnection>) -> usize {
-        peer.last_active = self.passes;
-        let address = peer.peer_address.clone();
-        let connection_index = self.slots.insert(RxSlot::Established(peer));
+    /// Adds an established connection, which is active. Returns its index.
+    pub(crate) fn insert_established(&mut self, mut rx: Box<RxConnection>) -> usize {
+        rx.last_active = self.passes;
+        let address = rx.peer_address.clone();
+        let connection_index = self.slots.insert(RxSlot::Established(rx));
         self.by_address
             .entry(address)
             .or_default()
@@ -140,6 +147,7 @@ impl RxConnections {
         connection_index
     }
 
+    /// Removes an established connection.
     pub(crate) fn remove(&mut self, connection_index: usize) -> Option<RxConnection> {
         let address = &self
             .slots
@@ -155,11 +163,12 @@ impl RxConnections {
         self.active.retain(|active| *active != connection_index);
         self.idle.retain(|idle| *idle != connection_index);
         match self.slots.try_remove(connection_index)? {
-            RxSlot::Established(peer) => Some(*peer),
+            RxSlot::Established(rx) => Some(*rx),
             RxSlot::Handshaking(_) => None,
         }
     }
 
+    /// Returns the established connection with this index.
     pub(crate) fn get_mut(&mut self, connection_index: usize) -> Option<&mut RxConnection> {
         self.slots.get_mut(connection_index)?.established_mut()
     }
@@ -169,7 +178,7 @@ impl RxConnections {
         self.slots.iter().filter_map(|(_, slot)| slot.established())
     }
 
-    /// Calls `act` with every established connection with the peer at this address.
+    /// Calls `act` with every established connection from an endpoint of this name.
     pub(crate) fn for_each_at(
         &mut self,
         address: &Address,
@@ -177,13 +186,14 @@ impl RxConnections {
     ) {
         let connections = self.by_address.get(address);
         for &at in connections.map_or(&[][..], Vec::as_slice) {
-            let peer = self.slots.get_mut(at).and_then(RxSlot::established_mut);
-            if let Some(peer) = peer {
-                act(peer);
+            let rx = self.slots.get_mut(at).and_then(RxSlot::established_mut);
+            if let Some(rx) = rx {
+                act(rx);
             }
         }
     }
 
+    /// Returns all established connections.
     pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {
         self.slots
             .iter_mut()
@@ -193,8 +203,8 @@ impl RxConnections {
     /// Calls `act` with every established connection and its index.
     pub(crate) fn for_each_peer(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
         for (connection_index, slot) in &mut self.slots {
-            if let RxSlot::Established(peer) = slot {
-                act(connection_index, peer);
+            if let RxSlot::Established(rx) = slot {
+                act(connection_index, rx);
             }
         }
     }
@@ -213,58 +223,62 @@ impl RxConnections {
     pub(crate) fn active_mut(&mut self, position: usize) -> Option<(usize, &mut RxConnection)> {
         let connection_index = *self.active.get(position)?;
         match self.slots.get_mut(connection_index) {
-            Some(RxSlot::Established(peer)) => Some((connection_index, peer)),
+            Some(RxSlot::Established(rx)) => Some((connection_index, rx)),
             _ => None,
         }
     }
 
-    /// Removes and returns the idle connection whose turn it is.
+    /// Takes the next idle connection out of the idle list, to be polled and passed to
+    /// [`on_idle_polled`](Self::on_idle_polled).
     #[inline]
     pub(crate) fn next_idle(&mut self) -> Option<usize> {
         self.idle.pop_front()
     }
 
-    /// Handles the result of polling an idle connection: it becomes active if it had a message.
+    /// Handles the result of polling an idle connection: the connection becomes active if it has
+    /// `progressed` or needs further polling, and otherwise stays idle.
     #[cold]
     pub(crate) fn on_idle_polled(&mut self, connection_index: usize, progressed: bool) {
         let passes = self.passes;
-        let Some(peer) = self.get_mut(connection_index) else {
+        let Some(rx) = self.get_mut(connection_index) else {
             return;
         };
-        if !progressed && peer.may_become_idle() {
+        if !progressed && rx.may_become_idle() {
             self.idle.push_back(connection_index);
             return;
         }
-        peer.idle = false;
-        peer.disarm();
-        peer.last_active = passes;
+        rx.idle = false;
+        rx.disarm();
+        rx.last_active = passes;
         self.active.push(connection_index);
     }
 
-    /// Makes a connection active.
+    /// Makes an idle connection active, because its socket has a control message.
     pub(crate) fn activate(&mut self, connection_index: usize) {
-        let Some(peer) = self
+        let Some(rx) = self
             .slots
             .get_mut(connection_index)
             .and_then(RxSlot::established_mut)
         else {
             return;
         };
-        if std::mem::take(&mut peer.idle) {
-            peer.disarm();
-            peer.last_active = self.passes;
+        if std::mem::take(&mut rx.idle) {
+            rx.disarm();
+            rx.last_active = self.passes;
             self.idle.retain(|idle| *idle != connection_index);
             self.active.push(connection_index);
         }
     }
 
+    /// Returns the number of active connections.
     pub(crate) fn active_count(&self) -> usize {
         self.active.len()
     }
 
-    /// Makes one active connection idle if it has been silent for long; `active_count` is the
-    /// number of connections or endpoints that a pass polls. Returns true if the connection has
-    /// just received something instead.
+    /// Checks the next active connection, round-robin, and makes it idle if no message was received
+    /// for long. `active_count` is the number of connections or endpoints that a pass polls.
+    /// Returns true if a record has arrived just now, so that the connection stays active and
+    /// another pass must follow.
     #[cold]
     pub(crate) fn demote_idle(&mut self, active_count: usize) -> bool {
         let idle_passes = (IDLE_PASSES * ALWAYS_ACTIVE / active_count.max(ALWAYS_ACTIVE))
@@ -277,50 +291,51 @@ impl RxConnections {
         let Some(&connection_index) = self.active.get(self.demotion_cursor) else {
             return false;
         };
-        let Some(peer) = self
+        let Some(rx) = self
             .slots
             .get_mut(connection_index)
             .and_then(RxSlot::established_mut)
         else {
             return false;
         };
-        if self.passes.wrapping_sub(peer.last_active) < idle_passes || !peer.may_become_idle() {
+        if self.passes.wrapping_sub(rx.last_active) < idle_passes || !rx.may_become_idle() {
             return false;
         }
-        peer.idle = peer.arm();
-        if peer.idle {
+        rx.idle = rx.arm();
+        if rx.idle {
             self.active.swap_remove(self.demotion_cursor);
             self.idle.push_back(connection_index);
             return false;
         }
-        peer.disarm();
+        rx.disarm();
         true
     }
 
     // ---- sleeping
 
-    /// Arms the doorbells of active connections before sleeping; idle ones are armed already.
-    /// Returns false if something can progress now.
+    /// Arms the doorbells of active connections before this side sleeps; those of idle connections
+    /// are armed already. Returns false if a record can be received now.
     pub(crate) fn arm(&mut self) -> bool {
-        let mut quiet = true;
+        let mut may_sleep = true;
         for &connection_index in &self.active {
-            quiet &= self
+            may_sleep &= self
                 .slots
                 .get_mut(connection_index)
                 .and_then(RxSlot::established_mut)
                 .is_none_or(RxConnection::arm);
         }
-        quiet
+        may_sleep
     }
 
+    /// Disarms the doorbells of active connections after this side has slept.
     pub(crate) fn disarm(&mut self) {
         for &connection_index in &self.active {
-            if let Some(peer) = self
+            if let Some(rx) = self
                 .slots
                 .get_mut(connection_index)
                 .and_then(RxSlot::established_mut)
             {
-                peer.disarm();
+                rx.disarm();
             }
         }
     }

@@ -314,7 +314,7 @@ impl Segment {
             .store(marker.value, Ordering::Relaxed);
     }
 
-    /// Returns the sender's marker, as the sender wrote it.
+    /// Returns the marker that the sender has published; zeros if there is none.
     pub(crate) fn cma_marker(&self) -> CmaMarker {
         CmaMarker {
             address: self.control_u64(CMA_MARKER_AT).load(Ordering::Relaxed),
@@ -336,8 +336,8 @@ impl Segment {
     pub(crate) fn revoke_cma_offers(&self) {
         self.control_u32(CMA_OFFERS_REVOKED_AT)
             .store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `are_cma_offers_revoked`. A receiver that sees a later write to the
-        // freed memory also sees this flag.
+        // SYNC: pairs with the fence in `are_cma_offers_revoked`. A receiver that sees a later
+        // write to the freed memory also sees this flag.
         full_fence();
     }
 

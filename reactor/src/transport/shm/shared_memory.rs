@@ -1,5 +1,5 @@
-//! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks of
-//! loans, and bounce buffers.
+//! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks
+//! of loans, and bounce buffers.
 //!
 //! The owner creates the memory (a memfd), seals its size, and sends the descriptor in a grant. A
 //! peer maps the memory only if it is sealed and has the announced size. So no access within the
@@ -335,8 +335,8 @@ impl SharedMapping {
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
-    /// Returns whether `bytes` is a slice of the first bytes of the data: the same memory, not equal
-    /// bytes.
+    /// Returns whether `bytes` is a slice of the first bytes of the data: the same memory, not
+    /// equal bytes.
     pub(crate) fn is_prefix(&self, bytes: &[u8]) -> bool {
         std::ptr::eq(self.ptr_at(0, 0).as_ptr(), bytes.as_ptr()) && bytes.len() <= self.len
     }
@@ -436,8 +436,8 @@ pub(crate) struct MappedRange<'a> {
 }
 
 impl MappedRange<'_> {
-    /// Writes `len` bytes from byte `from` of the range to a descriptor, with one `write(2)`. Returns
-    /// the number of bytes written.
+    /// Writes `len` bytes from byte `from` of the range to a descriptor, with one `write(2)`.
+    /// Returns the number of bytes written.
     pub(crate) fn write_to(
         &self,
         fd: BorrowedFd<'_>,

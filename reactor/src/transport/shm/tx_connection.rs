@@ -87,7 +87,7 @@ pub(crate) struct TxStats {
     /// Messages sent in several records.
     pub(crate) segmented: OpStats,
     /// Sent messages that the peer has copied directly.
-    pub(crate) single_copy: OpStats,
+    pub(crate) single_copy_tx: OpStats,
     /// Received messages copied directly, over connections that have ended.
     pub(crate) single_copy_rx: OpStats,
 }
@@ -100,7 +100,7 @@ impl std::ops::AddAssign for TxStats {
         self.doorbells += other.doorbells;
         self.loaned += other.loaned;
         self.segmented += other.segmented;
-        self.single_copy += other.single_copy;
+        self.single_copy_tx += other.single_copy_tx;
         self.single_copy_rx += other.single_copy_rx;
     }
 }
@@ -246,7 +246,7 @@ impl TxConnection {
         }
     }
 
-    /// Sends a short message without tag, data or ack now, and counts it.
+    /// Sends a short message without tag, data or ack now, and counts the message.
     #[inline(always)] // fast path of small messages
     pub(crate) fn try_send_plain(&mut self, bytes: &[u8]) -> PushOutcome {
         let TxConnectionState::Established(channel) = &mut self.state else {
@@ -263,7 +263,7 @@ impl TxConnection {
         pushed
     }
 
-    /// Wakes the peer after messages with `FI_MORE`, which have not woken it.
+    /// Wakes the peer after messages with `FI_MORE`, which do not wake the peer when they are sent.
     pub(crate) fn flush(&mut self) -> PushOutcome {
         match &mut self.state {
             TxConnectionState::Established(channel) => channel.wake_peer(),

@@ -1,11 +1,12 @@
-//! Which messages are copied once: those of at least a configured length, or by default a long
-//! message that is alone in its connection's queue while no other is being copied.
+//! Which messages are sent as CMA offers, so that they are copied once: those of at least a
+//! configured length, or by default a long message that is the only one on its connection.
 //!
-//! Decision: with one message under way the sender has nothing to do but wait, so its copy into the
-//! ring is pure delay; with several it fills the ring while the receiver empties it, and both cores
-//! copy. Which case it is, is known when the message reaches the head of the queue. What the
-//! kernel's copy costs differs between machines by more than is gained, so each process measures it
-//! once with its own memory; above four times a plain copy it is not used by default.
+//! Decision: a copy into the ring delays a single message, because the receiver waits for that copy
+//! before it copies the message out. With several messages the sender fills the ring while the
+//! receiver empties it, and both cores copy. Which case applies is known when the message reaches
+//! the head of the queue. The cost of `process_vm_readv` differs between machines by more than
+//! single copy saves. So each process measures the cost once with its own memory, and does not use
+//! single copy by default if it exceeds four times the cost of a plain copy.
 #![deny(unsafe_code)]
 
 use std::fmt;
@@ -20,14 +21,14 @@ use super::read_process_memory;
 pub(crate) struct SingleCopyPolicy {
     /// Minimum length in bytes; `usize::MAX` disables single copy in both directions.
     pub(crate) min_len: usize,
-    /// Whether single copy is used only if no other operation is queued: with several messages the
-    /// sender writes into the ring while the receiver reads.
+    /// Whether single copy is used only if no other operation is queued for the peer and the peer
+    /// holds no other offer.
     pub(crate) only_if_queue_empty: bool,
 }
 
 impl SingleCopyPolicy {
-    /// Returns the default policy: a message that is alone in the queue, on machines where the
-    /// kernel's copy is fast enough (`docs/performance.md`).
+    /// Returns the default policy: a long message whose queue is empty otherwise, on machines where
+    /// `process_vm_readv` is fast enough (`docs/performance.md`).
     pub(crate) fn auto() -> Self {
         static IS_FAST: OnceLock<bool> = OnceLock::new();
         let min_len = if *IS_FAST.get_or_init(is_cma_fast) {
@@ -53,11 +54,11 @@ impl SingleCopyPolicy {
         self.min_len == usize::MAX
     }
 
-    /// Returns whether a message of this length uses single copy; `is_only_op` if no other
-    /// operation is queued.
+    /// Returns whether a message of this length uses single copy; `queue_empty` if no other
+    /// operation is queued for the peer and the peer holds no other offer.
     #[inline]
-    pub(crate) fn applies_to(self, len: usize, is_only_op: bool) -> bool {
-        len >= self.min_len && (is_only_op || !self.only_if_queue_empty)
+    pub(crate) fn applies_to(self, len: usize, queue_empty: bool) -> bool {
+        len >= self.min_len && (queue_empty || !self.only_if_queue_empty)
     }
 }
 
@@ -80,21 +81,21 @@ impl fmt::Display for SingleCopyPolicy {
     }
 }
 
-/// The shortest message that uses single copy by default, and the size of the copies that are
-/// measured.
+/// Minimum length of a message that uses single copy by default, and length of the measured copies.
 const AUTO_MIN_LEN: usize = 64 * 1024;
 /// Number of measurements of each copy; the fastest counts.
 const TRIALS: usize = 8;
-/// Factor by which the kernel's copy may be slower than a plain copy.
+/// Maximum time of `process_vm_readv`, as a multiple of the time of a plain copy.
 const MAX_SLOWDOWN: u32 = 4;
 
-/// Measures whether the kernel copies between processes about as fast as a plain copy, with this
-/// process's own memory.
+/// Returns whether `process_vm_readv` from this process's own memory takes at most [`MAX_SLOWDOWN`]
+/// times as long as a plain copy.
 fn is_cma_fast() -> bool {
     let (source, mut into) = (
         vec![1; AUTO_MIN_LEN],
         vec![MaybeUninit::new(0); AUTO_MIN_LEN],
     );
+    // Returns the least time of `copy`; `None` if it fails.
     let mut best = |copy: &mut dyn FnMut(&mut [MaybeUninit<u8>]) -> bool| {
         (0..TRIALS).try_fold(Duration::MAX, |best, _| {
             let begin = Instant::now();
@@ -106,13 +107,14 @@ fn is_cma_fast() -> bool {
         into.write_copy_of_slice(std::hint::black_box(&source));
         true
     });
-    let at = source.as_ptr().expose_provenance() as u64;
+    let address = source.as_ptr().expose_provenance() as u64;
     let pid = std::process::id().cast_signed();
-    let by_kernel =
-        best(&mut |into| read_process_memory(pid, (at, at), into, &mut []) == Ok(AUTO_MIN_LEN));
+    let cma = best(&mut |into| {
+        read_process_memory(pid, (address, address), into, &mut []) == Ok(AUTO_MIN_LEN)
+    });
     plain
-        .zip(by_kernel)
-        .is_some_and(|(plain, by_kernel)| by_kernel <= plain * MAX_SLOWDOWN)
+        .zip(cma)
+        .is_some_and(|(plain, cma)| cma <= plain * MAX_SLOWDOWN)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -120,11 +122,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn explicit_threshold_applies_to_busy_queues_too() {
-        let explicit = SingleCopyPolicy::from_len(1000);
+    fn configured_length_applies_with_other_operations_queued() {
+        let configured = SingleCopyPolicy::from_len(1000);
         assert_eq!(
             [(999, true), (1000, true), (1000, false)]
-                .map(|(len, is_only_op)| explicit.applies_to(len, is_only_op)),
+                .map(|(len, queue_empty)| configured.applies_to(len, queue_empty)),
             [false, true, true]
         );
         let automatic = SingleCopyPolicy {
@@ -137,10 +139,10 @@ mod tests {
             (AUTO_MIN_LEN, false),
         ];
         assert_eq!(
-            cases.map(|(len, is_only_op)| automatic.applies_to(len, is_only_op)),
+            cases.map(|(len, queue_empty)| automatic.applies_to(len, queue_empty)),
             [false, true, false]
         );
-        assert!(SingleCopyPolicy::from_len(usize::MAX).is_disabled() && !explicit.is_disabled());
+        assert!(SingleCopyPolicy::from_len(usize::MAX).is_disabled() && !configured.is_disabled());
         let auto_policy = SingleCopyPolicy::auto();
         assert!(
             auto_policy.only_if_queue_empty

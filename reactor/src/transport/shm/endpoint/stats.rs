@@ -17,7 +17,7 @@ impl ShmEndpoint {
             doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
             loaned: done.loaned,
             segmented: done.segmented,
-            single_copy_tx: done.single_copy,
+            single_copy_tx: done.single_copy_tx,
             single_copy_rx: peers().filter_map(RxConnection::cma_stats).fold(
                 done.single_copy_rx,
                 |mut sum, stats| {

@@ -125,8 +125,8 @@ impl OutstandingSlots {
         }
     }
 
-    /// Finds the chunk with this key and a slot. `None` if `payload` is not in that chunk, or if all
-    /// slots are in use.
+    /// Finds the chunk with this key and a slot. `None` if `payload` is not in that chunk, or if
+    /// all slots are in use.
     pub(crate) fn prepare(
         &mut self,
         key: u64,
@@ -139,8 +139,8 @@ impl OutstandingSlots {
         Some(PreparedLoan { chunk, slot })
     }
 
-    /// Finds the chunk of a received loan, to relay the loan, and a slot. `None` if the descriptor of
-    /// the chunk was not kept, the loan was received in another domain, or all slots are in use.
+    /// Finds the chunk of a received loan, to relay the loan, and a slot. `None` if the descriptor
+    /// of the chunk was not kept, the loan was received in another domain, or all slots are in use.
     pub(crate) fn prepare_relay(
         &mut self,
         memory: &Arc<dyn PeerMemory>,
@@ -188,8 +188,8 @@ impl OutstandingSlots {
         self.relays > 0
     }
 
-    /// Returns whether the peer holds a loan whose return is waited for: a relayed loan, or any loan
-    /// while the domain waits for loan memory.
+    /// Returns whether the peer holds a loan whose return is waited for: a relayed loan, or any
+    /// loan while the domain waits for loan memory.
     pub(crate) fn has_awaited_loans(&self) -> bool {
         self.has_relays() || self.is_pool_awaited() && lent_chunks(&self.slots).next().is_some()
     }
@@ -246,8 +246,8 @@ impl OutstandingSlots {
         }
     }
 
-    /// Returns the keys of granted chunks that the peer need not keep mapped. These are not lent now
-    /// and, unless the peer has [`MAX_GRANTED_CHUNKS`], were removed from the pool.
+    /// Returns the keys of granted chunks that the peer need not keep mapped. These are not lent
+    /// now and, unless the peer has [`MAX_GRANTED_CHUNKS`], were removed from the pool.
     pub(crate) fn unneeded_grants(&mut self) -> Vec<u64> {
         let is_lent = |key: u64| lent_chunks(&self.slots).any(|chunk| chunk.key() == key);
         let idle = self
@@ -291,8 +291,8 @@ impl OutstandingSlots {
         self.slots[slot] = Some(OutstandingSlot::Loan(chunk));
     }
 
-    /// Collects the slots that the peer has returned: frees or retires chunks, and queues offers for
-    /// completion. Returns whether relayed loans were returned.
+    /// Collects the slots that the peer has returned: frees or retires chunks, and queues offers
+    /// for completion. Returns whether relayed loans were returned.
     pub(crate) fn collect_returned(&mut self, segment: &Segment) -> bool {
         let relays = self.relays;
         // All words are read, also those without slots in use: a bit that a hostile peer has set in

@@ -2,9 +2,9 @@
 //!
 //! A peer grants a chunk once, which is then a [`LoanMapping`]; each message in the chunk is a
 //! [`LoanGuard`]. `recv_loan` takes the message in place. Other receives copy it, above 256 KiB in
-//! pieces. An unexpected loan stays in its chunk until a receive matches. Dropping the guard returns
-//! the slot by its bit in the segment, and rings the doorbell if the sender waits for returned
-//! slots. Other senders collect the bits when they next need a chunk or a slot.
+//! pieces. An unexpected loan stays in its chunk until a receive matches. Dropping the guard
+//! returns the slot by its bit in the segment, and rings the doorbell if the sender waits for
+//! returned slots. Other senders collect the bits when they next need a chunk or a slot.
 //!
 //! # Relays
 //!
@@ -14,8 +14,8 @@
 //! chain of any length returns a loan hop by hop, from its end.
 //!
 //! A relay needs the descriptor of the chunk. An endpoint keeps at most [`max_relay_fds`]
-//! descriptors and the process [`max_process_relay_fds`]; loans in other chunks are copied when they
-//! are sent on.
+//! descriptors and the process [`max_process_relay_fds`]; loans in other chunks are copied when
+//! they are sent on.
 //!
 //! If the connection to the next peer ends while that peer holds the loan, the peer may still read
 //! the chunk. The slot is then returned as *retired*, and the owner of the chunk does not reuse it.
@@ -87,8 +87,8 @@ impl ReceivedLoans {
         }
     }
 
-    /// Counts a chunk that a peer has granted and that was mapped; `None` if the endpoint has too many
-    /// chunks. The descriptor is kept for relays unless a limit is reached.
+    /// Counts a chunk that a peer has granted and that was mapped; `None` if the endpoint has too
+    /// many chunks. The descriptor is kept for relays unless a limit is reached.
     pub(crate) fn add_mapping(
         &self,
         mapping: SharedMapping,
@@ -193,7 +193,8 @@ pub(crate) struct LoanGuard {
 }
 
 impl LoanGuard {
-    /// Creates a guard; `None` if the message is longer than the chunk, or the slot is out of bounds.
+    /// Creates a guard; `None` if the message is longer than the chunk, or the slot is out of
+    /// bounds.
     pub(crate) fn new(
         mapping: Arc<LoanMapping>,
         len: usize,

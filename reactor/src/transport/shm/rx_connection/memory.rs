@@ -2,8 +2,8 @@
 //! the peer, and acks.
 //!
 //! `receive_loan` and `receive_cma_offer` offer a message in the sender's memory to the receive
-//! queue. The grant of a loan's chunk was sent over the socket before the loan's record, but may not
-//! have been read; `receive_loan` then reads the socket first. `respond_to_map_mr` grants the
+//! queue. The grant of a loan's chunk was sent over the socket before the loan's record, but may
+//! not have been read; `receive_loan` then reads the socket first. `respond_to_map_mr` grants the
 //! memory of a region to the peer, and `serve_rma_request` accesses a region that is not granted.
 
 use std::any::Any;
@@ -61,14 +61,13 @@ impl RxConnection {
         if grant.access.contains(Access::REMOTE_WRITE) {
             let mapping = SharedMapping::map_from_peer(&grant.memory, grant.len, true);
             socket::close_in_background(vec![grant.memory]);
-            let is_valid = grant.len == rma_bounce::BOUNCE_BUFFER_LEN
-                && self.rma_bounce.is_none()
-                && self.local.is_rma_target;
-            self.rma_bounce = Some(
-                is_valid
-                    .then_some(mapping?)
-                    .ok_or("bounce buffer of wrong size, or a second one")?,
-            );
+            if !self.local.is_rma_target {
+                return Err("bounce buffer for an endpoint that is not an RMA target");
+            }
+            if grant.len != rma_bounce::BOUNCE_BUFFER_LEN || self.rma_bounce.is_some() {
+                return Err("bounce buffer of wrong size, or a second one");
+            }
+            self.rma_bounce = Some(mapping?);
             return Ok(());
         }
         let mapping = if grant.len > loans::MAX_LOAN_BYTES {
@@ -95,8 +94,8 @@ impl RxConnection {
         Ok(())
     }
 
-    /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant that
-    /// a record refers to was sent before the record, behind other messages. A hang-up is not
+    /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant
+    /// that a record refers to was sent before the record, behind other messages. A hang-up is not
     /// handled here; the next read returns it again.
     fn read_socket_until(
         &mut self,
@@ -140,8 +139,8 @@ impl RxConnection {
         Ok(deliver_in_place(rx, engine, envelope, guard))
     }
 
-    /// Receives a message in the memory of the peer's process. Returns false if the record must stay
-    /// in the ring.
+    /// Receives a message in the memory of the peer's process. Returns false if the record must
+    /// stay in the ring.
     pub(super) fn receive_cma_offer(
         &mut self,
         envelope: Envelope,
@@ -181,8 +180,8 @@ impl RxConnection {
         Ok(served)
     }
 
-    /// Responds to the peer's map request for the region with this key. Returns false if the socket is
-    /// full, because the peer does not read responses.
+    /// Responds to the peer's map request for the region with this key. Returns false if the socket
+    /// is full, because the peer does not read responses.
     pub(super) fn respond_to_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -239,8 +238,8 @@ impl RxConnection {
         }
     }
 
-    /// Returns the number of messages and bytes copied from the peer's memory; `None` if this process
-    /// cannot read that memory.
+    /// Returns the number of messages and bytes copied from the peer's memory; `None` if this
+    /// process cannot read that memory.
     pub(crate) fn cma_stats(&self) -> Option<OpStats> {
         self.cma_peer.as_ref().map(|cma_peer| cma_peer.stats())
     }

@@ -1,4 +1,8 @@
-//! Handshakes of incoming connections: which are accepted, and the reply to the others.
+//! The receiving side of the handshake, from the accepted socket to `Accept` or `Reject`.
+//!
+//! A [`PendingHandshake`] checks the user of the peer, permits descriptors and sends `Ready`, and
+//! then waits for the hello. `rx_table` keeps the pending handshakes of an endpoint; `passive` uses
+//! [`admit`] and [`Rejection`] for connection requests too.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +19,7 @@ use super::{LocalEndpoint, RxConnection};
 #[derive(Debug)]
 pub(crate) struct PendingHandshake {
     socket: ShmSocket,
-    /// Whether the peer's user was checked and `Ready` was sent.
+    /// Whether descriptors were permitted and `Ready` was sent.
     admitted: bool,
     accepted_at: Instant,
 }
@@ -24,16 +28,16 @@ pub(crate) struct PendingHandshake {
 pub(crate) enum HandshakeOutcome {
     /// The hello has not arrived yet.
     Pending(PendingHandshake),
-    /// The peer is connected.
+    /// The connection was accepted.
     Established(Box<RxConnection>),
-    /// The connection was rejected for this reason.
+    /// The connection was rejected with this local error.
     Rejected(Error),
     /// The peer hung up before its hello.
     Disconnected,
 }
 
 impl PendingHandshake {
-    /// Wraps a connection that was just accepted.
+    /// Begins the handshake over a socket that was just accepted.
     pub(crate) fn new(socket: ShmSocket) -> Self {
         Self {
             socket,
@@ -42,12 +46,13 @@ impl PendingHandshake {
         }
     }
 
-    /// Returns the time since the connection was accepted.
+    /// Returns the time since the socket was accepted.
     pub(crate) fn age(&self) -> Duration {
         self.accepted_at.elapsed()
     }
 
-    /// Checks the peer, receives its hello, and accepts or rejects the connection.
+    /// Checks the peer, receives its hello, and sends `Accept` or `Reject`. `key` identifies the
+    /// connection in the receive queue.
     pub(crate) fn poll_handshake(mut self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
         let reject = |socket: &ShmSocket, rejection: Rejection| {
             control::send_control(socket, ControlMessage::Reject(rejection.reason));
@@ -61,29 +66,31 @@ impl PendingHandshake {
             ControlRead::WouldBlock => return HandshakeOutcome::Pending(self),
             ControlRead::HungUp => return HandshakeOutcome::Disconnected,
             ControlRead::Message(hello) => hello,
-            refused => return reject(&self.socket, Rejection::of_read(&refused, peer)),
+            invalid => return reject(&self.socket, Rejection::of_read(&invalid, peer)),
         };
         match Segment::map_from_peer(&hello.segment, hello.lines) {
             Ok(segment) => {
-                let end = (hello.from, peer, hello.incarnation);
-                let peer = RxConnection::establish(end, local, segment, self.socket, key);
-                peer.send_accept();
-                HandshakeOutcome::Established(Box::new(peer))
+                let peer = (hello.from, peer, hello.incarnation);
+                let rx = RxConnection::establish(peer, local, segment, self.socket, key);
+                rx.send_accept();
+                HandshakeOutcome::Established(Box::new(rx))
             }
             Err(error) => reject(&self.socket, Rejection::of_segment(error, hello.from)),
         }
     }
 }
 
-/// Why a connection is rejected: what the peer is told, and the local error.
+/// The rejection of a connection.
 #[derive(Debug)]
 pub(crate) struct Rejection {
+    /// Reason in the `Reject` message.
     pub(crate) reason: RefusalReason,
+    /// Error that this side reports.
     pub(crate) error: Error,
 }
 
 impl Rejection {
-    /// Returns the rejection of a peer whose first message is invalid.
+    /// Returns the rejection of a peer whose hello or connection request is invalid.
     pub(crate) fn of_read<T>(read: &ControlRead<T>, peer: PeerCredentials) -> Self {
         let peer = placeholder_address(peer.pid);
         match *read {
@@ -124,6 +131,7 @@ impl Rejection {
         }
     }
 
+    /// Returns the rejection of a peer that has violated the protocol.
     pub(crate) fn protocol(reason: RefusalReason, peer: Address, what: &'static str) -> Self {
         let what = what.into();
         Self {
@@ -133,8 +141,8 @@ impl Rejection {
     }
 }
 
-/// Checks the user of a peer that has connected. Then permits descriptors and sends `Ready`, unless
-/// that was done before.
+/// Checks the user of a peer that has connected. If `admitted` is not set, permits descriptors,
+/// sends `Ready` and sets `admitted`. Returns the credentials of the peer.
 pub(crate) fn admit(socket: &ShmSocket, admitted: &mut bool) -> Result<PeerCredentials, Rejection> {
     let ours = rustix::process::geteuid().as_raw();
     let peer = match socket.credentials() {
@@ -161,9 +169,9 @@ pub(crate) fn admit(socket: &ShmSocket, admitted: &mut bool) -> Result<PeerCrede
     Ok(peer)
 }
 
-/// Returns an address for a process whose endpoint name is not known.
-pub(crate) fn placeholder_address(process: Option<i32>) -> Address {
-    let process = process.map_or("unknown".into(), |process| process.to_string());
-    Address::new(Scheme::Shm, &format!("process-{process}"))
+/// Returns an address for error messages about a process whose endpoint name is not known.
+pub(crate) fn placeholder_address(pid: Option<i32>) -> Address {
+    let pid = pid.map_or("unknown".into(), |pid| pid.to_string());
+    Address::new(Scheme::Shm, &format!("process-{pid}"))
         .unwrap_or_else(|_| unreachable!("process address is a valid name"))
 }

@@ -64,7 +64,7 @@ pub(super) struct TxChannel {
     /// Taken when the hello is sent, or the connection request or accept in its place.
     unsent_hello: Option<UnsentHello>,
     pub(super) socket: ShmSocket,
-    /// Identity of the peer's endpoint; its incarnation is known once it has accepted.
+    /// Identity of the peer's endpoint. The incarnation is 0 until the peer has accepted.
     pub(super) peer_identity: PeerIdentity,
     pub(super) ring: Producer<Segment>,
     /// The peer's regions that this endpoint has accessed.
@@ -124,7 +124,7 @@ impl TxChannel {
         })
     }
 
-    /// Sends the hello with the segment. Returns false if it was sent before.
+    /// Sends the hello with the segment. Returns false if the hello was sent before.
     ///
     /// # Errors
     /// Those of [`control::send_hello`].
@@ -304,7 +304,7 @@ impl TxChannel {
     }
 
     /// Publishes a record and wakes the peer. The tag and the data of `tx_op`, and `full_len`, are
-    /// written if the layout of the record has them.
+    /// written if the layout of the record has these words.
     #[inline(always)] // fast path of small messages
     pub(super) fn push_record(
         &mut self,

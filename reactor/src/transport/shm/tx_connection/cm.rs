@@ -1,4 +1,4 @@
-//! The sending end of a connected endpoint (`FI_EP_MSG`) until it is established: connection
+//! The sending end of a connected endpoint (`FI_EP_MSG`) before it is established: connection
 //! request and accept take the place of the hello.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,9 +30,8 @@ impl TxConnection {
         self.start_connecting(socket, from, incarnation, token, wait)
     }
 
-    /// Creates the socket pair of a connection that this side accepts. Returns the socket to send to
-    /// the peer. `from` and `incarnation` identify this
-    /// endpoint.
+    /// Creates the socket pair of a connection that this side accepts. Returns the socket to send
+    /// to the peer. `from` and `incarnation` identify this endpoint.
     pub(crate) fn open_pair(
         &mut self,
         peer: PeerCredentials,

@@ -142,7 +142,7 @@ impl TxChannel {
         }) = self.outstanding.pop_returned_cma_offer()
         {
             any_returned = true;
-            self.counters.single_copy.record(len);
+            self.counters.single_copy_tx.record(len);
             match ack_id {
                 None => engine.complete(op, Outcome::ok(Transfer::sent(len, tag))),
                 Some(ack_id) => self.mark_sent(ack_id, engine),

@@ -56,7 +56,7 @@ fn require_solicited(is_solicited: bool, violation: &'static str) -> Result<(), 
 
 impl TxConnection {
     /// Reads the socket: handles up to [`READS_PER_POLL`] control messages. Returns the end of the
-    /// connection, if it has ended.
+    /// connection, if the connection has ended.
     pub(crate) fn on_readable(&mut self) -> Option<ConnectionEnd> {
         for _ in 0..READS_PER_POLL {
             let (TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel)) =
@@ -262,7 +262,8 @@ mod tests {
     use super::super::channel::TxChannel;
     use super::*;
 
-    /// A failed system call of this process is neither a protocol violation of the peer nor an event.
+    /// A failed system call of this process is neither a protocol violation of the peer nor an
+    /// event.
     #[test]
     fn failed_sendmsg_of_hello_is_an_os_error() {
         let name = format!("hello-error-{}", std::process::id());
