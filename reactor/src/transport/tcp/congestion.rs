@@ -15,7 +15,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::transport::net::{SocketConfig, open_socket};
 
-/// Checks on a throw-away socket that the configured algorithm can be set, before there is a
+/// Checks on a temporary socket that the configured algorithm can be set, before there is a
 /// connection.
 ///
 /// # Errors
@@ -24,8 +24,8 @@ pub(super) fn validate(options: &SocketOptions) -> Result<()> {
     let Some(name) = &options.congestion_control else {
         return Ok(());
     };
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let socket = open_socket(any, SocketType::STREAM)
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let socket = open_socket(loopback, SocketType::STREAM)
         .map_err(|errno| Error::os("socket", errno.raw_os_error()))?;
     set_tcp_congestion(&socket, name).map_err(|errno| {
         let why = match errno {
@@ -45,18 +45,18 @@ pub(super) fn validate(options: &SocketOptions) -> Result<()> {
     })
 }
 
-/// Sets the algorithm of a connection from `here` to `there`: the configured one, or for a
+/// Sets the algorithm of a connection from `local` to `remote`: the configured one, or for a
 /// connection inside this machine [`SocketOptions::LOCAL_CONGESTION_CONTROL`].
 pub(super) fn set_algorithm(
     socket: impl AsFd,
-    (here, there): (SocketAddr, SocketAddr),
+    (local, remote): (SocketAddr, SocketAddr),
     config: &SocketConfig,
 ) -> Result<(), Errno> {
     match &config.options.congestion_control {
         Some(name) => set_tcp_congestion(socket, name),
         None => {
-            if there.ip().is_loopback() || here.ip() == there.ip() {
-                // Without it the connection is slower, but correct.
+            if remote.ip().is_loopback() || local.ip() == remote.ip() {
+                // With the kernel's default algorithm the connection is slower, but works.
                 let _ = set_tcp_congestion(socket, SocketOptions::LOCAL_CONGESTION_CONTROL);
             }
             Ok(())

@@ -4,8 +4,8 @@
 //! With io_uring, the connect is an SQE linked to a timeout SQE. The kernel enforces the deadline;
 //! until the socket is connected, it is in no epoll set and the timer is not armed. The deadline
 //! covers the handshake too, so the timer enforces the remaining time after the socket is
-//! connected. [`ConnectAttempt::is_in_uring`] tells which of the two enforces the deadline. The
-//! attempt ends with the same result either way.
+//! connected. [`ConnectAttempt::is_in_uring`] tells which of the two enforces the deadline. Both
+//! ways have the same results.
 //!
 //! An attempt that fails before anything was sent fails in the call that posts the operation, as
 //! with `connect(2)`: completions are read right after the SQEs were submitted.
@@ -15,11 +15,11 @@
 //! timeout ends and the connect does not. So an attempt whose timeout SQE ended without firing is
 //! canceled. A canceled attempt is retried once with `connect(2)` on the same socket, under the
 //! timer. An attempt that finds no room in the submission queue, or that cannot be submitted, uses
-//! `connect(2)` too. Under manual progress the completion of the SQE may wait for a thread that
-//! computes, like received data; `connect(2)` does not wait for it.
+//! `connect(2)` too. Under manual progress the kernel delays the completion of the SQE while the
+//! thread that submitted the SQE computes; `connect(2)` is not delayed.
 //!
-//! io_uring makes connecting no faster: a connection takes two `epoll_ctl` less and one `read` of
-//! the eventfd more.
+//! io_uring makes connecting no faster: a connect takes two `epoll_ctl` calls less, and one `read`
+//! of the eventfd more.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ use rustix::io::Errno;
 use super::socket::TcpSocket;
 use crate::uring::{OpId, SharedUring, TimedOutcome};
 
-/// The surroundings of an attempt: the local address, the wait set and token that report the
-/// outcome, and the io_uring instance, if that is the backend.
+/// What an attempt needs from its endpoint: the local address, the wait set and token that report
+/// the outcome, and the io_uring instance, if that is the backend.
 pub(super) struct ConnectContext<'a> {
     pub(super) local_addr: SocketAddr,
     pub(super) wait_set: &'a Arc<dyn WaitSet>,
@@ -44,6 +44,7 @@ pub(super) struct ConnectContext<'a> {
 /// An attempt to connect.
 pub(super) struct ConnectAttempt {
     peer_addr: SocketAddr,
+    /// The connect in io_uring; `None` with `connect(2)`, or after the completion.
     uring_connect: Option<UringConnect>,
 }
 
@@ -123,7 +124,10 @@ struct UringConnect {
 }
 
 impl UringConnect {
-    /// Starts the connect; `None` when io_uring cannot take it now.
+    /// Starts the connect; `None` when the SQEs cannot be queued or submitted now.
+    ///
+    /// # Errors
+    /// A failure that is known at once, before anything was sent.
     fn start(
         uring: &SharedUring,
         socket: &TcpSocket,
@@ -163,7 +167,11 @@ impl Drop for UringConnect {
     }
 }
 
-/// Starts or continues a connect with `connect(2)`.
+/// Starts or continues a connect with `connect(2)`, and watches the socket for the outcome. The
+/// inner result is that of `connect(2)`.
+///
+/// # Errors
+/// The socket cannot be watched.
 fn connect_syscall(
     socket: &mut TcpSocket,
     to: SocketAddr,
@@ -176,8 +184,8 @@ fn connect_syscall(
     socket.watch(wait_set, token, Interest::Write).map(Ok)
 }
 
-/// Returns whether a connect failed before anything was sent: the call that posts reports such a
-/// failure, with either backend.
+/// Returns whether a connect failed with this error before anything was sent. The call that posts
+/// the operation reports such a failure, with either backend.
 fn is_local_failure(errno: Errno) -> bool {
     let remote_errors = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
     !remote_errors.contains(&errno)
@@ -190,7 +198,7 @@ pub(super) fn connect_error(
     errno: Errno,
 ) -> Error {
     match errno {
-        // A connection was refused, or reset before the handshake began.
+        // The connection was refused, or reset before the handshake began.
         Errno::CONNREFUSED | Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
         Errno::TIMEDOUT => Error::TimedOut(peer.clone()),
         // EINVAL is Linux's answer to a connect to another machine from a loopback address.

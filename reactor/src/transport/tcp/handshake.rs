@@ -33,7 +33,7 @@ pub(crate) struct InboundHandshake {
     received: Vec<u8>,
 }
 
-/// A connection that this side initiates, until the peer has replied.
+/// A connection that this side has initiated and to which the peer has not replied yet.
 pub(crate) struct OutboundHandshake {
     /// Position of the peer in the endpoint's list.
     pub(crate) peer: usize,
@@ -69,7 +69,7 @@ pub(crate) enum RequestPayload {
 #[derive(Debug)]
 pub(crate) enum HandshakeStep {
     Pending,
-    /// The deadline has passed.
+    /// The deadline has passed without a reply.
     TimedOut,
     /// The reply to an `FI_EP_RDM` request, the peer's byte order, and the bytes that followed.
     Reply(ConnectReply, ByteOrder, Vec<u8>),
@@ -141,7 +141,8 @@ impl InboundHandshake {
     /// Reads the connect request to an `FI_EP_RDM` endpoint; `None` until all of it has arrived.
     ///
     /// # Errors
-    /// The connection is to be removed; the error inside, if any, is reported as an event.
+    /// The handshake has failed, and the caller removes it. `Some` is the error to report as an
+    /// event; `None` if the peer has closed the connection without a complete request.
     pub(crate) fn poll(&mut self) -> Result<Option<ParsedRequest>, Option<Error>> {
         let Some((control, trailing_bytes)) = self.read_request()? else {
             return Ok(None);
@@ -169,7 +170,7 @@ impl InboundHandshake {
     /// # Errors
     /// As [`poll`](Self::poll).
     pub(crate) fn read_request(&mut self) -> Result<Option<(CmMessage, Vec<u8>)>, Option<Error>> {
-        let is_over = match read_control(&self.socket, &mut self.received) {
+        let has_ended = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return Ok(None),
             ReadResult::Bytes(_) => false,
             ReadResult::Eof | ReadResult::Failed => true,
@@ -180,13 +181,13 @@ impl InboundHandshake {
             }
             Ok(Some(_)) => Err(self.rejection("unsolicited connect response")),
             Err(violation) => Err(self.rejection(violation.0)),
-            Ok(None) if is_over => Err(None),
+            Ok(None) if has_ended => Err(None),
             Ok(None) => Ok(None),
         }
     }
 
-    /// Returns the error that reports why this connection was rejected; `None` if the peer's
-    /// address cannot be expressed.
+    /// Returns the error that reports why this connection was rejected; `None` if the peer's socket
+    /// address has no [`Address`].
     pub(crate) fn rejection(&self, what: &str) -> Option<Error> {
         let peer = Address::from_socket_addr(Scheme::Tcp, self.peer_addr).ok()?;
         Some(Error::Protocol {
@@ -195,7 +196,7 @@ impl InboundHandshake {
         })
     }
 
-    /// Sends a control message; false if the socket does not take all of it.
+    /// Sends a control message. Returns false if the socket does not accept all of it.
     pub(crate) fn send_control(
         &self,
         kind: CmKind,
@@ -223,14 +224,13 @@ impl OutboundHandshake {
         }
     }
 
-    /// Returns whether the connection is not established yet, as far as this side knows, so that
-    /// the peer has not seen a request.
+    /// Returns whether the connect request was not sent yet.
     pub(crate) fn is_connecting(&self) -> bool {
         self.attempt.is_some()
     }
 
-    /// Returns the deadline that this side has to enforce. While io_uring connects, the kernel
-    /// enforces it.
+    /// Returns the deadline for the endpoint's timer; `None` while io_uring connects, when the
+    /// kernel enforces the deadline.
     pub(crate) fn local_deadline(&self) -> Option<Instant> {
         let is_in_uring = self
             .attempt
@@ -251,7 +251,7 @@ impl OutboundHandshake {
         self.socket
     }
 
-    /// Continues after the socket was ready.
+    /// Continues the handshake after the socket was ready.
     pub(crate) fn poll(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match &self.attempt {
             // A stale readiness event of an earlier socket under the same token.
@@ -261,8 +261,8 @@ impl OutboundHandshake {
         }
     }
 
-    /// Continues after io_uring has completed the attempt to connect; `None` if the completion is
-    /// of another attempt.
+    /// Continues the handshake after io_uring has completed the attempt to connect; `None` if the
+    /// completion is of another attempt.
     pub(crate) fn on_uring_connect(
         &mut self,
         completion: (OpId, TimedOutcome),
@@ -318,16 +318,16 @@ impl OutboundHandshake {
         HandshakeStep::Pending
     }
 
-    /// Reads the peer's response, once all of it has arrived.
+    /// Reads the peer's response; pending until all of it has arrived.
     fn read_response(&mut self) -> HandshakeStep {
-        let is_over = match read_control(&self.socket, &mut self.received) {
+        let has_ended = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return HandshakeStep::Pending,
             ReadResult::Bytes(_) => false,
             ReadResult::Eof | ReadResult::Failed => true,
         };
         let (control, len) = match CmMessage::decode(&self.received) {
             Ok(Some(whole)) => whole,
-            Ok(None) if is_over => return HandshakeStep::Failed(HandshakeError::Disconnected),
+            Ok(None) if has_ended => return HandshakeStep::Failed(HandshakeError::Disconnected),
             Ok(None) => return HandshakeStep::Pending,
             Err(violation) => {
                 return HandshakeStep::Failed(HandshakeError::ProtocolViolation(violation.0));
@@ -372,7 +372,7 @@ impl OutboundHandshake {
     }
 }
 
-/// Reads more of a control message; may read a little beyond its end.
+/// Reads more of a control message, and appends it to `bytes`; may read beyond the message's end.
 fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
     let mut scratch = [0; MAX_CONTROL_LEN];
     let scratch = &mut scratch[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
@@ -383,8 +383,8 @@ fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
     received
 }
 
-/// Sends a control message in one piece; false if that fails. A socket that has sent nothing has
-/// room for a few hundred bytes.
+/// Sends a control message with one call. Returns false if the private data is too long or the
+/// socket does not accept all bytes; a socket that has sent nothing has room for a control message.
 pub(crate) fn send_control(
     socket: &TcpSocket,
     kind: CmKind,

@@ -1,9 +1,9 @@
-//! The networks of this machine, asked of the kernel (rtnetlink) each time, because they come and
-//! go.
+//! The networks of this machine. Each call of [`list`] queries the kernel (rtnetlink), because
+//! networks come and go.
 //!
-//! Decision: without an address, an endpoint is in the network inside this machine. libfabric
-//! offers the outward network first, so an endpoint without an address is reachable from elsewhere
-//! although the program never said so. Here a program that wants that names an address.
+//! Decision: an endpoint without an address listens at the loopback address. libfabric offers other
+//! networks first, so other machines can reach an endpoint to which the program gave no address.
+//! Here other machines reach an endpoint only if the program names its address.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -75,32 +75,38 @@ pub(crate) fn list() -> Vec<InterfaceAddress> {
         return Vec::new();
     };
     let mut interfaces = HashMap::new();
-    dump(&socket, RTM_GETLINK, 16, |kind, body| {
-        if let Some((index, found)) = parse_link(body).filter(|_| kind == RTM_NEWLINK) {
+    dump(&socket, RTM_GETLINK, 16, |message_type, body| {
+        if let Some((index, found)) = parse_link(body).filter(|_| message_type == RTM_NEWLINK) {
             interfaces.insert(index, found);
         }
     });
     let mut networks = Vec::new();
-    dump(&socket, RTM_GETADDR, 8, |kind, body| {
-        networks.extend(parse_address(body, &interfaces).filter(|_| kind == RTM_NEWADDR));
+    dump(&socket, RTM_GETADDR, 8, |message_type, body| {
+        networks.extend(parse_address(body, &interfaces).filter(|_| message_type == RTM_NEWADDR));
     });
     networks.sort_by_key(|(index, network)| (network.is_loopback, *index));
     networks.into_iter().map(|(_, network)| network).collect()
 }
 
 fn netlink_socket() -> rustix::io::Result<OwnedFd> {
-    // Protocol 0 is NETLINK_ROUTE. The reply to a request is queued when `send` returns, so the
-    // socket need not block.
+    // `None` is protocol 0, NETLINK_ROUTE. The reply to a request is queued when `send` returns, so
+    // the socket need not block.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
 }
 
-/// Requests a dump of `kind`, and passes type and body of each message to `each`.
-fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u8])) {
-    let mut request = vec![0; NLMSG_HEADER_LEN + body];
+/// Sends a request of this type, whose body is `body_len` zero bytes, and calls `on_message` with
+/// type and body of each message of the reply.
+fn dump(
+    socket: impl AsFd,
+    request_type: u16,
+    body_len: usize,
+    mut on_message: impl FnMut(u16, &[u8]),
+) {
+    let mut request = vec![0; NLMSG_HEADER_LEN + body_len];
     let len = request.len() as u32;
     request[..4].copy_from_slice(&len.to_ne_bytes());
-    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    request[4..6].copy_from_slice(&request_type.to_ne_bytes());
     request[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
     if rustix::net::send(&socket, &request, SendFlags::empty()).is_err() {
         return;
@@ -109,13 +115,13 @@ fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u
     while let Ok((count, _)) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()) {
         let mut rest = &buffer[..count];
         while let Some(len) = u32_at(rest, 0)
-            && let Some(kind) = u16_at(rest, 4)
+            && let Some(message_type) = u16_at(rest, 4)
             && let Some(body) = take_body(&mut rest, NLMSG_HEADER_LEN, len as usize)
         {
-            if kind == NLMSG_DONE {
+            if message_type == NLMSG_DONE {
                 return;
             }
-            each(kind, body);
+            on_message(message_type, body);
         }
         if count == 0 {
             return;
@@ -123,17 +129,18 @@ fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u
     }
 }
 
-/// Takes the body of a message or attribute of length `len`, header included; the next one begins
-/// at a multiple of four bytes.
-fn take_body<'a>(rest: &mut &'a [u8], header: usize, len: usize) -> Option<&'a [u8]> {
-    let body = rest.get(header..len)?;
+/// Takes a message or attribute of length `len`, header included, and its padding to a multiple of
+/// four bytes. Returns its body; `None` if the bytes end before the body does.
+fn take_body<'a>(rest: &mut &'a [u8], header_len: usize, len: usize) -> Option<&'a [u8]> {
+    let body = rest.get(header_len..len)?;
     *rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     Some(body)
 }
 
-/// Iterates over types and values of the attributes behind the first `behind` bytes of a body.
-fn attributes(body: &[u8], behind: usize) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut rest = body.get(behind..).unwrap_or_default();
+/// Iterates over types and values of the attributes, which follow the first `skipped` bytes of a
+/// body.
+fn attributes(body: &[u8], skipped: usize) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = body.get(skipped..).unwrap_or_default();
     std::iter::from_fn(move || {
         let (len, kind) = (u16_at(rest, 0)?, u16_at(rest, 2)?);
         Some((
@@ -143,13 +150,13 @@ fn attributes(body: &[u8], behind: usize) -> impl Iterator<Item = (u16, &[u8])> 
     })
 }
 
-/// An interface, as RTM_NEWLINK describes it.
+/// A network interface.
 struct Interface {
     name: String,
     flags: u32,
 }
 
-/// Parses the body of RTM_NEWLINK: the index of the interface, and the interface.
+/// Parses the body of RTM_NEWLINK. Returns the index of the interface, and the interface.
 fn parse_link(body: &[u8]) -> Option<(u32, Interface)> {
     let (index, flags) = (u32_at(body, 4)?, u32_at(body, 8)?);
     let (_, name) = attributes(body, 16).find(|(kind, _)| *kind == IFLA_IFNAME)?;
@@ -157,7 +164,8 @@ fn parse_link(body: &[u8]) -> Option<(u32, Interface)> {
     Some((index, Interface { name, flags }))
 }
 
-/// Parses the body of RTM_NEWADDR: the index of the interface, and the address with its network.
+/// Parses the body of RTM_NEWADDR. Returns the index of the interface, and the address with its
+/// network; `None` if the interface is down, or the address is tentative or link-local.
 fn parse_address(
     body: &[u8],
     interfaces: &HashMap<u32, Interface>,
@@ -232,7 +240,7 @@ mod tests {
         assert_eq!(network("::1", 128, true), "::1/128");
     }
 
-    /// Returns interface 3, with this name and these flags.
+    /// Encodes and parses interface 3, with this name and these flags.
     fn parsed_interface(name: &str, flags: u32) -> (u32, Interface) {
         let mut body = vec![0; 16];
         body[4..8].copy_from_slice(&3u32.to_ne_bytes());
@@ -244,6 +252,7 @@ mod tests {
         parse_link(&body).expect("a complete RTM_NEWLINK body")
     }
 
+    /// Returns the body of RTM_NEWADDR for interface 3 and prefix length 24.
     fn encode_address(flags: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
         let mut body = vec![2, 24, flags, 0];
         body.extend(3u32.to_ne_bytes());

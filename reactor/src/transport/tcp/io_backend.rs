@@ -6,23 +6,23 @@ use std::sync::Arc;
 use fabric_core::info::Progress;
 use fabric_core::transport::{EpId, SocketIo, WaitSet};
 use fabric_core::{Error, Result};
+use rustix::io::Errno;
 
 use super::endpoint::TcpToken;
 use crate::transport::fork_guard::ForkGuard;
 use crate::uring::{SharedUring, Uring, UringCompletion, UringConfig};
 use crate::wait::epoll_ctl_error;
 
-const ENOSYS: i32 = 38;
-
-/// The environment variable that selects the backend where the program does not.
+/// The environment variable that selects the backend of a program that requests `auto`.
 const ENV_VAR: &str = "FABRIC_SOCKET_IO";
-/// The backend that `auto` selects.
+/// The backend that `auto` selects without the environment variable.
 const AUTO_BACKEND: SocketIo = SocketIo::Epoll;
 
-/// The I/O backend of a domain, selected once.
+/// The I/O backend of a domain, selected before the first endpoint is opened.
 pub(super) struct IoBackend {
     wait_set: Arc<dyn WaitSet>,
     progress: Progress,
+    /// The io_uring instance; `None` with epoll.
     uring: Option<SharedUring>,
     is_selected: bool,
     fork_guard: ForkGuard,
@@ -50,8 +50,8 @@ impl IoBackend {
     /// Selects the backend.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the backend was selected before; [`Error::Os`] if io_uring was
-    /// requested by name and is not available.
+    /// [`Error::Invalid`] if the backend was selected before, or [`ENV_VAR`] has an unknown value;
+    /// [`Error::Os`] if io_uring was requested by name and is not available.
     pub(super) fn select(&mut self, io: SocketIo) -> Result<()> {
         self.select_with_default(io, backend_from_env)
     }
@@ -72,7 +72,7 @@ impl IoBackend {
         }
         match io {
             SocketIo::Auto if from_env()? == SocketIo::IoUring => {
-                // Containers forbid io_uring; `auto` falls back to epoll there.
+                // Container runtimes may forbid io_uring; `auto` then falls back to epoll.
                 self.uring = self.open_uring().ok();
             }
             SocketIo::IoUring => self.uring = Some(self.open_uring()?),
@@ -84,11 +84,14 @@ impl IoBackend {
 
     fn open_uring(&self) -> Result<SharedUring> {
         let failed = |error: std::io::Error| {
-            Error::os("io_uring_setup", error.raw_os_error().unwrap_or(ENOSYS))
+            Error::os(
+                "io_uring_setup",
+                error.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error()),
+            )
         };
-        // With cooperative task work a thread that computes delays the completions of what it has
-        // submitted. Under automatic progress other threads wait for these completions; under
-        // manual progress only the thread that polls does.
+        // With cooperative task work, a thread that computes delays the completions of the SQEs that
+        // the thread has submitted. Under automatic progress other threads wait for these
+        // completions; under manual progress only the thread that polls does.
         let uring = Uring::open(UringConfig::for_connections(
             self.progress != Progress::Auto,
         ))
@@ -99,7 +102,11 @@ impl IoBackend {
         Ok(SharedUring::new(uring))
     }
 
-    /// Returns the domain's io_uring instance, if that is the backend.
+    /// Returns the domain's io_uring instance, if that is the backend. Selects the backend if the
+    /// program has not.
+    ///
+    /// # Errors
+    /// As [`select`](Self::select).
     pub(super) fn uring(&mut self) -> Result<Option<SharedUring>> {
         if !self.is_selected {
             self.select(SocketIo::Auto)?;
@@ -107,7 +114,7 @@ impl IoBackend {
         Ok(self.uring.clone())
     }
 
-    /// Returns the next completion.
+    /// Returns the next completion of the io_uring instance.
     #[inline]
     pub(super) fn next_completion(&self) -> Option<UringCompletion> {
         self.uring.as_ref()?.lock().next_completion()
@@ -120,17 +127,17 @@ impl IoBackend {
         }
     }
 
-    /// Submits what was queued in this pass.
+    /// Submits the queued SQEs.
     #[inline]
     pub(super) fn submit(&self) {
         if let Some(uring) = &self.uring {
-            // What cannot be submitted now stays queued, and is submitted in the next pass.
+            // SQEs that cannot be submitted now stay queued; the next pass submits them.
             let _ = uring.lock().submit();
         }
     }
 
-    /// Submits what is queued, so that the eventfd reports completions from now on. False when
-    /// there are completions already, or the submission failed.
+    /// Submits the queued SQEs before the domain sleeps: the eventfd reports their completions.
+    /// Returns false when there are completions already, or the submission failed.
     pub(super) fn arm(&self) -> bool {
         self.uring.as_ref().is_none_or(|uring| {
             let mut uring = uring.lock();
@@ -150,6 +157,9 @@ impl Drop for IoBackend {
 }
 
 /// Returns the backend that the environment selects.
+///
+/// # Errors
+/// [`Error::Invalid`] if [`ENV_VAR`] has an unknown value.
 fn backend_from_env() -> Result<SocketIo> {
     std::env::var_os(ENV_VAR).map_or(Ok(AUTO_BACKEND), |value| parse_backend(&value))
 }
@@ -172,7 +182,8 @@ mod tests {
     use crate::uring::tests::with_uring_forbidden;
     use crate::wait::EpollSet;
 
-    /// io_uring requested by name fails with the kernel's error; `auto` falls back to epoll.
+    /// If the kernel forbids io_uring, a request by name fails with the kernel's error, and `auto`
+    /// falls back to epoll.
     #[test]
     fn forbidden_io_uring_fails_explicit_and_falls_back_on_auto() {
         let refused = |errno| Err(Error::os("io_uring_setup", errno));

@@ -21,18 +21,19 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of lingering connections; the oldest are closed to make room.
 const MAX_LINGERING: usize = 1024;
 
-/// A connection that is being closed.
+/// A connection that an endpoint has closed, and that still has bytes to send or to discard.
 struct Lingering {
     socket: TcpSocket,
     unsent: Vec<u8>,
-    /// Whether the peer may still send something.
+    /// Whether the peer may still send: the end of its stream was not read.
     read_open: bool,
+    /// When the connection is closed regardless.
     deadline: Instant,
 }
 
-/// Closes a connection in the background, when the peer has taken what was sent and has closed too,
-/// or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the work done before
-/// returning is bounded, however fast the peer sends.
+/// Closes a connection in the background, when the peer has received the unsent bytes and has
+/// closed too, or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the work done
+/// before returning is bounded, however fast the peer sends.
 pub(crate) fn close(mut socket: TcpSocket, unsent: &[u8]) {
     if !socket.in_original_process() {
         return;
@@ -40,11 +41,12 @@ pub(crate) fn close(mut socket: TcpSocket, unsent: &[u8]) {
     socket.unwatch();
     let mut lingering = Lingering::new(socket, unsent);
     if lingering.progress() {
+        // `None` if the thread could not be started: connections are then closed at once.
         static THREAD: OnceLock<Option<Sender<Lingering>>> = OnceLock::new();
         let thread = THREAD.get_or_init(|| {
             let (tx, rx) = channel();
-            let named = std::thread::Builder::new().name("fab-linger".into());
-            named
+            std::thread::Builder::new()
+                .name("fab-linger".into())
                 .spawn(move || run_linger_thread(&rx))
                 .is_ok()
                 .then_some(tx)
@@ -55,18 +57,19 @@ pub(crate) fn close(mut socket: TcpSocket, unsent: &[u8]) {
     }
 }
 
+/// Progresses lingering connections until they can be closed. Runs as long as the process.
 fn run_linger_thread(receiver: &Receiver<Lingering>) {
-    let mut all: Vec<Lingering> = Vec::new();
+    let mut connections: Vec<Lingering> = Vec::new();
     loop {
-        if all.is_empty() {
+        if connections.is_empty() {
             let Ok(first) = receiver.recv() else { return };
-            all.push(first);
+            connections.push(first);
         }
-        all.extend(receiver.try_iter());
-        if all.len() > MAX_LINGERING {
-            all.drain(..all.len() - MAX_LINGERING);
+        connections.extend(receiver.try_iter());
+        if connections.len() > MAX_LINGERING {
+            connections.drain(..connections.len() - MAX_LINGERING);
         }
-        let mut fds: Vec<_> = all
+        let mut fds: Vec<_> = connections
             .iter()
             .map(|lingering| {
                 let write_interest = if lingering.unsent.is_empty() {
@@ -85,7 +88,7 @@ fn run_linger_thread(receiver: &Receiver<Lingering>) {
         let timeout = Timespec::try_from(POLL_INTERVAL).ok();
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
         let now = Instant::now();
-        all.retain_mut(|lingering| lingering.deadline > now && lingering.progress());
+        connections.retain_mut(|lingering| lingering.deadline > now && lingering.progress());
     }
 }
 
@@ -99,7 +102,8 @@ impl Lingering {
         }
     }
 
-    /// Sends and discards within a bound; false when the connection can be closed.
+    /// Sends the unsent bytes as far as the socket has room, and discards a bounded number of
+    /// received bytes. Returns false when the connection can be closed.
     fn progress(&mut self) -> bool {
         while !self.unsent.is_empty() {
             match self.socket.send(&[IoSlice::new(&self.unsent)]) {
@@ -112,7 +116,7 @@ impl Lingering {
             self.socket.shutdown_write();
         }
         self.read_open = self.read_open && self.socket.discard_received();
-        // A half-closed peer may still read.
+        // A peer that has shut down its sending direction may still read.
         self.read_open || !self.unsent.is_empty()
     }
 }

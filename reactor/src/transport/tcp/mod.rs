@@ -15,9 +15,9 @@
 //! Passes poll only active endpoints: a connected endpoint that is idle costs nothing until
 //! something is posted or its socket is ready.
 //!
-//! Decision: every write requests an ack. libfabric requests one only for delivery completion; here
-//! a one-sided operation completes when the memory has been accessed, over every transport. An ack
-//! is a header of 16 bytes, and without it a write to a peer that has died would succeed.
+//! Decision: every write requests an ack, because a one-sided operation completes when the memory
+//! has been accessed, over every transport. libfabric requests an ack only for delivery completion.
+//! An ack is a header of 16 bytes; without acks a write to a peer that has died would succeed.
 
 mod congestion;
 mod connect_attempt;
@@ -124,7 +124,7 @@ const MSG_ORDER: MsgOrder = MsgOrder::RAR
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAS);
 
-/// Returns the offer that holds on every network.
+/// Returns the offer that is not restricted to one network, for `FI_EP_RDM` endpoints.
 fn base_info() -> Info {
     let mut info = info_templates::reliable_info("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
     info.ep.protocol = Some(Protocol::Tcp);
@@ -151,34 +151,43 @@ fn with_rxm_protocol(mut info: Info) -> Info {
     info
 }
 
-/// Returns the address an endpoint listens at. Without an address of its own that is any port in
-/// the network of the offer, or else of the loopback interface.
+/// Returns the address to listen at: `at`, or else any port of the offer's source address, or else
+/// any port of the IPv4 loopback address.
+///
+/// # Errors
+/// `at` has another scheme than `tcp`.
 fn listen_address(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
     if let Some(at) = at {
         at.check_scheme(Scheme::Tcp)?;
     }
-    let chosen = info.src_addr.as_ref().and_then(Address::socket_addr);
-    let any = SocketAddr::new(
-        chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()),
+    let offered = info.src_addr.as_ref().and_then(Address::socket_addr);
+    let any_port = SocketAddr::new(
+        offered.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |offered| offered.ip()),
         0,
     );
-    Ok(at.and_then(Address::socket_addr).unwrap_or(any))
+    Ok(at.and_then(Address::socket_addr).unwrap_or(any_port))
 }
 
 /// The data path of a domain: its endpoints and their I/O backend.
 struct TcpDomain {
     wait_set: Arc<dyn WaitSet>,
-    /// Sorted by id; ids grow.
+    /// Sorted by id, for a binary search.
     endpoints: Vec<TcpEndpoint>,
-    /// Ids of the endpoints that passes poll. Connected endpoints may be many, and are mostly idle.
+    /// Ids of the endpoints that passes poll: a domain may have many connected endpoints, most of
+    /// them idle.
     active: Vec<EpId>,
     io_backend: IoBackend,
+    /// The socket options of endpoints that are opened from now on.
     options: SocketOptions,
     /// A forked child makes no progress: the connections belong to the parent.
     fork_guard: ForkGuard,
 }
 
 impl TcpDomain {
+    /// Returns an endpoint, and lets the next passes poll the endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if the endpoint is not open, or in a forked child process.
     fn activate_endpoint(&mut self, ep: EpId) -> Result<&mut TcpEndpoint> {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Endpoint));
@@ -194,7 +203,7 @@ impl TcpDomain {
         Ok(endpoint)
     }
 
-    /// Returns the index of an endpoint; with a single endpoint it is found without a search.
+    /// Returns the index of an endpoint in `endpoints`. A single endpoint is found without a search.
     #[inline]
     fn endpoint_index(&self, ep: EpId) -> Option<usize> {
         match &self.endpoints[..] {
@@ -203,7 +212,7 @@ impl TcpDomain {
         }
     }
 
-    /// Inserts a new endpoint, and keeps the list sorted by id.
+    /// Inserts a new endpoint into the sorted list, as an active endpoint.
     fn insert_endpoint(&mut self, mut endpoint: TcpEndpoint) {
         endpoint.is_active = true;
         self.active.push(endpoint.id());
@@ -237,7 +246,7 @@ impl TcpDomain {
         }
     }
 
-    /// Dispatches the completions of io_uring. Returns whether there was any.
+    /// Dispatches the completions of io_uring to their endpoints. Returns whether there was any.
     fn reap(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut any = false;
         while let Some(mut completion) = self.io_backend.next_completion() {
@@ -260,8 +269,8 @@ impl TcpDomain {
 }
 
 impl<E: EngineContext> TransportDomain<E> for TcpDomain {
-    fn set_socket_io(&mut self, io_backend: SocketIo) -> Result<()> {
-        self.io_backend.select(io_backend)
+    fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
+        self.io_backend.select(io)
     }
 
     fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
@@ -353,7 +362,7 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         payload: Payload<'_>,
     ) -> Result<TrySend> {
         let result = self.activate_endpoint(ep)?.try_send(engine, tx_op, payload);
-        // The next pass may be a long time off.
+        // The next pass, which would submit the send, may be much later.
         self.io_backend.submit();
         result
     }
@@ -375,7 +384,7 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
     }
 
     fn region_closed(&mut self, _key: u64) {
-        // A response may wait for that region.
+        // A response to a peer may wait for the region.
         if self.endpoints.iter().any(TcpEndpoint::awaits_region) {
             self.wait_set.wake();
         }
@@ -475,8 +484,8 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         is_armed && self.io_backend.arm()
     }
 
-    /// Does nothing: epoll reports readiness whether or not a thread polls, and armed receives
-    /// continue until the connection was polled in vain several times.
+    /// Does nothing: epoll reports readiness whether or not a thread polls, and a connection stops
+    /// its armed receive after some passes without input.
     fn disarm(&mut self) {}
 
     fn stats(&self, ep: EpId) -> TransportStats {

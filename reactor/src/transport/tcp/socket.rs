@@ -1,4 +1,4 @@
-//! Listeners and connections as non-blocking sockets.
+//! Listening sockets and connections, with calls that do not block.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -20,11 +20,13 @@ use crate::wait::epoll_ctl_error;
 /// Connections that the kernel queues before they are accepted.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// Time after which a silent peer is considered dead, unless configured otherwise.
+/// Default of `SocketOptions::idle_timeout`: time without an answer after which a peer is considered
+/// dead.
 const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Keepalive probes, sent in the second half of that time.
+/// Number of keepalive probes, sent in the second half of the idle timeout.
 const KEEPALIVE_PROBES: u32 = 3;
-/// Bytes that one call discards: a peer may send faster than this side reads.
+/// Maximum bytes that one call of `discard_received` discards: a peer may send faster than this
+/// side reads.
 const MAX_DISCARD_BYTES: usize = 64 << 10;
 
 /// A listening socket.
@@ -39,6 +41,7 @@ pub(crate) struct TcpSocket {
     /// Shared with operations in io_uring, which keep it open until they have ended.
     fd: Arc<OwnedFd>,
     fork_guard: ForkGuard,
+    /// The wait set that watches the socket, and the token.
     registration: Option<(Arc<dyn WaitSet>, u64)>,
 }
 
@@ -62,7 +65,7 @@ pub(crate) enum WriteResult {
 }
 
 impl TcpListener {
-    /// Listens at an address, and returns the address with the actual port.
+    /// Listens at an address. Returns also the address with the port that was bound.
     pub(crate) fn open(at: SocketAddr, config: &SocketConfig) -> Result<(Self, SocketAddr)> {
         config.bind_in_port_range(at, |at| Self::bind(at, config))
     }
@@ -101,7 +104,8 @@ impl TcpListener {
         }
     }
 
-    /// Accepts a connection; `None` when none is queued.
+    /// Accepts a connection to the local address `at`; `None` when none is queued. Returns also the
+    /// peer's address.
     pub(crate) fn accept(
         &self,
         at: SocketAddr,
@@ -154,13 +158,13 @@ impl TcpSocket {
     /// Applies the options of the accepting domain that the passive endpoint did not set when the
     /// socket was accepted. Options that are not set stay as they are.
     pub(crate) fn apply_config(&self, config: &SocketConfig) -> Result<()> {
-        let set = |from: SocketAddr| {
-            config.apply(&self.fd, from)?;
+        let set = |local: SocketAddr| {
+            config.apply(&self.fd, local)?;
             if let Some(idle_timeout) = config.options.idle_timeout {
                 set_keepalive(&self.fd, idle_timeout)?;
             }
             match &config.options.congestion_control {
-                Some(_) => congestion::set_algorithm(&self.fd, (from, from), config),
+                Some(_) => congestion::set_algorithm(&self.fd, (local, local), config),
                 None => Ok(()),
             }
         };
@@ -176,7 +180,7 @@ impl TcpSocket {
         &self.fd
     }
 
-    /// Opens a socket that is going to connect, bound to the address by which peers know this side.
+    /// Opens a socket to connect to `to`, bound to the IP address of `from` and any port.
     pub(crate) fn open(
         from: SocketAddr,
         to: SocketAddr,
@@ -185,7 +189,7 @@ impl TcpSocket {
         let socket = open_socket(to, SocketType::STREAM)?;
         config.apply(&socket, to)?;
         congestion::set_algorithm(&socket, (from, to), config)?;
-        // Each side identifies the other by its address.
+        // The peer identifies this side by its IP address.
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
         }
@@ -202,14 +206,14 @@ impl TcpSocket {
         }
     }
 
-    /// Returns the result of the connect: whether the socket is connected yet.
+    /// Returns whether the socket is connected yet, or the error of the connect.
     pub(crate) fn check_connected(&self) -> Result<bool, Errno> {
         rustix::net::sockopt::socket_error(&self.fd)??;
-        // If no socket listens there, the kernel may have chosen the destination port as the source
-        // port, and connected the socket to itself.
-        let this = rustix::net::getsockname(&self.fd)?;
+        // If no socket listens at the destination, the kernel may have chosen the destination port
+        // as the source port, and connected the socket to itself.
+        let local = rustix::net::getsockname(&self.fd)?;
         match rustix::net::getpeername(&self.fd) {
-            Ok(peer) if peer == Some(this) => Err(Errno::CONNREFUSED),
+            Ok(peer) if peer == Some(local) => Err(Errno::CONNREFUSED),
             Ok(_) => Ok(true),
             // A stale readiness event of an earlier socket under the same token.
             Err(Errno::NOTCONN) => Ok(false),
@@ -217,7 +221,7 @@ impl TcpSocket {
         }
     }
 
-    /// Watches the socket for `interest`, which replaces the previous one.
+    /// Watches the socket for `interest`, which replaces an earlier interest.
     pub(crate) fn watch(
         &mut self,
         wait_set: &Arc<dyn WaitSet>,
@@ -288,7 +292,8 @@ impl TcpSocket {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
     }
 
-    /// Discards what has arrived, up to a bound; true when more may come.
+    /// Discards what has arrived, up to [`MAX_DISCARD_BYTES`]. Returns whether the peer may still
+    /// send: false at the end of the stream, or after an error.
     pub(crate) fn discard_received(&self) -> bool {
         let mut scratch = [MaybeUninit::<u8>::uninit(); 4096];
         for _ in 0..MAX_DISCARD_BYTES / scratch.len() {
@@ -302,7 +307,7 @@ impl TcpSocket {
     }
 }
 
-/// Sets keepalive, so that a peer that is silent for `idle_timeout` is detected.
+/// Sets keepalive, so that a peer that does not answer for `idle_timeout` is detected.
 fn set_keepalive(socket: impl AsFd, idle_timeout: Duration) -> Result<(), Errno> {
     let socket = socket.as_fd();
     let interval = (idle_timeout.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);

@@ -20,15 +20,16 @@ fn socket_config(options: SocketOptions, class: Option<TrafficClass>) -> SocketC
     SocketConfig::from_info(&options, &info).unwrap()
 }
 
-/// Returns both ends of a connection between two sockets of one address, with the same options.
+/// Returns the initiating and the accepting end of a connection, with the same options, between two
+/// sockets of one address.
 fn connected_pair(at: &str, config: &SocketConfig) -> [TcpSocket; 2] {
     let (listener, at) = TcpListener::open(at.parse().unwrap(), config).unwrap();
     let from = SocketAddr::new(at.ip(), 0);
-    let dialed = TcpSocket::open(from, at, config).unwrap();
-    dialed.connect(at).unwrap();
+    let initiating = TcpSocket::open(from, at, config).unwrap();
+    initiating.connect(at).unwrap();
     loop {
         if let Some((accepted, _)) = listener.accept(at, config).unwrap() {
-            return [dialed, accepted];
+            return [initiating, accepted];
         }
         std::thread::yield_now();
     }
@@ -65,18 +66,18 @@ fn tx_traffic_class_overrides_domain_traffic_class() {
     let mut info = Info::template("tcp", "tcp", "tcp");
     (info.domain.tclass, info.tx.tclass) =
         (Some(TrafficClass::BulkData), Some(TrafficClass::LowLatency));
-    let [dialed, _] = connected_pair(
+    let [initiating, _] = connected_pair(
         "127.0.0.1:0",
         &SocketConfig::from_info(&SocketOptions::new(), &info).unwrap(),
     );
-    assert_eq!(ip_tos(dialed.as_fd()).unwrap(), 18 << 2);
+    assert_eq!(ip_tos(initiating.as_fd()).unwrap(), 18 << 2);
     info.tx.tclass = Some(TrafficClass::Dscp(64));
-    let refused = SocketConfig::from_info(&SocketOptions::new(), &info)
+    let message = SocketConfig::from_info(&SocketOptions::new(), &info)
         .unwrap_err()
         .to_string();
     assert!(
-        refused.contains("traffic class") && refused.contains("64"),
-        "{refused}"
+        message.contains("traffic class") && message.contains("64"),
+        "{message}"
     );
 }
 
