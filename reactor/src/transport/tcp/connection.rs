@@ -54,7 +54,8 @@ pub(crate) struct TcpConnection {
     pub(crate) source: Option<FiAddr>,
     /// The peer's address handle when it connected.
     pub(crate) addr_at_connect: Option<FiAddr>,
-    /// The random instance number of the peer's endpoint, if the peer has sent one.
+    /// The random instance number of the peer's endpoint; `None` for a connected endpoint, and for
+    /// peers that send none.
     pub(crate) peer_instance: Option<u32>,
     peer_caps: PeerCaps,
     socket: TcpSocket,
@@ -88,6 +89,7 @@ pub(crate) struct TcpConnection {
     aborting: bool,
     /// Bytes of responses that were sent since bytes of a queued operation were last sent.
     response_bytes: usize,
+    /// Passes without input since the last input.
     idle_passes: u32,
     /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
@@ -96,12 +98,14 @@ pub(crate) struct TcpConnection {
 }
 
 impl TcpConnection {
+    /// Returns a connection after the handshake. `unconsumed` are bytes that followed the peer's
+    /// control message.
     pub(crate) fn new(
         (peer, peer_key): (usize, PeerKey),
         socket: TcpSocket,
         (wait_set, token): (Arc<dyn WaitSet>, u64),
         (negotiated, byte_order): (Negotiated, ByteOrder),
-        trailing_bytes: Vec<u8>,
+        unconsumed: Vec<u8>,
         uring: Option<SharedUring>,
     ) -> Self {
         let (mut reader, mut writer) = (FrameReader::new(byte_order), FrameWriter::new(byte_order));
@@ -133,8 +137,8 @@ impl TcpConnection {
             reader,
             writer,
             unwritten: VecDeque::new(),
-            has_unparsed: !trailing_bytes.is_empty(),
-            unconsumed: UnconsumedBytes::new(trailing_bytes),
+            has_unparsed: !unconsumed.is_empty(),
+            unconsumed: UnconsumedBytes::new(unconsumed),
             deferred_once: false,
             message_held: false,
             read_paused: false,
@@ -150,10 +154,10 @@ impl TcpConnection {
         }
     }
 
-    /// Checks that the peer supports this operation, as far as that is known before it is sent.
+    /// Checks that the peer supports tags, if the operation has one.
     ///
     /// # Errors
-    /// [`Error::NotSupported`].
+    /// [`Error::NotSupported`] if the peer does not.
     #[inline]
     pub(crate) fn check_supported(&self, tx_op: &TxOp) -> Result<()> {
         self.peer_caps.tag(tx_op.tag).map(drop)
@@ -164,6 +168,7 @@ impl TcpConnection {
         self.reader.reject_tagged();
     }
 
+    /// Returns why the connection has ended; `None` while the connection lasts.
     pub(crate) fn end_reason(&self) -> Option<DownReason> {
         self.end_reason
     }
@@ -184,6 +189,7 @@ impl TcpConnection {
         self.idle_passes < IDLE_PASSES
     }
 
+    /// Lets passes poll the connection again for [`IDLE_PASSES`].
     pub(crate) fn reset_idle(&mut self) {
         self.idle_passes = 0;
     }
@@ -207,7 +213,8 @@ impl TcpConnection {
         self.write_blocked
     }
 
-    /// Returns whether no pending bytes could be sent now.
+    /// Returns whether a write would send nothing now: no bytes are pending, or the socket accepts
+    /// none.
     pub(crate) fn is_flushed(&self) -> bool {
         self.write_blocked || self.write_closed || self.writer.pending().is_empty()
     }
@@ -225,20 +232,22 @@ impl TcpConnection {
             .map(|instance| Incarnation(instance.into()))
     }
 
-    /// Returns whether operations for this address handle may use this connection: its peer is the
-    /// incarnation for which the handle stands.
+    /// Returns whether operations for this address handle may use this connection: the handle
+    /// stands for the peer's incarnation, or for any incarnation.
     pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &impl EngineContext) -> bool {
-        let bound = engine.incarnation_of(ep, addr);
-        bound.is_none() || bound == self.incarnation() || self.addr_at_connect == Some(addr)
+        let expected = engine.incarnation_of(ep, addr);
+        expected.is_none() || expected == self.incarnation() || self.addr_at_connect == Some(addr)
     }
 
+    /// Ends the connection: nothing more is read from the socket or sent. The first reason counts.
     fn end(&mut self, reason: DownReason) {
         self.end_reason.get_or_insert(reason);
         self.write_closed = true;
         self.socket.unwatch();
     }
 
-    /// Closes the sending direction after a failure: pending bytes and responses are lost.
+    /// Stops sending, after a failed write or an aborted message. Pending bytes and responses are
+    /// dropped.
     fn close_write(&mut self) {
         self.write_closed = true;
         self.write_blocked = false;
@@ -247,8 +256,9 @@ impl TcpConnection {
         self.update_interest();
     }
 
-    /// Aborts the message that is partly sent, if there is one, by ending the stream behind its
-    /// sent bytes: no other message may follow them. Returns whether there was one.
+    /// Aborts the message that is partly sent, or the offered rendezvous, by ending the stream
+    /// behind the pending bytes: no other message may follow them. Returns whether there was such a
+    /// message.
     pub(crate) fn abort_message(&mut self) -> bool {
         let is_partly_sent = self.writer.is_open() && !self.reader.responses.is_partial();
         if self.write_closed || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
@@ -273,6 +283,7 @@ impl TcpConnection {
         }
     }
 
+    /// Sets whether the socket had no room, and updates what the socket is watched for.
     fn set_write_blocked(&mut self, is_blocked: bool) {
         if is_blocked != self.write_blocked {
             self.write_blocked = is_blocked;

@@ -89,8 +89,8 @@ impl IoBackend {
                 error.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error()),
             )
         };
-        // With cooperative task work, a thread that computes delays the completions of the SQEs that
-        // the thread has submitted. Under automatic progress other threads wait for these
+        // With cooperative task work, a thread that computes delays the completions of the SQEs
+        // that the thread has submitted. Under automatic progress other threads wait for these
         // completions; under manual progress only the thread that polls does.
         let uring = Uring::open(UringConfig::for_connections(
             self.progress != Progress::Auto,

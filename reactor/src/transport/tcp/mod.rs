@@ -203,7 +203,8 @@ impl TcpDomain {
         Ok(endpoint)
     }
 
-    /// Returns the index of an endpoint in `endpoints`. A single endpoint is found without a search.
+    /// Returns the index of an endpoint in `endpoints`. A single endpoint is found without a
+    /// search.
     #[inline]
     fn endpoint_index(&self, ep: EpId) -> Option<usize> {
         match &self.endpoints[..] {

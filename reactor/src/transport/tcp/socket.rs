@@ -20,8 +20,8 @@ use crate::wait::epoll_ctl_error;
 /// Connections that the kernel queues before they are accepted.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// Default of `SocketOptions::idle_timeout`: time without an answer after which a peer is considered
-/// dead.
+/// Default of `SocketOptions::idle_timeout`: time without an answer after which a peer is
+/// considered dead.
 const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of keepalive probes, sent in the second half of the idle timeout.
 const KEEPALIVE_PROBES: u32 = 3;

@@ -6,7 +6,7 @@
 //! a chunk at a time and between two frames, as room becomes free. A response whose registered
 //! buffer the program has locked, or whose event finds the completion queue full, waits there.
 //! Three kinds of frame are not libfabric's: atomics, refusals, and responses with a status behind
-//! the bytes. They are sent only to a peer that has announced the vendor extension.
+//! the bytes. These frames are sent only to a peer that has announced the vendor extension.
 
 use std::collections::VecDeque;
 
@@ -23,15 +23,16 @@ use super::{QueuedTxOp, TcpConnection};
 /// What completes an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CompletionTrigger {
-    /// Its last byte was sent.
+    /// The kernel has the operation's last byte.
     Transmitted,
-    /// The peer's acknowledgement.
+    /// The peer's ack.
     Acknowledged,
     /// The peer's response.
     ResponseReceived,
 }
 
 impl CompletionTrigger {
+    /// Returns what completes this operation.
     pub(super) fn of(tx_op: &TxOp) -> Self {
         match tx_op.kind {
             OpKind::Write | OpKind::Atomic => Self::Acknowledged,
@@ -84,8 +85,8 @@ pub(super) fn fail_first(
     engine: &mut impl EngineContext,
     error: Error,
 ) {
-    if let Some(send) = queue.pop_front() {
-        engine.complete(send.op, Outcome::failed(error));
+    if let Some(first) = queue.pop_front() {
+        engine.complete(first.op, Outcome::failed(error));
     }
 }
 
@@ -96,8 +97,8 @@ impl TcpConnection {
         self.reader.enable_rma_target(ep, is_target, rma_events);
     }
 
-    /// Fails the requests to a peer whose address handle is no longer valid. Their slots remain,
-    /// and responses to them are discarded.
+    /// Fails the pending requests, because the peer's address handle is no longer valid. The
+    /// requests stay in the list, so that responses to them are recognized and discarded.
     pub(crate) fn fail_requests_keep_slots(
         &mut self,
         engine: &mut impl EngineContext,
@@ -110,7 +111,7 @@ impl TcpConnection {
     /// parsed.
     pub(crate) fn has_local_work(&self) -> bool {
         let responses = &self.reader.responses;
-        // A peer that is gone may have sent messages that are still unread, but gets no responses.
+        // A peer that is gone may have sent messages that are still unread, but gets no response.
         let can_write = !self.write_closed && !self.write_blocked && !self.is_uring_sending();
         let has_responses = can_write && !responses.is_empty() && !responses.is_blocked_on_region();
         let has_unread = self.has_unparsed || self.deferred_once;
@@ -119,8 +120,8 @@ impl TcpConnection {
             || has_unread && !self.is_backlogged()
     }
 
-    /// Returns whether nothing can be sent before the owner of a region returns it, because a
-    /// response was begun.
+    /// Returns whether nothing can be sent because a response is partly sent, and the program has
+    /// locked the registered buffer of its next bytes.
     pub(crate) fn is_response_stalled(&self) -> bool {
         self.reader.responses.is_partial() && self.reader.responses.is_blocked_on_region()
     }
@@ -130,12 +131,13 @@ impl TcpConnection {
         !self.reader.responses.is_empty()
     }
 
-    /// Fails all pending requests.
+    /// Fails the pending requests.
     pub(crate) fn fail_requests(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.reader.pending.fail(engine, error);
     }
 
-    /// Handles that an operation was sent completely; its last byte is at stream position `end`.
+    /// Handles that an operation of `len` payload bytes was given to the frame writer or the socket
+    /// completely. Its last byte is before stream position `end`.
     pub(super) fn on_transmitted(
         &mut self,
         (op, tx_op): (OpKey, TxOp),
@@ -169,7 +171,7 @@ impl TcpConnection {
         operations_wait: bool,
         engine: &mut impl EngineContext,
     ) -> bool {
-        let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
+        let (mut any, mut left) = (false, MAX_BYTES_PER_PASS);
         while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
             let sender = (self.peer_key, self.source);
@@ -191,13 +193,13 @@ impl TcpConnection {
                 }
             };
             let written = self.writer.pending().len() - pending_before;
-            moved |= written > 0;
+            any |= written > 0;
             left = left.saturating_sub(written);
             self.response_bytes = self.response_bytes.saturating_add(written);
             if !self.flush() || status != ResponseStatus::WriterFull {
                 break;
             }
         }
-        moved
+        any
     }
 }

@@ -16,7 +16,8 @@ use super::super::socket::ReadResult;
 use super::TcpConnection;
 use super::sending::WRITE_BUFFER_LIMIT;
 
-/// Reads from a connection that another one replaces: enough for a full socket receive buffer.
+/// Maximum number of reads before this side closes a replaced connection: enough for a full socket
+/// receive buffer.
 const MAX_FINAL_READS: u32 = 64;
 
 /// Bytes that were read and not consumed. Consuming bytes does not move the rest.
@@ -57,6 +58,9 @@ impl UnconsumedBytes {
 
 impl TcpConnection {
     /// Receives what has arrived. Returns whether anything was processed.
+    ///
+    /// `scratch` is the endpoint's memory for one read. The unconsumed bytes fit into `scratch`,
+    /// because an earlier pass read them into `scratch`.
     pub(crate) fn progress_rx(
         &mut self,
         scratch: &mut [u8],
@@ -64,6 +68,8 @@ impl TcpConnection {
         engine: &mut impl EngineContext,
     ) -> bool {
         let sender = (self.peer_key, self.source);
+        // A held message needs a receive or room to buffer; a backlog of responses needs the peer
+        // to read.
         if self.message_held
             && !self
                 .reader
@@ -78,6 +84,7 @@ impl TcpConnection {
             self.pause_uring_recv();
             return false;
         }
+        // Reads behind the unconsumed bytes, unless they begin with a held or deferred message.
         let was_deferred = std::mem::take(&mut self.deferred_once);
         let mut len = self.unconsumed.remaining().len();
         let mut has_input =
@@ -110,6 +117,7 @@ impl TcpConnection {
             return self.end_reason.is_some();
         }
         self.idle_passes = 0;
+        // Parses the frames.
         self.reader
             .set_unexpected_policy(match (self.end_reason, was_deferred) {
                 (Some(_), _) => UnexpectedPolicy::Buffer,
@@ -121,12 +129,12 @@ impl TcpConnection {
         } else {
             &scratch[..len]
         };
-        let (consumed, blocked) = match self.reader.read(bytes, sender, rx, engine) {
+        let (consumed, is_blocked) = match self.reader.read(bytes, sender, rx, engine) {
             Ok(outcome) => {
                 (self.has_unparsed, self.deferred_once) =
                     (outcome.responses_full, outcome.is_deferred);
                 if self.write_closed || self.aborting {
-                    // Nothing can be sent any more, so responses are discarded.
+                    // No response can be sent any more.
                     self.reader.responses.clear();
                 } else {
                     outcome
@@ -150,7 +158,7 @@ impl TcpConnection {
         } else {
             self.unconsumed.replace(&scratch[consumed..len]);
         }
-        self.message_held = blocked;
+        self.message_held = is_blocked;
         self.update_read_interest();
         true
     }
@@ -177,7 +185,7 @@ impl TcpConnection {
     pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut impl EngineContext) {
         if std::mem::take(&mut self.deferred_once) {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
-            // A protocol violation or lack of room ends with the connection.
+            // The connection is being closed, so a protocol violation or a lack of room is ignored.
             let _ = self.reader.read(
                 self.unconsumed.remaining(),
                 (self.peer_key, self.source),
@@ -187,12 +195,12 @@ impl TcpConnection {
         }
     }
 
-    /// Returns whether the peer lets responses pile up, so that its requests are not read.
+    /// Returns whether so many responses wait for the peer that no more requests are read.
     pub(super) fn is_backlogged(&self) -> bool {
         self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
     }
 
-    /// Returns whether input is read.
+    /// Returns whether this side reads from the socket.
     pub(super) fn is_reading(&self) -> bool {
         !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
     }

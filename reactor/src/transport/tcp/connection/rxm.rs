@@ -1,19 +1,20 @@
-//! What is particular to a connection that speaks RXM: rendezvous of long messages, and atomic
-//! operations on memory of libfabric peers.
+//! RXM connections: rendezvous of long messages, and atomic operations on memory of libfabric
+//! peers.
 //!
 //! A message of more than 16 KiB is a rendezvous: the operation moves from the queue to
-//! `RendezvousSends`, and a packet names its length and a key. The receiver begins the message in
-//! its receive queue and sends reads for it, two at a time (`send_rendezvous_reads`), whose
-//! responses are appended to it. A packet then reports the end, and the sender's operation
-//! completes. Reads of the rendezvous are answered like reads of regions, from the operation's
-//! buffer, by copying. A packet that reports the end while a read is under way is a protocol
-//! violation and closes the connection first.
+//! `RendezvousSends`, and a packet names the message's length and a key. The receiver begins the
+//! message in its receive queue and requests reads of the message, two at a time
+//! (`send_rendezvous_reads`); the bytes of the responses are appended to the message. A packet from
+//! the receiver then reports the end, and the sender's operation completes. The sender answers
+//! reads of a rendezvous like reads of regions, by copying from the operation's buffer. A receiver
+//! that reports the end while a read is being answered violates the protocol, and the sender closes
+//! the connection.
 //!
 //! Decision: reads and writes wait for atomic operations. libfabric's tcp provider accesses memory
-//! as frames arrive, and the layer above executes atomics when the program polls. A read would
-//! overtake the atomic operation before it, against the offered order. So it stays in the queue
-//! until the responses have arrived (`awaits_atomic_responses`). Messages, which are packets too,
-//! do not wait.
+//! as frames arrive, and RXM executes atomics when the program polls. A read or write would
+//! overtake an earlier atomic, against the offered order. So the read or write stays in the queue
+//! until the atomic's response has arrived (`awaits_atomic_responses`). Messages and atomics, which
+//! are both packets, do not wait.
 
 use std::collections::VecDeque;
 
@@ -36,16 +37,15 @@ impl TcpConnection {
         self.writer.rxm().is_some() && (tx_op.kind == OpKind::Send || self.is_rxm_atomic(tx_op))
     }
 
-    /// Returns whether this operation is an atomic in RXM's form. Peers of the same implementation
-    /// get the vendor extension's frame, which carries more.
+    /// Returns whether this operation is an atomic that is sent as an RXM packet. Peers of the same
+    /// implementation get the vendor extension's atomic frame.
     fn is_rxm_atomic(&self, tx_op: &TxOp) -> bool {
         tx_op.remote.is_some_and(|remote| remote.atomic.is_some())
             && !self.peer_caps.is_same_implementation()
     }
 
-    /// Returns whether the first operation of the queue waits for the responses to earlier atomics.
-    /// libfabric's RXM executes atomics when the program polls, but its tcp provider reads and
-    /// writes as frames arrive: without the wait, reads and writes would overtake atomics.
+    /// Returns whether the first operation of the queue is a read or write that waits for the
+    /// responses to earlier atomics.
     pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedTxOp>) -> bool {
         let Some(QueuedTxOp {
             tx_op,
@@ -58,7 +58,7 @@ impl TcpConnection {
         tx_op.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(tx_op)
     }
 
-    /// Returns whether a read of a rendezvous message can be sent.
+    /// Returns whether a read request for a rendezvous message can be sent.
     pub(super) fn can_read_rendezvous(&self) -> bool {
         self.reader.wants_rendezvous_read()
             && !self.writer.is_open()
@@ -66,7 +66,8 @@ impl TcpConnection {
             && !self.aborting
     }
 
-    /// Sends reads for the next bytes of rendezvous messages. Returns whether there was any.
+    /// Sends read requests for the next bytes of rendezvous messages. Returns whether there was
+    /// any.
     pub(super) fn send_rendezvous_reads(&mut self) -> bool {
         let mut any = false;
         while self.can_read_rendezvous()
@@ -107,14 +108,14 @@ impl TcpConnection {
         };
         let payload = engine.payload(op);
         let len = payload.len();
-        let part = if len > EAGER_LIMIT { 0 } else { len };
+        let copied = if len > EAGER_LIMIT { 0 } else { len };
         if self.writer.is_open()
-            || self.writer.pending().len() + part > WRITE_BUFFER_LIMIT && !self.flush()
+            || self.writer.pending().len() + copied > WRITE_BUFFER_LIMIT && !self.flush()
         {
             return None;
         }
         if len > EAGER_LIMIT {
-            // The operation completes when the peer reports that it has read the message.
+            // The operation completes when the peer reports that it has read all bytes.
             let iov = self
                 .reader
                 .responses
@@ -159,10 +160,11 @@ impl TcpConnection {
             .reader
             .pending
             .expect_atomic_response(op, tx_op, remote.len);
-        let count = (remote.len / atomic.datatype.size()) as u64;
+        // The length of an RXM atomic's remote range counts values, not bytes.
+        let values = (remote.len / atomic.datatype.size()) as u64;
         let iov = WireRmaIov {
             addr: remote.offset,
-            len: count,
+            len: values,
             key: remote.key,
         };
         let is_pushed =
@@ -174,12 +176,13 @@ impl TcpConnection {
         Some(len)
     }
 
-    /// Returns whether the connection has ended while reads of rendezvous messages may be pending.
+    /// Returns whether the connection has ended, and receives of rendezvous messages may wait for
+    /// bytes that will not arrive.
     pub(crate) fn awaits_rendezvous(&self) -> bool {
         self.end_reason.is_some() && self.reader.accepts_rendezvous()
     }
 
-    /// Fails the receives of rendezvous messages that will not be read.
+    /// Fails the receives of rendezvous messages whose bytes will not arrive.
     pub(crate) fn fail_rendezvous_recvs(
         &mut self,
         rx: &mut RxQueue,

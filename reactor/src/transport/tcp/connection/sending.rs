@@ -1,4 +1,4 @@
-//! What a connection sends.
+//! Sending on a connection: queued operations, batched messages and responses.
 //!
 //! A short message is copied into the `FrameWriter` and written with one call. Short messages that
 //! follow before the next pass are batched: that pass writes them with one call. A long message
@@ -26,14 +26,14 @@ use super::onesided::{CompletionTrigger, build_frame, fail_first};
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
 // io_uring keeps pointers into longer payloads, and the bytes of an `InlineBuf` may move.
 const _: () = assert!(MAX_BUFFERED_MESSAGE >= fabric_core::buf::InlineBuf::CAPACITY);
-/// Bytes of batched messages from which they are written without waiting for the next pass.
+/// Maximum bytes of batched messages: a message that would exceed them causes a write at once.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
-/// Bytes to one peer in one pass.
+/// Maximum bytes that one pass sends to one peer.
 pub(super) const MAX_BYTES_PER_PASS: usize = 1 << 20;
 /// Bytes after which responses give way to queued operations, and operations to responses, at the
 /// end of a frame.
 pub(super) const SCHEDULING_QUANTUM: usize = WRITE_BUFFER_LIMIT;
-/// Parts of a message that one call sends.
+/// Maximum number of parts (`iovec`s) that one call sends, the pending bytes included.
 pub(super) const MAX_IOVECS: usize = 16;
 
 /// An operation in the transmit queue of a peer.
@@ -52,7 +52,8 @@ pub(crate) enum TrySendResult {
     Written,
     /// The message was copied into the frame writer; the next pass writes it with others.
     Batched,
-    /// The message has to wait in the queue, or [is not supported](TcpConnection::check_supported).
+    /// Nothing was sent: the message has to wait in the queue, or the peer does not
+    /// [support](TcpConnection::check_supported) its tag.
     WouldBlock,
 }
 
@@ -146,9 +147,9 @@ impl TcpConnection {
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
     pub(crate) fn write(&mut self, engine: &mut impl EngineContext) -> bool {
-        let all_sent = self.flush();
+        let all_written = self.flush();
         self.complete_written(engine);
-        all_sent
+        all_written
     }
 
     /// Writes the pending bytes. Returns whether all was written.
@@ -190,6 +191,7 @@ impl TcpConnection {
         moved
     }
 
+    /// Does the work of [`progress_tx`](Self::progress_tx), except for completions and interest.
     fn progress_queue(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
@@ -199,12 +201,12 @@ impl TcpConnection {
         if self.aborting {
             return !self.write_closed && self.flush();
         }
-        let is_idle = queue.is_empty()
+        let has_nothing_queued = queue.is_empty()
             && self.reader.responses.is_empty()
             && self.writer.pending().is_empty();
         if self.write_closed
             || self.is_uring_sending()
-            || is_idle && !self.reader.wants_rendezvous_read()
+            || has_nothing_queued && !self.reader.wants_rendezvous_read()
         {
             return false;
         }
@@ -252,7 +254,7 @@ impl TcpConnection {
         let QueuedTxOp {
             op,
             tx_op,
-            bytes_sent: sent,
+            bytes_sent,
         } = queue.front_mut()?;
         if self.is_rxm_packet(tx_op) {
             let sent = self.send_rxm_packet(queue, engine)?;
@@ -265,7 +267,8 @@ impl TcpConnection {
             engine.payload(*op)
         };
         let len = payload.len();
-        let begins = sent.is_none() && tx_op.kind != OpKind::Connect;
+        let begins = bytes_sent.is_none() && tx_op.kind != OpKind::Connect;
+        // An operation that begins gets a frame header.
         let header = match begins
             .then(|| build_frame(tx_op, len, self.peer_caps, engine))
             .transpose()
@@ -280,6 +283,7 @@ impl TcpConnection {
         let count = if let Some((frame, iovs)) =
             header.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
         {
+            // A short operation is copied into the frame writer.
             if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush() {
                 return None;
             }
@@ -290,6 +294,7 @@ impl TcpConnection {
             end = self.writer.end();
             len
         } else if tx_op.kind != OpKind::Connect {
+            // A long operation is sent from its buffer, as far as the socket has room.
             if let Some((frame, iovs)) = header {
                 if !self.writer.begin_frame(&frame, &iovs) {
                     self.abort_message();
@@ -299,7 +304,7 @@ impl TcpConnection {
                     self.reader.pending.begin_acked_send();
                 }
             }
-            let from = *sent.get_or_insert(0);
+            let from = *bytes_sent.get_or_insert(0);
             if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, engine)
             {
                 return None;
@@ -318,7 +323,7 @@ impl TcpConnection {
                 }
                 return None;
             };
-            *sent = Some(from + count);
+            *bytes_sent = Some(from + count);
             if from + count < len {
                 return Some(count);
             }
@@ -326,6 +331,7 @@ impl TcpConnection {
             self.writer.end_frame();
             count
         } else {
+            // `OpKind::Connect` sends no bytes: the connection is established.
             0
         };
         let (op, tx_op) = (*op, *tx_op);
@@ -336,7 +342,7 @@ impl TcpConnection {
     }
 
     /// Sends the pending bytes, followed by part of a message. Returns how many bytes of the
-    /// message were sent, or `None` when the socket had no room.
+    /// message were sent, or `None` when the socket had no room or the write failed.
     fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
         let pending = self.writer.pending();
         let mut parts = [IoSlice::new(&[]); MAX_IOVECS];
@@ -350,10 +356,10 @@ impl TcpConnection {
         });
         match self.socket.send(&parts[..count]) {
             WriteResult::Bytes(sent) => {
-                let header = sent.min(pending.len());
-                self.writer.advance(header);
+                let pending_sent = sent.min(pending.len());
+                self.writer.advance(pending_sent);
                 self.set_write_blocked(false);
-                Some(sent - header)
+                Some(sent - pending_sent)
             }
             WriteResult::WouldBlock => {
                 self.set_write_blocked(true);

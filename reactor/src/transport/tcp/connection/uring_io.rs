@@ -34,7 +34,7 @@ const SYSCALL_READ_PASSES: u32 = 32;
 /// Receives and sends of one connection in io_uring.
 pub(super) struct UringIo {
     pub(super) uring: SharedUring,
-    /// The token of the connection, which its completions carry.
+    /// The token of the connection. Completions of the connection carry this token.
     pub(super) owner: u64,
     recv_state: UringRecv,
     /// Received buffers that were not read yet.
@@ -116,7 +116,8 @@ impl UringIo {
         }
     }
 
-    /// Cancels the receive. Until its last completion the connection is not read by calls.
+    /// Cancels the receive. The connection is not read by calls before the receive's last
+    /// completion.
     fn cancel_recv(&mut self) {
         if let UringRecv::Active(op_id) = self.recv_state {
             self.uring.lock().cancel(op_id);
@@ -124,7 +125,8 @@ impl UringIo {
         }
     }
 
-    /// Cancels the receive and waits for its last completion: all that was received can be read.
+    /// Cancels the receive and waits for its last completion. Afterwards all received bytes can be
+    /// read.
     fn cancel_recv_and_wait(&mut self) {
         if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = self.recv_state {
             self.received.extend(self.uring.lock().cancel_recv(op_id));
@@ -132,8 +134,8 @@ impl UringIo {
         }
     }
 
-    /// Copies received data out of the buffers of the io_uring instance, which other connections
-    /// need.
+    /// Copies received bytes out of the buffers of the io_uring instance, so that other connections
+    /// can use the buffers.
     fn detach_leases(&mut self) {
         for lease in std::mem::take(&mut self.received) {
             self.received.push_back(lease.into_owned());
@@ -142,6 +144,7 @@ impl UringIo {
 }
 
 impl TcpConnection {
+    /// Returns whether the I/O backend is io_uring.
     pub(super) fn uses_uring(&self) -> bool {
         self.uring_io.is_some()
     }
@@ -161,8 +164,8 @@ impl TcpConnection {
         }
     }
 
-    /// Prepares for sleep: with io_uring, arms a multishot receive. False when there is input
-    /// already, or the receive could not be armed.
+    /// Prepares for sleep: with io_uring, arms a multishot receive. Returns false when there is
+    /// input already, or the receive could not be armed.
     pub(crate) fn arm_uring_recv(&mut self) -> bool {
         let is_reading = self.is_reading();
         let Some(io) = &mut self.uring_io else {
@@ -185,7 +188,7 @@ impl TcpConnection {
         true
     }
 
-    /// Handles a pass without input.
+    /// Handles a pass without input: after [`SYSCALL_READ_PASSES`], stops the armed receive.
     pub(super) fn on_idle_pass(&mut self) {
         if self.idle_passes == SYSCALL_READ_PASSES
             && let Some(io) = &mut self.uring_io
@@ -273,8 +276,8 @@ impl TcpConnection {
                 io.received
                     .push_back(if is_paused { lease.into_owned() } else { lease })
             }
-            // The socket reports the end of the stream again when it is read, and a timed operation
-            // belongs to an attempt to connect.
+            // A read of the socket reports the end of the stream again. A timed operation belongs
+            // to an attempt to connect.
             CompletionKind::Eof
             | CompletionKind::Sent(_)
             | CompletionKind::Timed(_)
@@ -289,8 +292,9 @@ impl TcpConnection {
         }
     }
 
-    /// Cancels the send in io_uring and waits for its end. Afterwards the first operation of the
-    /// queue is not in use by the kernel, and is completed if all of it was sent.
+    /// Cancels the send in io_uring and waits for its end. Afterwards the kernel does not read the
+    /// first operation's buffer, unless io_uring owns the buffer; an operation of which all bytes
+    /// were sent is finished.
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
@@ -310,23 +314,23 @@ impl TcpConnection {
         }
     }
 
-    /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
+    /// Removes the first operation of the queue, all bytes of which io_uring has sent.
     fn finish_first(&mut self, queue: &mut VecDeque<QueuedTxOp>, engine: &mut impl EngineContext) {
         let end = self.writer.total_written();
         self.writer.end_frame();
         if let Some(QueuedTxOp {
             op,
             tx_op,
-            bytes_sent: sent,
+            bytes_sent,
         }) = queue.pop_front()
         {
             self.response_bytes = 0;
-            self.on_transmitted((op, tx_op), sent.unwrap_or(0), end, engine);
+            self.on_transmitted((op, tx_op), bytes_sent.unwrap_or(0), end, engine);
         }
     }
 
-    /// Cancels the send in io_uring and waits for its end. Returns the state before, and whether an
-    /// owned send was sent completely.
+    /// Cancels the send in io_uring and waits for its end. Returns the previous state, and whether
+    /// a send in the state [`UringSend::Owned`] has sent all bytes.
     fn take_uring_send(&mut self, queue: &mut VecDeque<QueuedTxOp>) -> (UringSend, bool) {
         let Some(io) = &mut self.uring_io else {
             return (UringSend::Idle, false);
@@ -339,7 +343,8 @@ impl TcpConnection {
         (previous, all_sent)
     }
 
-    /// Handles the end of a send. Returns whether an owned send was sent completely.
+    /// Handles the end of a send. Returns whether a send in the state [`UringSend::Owned`] has sent
+    /// all bytes.
     fn on_uring_sent(
         &mut self,
         sent: &SendResult,
@@ -351,11 +356,11 @@ impl TcpConnection {
         let pending_sent = count.min(sent.owned.len());
         self.writer.restore_pending(&sent.owned[pending_sent..]);
         if let Some(QueuedTxOp {
-            bytes_sent: Some(sent),
+            bytes_sent: Some(bytes_sent),
             ..
         }) = queue.front_mut()
         {
-            *sent += count - pending_sent;
+            *bytes_sent += count - pending_sent;
         }
         let UringSend::Owned(_, len) = previous else {
             self.close_write_on_error(sent.result);
@@ -368,8 +373,8 @@ impl TcpConnection {
         count == sent.owned.len() + len
     }
 
-    /// Closes the sending direction after an error. ECANCELED and EINTR are no errors of the
-    /// connection: the thread that submitted the send has ended.
+    /// Stops sending if the error is one of the connection. With ECANCELED and EINTR, the thread
+    /// that submitted the send has ended; EAGAIN is a socket without room.
     fn close_write_on_error(&mut self, result: Result<usize, Errno>) {
         if !matches!(
             result,
@@ -379,15 +384,15 @@ impl TcpConnection {
         }
     }
 
-    /// Detaches the connection from io_uring: nothing of it is in progress there, or its completion
-    /// is discarded.
+    /// Detaches the connection from io_uring: its send has ended, and later completions of its
+    /// receive are discarded.
     pub(super) fn detach_from_uring(&mut self) {
         self.take_uring_send(&mut VecDeque::new());
         if let Some(io) = self.uring_io.take() {
             let mut uring = io.uring.lock();
             if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = io.recv_state {
                 uring.detach(op_id);
-                // If the submission fails, the next one includes it.
+                // If the submission fails, the next one includes the cancellation.
                 let _ = uring.submit();
             }
         }

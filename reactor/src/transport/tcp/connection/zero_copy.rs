@@ -37,8 +37,9 @@ pub(super) struct ZeroCopyState {
     op_ids: Vec<OpId>,
 }
 
-/// Returns whether the error means that the kernel has no zero copy, or not for this socket, lacks
-/// memory to account for it, or cannot pin memory of this kind.
+/// Returns whether the error means that the kernel cannot send this buffer in place: zero copy is
+/// not supported (by the kernel or the socket), memory for its accounting is short, or the buffer's
+/// memory cannot be pinned.
 pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
     [
         Errno::INVAL,
@@ -51,7 +52,8 @@ pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
 }
 
 impl TcpConnection {
-    /// Sends messages from this length on from their buffer, if the io_uring instance supports it.
+    /// Sets the minimum length in bytes of messages that are sent from their buffer. Ignored
+    /// without an io_uring instance that supports zero copy, and below [`MAX_BUFFERED_MESSAGE`].
     pub(crate) fn set_zero_copy_threshold(
         &mut self,
         threshold: Option<usize>,
@@ -66,13 +68,15 @@ impl TcpConnection {
         }
     }
 
+    /// Sends later messages by copying.
     pub(super) fn disable_zero_copy(&mut self) {
         if let Some(io) = &mut self.uring_io {
             io.zero_copy.threshold = None;
         }
     }
 
-    /// Returns whether this message is sent from its buffer. All of it must fit into one send.
+    /// Returns whether a message is sent from its buffer: it has the minimum length, and all of it
+    /// fits into one send.
     pub(super) fn should_zero_copy(&self, payload: Payload<'_>) -> bool {
         let threshold = self.uring_io.as_ref().and_then(|io| io.zero_copy.threshold);
         threshold.is_some_and(|threshold| payload.len() >= threshold) && {
@@ -116,8 +120,8 @@ impl TcpConnection {
         }
     }
 
-    /// Notes that the send has ended without sending all of the first operation, whose buffer
-    /// io_uring still owns.
+    /// Notes that the send has ended before all bytes of the first operation were sent. io_uring
+    /// still owns its buffer; sending continues when the buffer is back.
     pub(super) fn await_buffer(&mut self, op_id: OpId) {
         if let Some(io) = &mut self.uring_io {
             io.send_state = UringSend::AwaitingBuffer(op_id);
@@ -130,10 +134,10 @@ impl TcpConnection {
             return;
         };
         let zero_copy = &mut io.zero_copy;
-        let Some(at) = zero_copy.op_ids.iter().position(|owned| *owned == op_id) else {
+        let Some(index) = zero_copy.op_ids.iter().position(|owned| *owned == op_id) else {
             return;
         };
-        zero_copy.op_ids.swap_remove(at);
+        zero_copy.op_ids.swap_remove(index);
         if outcome == Some(ZeroCopyOutcome::Copied) && !zero_copy.keep_if_copied {
             zero_copy.threshold = None;
         }
