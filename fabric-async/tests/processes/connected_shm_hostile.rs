@@ -200,7 +200,7 @@ fn silent_and_flooding_clients_do_not_stop_others() {
         let rejected = async {
             loop {
                 let error = next_rejection(&mut events).await;
-                if error.to_string().contains("no connect request") {
+                if error.to_string().contains("no connection request") {
                     return;
                 }
             }

@@ -63,7 +63,7 @@ fn message_of_closed_peer_is_received_after_its_address_is_rebound() {
             while !has_unaccepted_data(&ep) {
                 tokio::task::yield_now().await;
             }
-            // One pass sees the connect request before the data of the old connection.
+            // One pass sees the connection request before the data of the old connection.
             ep.domain().progress();
             assert_eq!(ep.recv().await.unwrap().buf[..], *b"last", "{io:?}");
             assert_eq!(ep.recv().await.unwrap().buf[..], *b"next", "{io:?}");

@@ -18,7 +18,8 @@ async fn raw_listener() -> (TcpListener, String) {
     (listener, name)
 }
 
-/// Returns the error of a send to a peer that reads the connect request and then calls `respond`.
+/// Returns the error of a send to a peer that reads the connection request and then calls
+/// `respond`.
 async fn send_error_when_peer<F: Future<Output = ()>>(
     ep: &Endpoint,
     respond: impl FnOnce(TcpStream) -> F,

@@ -321,7 +321,10 @@ fn connections_without_a_request_time_out() {
             let EventKind::InboundRefused { error } = eq.read().await.kind else {
                 panic!("expected a rejection")
             };
-            assert!(error.to_string().contains("no connect request"), "{error}");
+            assert!(
+                error.to_string().contains("no connection request"),
+                "{error}"
+            );
         }
         assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);

@@ -180,7 +180,10 @@ fn silent_connections_are_evicted_or_time_out() {
         assert_still_works(&ep).await;
         assert_eq!(read_until_closed(first).await, []);
         let error = next_rejection(&mut events).await;
-        assert!(error.to_string().contains("no connect request"), "{error}");
+        assert!(
+            error.to_string().contains("no connection request"),
+            "{error}"
+        );
         assert_eq!(read_until_closed(others.pop().unwrap()).await, []);
     });
 }

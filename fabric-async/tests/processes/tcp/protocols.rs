@@ -192,7 +192,8 @@ async fn wait_peer_down(events: &mut EventQueue, name: &Address) {
     }
 }
 
-/// A peer that rejects a native connect request gets an RXM request, and no native request later.
+/// A peer that rejects a native connection request gets an RXM request, and no native request
+/// later.
 #[test]
 fn rxm_only_peer_is_detected_once() {
     run(async {

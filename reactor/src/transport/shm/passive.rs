@@ -263,7 +263,7 @@ impl ShmPassiveEndpoint {
         {
             let client = handshake.socket.credentials().ok();
             let peer = placeholder_address(client.and_then(|client| client.pid));
-            let what = "no connect request before the handshake timeout (10 s)";
+            let what = "no connection request before the handshake timeout (10 s)";
             let Rejection { reason, error } =
                 Rejection::protocol(RefusalReason::Malformed, peer, what);
             control::send_control(&handshake.socket, ControlMessage::Reject(reason));

@@ -1,5 +1,5 @@
-//! The handshake of a connection: the initiator sends a connect request with its address, and the
-//! acceptor replies.
+//! The handshake of a connection: the initiator sends a connection request with its address, and
+//! the acceptor replies.
 //!
 //! If both sides connect at the same time, `resolve_simultaneous_connect` decides which connection
 //! stays.
@@ -24,7 +24,7 @@ use crate::uring::{OpId, TimedOutcome};
 /// Length of the longest control message, in bytes.
 const MAX_CONTROL_LEN: usize = 32 + MAX_CM_PRIVATE_DATA;
 
-/// An accepted socket whose connect request has not arrived yet.
+/// An accepted socket whose connection request has not arrived yet.
 pub(crate) struct InboundHandshake {
     pub(crate) peer_addr: SocketAddr,
     /// When the handshake times out.
@@ -40,13 +40,13 @@ pub(crate) struct OutboundHandshake {
     /// When the handshake times out.
     deadline: Instant,
     socket: TcpSocket,
-    /// The attempt to connect; `None` once the connect request was sent.
+    /// The attempt to connect; `None` once the connection request was sent.
     attempt: Option<ConnectAttempt>,
     request: RequestPayload,
     received: Vec<u8>,
 }
 
-/// The connect request of a peer to an `FI_EP_RDM` endpoint.
+/// The connection request of a peer to an `FI_EP_RDM` endpoint.
 pub(crate) struct ParsedRequest {
     /// The byte order of the peer's frames.
     pub(crate) byte_order: ByteOrder,
@@ -57,7 +57,7 @@ pub(crate) struct ParsedRequest {
     pub(crate) trailing_bytes: Vec<u8>,
 }
 
-/// The payload of an outbound connect request.
+/// The payload of an outbound connection request.
 pub(crate) enum RequestPayload {
     /// Of an `FI_EP_RDM` endpoint.
     Rdm(ConnectRequest, VendorExtension),
@@ -138,7 +138,7 @@ impl InboundHandshake {
         self.socket
     }
 
-    /// Reads the connect request to an `FI_EP_RDM` endpoint; `None` until all of it has arrived.
+    /// Reads the connection request to an `FI_EP_RDM` endpoint; `None` until all of it has arrived.
     ///
     /// # Errors
     /// The handshake has failed, and the caller removes it. `Some` is the error to report as an
@@ -165,7 +165,8 @@ impl InboundHandshake {
         }
     }
 
-    /// Reads a connect request and the bytes that followed it; `None` until all of it has arrived.
+    /// Reads a connection request and the bytes that followed it; `None` until all of it has
+    /// arrived.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -224,7 +225,7 @@ impl OutboundHandshake {
         }
     }
 
-    /// Returns whether the connect request was not sent yet.
+    /// Returns whether the connection request was not sent yet.
     pub(crate) fn is_connecting(&self) -> bool {
         self.attempt.is_some()
     }
@@ -239,7 +240,7 @@ impl OutboundHandshake {
         (!is_in_uring).then_some(self.deadline)
     }
 
-    /// Returns the protocol of the connect request.
+    /// Returns the protocol of the connection request.
     pub(crate) fn protocol(&self) -> WireProtocol {
         match &self.request {
             RequestPayload::Rdm(request, _) => request.protocol(),
@@ -283,7 +284,7 @@ impl OutboundHandshake {
         )
     }
 
-    /// Sends the connect request, if the socket is connected.
+    /// Sends the connection request, if the socket is connected.
     fn send_request(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match self.socket.check_connected() {
             Ok(true) => {}
@@ -349,7 +350,7 @@ impl OutboundHandshake {
     fn connect_answer(&mut self, control: &CmMessage, len: usize) -> HandshakeStep {
         match control.kind {
             CmKind::Request => HandshakeStep::Failed(HandshakeError::ProtocolViolation(
-                "connect request instead of a response",
+                "connection request instead of a response",
             )),
             CmKind::Reject => HandshakeStep::Answer(ConnectAnswer::Rejected {
                 private_data: control.private_data().to_vec(),

@@ -140,7 +140,7 @@ fn base_info() -> Info {
     info
 }
 
-/// Turns an offer into one for endpoints that connect with RXM. An inbound connect request is
+/// Turns an offer into one for endpoints that connect with RXM. An inbound connection request is
 /// always answered in the protocol of the request.
 fn with_rxm_protocol(mut info: Info) -> Info {
     info.ep.protocol = Some(Protocol::Rxm);

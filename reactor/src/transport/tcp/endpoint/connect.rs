@@ -1,6 +1,6 @@
 //! Outbound connections: begun by the first operation for a peer.
 //!
-//! The connect request is in the protocol of the peer's own earlier request, or else in the
+//! The connection request is in the protocol of the peer's own earlier request, or else in the
 //! endpoint's protocol. A peer that speaks the other protocol refuses with a reply from which this
 //! side learns that; the request is then sent again (`retry_other_protocol`).
 
@@ -24,7 +24,7 @@ const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 impl TcpEndpoint {
-    /// Sends a peer a connect request.
+    /// Sends a peer a connection request.
     pub(super) fn connect(&mut self, peer_index: usize) -> Result<()> {
         let peer = &mut self.peers[peer_index];
         peer.retry = None;

@@ -50,7 +50,7 @@ impl TcpEndpoint {
                 }
                 Some(ConnectionState::Inbound(handshake)) => {
                     let error = handshake
-                        .rejection("no connect request before the handshake timeout (10 s)");
+                        .rejection("no connection request before the handshake timeout (10 s)");
                     self.remove_inbound(engine, connection_index, error);
                 }
                 _ => {}
@@ -58,7 +58,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Sends connect requests again to the peers whose retry is due.
+    /// Sends connection requests again to the peers whose retry is due.
     fn retry_connects(&mut self, engine: &mut impl EngineContext, now: Instant) {
         let due: Vec<_> = self
             .peers
