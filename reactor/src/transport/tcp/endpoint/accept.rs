@@ -1,4 +1,4 @@
-//! Inbound connections.
+//! Inbound connections: accepted sockets, and connection requests to `FI_EP_RDM` endpoints.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,18 +14,22 @@ use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
-/// Connections that an endpoint accepts in one pass.
-const MAX_ACCEPTS_PER_PASS: usize = 64;
-/// Inbound handshakes that may be pending. The oldest one is evicted for a new one.
+/// Maximum number of connections that an endpoint accepts each time its listener is ready.
+const MAX_ACCEPTS_PER_EVENT: usize = 64;
+/// Maximum number of pending inbound handshakes. A new handshake evicts the oldest.
 const MAX_PENDING_HANDSHAKES: usize = 64;
-/// The same for a passive endpoint: all its peers may connect at the same time.
+/// Maximum number of pending inbound handshakes of a passive endpoint, all of whose peers may
+/// connect at the same time.
 const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
-/// When to accept again after the process ran out of descriptors.
+/// Delay before an endpoint accepts again after accepting has failed, for example because the
+/// process ran out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl TcpEndpoint {
+    /// Accepts the connections in the backlog. Accepting pauses while the queue of connection
+    /// requests is full, and after an error.
     pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
-        for _ in 0..MAX_ACCEPTS_PER_PASS {
+        for _ in 0..MAX_ACCEPTS_PER_EVENT {
             let Some(listener) = &self.listener else {
                 return;
             };
@@ -40,7 +44,8 @@ impl TcpEndpoint {
                 ),
                 Ok(None) => return,
                 Err(errno) => {
-                    // Connections in the backlog keep the listener readable.
+                    // The connections in the backlog keep the listener readable, so a watched
+                    // listener would wake the domain again and again.
                     listener.unwatch(&*self.wait_set);
                     self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
                     self.arm_timer();
@@ -51,7 +56,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Accepts again after a pause: there may be descriptors, or room for requests.
+    /// Accepts again after a pause.
     pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let Some(listener) = &self.listener else {
             return;
@@ -66,7 +71,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// Adds an accepted socket as an inbound handshake.
+    /// Adds the inbound handshake of an accepted socket, and evicts the oldest if there are too
+    /// many.
     fn on_accepted(&mut self, engine: &mut impl EngineContext, mut handshake: InboundHandshake) {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         if handshake.watch(&self.wait_set, token).is_err() {
@@ -88,7 +94,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Removes an inbound handshake, and reports why.
+    /// Removes an inbound handshake, and reports the error, if any, as an event.
     pub(super) fn remove_inbound(
         &mut self,
         engine: &mut impl EngineContext,
@@ -102,6 +108,8 @@ impl TcpEndpoint {
         }
     }
 
+    /// Handles a ready socket of an inbound handshake: reads the connection request, and accepts or
+    /// rejects it.
     pub(super) fn on_inbound_ready(
         &mut self,
         engine: &mut impl EngineContext,
@@ -128,6 +136,7 @@ impl TcpEndpoint {
         let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
+        // A connection of this side may exist, or be in progress.
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
         let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
@@ -156,8 +165,7 @@ impl TcpEndpoint {
             if let Some(ConnectionState::Established(connection)) =
                 self.connections.get_mut(replaced)
             {
-                // The peer was told that its sends are complete, and the end of the stream may be
-                // behind unread data.
+                // The peer's completed sends may be among the unread bytes.
                 engine.with_rx(self.id, |rx, engine| {
                     connection.drain_received(&mut self.scratch, rx, engine);
                 });
@@ -168,10 +176,10 @@ impl TcpEndpoint {
                 self.connections.try_remove(replaced);
             }
         }
-        self.next_connection_id = self.next_connection_id.wrapping_add(1);
+        self.last_connection_id = self.last_connection_id.wrapping_add(1);
         let (accepted, accepted_protocol) =
-            request.accept(self.instance, self.next_connection_id, vendor_extension);
-        // A libfabric peer gets an answer without the vendor extension.
+            request.accept(self.instance, self.last_connection_id, vendor_extension);
+        // A libfabric peer gets a reply without the vendor extension.
         let reply_extension = request
             .vendor_extension(self.vendor_extension)
             .filter(|_| vendor_extension.is_some());
@@ -200,8 +208,8 @@ impl TcpEndpoint {
         self.progress(engine);
     }
 
-    /// Handles that the accept could not be sent: operations that waited for the replaced
-    /// connection connect anew.
+    /// Handles that the accept could not be sent: connects if operations wait for the peer, because
+    /// this side's own attempt may have been replaced.
     fn on_accept_failed(&mut self, engine: &mut impl EngineContext, listen_addr: SocketAddr) {
         let Some(&peer_index) = self.peer_by_socket_addr.get(&listen_addr) else {
             return;

@@ -1,8 +1,8 @@
-//! Outbound connections: begun by the first operation for a peer.
+//! Outbound connections: the first operation for a peer connects.
 //!
 //! The connection request is in the protocol of the peer's own earlier request, or else in the
-//! endpoint's protocol. A peer that speaks the other protocol refuses with a reply from which this
-//! side learns that; the request is then sent again (`retry_other_protocol`).
+//! endpoint's protocol. A peer that speaks only the other protocol refuses with a reply that shows
+//! its protocol; this side then sends a request in that protocol (`retry_other_protocol`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -24,16 +24,20 @@ const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 impl TcpEndpoint {
-    /// Sends a peer a connection request.
+    /// Starts a connect to a peer of an `FI_EP_RDM` endpoint, with a connection request in the
+    /// peer's protocol.
+    ///
+    /// # Errors
+    /// Failures that are known at once.
     pub(super) fn connect(&mut self, peer_index: usize) -> Result<()> {
         let peer = &mut self.peers[peer_index];
         peer.retry = None;
-        self.next_connection_id = self.next_connection_id.wrapping_add(1);
+        self.last_connection_id = self.last_connection_id.wrapping_add(1);
         let request = ConnectRequest::new(
             peer.protocol,
             self.local_addr.port(),
             self.instance,
-            self.next_connection_id,
+            self.last_connection_id,
         );
         self.start_connect(
             peer_index,
@@ -42,7 +46,11 @@ impl TcpEndpoint {
         )
     }
 
-    /// Starts a connect to a peer; `payload` is sent when it succeeds.
+    /// Starts a connect to a peer; the connection request with `payload` is sent when the socket is
+    /// connected. `timeout` covers the connect and the handshake.
+    ///
+    /// # Errors
+    /// Failures that are known at once.
     pub(super) fn start_connect(
         &mut self,
         peer_index: usize,
@@ -81,7 +89,7 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// Handles readiness of the socket of an outbound handshake.
+    /// Handles a ready socket of an outbound handshake.
     pub(super) fn on_outbound_ready(
         &mut self,
         engine: &mut impl EngineContext,
@@ -114,7 +122,7 @@ impl TcpEndpoint {
             return;
         };
         if matches!(step, HandshakeStep::Pending) {
-            // The timer enforces the rest of the deadline, for the reply.
+            // From now on the timer, not the kernel, enforces the deadline.
             self.arm_timer();
         }
         self.on_handshake_step(engine, connection_index, step);
@@ -134,6 +142,7 @@ impl TcpEndpoint {
         }
     }
 
+    /// Handles a step of an outbound handshake of an `FI_EP_RDM` endpoint.
     fn on_rdm_handshake_step(
         &mut self,
         engine: &mut impl EngineContext,
@@ -159,7 +168,7 @@ impl TcpEndpoint {
                 self.remove_outbound(engine, connection_index, &error);
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
-                // The peer connects as well, or still has a connection that this side has lost.
+                // Both sides connect, or the peer still has a connection that this side has lost.
                 self.connections.remove(connection_index);
                 self.peers[peer].connection = None;
                 self.schedule_retry(engine, peer);
@@ -220,7 +229,8 @@ impl TcpEndpoint {
         self.drop_unused_peer(handshake.peer);
     }
 
-    /// Cancels an attempt to connect that is no longer needed, if the peer has not got a request.
+    /// Cancels an attempt to connect that is no longer needed, unless the connection request was
+    /// sent.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
         if let Some(connection_index) = self.peers[peer].connection
             && let Some(ConnectionState::Outbound(handshake)) =
@@ -232,8 +242,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// Sends the request again in the protocol that the peer asks for; after a delay if the peer
-    /// has already asked for the other one.
+    /// Sends the request again in the protocol that the peer asks for, after a delay if the peer
+    /// has asked before.
     fn retry_other_protocol(
         &mut self,
         engine: &mut impl EngineContext,
@@ -253,7 +263,8 @@ impl TcpEndpoint {
         self.drop_unused_peer(peer_index);
     }
 
-    /// Schedules another request after a delay, unless the retry deadline has passed.
+    /// Schedules another request after a delay, or fails the queued operations if the retry
+    /// deadline has passed. Without queued operations there is no retry.
     fn schedule_retry(&mut self, engine: &mut impl EngineContext, peer_index: usize) {
         let now = Instant::now();
         let peer = &mut self.peers[peer_index];

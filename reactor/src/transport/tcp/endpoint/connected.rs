@@ -1,7 +1,8 @@
 //! Connected endpoints (`FI_EP_MSG`): one peer, one connection, no listener.
 //!
 //! The endpoint's address vector contains only the peer, so the engine sees an endpoint like any
-//! other. Both control messages carry a `VendorExtension`, which sets the connection's `PeerCaps`.
+//! other. The request and the accept carry a `VendorExtension`, from which the connection's
+//! `PeerCaps` are made.
 
 use std::any::Any;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,11 +33,11 @@ pub(super) struct MsgEndpointState {
     supports_tags: bool,
     /// Whether the program has declared that the peer has FI_TAGGED.
     peer_supports_tags: bool,
-    /// Why there is no connection any more.
+    /// Why there is no connection any more; `None` before and while the endpoint is connected.
     disconnect_error: Option<Error>,
 }
 
-/// A connection that both sides have accepted.
+/// A socket whose handshake has succeeded.
 pub(super) struct AcceptedConnection {
     pub(super) socket: TcpSocket,
     pub(super) byte_order: ByteOrder,
@@ -47,6 +48,10 @@ pub(super) struct AcceptedConnection {
 }
 
 impl TcpEndpoint {
+    /// Opens a connected endpoint, by a connect or by the accept of a connection request.
+    ///
+    /// # Errors
+    /// Failures that are known at once.
     pub(crate) fn open_connected(
         engine: &mut impl EngineContext,
         (id, caps, config): (EpId, Caps, SocketConfig),
@@ -64,7 +69,7 @@ impl TcpEndpoint {
             VendorExtension::from_caps(caps),
             caps.contains(Caps::TAGGED),
         );
-        let msg = |peer| {
+        let msg_kind = |peer| {
             EndpointKind::Msg(MsgEndpointState {
                 peer,
                 supports_tags,
@@ -72,11 +77,10 @@ impl TcpEndpoint {
                 disconnect_error: None,
             })
         };
-        let kind = msg(0);
         let mut endpoint = Self::new(
             id,
             (unspecified_addr(remote_addr), config),
-            kind,
+            msg_kind(0),
             (wait_set, uring),
         )?;
         endpoint.set_caps(caps);
@@ -88,7 +92,7 @@ impl TcpEndpoint {
         endpoint.peer_by_socket_addr.insert(remote_addr, peer);
         endpoint.peer_by_fi_addr.resize(fi_addr.index() + 1, None);
         endpoint.peer_by_fi_addr[fi_addr.index()] = Some(peer);
-        endpoint.kind = msg(peer);
+        endpoint.kind = msg_kind(peer);
         match mode {
             ConnectMode::Connect { from, timeout } => {
                 if let Some(from) = from {
@@ -120,7 +124,8 @@ impl TcpEndpoint {
         Ok(endpoint)
     }
 
-    /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
+    /// Adds the connection after the handshake, and reports the connected endpoint to the engine
+    /// with the peer's private data.
     fn establish(
         &mut self,
         engine: &mut impl EngineContext,
@@ -164,7 +169,7 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// Handles a step of the handshake.
+    /// Handles a step of the outbound handshake of a connected endpoint.
     pub(super) fn on_msg_handshake_step(
         &mut self,
         engine: &mut impl EngineContext,
@@ -184,7 +189,7 @@ impl TcpEndpoint {
             HandshakeStep::Pending => return,
             HandshakeStep::TimedOut => Error::TimedOut(name.clone()),
             HandshakeStep::Failed(failure) => failure.into_error(self.local_addr, (name, *to)),
-            // An FI_EP_MSG request gets no FI_EP_RDM reply.
+            // The reply to an FI_EP_MSG request is an `Answer`.
             HandshakeStep::Reply(..) => Error::PeerGone(name.clone()),
             HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => {
                 Error::RejectedByPeer {
@@ -218,6 +223,7 @@ impl TcpEndpoint {
         self.connect_failed(engine, connection_index, error);
     }
 
+    /// Handles a failed handshake: reports the error to the engine.
     fn connect_failed(
         &mut self,
         engine: &mut impl EngineContext,
@@ -246,7 +252,8 @@ impl TcpEndpoint {
         )
     }
 
-    /// Closes the connection; pending bytes are sent in the background.
+    /// Closes the connection. Pending bytes are sent in the background, and posted operations are
+    /// canceled.
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
@@ -278,7 +285,8 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// Notes that the connection has ended and everything received was taken.
+    /// Notes that the connection has ended and all its received messages were taken. Does nothing
+    /// for other endpoints than `FI_EP_MSG`.
     pub(super) fn set_disconnected(&mut self, engine: &mut impl EngineContext, why: Error) {
         if let EndpointKind::Msg(msg) = &mut self.kind {
             msg.disconnect_error.get_or_insert(why);
@@ -286,7 +294,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Fails posted receives once nothing more can arrive.
+    /// Fails the posted receives of a connected endpoint whose connection has ended.
     pub(super) fn fail_recvs_if_disconnected(&mut self, engine: &mut impl EngineContext) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
@@ -301,7 +309,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Returns why nothing can be sent.
+    /// Returns the error of sends while there is no connection.
     pub(super) fn disconnect_error(&self) -> Error {
         match &self.kind {
             EndpointKind::Msg(MsgEndpointState {
@@ -314,9 +322,9 @@ impl TcpEndpoint {
     }
 }
 
-/// Returns the unspecified address of the family of this one.
-fn unspecified_addr(like: SocketAddr) -> SocketAddr {
-    let ip = if like.is_ipv4() {
+/// Returns the unspecified address of the same address family.
+fn unspecified_addr(family_of: SocketAddr) -> SocketAddr {
+    let ip = if family_of.is_ipv4() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED)
     } else {
         Ipv6Addr::UNSPECIFIED.into()

@@ -21,17 +21,17 @@ impl TcpEndpoint {
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
     ) -> usize {
-        self.next_peer_key += 1;
+        self.last_peer_key += 1;
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        let key = PeerKey(self.next_peer_key);
-        let key = engine.with_rx(self.id, |rx, engine| {
-            rx.peer_connected(engine, self.id, key, &self.peers[peer].address)
+        let own_key = PeerKey(self.last_peer_key);
+        // A shared receive queue assigns another key.
+        let peer_key = engine.with_rx(self.id, |rx, engine| {
+            rx.peer_connected(engine, self.id, own_key, &self.peers[peer].address)
         });
-        let watch = (self.wait_set.clone(), token);
         let mut connection = TcpConnection::new(
-            (peer, key),
+            (peer, peer_key),
             socket,
-            watch,
+            (self.wait_set.clone(), token),
             negotiated,
             trailing_bytes,
             self.uring.clone(),
@@ -59,7 +59,8 @@ impl TcpEndpoint {
                 },
             );
         }
-        (self.peers[peer].retry, self.peers[peer].switched_protocol) = (None, false);
+        self.peers[peer].retry = None;
+        self.peers[peer].switched_protocol = false;
         let connection_index = self
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
@@ -85,10 +86,11 @@ impl TcpEndpoint {
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
         self.peers[peer]
             .established
-            .retain(|open| *open != connection_index);
+            .retain(|established| *established != connection_index);
         if self.peers[peer].connection == Some(connection_index) {
             connection.cancel_uring_send(&mut self.peers[peer].tx_queue, engine);
         }
+        // Batched messages, deferred messages and pending requests end with the connection.
         let reason = connection.end_reason().unwrap_or(DownReason::Closed);
         let error = self.connection_error(&connection);
         connection.fail_unwritten(engine, &error);
@@ -97,6 +99,7 @@ impl TcpEndpoint {
             connection.fail_all(rx, engine, &error);
             rx.peer_disconnected(connection.peer_key, name.clone());
         });
+        // The program gets an event.
         let source = connection
             .source
             .or_else(|| engine.fi_addr_of(self.id, &name));
@@ -112,6 +115,7 @@ impl TcpEndpoint {
                 },
             },
         );
+        // Queued operations and directed receives fail.
         if self.peers[peer].connection == Some(connection_index) {
             self.peers[peer].connection = None;
             self.fail_sends(engine, peer, &error);
@@ -126,14 +130,14 @@ impl TcpEndpoint {
             });
         }
         engine.peer_disconnected(self.id, connection.addr_at_connect);
-        let (socket, trailing_bytes) = connection.into_socket();
-        linger::close(socket, &trailing_bytes);
+        let (socket, unsent) = connection.into_socket();
+        linger::close(socket, &unsent);
         self.drop_unused_peer(peer);
         self.set_disconnected(engine, error);
     }
 
-    /// Handles that nothing can be sent on a connection any more, while received data may be
-    /// unread.
+    /// Handles that nothing can be sent on a connection any more, while received bytes may be
+    /// unread: fails the peer's queued operations.
     pub(super) fn on_write_closed(
         &mut self,
         engine: &mut impl EngineContext,
@@ -156,7 +160,7 @@ impl TcpEndpoint {
     }
 
     /// Fails the receives of rendezvous messages of a connection that has ended while it holds
-    /// messages: their bytes never arrive.
+    /// messages: the bytes of the rendezvous messages never arrive.
     pub(super) fn fail_rendezvous_recvs(
         &mut self,
         engine: &mut impl EngineContext,

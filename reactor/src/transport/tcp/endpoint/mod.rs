@@ -53,13 +53,14 @@ const SCRATCH_LEN: usize = 128 << 10;
 /// sides connect.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a descriptor of an endpoint is for, packed into the token with which it is watched.
+/// The use of a watched descriptor. The wait set reports a ready descriptor with the packed token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcpToken {
     Listener,
     Timer,
+    /// The connection with this index, in any phase.
     Socket(u32),
-    /// The io_uring instance of the domain, regardless of the endpoint.
+    /// The eventfd of the domain's io_uring instance; belongs to no endpoint.
     Uring,
 }
 
@@ -68,20 +69,20 @@ impl TcpToken {
         match self {
             Self::Listener => token::pack(0, ep, 0),
             Self::Timer => token::pack(1, ep, 0),
-            Self::Socket(id) => token::pack(2, ep, id),
+            Self::Socket(index) => token::pack(2, ep, index),
             Self::Uring => token::pack(3, ep, 0),
         }
     }
 
     pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let (kind, ep, id) = token::unpack(token);
-        let what = match kind {
+        let (kind, ep, index) = token::unpack(token);
+        let token = match kind {
             0 => Self::Listener,
             1 => Self::Timer,
             3 => Self::Uring,
-            _ => Self::Socket(id),
+            _ => Self::Socket(index),
         };
-        (ep, what)
+        (ep, token)
     }
 }
 
@@ -99,20 +100,20 @@ enum ConnectionState {
 struct TcpPeer {
     address: Address,
     socket_addr: SocketAddr,
-    /// The peer's address handle, if something was sent to it.
+    /// The address handle of the last operation that was queued for the peer, while it is valid.
     fi_addr: Option<FiAddr>,
-    /// Index of the connection that sends use.
+    /// Index of the connection that sends use: outbound or established.
     connection: Option<usize>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
     /// When to retry, and the last delay, while the peer refuses because both sides connect.
     retry: Option<(Instant, Duration)>,
-    /// When to stop retrying.
+    /// When to stop retrying, set by the first operation that is queued.
     retry_deadline: Option<Instant>,
-    /// The protocol of the peer, as far as it is known.
+    /// The protocol of the next connection request to the peer.
     protocol: WireProtocol,
-    /// Whether the peer has already asked for the other protocol.
+    /// Whether the peer has asked for the other protocol since the last connection.
     switched_protocol: bool,
 }
 
@@ -150,7 +151,7 @@ pub(crate) struct TcpEndpoint {
     name: Address,
     local_addr: SocketAddr,
     socket_config: SocketConfig,
-    /// A random number that distinguishes incarnations of an endpoint; never 0.
+    /// A random number that distinguishes this endpoint from earlier ones at its address; never 0.
     instance: u32,
     kind: EndpointKind,
     listener: Option<TcpListener>,
@@ -158,7 +159,7 @@ pub(crate) struct TcpEndpoint {
     connections: Slab<ConnectionState>,
     peers: Slab<TcpPeer>,
     peer_by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Position in `peers`, by the index of the address handle.
+    /// Positions in `peers`, by the index of the peer's address handle.
     peer_by_fi_addr: Vec<Option<usize>>,
     /// Connections that every pass polls.
     active_connections: Vec<usize>,
@@ -166,11 +167,13 @@ pub(crate) struct TcpEndpoint {
     inbound: VecDeque<usize>,
     /// When to accept again after the process ran out of descriptors.
     accept_retry_at: Option<Instant>,
-    next_peer_key: u32,
-    /// The connection id of the last request or accept, which RXM packets quote.
-    next_connection_id: u32,
+    last_peer_key: u32,
+    /// The connection id in the last request or accept of this side, which the peer's RXM packets
+    /// carry.
+    last_connection_id: u32,
     /// The protocol of the first request to a peer.
     protocol: WireProtocol,
+    /// Memory into which connections read; empty for a passive endpoint.
     scratch: Box<[u8]>,
     /// The timer of all deadlines; `None` if the endpoint has none.
     timer: Option<Timer>,
@@ -185,13 +188,14 @@ pub(crate) struct TcpEndpoint {
     /// The vendor extension of this endpoint's control messages, where the protocol has room for
     /// it.
     vendor_extension: VendorExtension,
-    /// Sends that the hardware took from their buffer.
+    /// Number of sends that the kernel made in place.
     zero_copy: u64,
-    /// Zero-copy sends that the kernel has copied.
+    /// Number of zero-copy sends whose bytes the kernel has copied.
     zero_copy_fallbacks: u64,
 }
 
 impl TcpEndpoint {
+    /// Opens an `FI_EP_RDM` endpoint, which sends its first request to a peer in this protocol.
     pub(crate) fn open_rdm(
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
@@ -207,7 +211,7 @@ impl TcpEndpoint {
         Ok(endpoint)
     }
 
-    /// Returns an endpoint without listener and connections.
+    /// Returns an endpoint without listener, timer and connections.
     fn new(
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
@@ -230,8 +234,8 @@ impl TcpEndpoint {
             active_connections: Vec::new(),
             inbound: VecDeque::new(),
             accept_retry_at: None,
-            next_peer_key: 0,
-            next_connection_id: 0,
+            last_peer_key: 0,
+            last_connection_id: 0,
             protocol: WireProtocol::Native,
             scratch: Box::default(),
             timer: None,
@@ -245,14 +249,15 @@ impl TcpEndpoint {
         })
     }
 
-    /// Sets the capabilities that concern one-sided operations.
+    /// Sets what the endpoint's capabilities allow peers: remote access, and the features of the
+    /// vendor extension.
     pub(crate) fn set_caps(&mut self, caps: Caps) {
         (self.is_rma_target, self.rma_events) =
             (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
         self.vendor_extension = VendorExtension::from_caps(caps);
     }
 
-    /// Starts to listen, and sets the endpoint's address.
+    /// Starts to listen, sets the endpoint's address, and opens the timer.
     fn start_listening(&mut self, listen_addr: SocketAddr) -> Result<()> {
         let (listener, listen_addr) = TcpListener::open(listen_addr, &self.socket_config)?;
         (self.local_addr, self.name) = (
@@ -264,7 +269,7 @@ impl TcpEndpoint {
         self.open_timer()
     }
 
-    /// Opens the timer early: later the process may be out of descriptors.
+    /// Opens the timer before there is a deadline: later the process may be out of descriptors.
     fn open_timer(&mut self) -> Result<()> {
         let timer = Timer::new()?;
         timer.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
@@ -278,14 +283,17 @@ impl TcpEndpoint {
         }
     }
 
+    /// Returns the endpoint's id in the domain.
     pub(crate) fn id(&self) -> EpId {
         self.id
     }
 
+    /// Returns the endpoint's address (`fi_getname`).
     pub(crate) fn name(&self) -> &Address {
         &self.name
     }
 
+    /// Iterates over the established connections.
     fn established(&self) -> impl Iterator<Item = &TcpConnection> {
         self.connections.iter().filter_map(|(_, state)| {
             if let ConnectionState::Established(connection) = state {
@@ -296,6 +304,8 @@ impl TcpEndpoint {
         })
     }
 
+    /// Makes a pass: progresses the receive queue and the active connections. Returns whether
+    /// anything moved.
     pub(crate) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut moved = engine.with_rx(self.id, RxQueue::drain_unexpected);
         self.fail_recvs_if_disconnected(engine);
@@ -314,7 +324,8 @@ impl TcpEndpoint {
             moved |= engine.with_rx(self.id, |rx, engine| {
                 connection.progress_rx(&mut self.scratch, rx, engine)
             });
-            // An endpoint that sends to itself has a second connection, for what it receives.
+            // Only one connection with a peer sends its queue: an endpoint that sends to itself has
+            // a second connection, which only receives.
             let mut no_sends = VecDeque::new();
             let is_tx_connection = self.peers[peer].connection == Some(connection_index);
             let queue = if is_tx_connection {
@@ -330,7 +341,7 @@ impl TcpEndpoint {
                 self.close_connection(engine, connection_index);
                 moved = true;
             } else if connection.write_closed() && is_tx_connection {
-                // Received data may still be taken; nothing can be sent there any more.
+                // Nothing can be sent any more, but received bytes may be unread.
                 self.on_write_closed(engine, connection_index);
                 moved = true;
                 index += 1;
@@ -346,8 +357,8 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Returns whether passes may skip this endpoint until something happens. Connected and passive
-    /// endpoints may be many.
+    /// Returns whether passes may skip this endpoint until a descriptor is ready or the program
+    /// uses the endpoint. An `FI_EP_RDM` endpoint is never idle.
     pub(crate) fn is_idle(&self, engine: &mut impl EngineContext) -> bool {
         let is_busy = |rx: &mut RxQueue, _: &mut _| !rx.is_shared() && rx.is_busy();
         self.active_connections.is_empty()
@@ -355,6 +366,7 @@ impl TcpEndpoint {
             && !engine.with_rx(self.id, is_busy)
     }
 
+    /// Handles a ready descriptor.
     pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: TcpToken) {
         match token {
             TcpToken::Listener => self.accept(engine),
@@ -380,7 +392,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Dispatches a completion of a connection, or of an attempt to connect.
+    /// Handles a completion of io_uring for a connection, or for an attempt to connect.
     pub(crate) fn on_uring_completion(
         &mut self,
         connection_index: usize,
@@ -418,6 +430,8 @@ impl TcpEndpoint {
         self.mark_active(connection_index);
     }
 
+    /// Closes the endpoint: writes the batched messages, and cancels the transmit operations.
+    /// Dropping the endpoint then closes the sockets.
     pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
         let peers: Vec<_> = self
             .peers
@@ -443,15 +457,17 @@ impl TcpEndpoint {
         }
     }
 
-    /// Returns whether anything waits for memory that its owner may be using.
+    /// Returns whether a held message or a response may wait for a region whose buffer the program
+    /// has locked.
     pub(crate) fn awaits_region(&self) -> bool {
         self.established()
             .any(|connection| connection.has_held_messages() || connection.has_pending_responses())
     }
 
+    /// Prepares for sleep. Returns false when a pass would make progress.
     pub(crate) fn arm(&mut self, engine: &mut impl EngineContext) -> bool {
-        // Epoll reports ready sockets, but no event reports bytes that could be sent now.
-        let is_blocked = |peer: &TcpPeer| match peer
+        // No descriptor reports that queued operations could be sent now.
+        let cannot_send_now = |peer: &TcpPeer| match peer
             .connection
             .and_then(|connection_index| self.connections.get(connection_index))
         {
@@ -468,19 +484,19 @@ impl TcpEndpoint {
             && self
                 .established()
                 .all(|connection| connection.is_flushed() && !connection.has_local_work())
-            && self.peers.iter().all(|(_, peer)| is_blocked(peer))
+            && self.peers.iter().all(|(_, peer)| cannot_send_now(peer))
             && self.arm_uring_recv()
     }
 
-    /// Prepares every connection for sleep. False when there is input already.
+    /// Prepares every connection for sleep. Returns false when there is input already.
     fn arm_uring_recv(&mut self) -> bool {
         if self.uring.is_none() {
             return true;
         }
         let connections = self.connections.iter_mut();
-        connections.fold(true, |quiet, (_, state)| match state {
-            ConnectionState::Established(connection) => connection.arm_uring_recv() && quiet,
-            _ => quiet,
+        connections.fold(true, |all_armed, (_, state)| match state {
+            ConnectionState::Established(connection) => connection.arm_uring_recv() && all_armed,
+            _ => all_armed,
         })
     }
 
@@ -523,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_round_trip_for_all_endpoints() {
+    fn unpacked_token_equals_packed_token() {
         for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
             for token in [
                 TcpToken::Listener,

@@ -1,4 +1,4 @@
-//! Passive endpoints: they listen, and have inbound handshakes but no peers.
+//! Passive endpoints: they listen, and have inbound handshakes but no established connections.
 //!
 //! A connection request waits here until the program takes it. The connection of a taken request
 //! belongs to no domain and is not watched, until the request is accepted or rejected.
@@ -18,14 +18,14 @@ use super::connected::AcceptedConnection;
 use super::{ConnectionState, EndpointKind, TcpEndpoint};
 use crate::transport::net::SocketConfig;
 
-/// Requests that may wait to be taken. Further connections wait in the kernel's backlog.
+/// Maximum number of queued requests. Further connections wait in the kernel's backlog.
 const MAX_PENDING_REQUESTS: usize = 128;
 
 /// The queue of connection requests.
 #[derive(Default)]
 pub(super) struct ConnReqQueue {
     queue: VecDeque<ConnReq>,
-    /// Accepting is paused until some requests were taken.
+    /// Whether accepting is paused until the program has taken half of the requests.
     accept_paused: bool,
 }
 
@@ -36,7 +36,8 @@ impl ConnReqQueue {
 }
 
 impl EndpointKind {
-    /// Returns whether accepting has to pause.
+    /// Returns whether this is a passive endpoint whose queue is full, so that accepting has to
+    /// pause.
     pub(super) fn is_request_queue_full(&self) -> bool {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
     }
@@ -49,6 +50,7 @@ impl EndpointKind {
 }
 
 impl TcpEndpoint {
+    /// Opens a passive endpoint, which listens.
     pub(crate) fn open_passive(
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
@@ -60,7 +62,7 @@ impl TcpEndpoint {
         Ok(endpoint)
     }
 
-    /// Reads the connection request of an inbound handshake.
+    /// Reads the connection request of an inbound handshake, and queues the request.
     pub(super) fn read_connreq(
         &mut self,
         engine: &mut impl EngineContext,
@@ -100,6 +102,7 @@ impl TcpEndpoint {
         requests.queue.push_back(ConnReq { peer, data, handle });
     }
 
+    /// Takes the oldest connection request, and resumes accepting if the queue has room again.
     pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return None;
@@ -117,7 +120,9 @@ impl TcpEndpoint {
 
 /// The connection of a pending connection request.
 pub(super) struct TcpConnReqHandle {
+    /// `None` once the request was accepted or rejected.
     socket: Option<TcpSocket>,
+    /// The byte order of the peer's frames.
     byte_order: ByteOrder,
     /// The vendor extension of the request.
     vendor_extension: Option<VendorExtension>,
@@ -133,8 +138,8 @@ impl TcpConnReqHandle {
             .map_or(Ok(()), |socket| socket.apply_config(config))
     }
 
-    /// Sends the accept with this data, and with the vendor extension if the request had one.
-    /// `None` when the peer is gone.
+    /// Sends the accept with this private data, and with the vendor extension `own` of this side if
+    /// the request had one. `None` if the accept could not be sent.
     pub(super) fn accept(
         mut self,
         own: VendorExtension,
@@ -156,6 +161,7 @@ impl TcpConnReqHandle {
         )
     }
 
+    /// Rejects the request, unless it was accepted or rejected before.
     fn send_reject(&mut self, data: &[u8]) {
         if let Some(socket) = self.socket.take().filter(TcpSocket::in_original_process) {
             send_control(&socket, CmKind::Reject, None, data);

@@ -1,4 +1,4 @@
-//! Receives of an endpoint, and the address handles of those who send to it.
+//! Receives of an endpoint, and the address handles of the peers that send to it.
 
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::EngineContext;
@@ -28,29 +28,30 @@ impl TcpEndpoint {
         }
     }
 
-    /// Returns the address handle of a connected peer.
+    /// Returns the address handle of a connected peer, if it has one.
     pub(crate) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         self.established()
             .find(|connection| connection.peer_key == peer)?
             .source
     }
 
+    /// Assigns an inserted address handle to the connections with the peer at this address.
     pub(crate) fn address_inserted(
         &mut self,
         engine: &mut impl EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
-        let bound = engine.incarnation_of(self.id, addr);
+        let expected = engine.incarnation_of(self.id, addr);
         let peer = address
             .socket_addr()
             .and_then(|socket_addr| self.peer_by_socket_addr.get(&socket_addr));
-        // Only connections with this peer are looked at: adding n peers takes n steps.
+        // Only connections with this peer are visited, so inserting n addresses takes O(n) time.
         for &connection_index in peer.map_or(&[][..], |&peer| &self.peers[peer].established) {
             if let Some(ConnectionState::Established(connection)) =
                 self.connections.get_mut(connection_index)
                 && connection.source.is_none()
-                && (bound.is_none() || bound == connection.incarnation())
+                && (expected.is_none() || expected == connection.incarnation())
             {
                 connection.source = Some(addr);
                 engine.with_rx(self.id, |rx, engine| {
@@ -61,6 +62,7 @@ impl TcpEndpoint {
         self.on_rx_queue_changed(engine);
     }
 
+    /// Handles that an address handle is no longer valid: fails the operations that use the handle.
     pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {

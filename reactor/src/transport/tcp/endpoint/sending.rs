@@ -1,4 +1,4 @@
-//! Sends of an endpoint.
+//! Transmit operations of an endpoint: inline sends, queues of peers, canceling and failing.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -12,6 +12,10 @@ use super::super::connection::{QueuedTxOp, TcpConnection, TrySendResult};
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
 
 impl TcpEndpoint {
+    /// Tries to send a short message inline, if no operation for the peer is queued.
+    ///
+    /// # Errors
+    /// The address handle is not valid, or the peer does not support tags.
     pub(crate) fn try_send(
         &mut self,
         engine: &mut impl EngineContext,
@@ -24,10 +28,10 @@ impl TcpEndpoint {
                 .map(|_| TrySend::WouldBlock);
         };
         let peer = &self.peers[peer_index];
-        let is_plain = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
+        let is_unacked_send = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
         let Some(connection_index) = peer
             .connection
-            .filter(|_| is_plain && peer.tx_queue.is_empty())
+            .filter(|_| is_unacked_send && peer.tx_queue.is_empty())
         else {
             return Ok(TrySend::WouldBlock);
         };
@@ -78,7 +82,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Writes the batched messages.
+    /// Writes the batched messages of all connections.
     pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) {
         // A connection with pending bytes is active.
         for connection_index in &self.active_connections {
@@ -108,6 +112,10 @@ impl TcpEndpoint {
         }
     }
 
+    /// Queues an operation for its peer, connects if needed, and sends as far as possible.
+    ///
+    /// # Errors
+    /// Failures that are known at once; nothing was queued.
     pub(crate) fn queue_send(
         &mut self,
         engine: &mut impl EngineContext,
@@ -143,7 +151,7 @@ impl TcpEndpoint {
             if matches!(self.kind, EndpointKind::Msg(_)) {
                 return Err(self.disconnect_error());
             }
-            // The address handle may be stale, with another incarnation at the same address.
+            // The handle may have become stale: another incarnation may have the same address.
             engine.address_of(self.id, tx_op.peer)?;
         }
         if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
@@ -182,6 +190,8 @@ impl TcpEndpoint {
         Ok(index)
     }
 
+    /// Returns the position of the peer with this address handle, if an operation has used the
+    /// handle.
     pub(super) fn peer_index(&self, addr: FiAddr) -> Option<usize> {
         let peer_index = (*self.peer_by_fi_addr.get(addr.index())?)?;
         (self.peers[peer_index].fi_addr == Some(addr)).then_some(peer_index)
@@ -201,7 +211,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Cancels a queued transmit operation.
+    /// Cancels a queued transmit operation. Returns whether the operation was queued and not begun.
     pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         for (_, peer) in &mut self.peers {
             if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
@@ -224,13 +234,14 @@ impl TcpEndpoint {
         connection: &TcpConnection,
     ) {
         let peer = &mut self.peers[connection.peer];
-        let sends = peer.tx_queue.iter();
-        let others: Vec<_> = sends
+        let stale: Vec<_> = peer
+            .tx_queue
+            .iter()
             .filter(|send| !connection.serves_addr(send.tx_op.peer, self.id, engine))
             .map(|send| send.op)
             .collect();
-        peer.tx_queue.retain(|send| !others.contains(&send.op));
-        for op in others {
+        peer.tx_queue.retain(|send| !stale.contains(&send.op));
+        for op in stale {
             // Nothing of the operation was sent: it was queued after the last connection had ended.
             engine.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }

@@ -8,7 +8,7 @@ use super::super::handshake::HandshakeStep;
 use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
 
 impl TcpEndpoint {
-    /// Sets the timer to the earliest deadline.
+    /// Sets the timer to the earliest deadline, or disarms the timer if there is none.
     pub(super) fn arm_timer(&self) {
         let handshakes = self
             .connections
@@ -23,9 +23,10 @@ impl TcpEndpoint {
         timer.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
+    /// Handles the expired timer: acts on all deadlines that have passed.
     pub(super) fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
-        if self.accept_retry_at.is_some_and(|retry| retry <= now) {
+        if self.accept_retry_at.is_some_and(|retry_at| retry_at <= now) {
             self.resume_accept(engine);
         }
         self.expire_handshakes(engine, now);
@@ -35,15 +36,15 @@ impl TcpEndpoint {
 
     /// Ends the handshakes whose deadline has passed.
     fn expire_handshakes(&mut self, engine: &mut impl EngineContext, now: Instant) {
-        let is_late =
+        let is_expired =
             |state: &ConnectionState| state.deadline().is_some_and(|deadline| deadline <= now);
-        let late: Vec<_> = self
+        let expired: Vec<_> = self
             .connections
             .iter()
-            .filter(|(_, state)| is_late(state))
+            .filter(|(_, state)| is_expired(state))
             .map(|(connection_index, _)| connection_index)
             .collect();
-        for connection_index in late {
+        for connection_index in expired {
             match self.connections.get(connection_index) {
                 Some(ConnectionState::Outbound(_)) => {
                     self.on_handshake_step(engine, connection_index, HandshakeStep::TimedOut)
@@ -73,7 +74,7 @@ impl TcpEndpoint {
             } else if let Err(error) = self.connect(peer_index) {
                 self.fail_sends(engine, peer_index, &error);
             } else {
-                // The delay continues to grow from its last value.
+                // `connect` has cleared the retry; the delay continues to grow from its last value.
                 self.peers[peer_index].retry =
                     retry.map(|(_, delay)| (now + HANDSHAKE_TIMEOUT, delay));
             }
@@ -82,7 +83,8 @@ impl TcpEndpoint {
 }
 
 impl ConnectionState {
-    /// Returns the deadline that this side has to enforce.
+    /// Returns the deadline for the endpoint's timer; `None` if there is none, or the kernel
+    /// enforces the deadline.
     fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Inbound(handshake) => Some(handshake.deadline),
@@ -93,6 +95,7 @@ impl ConnectionState {
 }
 
 impl TcpPeer {
+    /// Returns whether a connection request is to be sent again now.
     fn is_retry_due(&self, now: Instant) -> bool {
         self.retry.is_some_and(|(at, _)| at <= now)
     }
