@@ -1,16 +1,16 @@
 //! Provided buffers for receives, and leases of them.
 //!
-//! The kernel takes a buffer from the buffer ring when it has bytes for it, and the completion
-//! names the buffer. From then on the bytes belong to this side, until the buffer is put back into
-//! the buffer ring.
+//! The kernel takes a buffer from the buffer ring when bytes arrive, and the completion names the
+//! buffer. From then on the buffer belongs to its lease, until the lease is dropped and puts the
+//! buffer back into the buffer ring.
 //!
 //! # Safety
 //!
 //! The memory is mapped once, shared with the kernel, and unmapped when neither an instance nor a
-//! lease is left; an instance whose operations did not all end leaks it (`instance`). Each buffer
-//! has at most one lease, made from the completion that names it, and the kernel does not touch the
-//! buffer before the lease has put it back. The entries of the buffer ring are written by this side
-//! only, under a lock, and published by its tail.
+//! lease is left. An instance whose operations did not all end leaks the memory (`instance`). Each
+//! buffer has at most one lease, made from the completion that names it, and the kernel does not
+//! touch the buffer before the lease has put it back. The entries of the buffer ring are written by
+//! this side only, under a lock, and published by its tail.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -34,8 +34,10 @@ pub(super) struct ProvidedBuffers {
     mapped_len: usize,
     /// The offset of the first buffer; the entries of the buffer ring come before it.
     first_offset: usize,
+    /// The number of buffers, a power of two.
     count: u16,
-    len: usize,
+    /// The length of each buffer, in bytes.
+    buffer_len: usize,
     /// The number of entries that were ever filled, modulo 2^16.
     tail: Mutex<u16>,
 }
@@ -47,11 +49,12 @@ unsafe impl Send for ProvidedBuffers {}
 unsafe impl Sync for ProvidedBuffers {}
 
 impl ProvidedBuffers {
-    /// Maps `count` buffers of `len` bytes; the count must be a power of two.
-    pub(super) fn new(count: u16, len: usize) -> io::Result<Self> {
+    /// Maps `count` buffers of `buffer_len` bytes. The count must be a power of two, or registering
+    /// fails.
+    pub(super) fn new(count: u16, buffer_len: usize) -> io::Result<Self> {
         let first_offset =
             (usize::from(count) * size_of::<BufRingEntry>()).next_multiple_of(PAGE_SIZE);
-        let mapped_len = first_offset + usize::from(count) * len;
+        let mapped_len = first_offset + usize::from(count) * buffer_len;
         // SAFETY: a new anonymous mapping at an address that the kernel chooses.
         let memory = unsafe {
             mmap_anonymous(
@@ -67,7 +70,7 @@ impl ProvidedBuffers {
             mapped_len,
             first_offset,
             count,
-            len,
+            buffer_len,
             tail: Mutex::new(0),
         })
     }
@@ -88,10 +91,13 @@ impl ProvidedBuffers {
         Ok(())
     }
 
-    /// Returns a lease of the bytes that the kernel has put into a buffer.
+    /// Returns a lease of the `len` bytes that the kernel has put into a buffer.
+    ///
+    /// # Panics
+    /// The kernel names a buffer or length that does not exist.
     pub(super) fn lease(self: &Arc<Self>, id: u16, len: usize) -> LeasedBuffer {
         assert!(
-            id < self.count && len <= self.len,
+            id < self.count && len <= self.buffer_len,
             "completion names buffer {id} with {len} bytes, which is out of range"
         );
         LeasedBuffer {
@@ -101,12 +107,13 @@ impl ProvidedBuffers {
         }
     }
 
+    /// Returns the address of a buffer.
     fn buffer(&self, id: u16) -> *mut u8 {
         // SAFETY: within the mapping, as `id` is below `count`.
         unsafe {
             self.memory
                 .as_ptr()
-                .add(self.first_offset + usize::from(id) * self.len)
+                .add(self.first_offset + usize::from(id) * self.buffer_len)
         }
     }
 
@@ -119,11 +126,12 @@ impl ProvidedBuffers {
         unsafe {
             let entry = &mut *entries.add(usize::from(*filled & (self.count - 1)));
             entry.set_addr(self.buffer(id) as u64);
-            entry.set_len(self.len as u32);
+            entry.set_len(self.buffer_len as u32);
             entry.set_bid(id);
         }
         *filled = filled.wrapping_add(1);
-        // SAFETY: the tail is an aligned field of the first entry, and none of those written above.
+        // SAFETY: the tail is an aligned field of the first entry. The code above does not write
+        // this field.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(entries).cast_mut()) };
         // SYNC: the kernel loads the tail with acquire before it reads entries.
         tail.store(*filled, Ordering::Release);
@@ -141,12 +149,16 @@ impl Drop for ProvidedBuffers {
 #[derive(Debug)]
 pub(crate) struct LeasedBuffer {
     source: BufferSource,
+    /// The number of bytes at the front that were consumed.
     offset: usize,
+    /// The number of received bytes, consumed ones included.
     len: usize,
 }
 
+/// The memory of a lease.
 #[derive(Debug)]
 enum BufferSource {
+    /// The buffer with this id.
     Provided(Arc<ProvidedBuffers>, u16),
     Owned(Box<[u8]>),
 }
@@ -157,7 +169,7 @@ impl LeasedBuffer {
         self.offset = self.len.min(self.offset + count);
     }
 
-    /// Copies the bytes into memory of their own, so that the buffer returns to the kernel.
+    /// Copies the remaining bytes to the heap, and returns the buffer to the kernel.
     pub(crate) fn into_owned(self) -> Self {
         if matches!(self.source, BufferSource::Owned(_)) {
             return self;

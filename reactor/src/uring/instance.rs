@@ -36,26 +36,27 @@ use crate::transport::fork_guard::ForkGuard;
 
 /// The user data of cancellations, whose completions need no handling.
 const CANCEL_USER_DATA: u64 = u64::MAX;
-/// Attempts to submit the queued entries before the submission is deferred.
+/// Maximum number of calls that one submission makes; then the entries stay queued.
 const MAX_SUBMIT_ATTEMPTS: u32 = 16;
-/// How long a dropped instance waits for its operations.
+/// How long a dropped instance waits for its operations to end.
 const DROP_TIMEOUT: Duration = if cfg!(test) {
     Duration::from_secs(1)
 } else {
     Duration::from_secs(5)
 };
-/// The size of an instance, and when its task work runs.
+
+/// The sizes of an instance, and when its task work runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UringConfig {
-    /// The submission queue entries.
+    /// The number of submission queue entries.
     pub(crate) sq_entries: u32,
-    /// The completion queue entries; more completions overflow into kernel memory.
+    /// The number of completion queue entries; more completions overflow into kernel memory.
     pub(crate) cq_entries: u32,
     /// The number of receive buffers, a power of two, and their length in bytes.
     pub(crate) buffer_count: u16,
     pub(crate) buffer_len: usize,
-    /// Task work runs when the submitting thread enters the kernel, instead of interrupting it
-    /// (`IORING_SETUP_COOP_TASKRUN`).
+    /// Whether task work runs when the submitting thread enters the kernel, instead of interrupting
+    /// the thread (`IORING_SETUP_COOP_TASKRUN`).
     pub(crate) coop_taskrun: bool,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct OpId(pub(super) u64);
 /// A completion of an operation.
 #[derive(Debug)]
 pub(crate) struct UringCompletion {
-    /// The owner that was given when the operation began.
+    /// The owner of the operation: the token of its connection.
     pub(crate) owner: u64,
     pub(crate) op_id: OpId,
     pub(crate) kind: CompletionKind,
@@ -92,11 +93,11 @@ pub(crate) struct UringCompletion {
 pub(crate) enum CompletionKind {
     /// Bytes were received.
     Received(LeasedBuffer),
-    /// The peer has closed its sending side.
+    /// The peer has shut down its sending direction.
     Eof,
     /// A send has ended.
     Sent(SendResult),
-    /// The kernel has released the buffer of a zero-copy send, whose end was reported before.
+    /// The kernel has released the buffer of a zero-copy send. `Sent` was reported before.
     BufferReleased(ReleasedBuffer),
     /// A receive has failed or was canceled.
     Failed(Errno),
@@ -110,10 +111,11 @@ pub(crate) struct Uring {
     event_fd: OwnedFd,
     buffers: Arc<ProvidedBuffers>,
     pub(super) slots: Slab<UringSlot>,
+    /// The generation of the last operation.
     generation: u32,
-    /// Completions that were fetched and not yet handled.
+    /// Completion queue entries that were taken from the kernel and not yet handled.
     pub(super) fetched_cqes: VecDeque<Cqe>,
-    /// Cancellations that found no room in the submission queue.
+    /// The user data of operations whose cancellation found no room in the submission queue.
     deferred_cancels: Vec<u64>,
     /// The number of completions that matched no operation.
     pub(super) unmatched_cqes: u64,
@@ -169,13 +171,13 @@ impl Uring {
         self.event_fd.as_fd()
     }
 
-    /// Resets the eventfd; to be called before completions are checked.
+    /// Resets the eventfd. The caller then checks for completions, so that none is missed.
     pub(crate) fn clear_event(&self) {
         let _ = rustix::io::read(&self.event_fd, &mut [0; 8]);
     }
 
-    /// Starts a multishot receive with the next [`submit`](Self::submit). It ends when it is
-    /// canceled, the peer closes its sending side, or no buffer is left.
+    /// Starts a multishot receive with the next [`submit`](Self::submit). The receive ends when it
+    /// is canceled, the peer shuts down its sending direction, or no buffer is left.
     ///
     /// # Errors
     /// The submission queue is full and submitting has failed.
@@ -185,8 +187,9 @@ impl Uring {
             .map_err(|(error, _)| error)
     }
 
-    /// Sends these bytes with the next [`submit`](Self::submit): the owned ones, followed by the
-    /// borrowed ones, as many as one send takes. Fewer bytes are sent only if the connection breaks
+    /// Starts a send with the next [`submit`](Self::submit): of the owned bytes, followed by the
+    /// borrowed bytes, up to the limits of one send ([`MAX_IOVECS`](super::MAX_IOVECS),
+    /// [`MAX_SEND_LEN`](super::MAX_SEND_LEN)). Fewer bytes are sent only if the connection breaks
     /// or the send is canceled.
     ///
     /// # Errors
@@ -220,16 +223,16 @@ impl Uring {
         })
     }
 
-    /// Returns whether the kernel supports [`send_zero_copy`](Self::send_zero_copy). A socket may
-    /// refuse it all the same.
+    /// Returns whether the kernel supports [`send_zero_copy`](Self::send_zero_copy). Some sockets
+    /// still refuse.
     pub(crate) fn supports_zero_copy(&self) -> bool {
         self.supports_zero_copy
     }
 
-    /// Sends owned bytes followed by those of a buffer, without copying the buffer where the kernel
-    /// can. The instance owns the buffer until the kernel has released it. The end of the send is
-    /// one completion, and the buffer comes with another one behind it; also when the send is
-    /// canceled, or the kernel refuses it.
+    /// Starts a send of owned bytes, followed by the bytes of a buffer, which the kernel does not
+    /// copy if possible. The instance owns the buffer until the kernel has released it. The send
+    /// has two completions, also when it is canceled or refused: [`CompletionKind::Sent`], then
+    /// [`CompletionKind::BufferReleased`].
     ///
     /// # Errors
     /// As [`send`](Self::send), with the owned bytes and the buffer.
@@ -263,8 +266,13 @@ impl Uring {
         })
     }
 
-    /// Queues an operation, which may be followed by its timer: all of its entries, or none. What
-    /// the entries point to is in the slot, or stays by the contract of [`send`](Self::send).
+    /// Queues the entry of an operation, and that of its timer, if there is one: all entries or
+    /// none. The memory that the entries point to is in the slot, or valid by the contract of
+    /// [`send`](Self::send).
+    ///
+    /// # Errors
+    /// The submission queue is full and submitting has failed, or this is a forked child process.
+    /// The slot is returned.
     pub(super) fn push_op(
         &mut self,
         entries: &mut [squeue::Entry],
@@ -287,19 +295,22 @@ impl Uring {
         Ok(OpId(user_data))
     }
 
+    /// Queues entries, and submits earlier ones if there is no room: all entries or none.
     fn push_entries(&mut self, entries: &[squeue::Entry]) -> io::Result<()> {
-        let room =
-            |submission: squeue::SubmissionQueue<'_>| submission.capacity() - submission.len();
-        if room(self.io_uring.submission()) < entries.len() {
+        let submission = self.io_uring.submission();
+        let room = submission.capacity() - submission.len();
+        drop(submission);
+        if room < entries.len() {
             self.submit_queued()?;
         }
-        // SAFETY: what the entries point to lives in their slot, or as long as the caller of `send`
-        // has promised.
+        // SAFETY: the memory that the entries point to lives in their slot, or as long as the
+        // caller of `send` has promised.
         unsafe { self.io_uring.submission().push_multiple(entries) }
             .map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Detaches an operation from its owner and cancels it.
+    /// Detaches an operation from its owner and cancels the operation. Its completions are not
+    /// reported. Not for sends, whose memory the owner must keep.
     pub(crate) fn detach(&mut self, op_id: OpId) {
         if let Some(slot) = self.slot(op_id) {
             debug_assert!(
@@ -311,8 +322,8 @@ impl Uring {
         }
     }
 
-    /// Requests the cancellation of an operation, with the next [`submit`](Self::submit). Its end
-    /// is reported as a completion.
+    /// Requests the cancellation of an operation, with the next [`submit`](Self::submit). A
+    /// completion reports the operation's end.
     pub(crate) fn cancel(&mut self, op_id: OpId) {
         if !self.fork_guard.in_original_process() || self.slot(op_id).is_none() {
             return;
@@ -328,11 +339,11 @@ impl Uring {
         }
     }
 
-    /// Cancels a send, waits for its end, and returns its result; `None` if there is no such send.
-    /// The buffer of a zero-copy send comes later.
+    /// Cancels a send, waits for its end, and returns its result; `None` if the send has ended
+    /// before. The buffer of a zero-copy send is released by a later completion.
     ///
-    /// The kernel cancels a send at once, unless a worker is about to execute it: then the send
-    /// ends when that attempt is done, without waiting for room in the socket.
+    /// The wait is short: the kernel cancels a send at once, or, if a worker executes the send,
+    /// after that attempt, which does not wait for room in the socket.
     pub(crate) fn cancel_send(&mut self, op_id: OpId) -> Option<SendResult> {
         if !self.fork_guard.in_original_process() {
             return None;
@@ -356,14 +367,14 @@ impl Uring {
                 };
             }
             self.slot(op_id)?;
-            // The cancellation may have found no room, and nothing else would end a send that waits
-            // for room in the socket.
+            // The cancellation may have found no room in the submission queue, and a send that
+            // waits for room in the socket ends only when canceled.
             let _ = self.submit();
             self.wait_completion();
         }
     }
 
-    /// Cancels a receive, waits for its end, and returns the received bytes that were not handled.
+    /// Cancels a receive, waits for its end, and returns the received bytes that were not reported.
     pub(crate) fn cancel_recv(&mut self, op_id: OpId) -> Vec<LeasedBuffer> {
         let mut leases = Vec::new();
         if !self.fork_guard.in_original_process() {
@@ -395,7 +406,7 @@ impl Uring {
     /// Submits the queued entries, if there are any.
     ///
     /// # Errors
-    /// The kernel does not take the entries now. They stay queued.
+    /// The kernel does not accept the entries now. They stay queued.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         if !self.fork_guard.in_original_process() {
             return Ok(());
@@ -410,6 +421,7 @@ impl Uring {
         }
     }
 
+    /// Submits the queued entries, in at most [`MAX_SUBMIT_ATTEMPTS`] calls.
     fn submit_queued(&mut self) -> io::Result<()> {
         for _ in 0..MAX_SUBMIT_ATTEMPTS {
             match self.enter(0) {
@@ -421,7 +433,10 @@ impl Uring {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Prepares the repetition of a failed call; returns the error if repeating is of no use.
+    /// Prepares to repeat a failed call.
+    ///
+    /// # Errors
+    /// The error of the call, if repeating the call would not help.
     fn prepare_retry(&mut self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::INTR) => Ok(()),
@@ -440,16 +455,17 @@ impl Uring {
         }
     }
 
-    /// Submits the queued entries, and waits for `want` completions.
-    fn enter(&mut self, want: usize) -> io::Result<usize> {
+    /// Calls `io_uring_enter`: submits the queued entries, and waits for `min_completions`. Returns
+    /// the number of submitted entries.
+    fn enter(&mut self, min_completions: usize) -> io::Result<usize> {
         #[cfg(all(test, not(loom)))]
         if let Some(errno) = self.injected_errors.pop_front() {
             return Err(errno.into());
         }
-        self.io_uring.submit_and_wait(want)
+        self.io_uring.submit_and_wait(min_completions)
     }
 
-    /// Returns whether there are completions.
+    /// Returns whether there are completions that were not reported.
     pub(crate) fn has_completions(&mut self) -> bool {
         self.fork_guard.in_original_process()
             && (!self.fetched_cqes.is_empty() || !self.io_uring.completion().is_empty())
@@ -471,6 +487,7 @@ impl Uring {
         }
     }
 
+    /// Takes the next entry from the completion queue of the kernel.
     fn next_cqe(&mut self) -> Option<Cqe> {
         let needs_enter = {
             let submission = self.io_uring.submission();
@@ -484,6 +501,7 @@ impl Uring {
         self.io_uring.completion().next().map(Cqe::from_entry)
     }
 
+    /// Takes all entries from the completion queue of the kernel, to be handled later.
     pub(super) fn fetch_cqes(&mut self) {
         while let Some(cqe) = self.next_cqe() {
             self.fetched_cqes.push_back(cqe);
@@ -492,7 +510,8 @@ impl Uring {
 
     /// Handles a completion queue entry, and returns the completion for the owner, if there is one.
     fn handle_cqe(&mut self, cqe: Cqe) -> Option<UringCompletion> {
-        let is_last = !cqueue::more(cqe.flags);
+        let is_last = cqe.is_last();
+        // The lease exists before any return, so that the buffer always returns to the kernel.
         let lease = cqueue::buffer_select(cqe.flags)
             .map(|id| self.buffers.lease(id, cqe.result.max(0) as usize));
         if cqe.user_data == CANCEL_USER_DATA {
@@ -519,8 +538,8 @@ impl Uring {
             } else {
                 let sent = slot.on_send_done(cqe.result())?;
                 if is_last {
-                    // The kernel has not started the send, so no notification about the buffer will
-                    // come.
+                    // The kernel has not started the send, and will not report the release of the
+                    // buffer. An entry of this side reports the release.
                     self.fetched_cqes.push_front(Cqe {
                         flags: CQE_F_NOTIF,
                         ..cqe
@@ -558,6 +577,7 @@ impl Uring {
         })
     }
 
+    /// Returns the slot of an operation; `None` if the operation has ended.
     fn slot(&mut self, op_id: OpId) -> Option<&mut UringSlot> {
         let slot = self.slots.get_mut(slot_index(op_id.0))?;
         (u64::from(slot.generation) == op_id.0 >> 32).then_some(slot)
@@ -579,11 +599,7 @@ impl Uring {
         self.buffers.clone()
     }
 
-    #[cfg(all(test, not(loom)))]
-    pub(super) fn unmatched_cqes(&self) -> u64 {
-        self.unmatched_cqes
-    }
-
+    /// Adds a completion as if the kernel had reported it.
     #[cfg(all(test, not(loom)))]
     pub(super) fn inject_cqe(&mut self, user_data: u64, result: i32) {
         self.fetched_cqes.push_back(Cqe {
@@ -602,12 +618,13 @@ impl Uring {
         });
     }
 
-    /// Cancels all operations and waits until they have ended, for at most [`DROP_TIMEOUT`].
-    /// Buffers that the kernel still reads are not waited for. Returns whether all have ended.
+    /// Cancels all operations and waits until they have ended, for at most [`DROP_TIMEOUT`]. Does
+    /// not wait for the buffers of zero-copy sends that have ended. Returns whether all operations
+    /// have ended.
     fn cancel_all(&mut self) -> bool {
         let deadline = Instant::now() + DROP_TIMEOUT;
         let _ = self.submit();
-        // Completions that were fetched already do not come again, so they are handled first.
+        // The kernel does not report the fetched completions again, so they are handled first.
         self.discard_fetched();
         let has_active = |slots: &Slab<UringSlot>| {
             slots
@@ -615,11 +632,11 @@ impl Uring {
                 .any(|(_, slot)| slot.zero_copy_stage == ZeroCopyStage::Pending)
         };
         while has_active(&self.slots) && Instant::now() < deadline {
-            let pause = Some(Timespec::new().nsec(10_000_000));
+            let timeout = Some(Timespec::new().nsec(10_000_000));
             let _ = self
                 .io_uring
                 .submitter()
-                .register_sync_cancel(pause, CancelBuilder::any());
+                .register_sync_cancel(timeout, CancelBuilder::any());
             self.fetch_cqes();
             self.discard_fetched();
         }
@@ -634,13 +651,16 @@ impl Uring {
     }
 }
 
-/// Checks that the kernel supports all required operations, and returns whether it supports
-/// zero-copy sends too.
+/// Checks that the kernel supports all required operations. Returns whether the kernel supports
+/// zero-copy sends, too.
+///
+/// # Errors
+/// `Unsupported` if a required operation or feature is missing.
 fn probe_features(uring: &IoUring) -> io::Result<bool> {
     let mut probe = Probe::new();
     uring.submitter().register_probe(&mut probe)?;
-    // Multishot receives came with the same kernel version as `SendZc`, and cannot be probed by an
-    // opcode of their own.
+    // Multishot receives have the opcode of single receives, so `SendZc`, which came with the same
+    // kernel version, is probed in their place.
     let send_zc = opcode::SendZc::CODE;
     let (recv, send, cancel) = (
         opcode::RecvMulti::CODE,
@@ -669,6 +689,7 @@ impl Drop for Uring {
         let uring = unsafe { ManuallyDrop::take(&mut self.io_uring) };
         let orphaned =
             OrphanedRing::new(uring, std::mem::take(&mut self.slots), self.buffers.clone());
+        // Otherwise dropping `orphaned` leaks the memory of operations that did not end.
         if all_ended {
             orphaned.free_on_completion();
         }

@@ -11,36 +11,35 @@
 //!
 //! # The life of an operation
 //!
-//! Each rule has tests of its name in `tests`, the last two in `zero_copy_tests` and `timed_tests`.
-//! They fail or never end if the rule is broken.
+//! The tests of rules 1 to 9 are in `tests`, those of rule 10 in `zero_copy_tests`, and those of
+//! rule 11 in `timed_tests`. A test fails or never ends if its rule is broken.
 //!
 //! | | rule | test |
 //! |---|---|---|
 //! | 1 | A slot lives until the *last* completion of its operation; a multishot receive has many. | `slot_lives_until_the_last_completion` |
-//! | 2 | Completions find their slot by index and generation. A completion that finds no slot is counted and ignored. | `unmatched_completion_is_counted_and_ignored`, `op_id_of_another_instance_is_ignored` |
-//! | 3 | A queued entry belongs to the kernel, whether its submission succeeds or not: it stays queued and goes with the next attempt. An entry that found no room in the submission queue never belonged to the kernel. | `queued_entries_survive_a_failed_submit`, `op_without_sq_room_is_returned_to_the_caller` |
+//! | 2 | Completions find their slot by index and generation. A completion that finds no slot is counted and ignored. | `unmatched_completion_is_counted_and_ignored`, `unknown_op_id_is_ignored` |
+//! | 3 | A queued entry belongs to the kernel, also if its submission fails: the entry stays queued, and the next call submits it. An operation without room in the submission queue is returned to the caller. | `queued_entries_survive_a_failed_submit`, `op_without_sq_room_is_returned_to_the_caller` |
 //! | 4 | When `io_uring_enter` returns `EBUSY` or `EAGAIN`, completions are reaped and the call is repeated; after `EINTR` it is repeated; overflowed completions are fetched. | `io_uring_enter_is_retried_when_busy_or_interrupted`, `overflowed_completions_are_fetched`, `failed_io_uring_enter_is_returned_and_keeps_submissions` |
 //! | 5 | A slot holds the descriptor of its operation. A detached operation closes it when it ends. | `detached_op_closes_its_descriptor_when_it_ends` |
 //! | 6 | An instance that is dropped cancels all operations and waits for them. The memory of an operation that does not end is leaked. | `drop_waits_for_active_ops`, `drop_leaves_no_active_ops`, `operation_that_never_ends_keeps_its_memory` |
-//! | 7 | If the kernel refuses an instance or lacks an operation, opening fails, and the caller uses epoll or reports the error. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
+//! | 7 | If the kernel refuses an instance or lacks an operation, opening fails, and the caller uses epoll or reports the error. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io_backend`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
 //! | 8 | Lengths are limited to what a completion result can express. | `send_length_is_limited_to_a_completion_result` |
 //! | 9 | Memory that cannot be registered or locked is an error of opening. | `unregistrable_buffers_are_an_error`, `exceeding_the_memlock_limit_is_an_error` |
-//! | 10 | The buffer of a zero-copy send belongs to the instance until the *second* completion, whatever becomes of the send, the connection and the instance; also if the kernel refuses the send. | `buffer_is_held_until_the_second_completion`, `canceled_send_keeps_buffer_until_the_kernel_releases_it`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `zero_copy_send_over_memlock_limit_returns_buffer`, `buffer_is_returned_to_the_caller_without_sq_room` |
-//! | 11 | A timed operation has two entries, of which both are queued or none, and one slot, which lives until both completions have arrived, in either order. The operation has completed, timed out, or was interrupted; if its timer ends otherwise, the operation is canceled. | `timed_op_completes_or_times_out`, `local_connect_failure_is_known_after_submission`, `op_and_timer_results_are_combined`, `slot_is_freed_after_operation_and_timeout_cqes`, `failed_timer_cancels_its_operation`, `timed_op_queues_both_entries_or_none`, `detached_timed_op_is_released`, `drop_of_uring_waits_for_ops_with_linked_timeout`, `timed_op_ends_when_the_submitting_thread_exits` |
+//! | 10 | The buffer of a zero-copy send belongs to the instance until the *second* completion, also if the send is canceled or refused, the connection breaks, or the instance is dropped. | `buffer_is_held_until_the_second_completion`, `canceled_send_keeps_buffer_until_the_kernel_releases_it`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `zero_copy_send_over_memlock_limit_returns_buffer`, `buffer_is_returned_to_the_caller_without_sq_room` |
+//! | 11 | A timed operation has two entries, of which both are queued or none, and one slot, which lives until both completions have arrived, in either order. The outcome is completed, timed out or interrupted. If the timer ends before the operation without firing, the operation is canceled. | `timed_op_completes_or_times_out`, `local_connect_failure_is_known_after_submission`, `op_and_timer_results_are_combined`, `slot_is_freed_after_operation_and_timeout_cqes`, `failed_timer_cancels_its_operation`, `timed_op_queues_both_entries_or_none`, `detached_timed_op_is_released`, `drop_of_uring_waits_for_ops_with_linked_timeout`, `timed_op_ends_when_the_submitting_thread_exits` |
 //!
 //! # Threads
 //!
-//! The holder of the domain's lock submits and reaps: a task or the thread, under automatic
-//! progress as well, because polls of the application drive in place. So the instance has no single
-//! issuer, and task work is not deferred to one. With a single issuer every call by another thread
-//! would be refused, and completions would be visible only after a call by the issuer. With an
-//! instance of the thread's own, enabled by it, polls would have to wake the thread instead of
-//! polling; that saves a call only if the thread sleeps on nothing but the instance. Measured, it
-//! gained nothing (docs/performance.md).
+//! The holder of the domain's lock submits and reaps: any thread that polls, or the progress
+//! thread. So the instance is not `IORING_SETUP_SINGLE_ISSUER`, and does not defer task work. With
+//! a single issuer the kernel would refuse calls of other threads, and completions would be visible
+//! only after a call by the issuer. An instance that only the progress thread uses gained nothing
+//! in measurements (docs/performance.md): polls would have to wake that thread instead of polling.
 //!
-//! Manual progress uses cooperative task work, which costs no interrupt. Automatic progress uses
-//! the plain kind, which a computing thread cannot delay. `auto` chooses epoll: while a thread
-//! polls, both make the same calls, and measured round trips over io_uring were slower.
+//! Manual progress uses cooperative task work, which needs no interrupt. Automatic progress does
+//! not, because a thread that computes would delay cooperative task work. `SocketIo::Auto` selects
+//! epoll: while a thread polls, both backends make the same calls, and measured round trips over
+//! io_uring were slower.
 
 mod buffers;
 mod instance;

@@ -1,8 +1,8 @@
 //! Memory that the kernel still reads after its io_uring instance was dropped.
 //!
-//! The kernel reads the buffer of a zero-copy send until the peer has acknowledged it. Only the end
-//! of the connection ends that, which may take minutes after the socket was closed. So a thread
-//! waits for it.
+//! The kernel reads the buffer of a zero-copy send until the peer has acknowledged all bytes or the
+//! connection has ended, which may be minutes after the socket was closed. So a thread waits for
+//! the last completions, and then frees the memory.
 
 use std::sync::Arc;
 use std::thread;
@@ -35,7 +35,8 @@ impl OrphanedRing {
         }
     }
 
-    /// Frees each slot when its last completion has arrived.
+    /// Frees each slot when its last completion has arrived. A thread waits for the completions
+    /// that have not arrived yet.
     pub(super) fn free_on_completion(mut self) {
         self.reap();
         if !self.slots.is_empty() {
@@ -61,6 +62,7 @@ impl OrphanedRing {
         waited.is_ok() || retryable.contains(&waited)
     }
 
+    /// Frees the slots whose last completion has arrived.
     fn reap(&mut self) {
         for cqe in self.io_uring.completion().map(Cqe::from_entry) {
             if cqe.is_last() {
@@ -73,7 +75,7 @@ impl OrphanedRing {
 impl Drop for OrphanedRing {
     fn drop(&mut self) {
         if !self.slots.is_empty() {
-            // Neither the buffers nor the memory of the slots is ever freed.
+            // The kernel may still use the buffers and the memory of the slots, so both are leaked.
             std::mem::forget(self.buffers.clone());
             std::mem::forget(std::mem::take(&mut self.slots));
         }

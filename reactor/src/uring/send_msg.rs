@@ -8,7 +8,7 @@ use fabric_core::transport::OpKey;
 
 /// The maximum number of parts of one send.
 pub(crate) const MAX_IOVECS: usize = 16;
-/// The longest send in bytes. A completion expresses the length in 31 bits.
+/// The maximum length of one send, in bytes. A completion expresses the length in 31 bits.
 pub(crate) const MAX_SEND_LEN: usize = 1 << 30;
 
 /// A `msghdr` with everything it points to, which does not move until the send has ended.
@@ -46,19 +46,20 @@ impl SendMsg {
             .with_iovecs(|add| borrowed.iter().for_each(|part| add(part)))
     }
 
-    /// Creates a message of owned bytes followed by those of a buffer, up to the limits of one
+    /// Creates a message of owned bytes followed by the bytes of a buffer, up to the limits of one
     /// send.
     pub(super) fn with_buffer(owned: Box<[u8]>, op: OpKey, buf: AnyBuf) -> Box<Self> {
         let message = Self::without_iovecs(owned, Some((op, buf)));
         let buf: *const Option<(OpKey, AnyBuf)> = &raw const message.buffer;
-        // SAFETY: the message is boxed and does not move, and only the header and the iovecs are
-        // written meanwhile.
+        // SAFETY: the message is boxed and does not move. While `payload` is used, only the header
+        // and the iovecs are written.
         let payload = unsafe { &*buf }
             .as_ref()
             .map_or(Payload::Contiguous(&[]), |(_, buf)| buf.payload());
         message.with_iovecs(|add| payload.for_each_borrowed(add))
     }
 
+    /// Returns a message whose header and iovecs are empty.
     fn without_iovecs(owned: Box<[u8]>, buffer: Option<(OpKey, AnyBuf)>) -> Box<Self> {
         let empty = libc::iovec {
             iov_base: ptr::null_mut(),
@@ -74,8 +75,8 @@ impl SendMsg {
         })
     }
 
-    /// Fills the iovecs with the owned bytes and with those that `others` adds.
-    fn with_iovecs(mut self: Box<Self>, others: impl FnOnce(&mut dyn FnMut(&[u8]))) -> Box<Self> {
+    /// Fills the iovecs with the owned bytes, and with the parts that `add_rest` adds.
+    fn with_iovecs(mut self: Box<Self>, add_rest: impl FnOnce(&mut dyn FnMut(&[u8]))) -> Box<Self> {
         let (mut count, mut room) = (0, MAX_SEND_LEN);
         let owned: *const [u8] = &raw const *self.owned;
         let parts = &mut self.iovecs;
@@ -92,12 +93,13 @@ impl SendMsg {
         };
         // SAFETY: the bytes are boxed and do not move.
         add(unsafe { &*owned });
-        others(&mut add);
+        add_rest(&mut add);
         self.header.msg_iov = self.iovecs.as_mut_ptr();
         self.header.msg_iovlen = count as _;
         self
     }
 
+    /// Returns the `msghdr` for the kernel.
     pub(super) fn header(&self) -> *const libc::msghdr {
         &raw const self.header
     }
@@ -107,6 +109,7 @@ impl SendMsg {
         &self.owned
     }
 
+    /// Returns whether this is the message of a zero-copy send.
     pub(super) fn has_buffer(&self) -> bool {
         self.buffer.is_some()
     }

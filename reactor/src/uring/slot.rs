@@ -21,12 +21,12 @@ pub(super) const CQE_F_NOTIF: u32 = 1 << 3;
 /// so many slots.
 pub(super) const TIMEOUT_BIT: u64 = 1 << 31;
 
-/// The result of a send.
+/// The end of a send.
 #[derive(Debug)]
 pub(crate) struct SendResult {
-    /// The bytes sent, or the error.
+    /// The number of bytes sent, or the error.
     pub(crate) result: Result<usize, Errno>,
-    /// The owned bytes of the message.
+    /// The owned bytes of the message, also those that were sent.
     pub(crate) owned: Box<[u8]>,
 }
 
@@ -36,27 +36,29 @@ pub(crate) struct ReleasedBuffer {
     /// The operation to which the buffer belongs.
     pub(crate) op: OpKey,
     pub(crate) buf: AnyBuf,
-    /// How the bytes were sent, if they were.
+    /// How the bytes were sent; `None` if no byte was sent.
     pub(crate) zero_copy: Option<ZeroCopyOutcome>,
 }
 
 /// How the bytes of a zero-copy send were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ZeroCopyOutcome {
-    /// Without a copy.
+    /// The kernel sent the bytes in place.
     ZeroCopy,
-    /// From a copy that the kernel made all the same.
+    /// The kernel copied the bytes.
     Copied,
 }
 
 /// The state of an operation.
 #[derive(Debug)]
 pub(super) struct UringSlot {
+    /// Distinguishes the operations that use this slot one after another.
     pub(super) generation: u32,
     /// The owner of the operation; `None` when it is detached.
     pub(super) owner: Option<u64>,
     /// The socket of the operation, open as long as the kernel uses it.
     pub(super) socket: Option<Arc<OwnedFd>>,
+    /// The message of a send.
     pub(super) message: Option<Box<SendMsg>>,
     /// The timeout state of a timed operation.
     pub(super) timed: Option<Box<TimedOp>>,
@@ -68,9 +70,9 @@ pub(super) struct UringSlot {
 /// its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ZeroCopyStage {
-    /// The send has not ended; or the operation is not a zero-copy send.
+    /// The send has not ended, or the operation is not a zero-copy send.
     Pending,
-    /// The send has ended, with or without bytes sent.
+    /// The send has ended; `has_sent` is whether bytes were sent.
     SendDone { has_sent: bool },
 }
 
@@ -83,7 +85,7 @@ pub(super) struct Cqe {
 }
 
 impl UringSlot {
-    /// Creates the state of an operation on this socket, without a generation yet.
+    /// Returns the state of a new operation on this socket. `Uring::push_op` sets the generation.
     pub(super) fn new(socket: &Arc<OwnedFd>, owner: u64) -> Self {
         let (socket, owner) = (Some(socket.clone()), Some(owner));
         Self {
@@ -96,9 +98,9 @@ impl UringSlot {
         }
     }
 
-    /// Records the end of a zero-copy send. The owned bytes are copied, because the kernel still
-    /// reads the message. The slot releases the socket, so that the connection ends when it is
-    /// closed, and the release of the memory follows.
+    /// Records the end of a zero-copy send. Returns a copy of the owned bytes, because the kernel
+    /// still reads the message. The slot drops its reference to the socket, so that closing the
+    /// socket ends the connection; the end of the connection releases the memory.
     pub(super) fn on_send_done(&mut self, result: Result<usize, Errno>) -> Option<SendResult> {
         self.socket = None;
         self.zero_copy_stage = ZeroCopyStage::SendDone {
@@ -110,7 +112,8 @@ impl UringSlot {
         })
     }
 
-    /// Returns the buffer, after the kernel has released it.
+    /// Returns the buffer of a zero-copy send, after the kernel has released it. `is_copied` is
+    /// whether the kernel has copied the bytes.
     pub(super) fn into_released_buffer(self, is_copied: bool) -> Option<ReleasedBuffer> {
         let (op, buf) = self.message?.into_parts().1?;
         let zero_copy = match self.zero_copy_stage {
@@ -125,7 +128,8 @@ impl UringSlot {
 }
 
 impl Cqe {
-    /// Returns the number of bytes, or the error. Not meaningful for a notification about a buffer.
+    /// Returns the number of bytes, or the error. Not valid for the second completion of a
+    /// zero-copy send.
     pub(super) fn result(&self) -> Result<usize, Errno> {
         let count =
             u32::try_from(self.result).map_err(|_| Errno::from_raw_os_error(-self.result))?;
@@ -146,7 +150,7 @@ impl Cqe {
     }
 }
 
-/// Returns the index of the slot of this user data, which may be that of a timer.
+/// Returns the index of the slot of an operation or its timer.
 pub(super) fn slot_index(user_data: u64) -> usize {
     (user_data & !TIMEOUT_BIT) as u32 as usize
 }

@@ -1,5 +1,5 @@
-//! The rules of an operation's life, one by one. The tests are skipped if the kernel refuses
-//! io_uring.
+//! Tests of the rules 1 to 9 in the documentation of `uring`. The tests are skipped if the kernel
+//! refuses io_uring.
 #![allow(unsafe_code)] // sends of borrowed bytes
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use super::skip::{Facility, skip};
 use super::{CompletionKind, Uring, UringCompletion, UringConfig};
 
+/// Small queues and buffers, which tests can fill.
 pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
     sq_entries: 4,
     cq_entries: 8,
@@ -62,12 +63,12 @@ pub(super) fn next_completion(uring: &mut Uring) -> UringCompletion {
     }
 }
 
-/// Calls `act` while calls for the instance fail. A seccomp filter may refuse them from one moment
-/// to the next; here the descriptor is replaced by another one.
+/// Calls `act` while each `io_uring_enter` of the instance fails, because another descriptor
+/// replaces that of the instance. In production a seccomp filter may refuse the calls at any time.
 pub(super) fn with_broken_fd(uring: &mut Uring, act: impl FnOnce(&mut Uring)) {
     let fd = uring.raw_fd();
     let other = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    // SAFETY: duplicates the instance's descriptor, which is kept while another one has its place.
+    // SAFETY: duplicates the instance's descriptor, to restore it below.
     let uring_fd = unsafe { libc::dup(fd) };
     // SAFETY: no other thread uses the instance; its mappings do not depend on the descriptor.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), fd) } == fd);
@@ -80,14 +81,15 @@ pub(super) fn with_broken_fd(uring: &mut Uring, act: impl FnOnce(&mut Uring)) {
 
 /// Calls `act` on a thread for which `io_uring_setup` is forbidden by seccomp, as in a container.
 pub(crate) fn with_uring_forbidden<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) -> T {
-    let code = |code, k, jt, jf| libc::sock_filter { code, k, jt, jf };
-    let (load, jump, eof) = (0x20, 0x15, 0x06);
+    let instruction = |code, k, jt, jf| libc::sock_filter { code, k, jt, jf };
+    // BPF_LD | BPF_W | BPF_ABS; BPF_JMP | BPF_JEQ | BPF_K; BPF_RET | BPF_K.
+    let (load, jump_if_equal, ret) = (0x20, 0x15, 0x06);
     // The system call number comes first in `seccomp_data`.
     let filter = [
-        code(load, 0, 0, 0),
-        code(jump, libc::SYS_io_uring_setup as u32, 0, 1),
-        code(eof, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
-        code(eof, libc::SECCOMP_RET_ALLOW, 0, 0),
+        instruction(load, 0, 0, 0),
+        instruction(jump_if_equal, libc::SYS_io_uring_setup as u32, 0, 1),
+        instruction(ret, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        instruction(ret, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -95,7 +97,7 @@ pub(crate) fn with_uring_forbidden<T: Send>(errno: i32, act: impl FnOnce() -> T 
                 len: filter.len() as u16,
                 filter: filter.as_ptr().cast_mut().cast(),
             };
-            // SAFETY: applies to this thread only, which ends with this function; the program
+            // SAFETY: the filter applies to this thread only, which ends with this function, and
             // outlives the call.
             unsafe {
                 assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
@@ -131,6 +133,7 @@ pub(super) fn limit_locked_memory(bytes: u64) {
     }
 }
 
+/// Returns the bytes of a receive.
 fn received_bytes(kind: &CompletionKind) -> &[u8] {
     if let CompletionKind::Received(lease) = kind {
         lease
@@ -191,7 +194,7 @@ fn unmatched_completion_is_counted_and_ignored() {
     let completion = next_completion(&mut uring);
     assert_eq!((completion.owner, completion.op_id), (2, new));
     assert_eq!(received_bytes(&completion.kind), b"for the new one");
-    assert_eq!((uring.unmatched_cqes(), uring.active_ops()), (2, 1));
+    assert_eq!((uring.unmatched_cqes, uring.active_ops()), (2, 1));
 }
 
 #[test]
@@ -266,14 +269,14 @@ fn io_uring_enter_is_retried_when_busy_or_interrupted() {
         "all injected errors were returned"
     );
     other_peer.write_all(b"handed over").unwrap();
-    let mut got = [next_completion(&mut uring), next_completion(&mut uring)];
-    got.sort_by_key(|completion| completion.owner);
+    let mut completions = [next_completion(&mut uring), next_completion(&mut uring)];
+    completions.sort_by_key(|completion| completion.owner);
     assert_eq!(
-        (got[0].op_id, received_bytes(&got[0].kind)),
+        (completions[0].op_id, received_bytes(&completions[0].kind)),
         (first, &b"meanwhile"[..])
     );
     assert_eq!(
-        (got[1].owner, received_bytes(&got[1].kind)),
+        (completions[1].owner, received_bytes(&completions[1].kind)),
         (2, &b"handed over"[..])
     );
     // Waiting retries in the same way.
@@ -381,7 +384,7 @@ fn drop_waits_for_active_ops() {
         next_completion(&mut uring)
     };
     drop(uring);
-    // Only this test and its lease hold the memory, so the kernel does not.
+    // Only `buffers` and the lease refer to the memory: the instance did not leak it.
     assert_eq!(Arc::strong_count(&buffers), 2);
     assert_eq!(received_bytes(&lease.kind), b"kept");
     for (socket, peer) in pairs {
@@ -397,8 +400,8 @@ fn drop_waits_for_active_ops() {
     }
 }
 
-/// Unix sockets end at once when their last owner is gone, so the test sees that the kernel holds
-/// none when the instance is dropped.
+/// A Unix socket reports the end of the stream at once when its last descriptor is closed, so the
+/// test sees that the kernel refers to no socket after the instance was dropped.
 #[test]
 fn drop_leaves_no_active_ops() {
     for _ in 0..50 {
@@ -429,7 +432,7 @@ fn operation_that_never_ends_keeps_its_memory() {
     let Some(mut uring) = open_uring() else {
         return;
     };
-    let (socket, _far) = tcp_pair();
+    let (socket, _peer) = tcp_pair();
     uring.insert_stuck_slot(&socket);
     let buffers = uring.buffers();
     drop(uring);
@@ -456,7 +459,7 @@ fn invalid_configuration_is_an_error() {
     }
 }
 
-/// As container runtimes do.
+/// Container runtimes forbid io_uring in this way.
 #[test]
 fn io_uring_forbidden_by_seccomp_is_an_error() {
     for errno in [libc::EPERM, libc::ENOSYS] {
@@ -566,8 +569,8 @@ fn long_send_is_one_operation() {
     assert!(all[..4] == *b"head" && all[4..] == body);
 }
 
-/// A canceled send reports the bytes sent, so that the rest can be sent otherwise and nothing
-/// twice.
+/// A canceled send reports the number of bytes sent, so that the caller can send the rest, and no
+/// byte twice.
 #[test]
 fn canceled_send_reports_the_bytes_sent() {
     let Some(mut uring) = open_uring() else {
@@ -589,8 +592,7 @@ fn canceled_send_reports_the_bytes_sent() {
     assert!(all == body[..sent]);
 }
 
-/// An operation that was submitted by a thread that has exited goes on, or reports that it does
-/// not.
+/// A receive continues after the thread that submitted it has exited, or ends with a completion.
 #[test]
 fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
     for coop_taskrun in [true, false] {
@@ -669,14 +671,15 @@ fn receive_ends_without_buffers_and_later_receive_gets_pending_bytes() {
 }
 
 #[test]
-fn op_id_of_another_instance_is_ignored() {
+fn unknown_op_id_is_ignored() {
     let (Some(mut one), Some(mut other)) = (open_uring(), open_uring()) else {
         return;
     };
-    let (socket, _far) = tcp_pair();
+    let (socket, _peer) = tcp_pair();
+    // `other` has no operation with this id.
     let op_id = one.recv_multishot(&socket, 0).unwrap();
     other.cancel(op_id);
     other.detach(op_id);
     assert!(other.cancel_send(op_id).is_none());
-    assert_eq!(one.active_ops(), 1);
+    assert_eq!((one.active_ops(), other.active_ops()), (1, 0));
 }

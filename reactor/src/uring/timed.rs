@@ -1,33 +1,32 @@
 //! Operations with a timeout, which the kernel enforces.
 //!
-//! A timed operation is two linked entries: the operation, and behind it a timeout of the kernel's
-//! (`IORING_OP_LINK_TIMEOUT`), the *timer*. They share a slot, and have a user data value and a
-//! completion each, which arrive in any order.
+//! A timed operation is two linked entries: the operation, followed by a linked timeout
+//! (`IORING_OP_LINK_TIMEOUT`), the *timer*. Both share a slot. Each has its own user data and its
+//! own completion; the completions arrive in any order.
 //!
 //! # What the kernel copies, and when
 //!
-//! The kernel reads timeout and address within the call that takes the entries, and never again:
-//! the timeout when its entry is prepared, the address then (since Linux 6.10) or in the first
-//! attempt, which is made by the same call for an operation that does not wait for another one. But
-//! which entries were taken by a call that failed, or that took fewer than were queued, is not
-//! tracked here, and a queued entry may be read by any later call. So both stay in the slot until
-//! both completions have arrived.
+//! The kernel reads timeout and address within the call that submits the entries, and never again:
+//! the timeout when it prepares the entry, the address then (since Linux 6.10) or in the first
+//! attempt, which the same call makes. But this module does not track which entries were submitted
+//! by a call that failed or submitted only some, and any later call may submit a queued entry. So
+//! timeout and address stay in the slot until both completions have arrived.
 //!
 //! # How two results combine
 //!
-//! | operation | timer | |
+//! | operation | timer | outcome |
 //! |---|---|---|
-//! | a result of its own | any, mostly `ECANCELED` | the operation has completed with that result, even if its time ran out at the same moment |
-//! | `ECANCELED`, `EINTR`, `EALREADY`, `EINPROGRESS`, `EAGAIN` | `ETIME`, `ENOENT`, `EALREADY` | timed out; the latter two if the operation was being executed, or was submitted by a thread that has exited |
-//! | the same | any other | interrupted: something else has ended the operation, which says nothing about its outcome |
+//! | `ECANCELED`, `EINTR`, `EALREADY`, `EINPROGRESS`, `EAGAIN` | `ETIME`, `ENOENT`, `EALREADY` | timed out; `ENOENT` and `EALREADY` if the operation was being executed, or its submitting thread has exited |
+//! | the same | any other | interrupted: the operation was canceled, or its submitting thread has exited |
+//! | any other result | any, usually `ECANCELED` | completed with the operation's result, even if the timer fired at the same moment |
 //!
 //! # Threads that exit
 //!
-//! The kernel leaves operations of an exited thread in place, but does no more work for them. When
-//! the socket is ready, the operation ends with `ECANCELED`. When the timer fires, the timer ends
-//! with `ECANCELED` or `ENOENT`, and the operation goes on. A timer that was not taken together
-//! with its operation is refused (`EINVAL`), and the operation goes on too. So when a timer ends in
-//! any way but by `ETIME` before its operation, the operation is canceled from here.
+//! The kernel keeps the operations of an exited thread, but does no more work for them. When the
+//! socket is ready, the operation ends with `ECANCELED`. When the timer fires, the timer ends with
+//! `ECANCELED` or `ENOENT`, and the operation does not end. A timer that was not submitted together
+//! with its operation is refused (`EINVAL`), and the operation does not end either. So when a timer
+//! ends before its operation with another result than `ETIME`, this module cancels the operation.
 
 use std::io;
 use std::net::SocketAddr;
@@ -49,7 +48,7 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 /// The outcome of a timed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimedOutcome {
-    /// The operation has completed or failed by itself.
+    /// The operation has completed or failed: the number of bytes, or the error.
     Completed(Result<usize, Errno>),
     /// The timeout has expired.
     TimedOut,
@@ -57,7 +56,8 @@ pub(crate) enum TimedOutcome {
     Interrupted,
 }
 
-/// Address and timeout, which the kernel reads in place, and the results of operation and timer.
+/// The state of a timed operation: address and timeout, which the kernel reads in place, and the
+/// results of operation and timer as in their completion queue entries.
 #[derive(Debug)]
 pub(super) struct TimedOp {
     addr: SocketAddrAny,
@@ -89,7 +89,7 @@ impl TimedOp {
         is_first
     }
 
-    /// Returns whether the operation goes on although its timer has ended without firing.
+    /// Returns whether the timer has ended without firing, and the operation has not ended.
     fn has_lost_timer(&self) -> bool {
         let has_fired = self.timer_result == Some(-Errno::TIME.raw_os_error());
         self.op_result.is_none() && self.timer_result.is_some() && !has_fired
@@ -101,18 +101,19 @@ impl TimedOp {
     }
 }
 
-/// Combines the results of operation and timer.
+/// Combines the results of operation and timer, as in their completion queue entries.
 pub(super) fn combine_results(operation: i32, timer: i32) -> TimedOutcome {
-    let has_fired = [Errno::TIME, Errno::NOENT, Errno::ALREADY].map(|errno| -errno.raw_os_error());
+    let fired_results =
+        [Errno::TIME, Errno::NOENT, Errno::ALREADY].map(|errno| -errno.raw_os_error());
     match u32::try_from(operation).map_err(|_| Errno::from_raw_os_error(-operation)) {
         Err(errno) if !is_cancellation(errno) => TimedOutcome::Completed(Err(errno)),
-        Err(_) if has_fired.contains(&timer) => TimedOutcome::TimedOut,
+        Err(_) if fired_results.contains(&timer) => TimedOutcome::TimedOut,
         Err(_) => TimedOutcome::Interrupted,
         Ok(count) => TimedOutcome::Completed(Ok(count as usize)),
     }
 }
 
-/// Returns whether an error means that the operation did not end by itself.
+/// Returns whether an error means that the operation was ended before it completed or failed.
 fn is_cancellation(errno: Errno) -> bool {
     [
         Errno::CANCELED,
@@ -125,8 +126,8 @@ fn is_cancellation(errno: Errno) -> bool {
 }
 
 impl Uring {
-    /// Connects a socket with the next [`submit`](Self::submit), within `timeout`. The outcome is
-    /// one completion; until then the socket must not be used otherwise.
+    /// Starts a connect within `timeout` with the next [`submit`](Self::submit). One completion
+    /// reports the outcome; until then the socket must not be used otherwise.
     ///
     /// # Errors
     /// The submission queue has no room for two entries and submitting has failed.
@@ -155,8 +156,8 @@ impl Uring {
         .map_err(|(error, _)| error)
     }
 
-    /// Returns the error with which a timed operation has failed by itself, if it is known already.
-    /// Its completion comes all the same.
+    /// Returns the error with which a timed operation has failed, if the kernel has reported it
+    /// already; not if the operation was canceled or timed out. The completion follows regardless.
     pub(crate) fn early_error(&mut self, op_id: OpId) -> Option<Errno> {
         self.fetch_cqes();
         let cqe = self

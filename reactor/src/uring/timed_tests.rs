@@ -1,4 +1,5 @@
-//! Timed operations: their outcomes, and the release of their memory.
+//! Tests of rule 11 in the documentation of `uring`: the outcomes of timed operations, and the
+//! release of their memory.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -31,8 +32,8 @@ fn tcp_listener() -> (TcpListener, SocketAddr) {
     (listener, addr)
 }
 
-/// Returns the address of a listener with a full backlog: attempts to connect are not answered
-/// until it accepts.
+/// Returns a listener with a full backlog, its address, and the connection in the backlog. Attempts
+/// to connect are not answered until the listener accepts.
 fn full_backlog_listener() -> (TcpListener, SocketAddr, TcpStream) {
     let (listener, addr) = tcp_listener();
     rustix::net::listen(&listener, 0).unwrap();
@@ -44,6 +45,7 @@ fn closed_port() -> SocketAddr {
     tcp_listener().1
 }
 
+/// Submits a connect of owner 7.
 fn begin_connect(
     uring: &mut Uring,
     socket: &Arc<OwnedFd>,
@@ -55,7 +57,7 @@ fn begin_connect(
     op_id
 }
 
-/// Waits for the outcome, after which no operation is left.
+/// Waits for the outcome, and checks that no operation is left.
 fn wait_outcome(uring: &mut Uring, op_id: OpId) -> TimedOutcome {
     let completion = next_completion(uring);
     assert_eq!(
@@ -78,7 +80,7 @@ fn assert_all_released(uring: &mut Uring, socket: &Arc<OwnedFd>) {
     assert_eq!(
         (
             uring.active_ops(),
-            uring.unmatched_cqes(),
+            uring.unmatched_cqes,
             Arc::strong_count(socket)
         ),
         (0, 0, 1)
@@ -119,7 +121,7 @@ fn timed_op_completes_or_times_out() {
     }
 }
 
-/// A failure that the system call `connect` would return is known as early as there.
+/// A failure that `connect(2)` would return is known after the submission.
 #[test]
 fn local_connect_failure_is_known_after_submission() {
     let Some(mut uring) = open_uring() else {
@@ -167,7 +169,7 @@ fn op_and_timer_results_are_combined() {
             combine(E::CONNREFUSED, timer),
             TimedOutcome::Completed(Err(E::CONNREFUSED))
         );
-        // The timeout of TCP itself, not that of the timer.
+        // ETIMEDOUT is a timeout of TCP, not of the timer.
         assert_eq!(
             combine(E::TIMEDOUT, timer),
             TimedOutcome::Completed(Err(E::TIMEDOUT))
@@ -205,7 +207,7 @@ fn slot_is_freed_after_operation_and_timeout_cqes() {
             completions
         };
         uring.inject_cqe(first.0, first.1);
-        // The same completion again, and both with another generation.
+        // Three unmatched ones: the same completion again, and both with another generation.
         uring.inject_cqe(first.0, canceled);
         uring.inject_cqe(op_id.0 ^ 1 << 40, canceled);
         uring.inject_cqe(op_id.0 ^ 1 << 40 | TIMEOUT_BIT, canceled);
@@ -234,7 +236,7 @@ fn failed_timer_cancels_its_operation() {
     uring.submit().unwrap();
     assert_eq!(wait_outcome(&mut uring, op_id), TimedOutcome::Interrupted);
     // The real completion of the timer matches no operation any more.
-    while uring.unmatched_cqes() == 0 {
+    while uring.unmatched_cqes == 0 {
         assert!(uring.next_completion().is_none());
     }
 }
@@ -248,7 +250,7 @@ fn timed_op_queues_both_entries_or_none() {
         (tcp_listener(), full_backlog_listener());
     let one = tcp_socket();
     with_broken_fd(&mut uring, |uring| {
-        // Three of four entries.
+        // Takes three of the four submission queue entries.
         uring.connect(&one, 1, busy_addr, SHORT_TIMEOUT).unwrap();
         let idle = tcp_socket();
         uring.recv_multishot(&idle, 2).unwrap();
@@ -264,7 +266,7 @@ fn timed_op_queues_both_entries_or_none() {
         );
     });
     uring.submit().unwrap();
-    // Three entries again: they are submitted first, and then there is room for both.
+    // Three entries again: the connect submits them first, and then has room for both of its own.
     let other = tcp_socket();
     for owner in [5, 6, 7] {
         uring.recv_multishot(&other, owner).unwrap();
@@ -299,7 +301,7 @@ fn timed_op_queues_both_entries_or_none() {
         ),
         "{completions:?}"
     );
-    assert_eq!((uring.active_ops(), uring.unmatched_cqes()), (0, 0));
+    assert_eq!((uring.active_ops(), uring.unmatched_cqes), (0, 0));
 }
 
 /// A detached connect reports nothing, and its descriptor is closed when both completions have
@@ -336,14 +338,14 @@ fn drop_of_uring_waits_for_ops_with_linked_timeout() {
     let (_busy_listener, busy_addr, _first) = full_backlog_listener();
     let [one, other] = [tcp_socket(), tcp_socket()];
     begin_connect(&mut uring, &one, busy_addr, LONG_TIMEOUT);
-    // And one that was not submitted.
+    // This connect is not submitted.
     uring.connect(&other, 7, busy_addr, LONG_TIMEOUT).unwrap();
     drop(uring);
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
 }
 
-/// The kernel does no more work for the operation: not when the peer answers, and not when the time
-/// is over. But the operation ends.
+/// After the thread has exited, the kernel does no more work for the operation, neither when the
+/// peer replies nor when the timer fires. The operation still ends.
 #[test]
 fn timed_op_ends_when_the_submitting_thread_exits() {
     for coop_taskrun in [true, false] {
@@ -367,7 +369,7 @@ fn timed_op_ends_when_the_submitting_thread_exits() {
             "{outcome:?}"
         );
         assert_all_released(&mut uring, &socket);
-        // This socket would take the one place in the backlog.
+        // The connect of this socket would take the one place in the backlog.
         drop(socket);
         let (socket, op_id) = connect_from_thread(&mut uring, LONG_TIMEOUT);
         drop(listener.accept().unwrap());
