@@ -1,13 +1,13 @@
-//! Batches of datagrams: memory for their bytes and addresses, and one `sendmmsg` or `recvmmsg` for
-//! all of them.
+//! Batches of datagrams: memory for their bytes and addresses, sent with one `sendmmsg` or received
+//! with one `recvmmsg`.
 //!
 //! # Safety
 //!
 //! The kernel gets pointers to the parts of an [`MmsgBuffers`], which is allocated once, never
-//! moves, and is reached through one pointer only. The pointers are set when it is created.
-//! Afterwards only lengths change, and never exceed the memory. The kernel writes during a
-//! call that has exclusive access to the batch (`&mut self`), and keeps no pointer afterwards. It
-//! writes bytes, lengths and addresses; for all of these types every bit pattern is valid.
+//! moves, and is accessed through one pointer only. [`DatagramBatch::new`] sets the pointers.
+//! Afterwards only lengths change, and never exceed the memory. The kernel writes during a call
+//! that has exclusive access to the batch (`&mut self`), and keeps no pointer afterwards. The
+//! kernel writes bytes, lengths and addresses; for all of these types every bit pattern is valid.
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,10 +17,11 @@ use std::ptr::NonNull;
 use fabric_core::buf::Payload;
 use rustix::io::Errno;
 
-/// Most datagrams of one `sendmmsg` or `recvmmsg`.
+/// Maximum number of datagrams of one `sendmmsg` or `recvmmsg`.
 pub(super) const BATCH_LEN: usize = 32;
 
-/// Longest message, in bytes, as in libfabric: what Ethernet carries in one IPv4 datagram.
+/// Maximum length of a message, in bytes, as in libfabric: the UDP payload of one Ethernet frame
+/// over IPv4 (MTU 1500).
 pub(super) const MAX_MESSAGE: usize = 1472;
 
 const SOCKADDR_LEN: u32 = size_of::<libc::sockaddr_storage>() as u32;
@@ -55,20 +56,21 @@ pub(super) struct Datagram<'a> {
 unsafe impl Send for DatagramBatch {}
 
 impl DatagramBatch {
+    /// Allocates the memory of a batch.
     pub(super) fn new() -> Self {
         // SAFETY: zeros are a valid value.
         let buffers = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
         let buffers = NonNull::from(Box::leak(buffers));
-        for at in 0..BATCH_LEN {
+        for index in 0..BATCH_LEN {
             let buffers = buffers.as_ptr();
-            // SAFETY: all of it lies within the buffers, to which no other pointer exists yet. No
-            // reference is made.
+            // SAFETY: all pointers are to memory within the buffers, to which no other pointer
+            // exists yet. No reference is made.
             unsafe {
-                let iovec = &raw mut (*buffers).iovecs[at];
-                (*iovec).iov_base = (&raw mut (*buffers).bytes[at]).cast();
+                let iovec = &raw mut (*buffers).iovecs[index];
+                (*iovec).iov_base = (&raw mut (*buffers).bytes[index]).cast();
                 (*iovec).iov_len = MAX_MESSAGE;
-                let header = &raw mut (*buffers).headers[at].msg_hdr;
-                (*header).msg_name = (&raw mut (*buffers).addresses[at]).cast();
+                let header = &raw mut (*buffers).headers[index].msg_hdr;
+                (*header).msg_name = (&raw mut (*buffers).addresses[index]).cast();
                 (*header).msg_namelen = SOCKADDR_LEN;
                 (*header).msg_iov = iovec;
                 (*header).msg_iovlen = 1;
@@ -80,15 +82,17 @@ impl DatagramBatch {
         }
     }
 
-    /// Receives up to [`BATCH_LEN`] queued datagrams; returns how many.
+    /// Receives up to [`BATCH_LEN`] queued datagrams; returns how many. Returns 0 also if the call
+    /// failed.
     pub(super) fn recv(&mut self, socket: BorrowedFd<'_>) -> usize {
-        for at in 0..std::mem::take(&mut self.received) {
+        for index in 0..std::mem::take(&mut self.received) {
             // SAFETY: within the buffers; the length is that of the address storage.
-            unsafe { (*self.buffers.as_ptr()).headers[at].msg_hdr.msg_namelen = SOCKADDR_LEN };
+            unsafe { (*self.buffers.as_ptr()).headers[index].msg_hdr.msg_namelen = SOCKADDR_LEN };
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         loop {
-            // SAFETY: `BATCH_LEN` headers, each with pointers to room of the length that it states.
+            // SAFETY: there are `BATCH_LEN` headers, and the pointers of each are to as much memory
+            // as the header states.
             let count = unsafe {
                 let headers = (&raw mut (*self.buffers.as_ptr()).headers).cast();
                 libc::recvmmsg(
@@ -105,7 +109,7 @@ impl DatagramBatch {
                     return self.received;
                 }
                 Err(_) if last_error() == Errno::INTR => {}
-                // No datagram is queued, or the call failed; the next pass calls it again.
+                // No datagram is queued, or the call failed; the next pass repeats the call.
                 Err(_) => return 0,
             }
         }
@@ -114,33 +118,36 @@ impl DatagramBatch {
     /// Returns a datagram of the last receive; `None` if its sender has no IPv4 or IPv6 address.
     ///
     /// # Panics
-    /// If `at` is not below the count of the last receive.
-    pub(super) fn get(&self, at: usize) -> Option<Datagram<'_>> {
-        assert!(at < self.received, "datagram index beyond the last receive");
+    /// If `index` is not below the count of the last receive.
+    pub(super) fn get(&self, index: usize) -> Option<Datagram<'_>> {
+        assert!(
+            index < self.received,
+            "datagram index beyond the last receive"
+        );
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers, which are not written while the batch is borrowed.
         let (len, bytes) = unsafe {
             (
-                (*buffers).headers[at].msg_len as usize,
-                &(*buffers).bytes[at],
+                (*buffers).headers[index].msg_len as usize,
+                &(*buffers).bytes[index],
             )
         };
         Some(Datagram {
-            from: self.source_addr(at)?,
+            from: self.source_addr(index)?,
             len,
             bytes: &bytes[..len.min(MAX_MESSAGE)],
         })
     }
 
     /// Returns the source address of a datagram; `None` if it is neither IPv4 nor IPv6.
-    fn source_addr(&self, at: usize) -> Option<SocketAddr> {
+    fn source_addr(&self, index: usize) -> Option<SocketAddr> {
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for an address of any
-        // family, and holds one of the family it names if the length is sufficient.
+        // family. If the length is sufficient, the storage holds an address of the named family.
         unsafe {
             let (name, len) = (
-                &raw const (*buffers).addresses[at],
-                (*buffers).headers[at].msg_hdr.msg_namelen as usize,
+                &raw const (*buffers).addresses[index],
+                (*buffers).headers[index].msg_hdr.msg_namelen as usize,
             );
             match i32::from((*name).ss_family) {
                 libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
@@ -163,26 +170,28 @@ impl DatagramBatch {
         }
     }
 
-    /// Copies a message of at most [`MAX_MESSAGE`] bytes to index `at`, with the destination `to`.
+    /// Copies a message of at most [`MAX_MESSAGE`] bytes to this index, with the destination
+    /// `to`.
     ///
     /// # Panics
-    /// If the message is longer, or `at` is not below [`BATCH_LEN`].
-    pub(super) fn write(&mut self, at: usize, to: SocketAddr, payload: Payload<'_>) {
-        self.set_destination(at, to);
+    /// If the message is longer, or `index` is not below [`BATCH_LEN`].
+    pub(super) fn write(&mut self, index: usize, to: SocketAddr, payload: Payload<'_>) {
+        self.set_destination(index, to);
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers, to which this call has exclusive access.
-        let bytes = unsafe { &mut (*buffers).bytes[at] };
+        let bytes = unsafe { &mut (*buffers).bytes[index] };
         payload.for_each(|from, piece| bytes[from..from + piece.len()].copy_from_slice(piece));
-        // SAFETY: within the buffers. The length does not exceed the room, or the copy would have
-        // panicked.
-        unsafe { (*buffers).iovecs[at].iov_len = payload.len() };
+        // SAFETY: within the buffers. The length does not exceed the memory of the message, or the
+        // copy would have panicked.
+        unsafe { (*buffers).iovecs[index].iov_len = payload.len() };
     }
 
-    fn set_destination(&mut self, at: usize, to: SocketAddr) {
+    /// Sets the destination address of the message at this index.
+    fn set_destination(&mut self, index: usize, to: SocketAddr) {
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for either family.
         unsafe {
-            let name = &raw mut (*buffers).addresses[at];
+            let name = &raw mut (*buffers).addresses[index];
             let len = match to.ip() {
                 IpAddr::V4(ip) => {
                     let mut sockaddr: libc::sockaddr_in = std::mem::zeroed();
@@ -201,14 +210,14 @@ impl DatagramBatch {
                     size_of::<libc::sockaddr_in6>()
                 }
             };
-            (*buffers).headers[at].msg_hdr.msg_namelen = len as u32;
+            (*buffers).headers[index].msg_hdr.msg_namelen = len as u32;
         }
     }
 
     /// Sends a range of written messages; returns how many were sent.
     ///
     /// # Errors
-    /// That of the first message of the range.
+    /// The error of the first message of the range.
     ///
     /// # Panics
     /// If the range exceeds the batch.
@@ -240,6 +249,7 @@ impl DatagramBatch {
     }
 }
 
+/// Returns the `errno` of the last system call.
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
@@ -262,42 +272,46 @@ mod tests {
     fn batch_keeps_lengths_and_addresses() {
         for bind_addr in ["127.0.0.1:0", "[::1]:0"] {
             let bind = || UdpSocket::bind(bind_addr).expect("a loopback socket");
-            let (a, b, mut out, mut into) =
-                (bind(), bind(), DatagramBatch::new(), DatagramBatch::new());
-            let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
+            let (sender, receiver) = (bind(), bind());
+            let (mut sent, mut received) = (DatagramBatch::new(), DatagramBatch::new());
+            let (from, to) = (sender.local_addr().unwrap(), receiver.local_addr().unwrap());
             let lengths: Vec<usize> = (0..BATCH_LEN - 2)
                 .chain([MAX_MESSAGE - 1, MAX_MESSAGE])
                 .collect();
             for round in 0..3u8 {
-                for (at, len) in lengths.iter().enumerate() {
-                    out.write(at, to, Payload::Contiguous(&vec![at as u8 + round; *len]));
-                }
-                assert_eq!(out.send(a.as_fd(), 0..5), Ok(5));
-                assert_eq!(out.send(a.as_fd(), 5..BATCH_LEN), Ok(BATCH_LEN - 5));
-                assert_eq!(into.recv(b.as_fd()), BATCH_LEN);
-                for (at, len) in lengths.iter().enumerate() {
-                    let got = into.get(at).unwrap();
-                    assert_eq!(
-                        (got.from, got.len, got.bytes),
-                        (from, *len, &vec![at as u8 + round; *len][..])
+                for (index, len) in lengths.iter().enumerate() {
+                    sent.write(
+                        index,
+                        to,
+                        Payload::Contiguous(&vec![index as u8 + round; *len]),
                     );
                 }
-                assert_eq!(into.recv(b.as_fd()), 0);
+                assert_eq!(sent.send(sender.as_fd(), 0..5), Ok(5));
+                assert_eq!(sent.send(sender.as_fd(), 5..BATCH_LEN), Ok(BATCH_LEN - 5));
+                assert_eq!(received.recv(receiver.as_fd()), BATCH_LEN);
+                for (index, len) in lengths.iter().enumerate() {
+                    let datagram = received.get(index).unwrap();
+                    assert_eq!(
+                        (datagram.from, datagram.len, datagram.bytes),
+                        (from, *len, &vec![index as u8 + round; *len][..])
+                    );
+                }
+                assert_eq!(received.recv(receiver.as_fd()), 0);
             }
-            a.send_to(&[7; 5000], to).unwrap();
-            assert_eq!(into.recv(b.as_fd()), 1);
-            let got = into.get(0).unwrap();
+            sender.send_to(&[7; 5000], to).unwrap();
+            assert_eq!(received.recv(receiver.as_fd()), 1);
+            let datagram = received.get(0).unwrap();
             assert_eq!(
-                (got.len, got.bytes),
+                (datagram.len, datagram.bytes),
                 (5000, &[7; MAX_MESSAGE][..]),
                 "truncated, with its full length"
             );
-            out.write(
+            sent.write(
                 0,
                 "127.0.0.1:0".parse().unwrap(),
                 Payload::Contiguous(b"port 0"),
             );
-            assert!(out.send(a.as_fd(), 0..1).is_err());
+            assert!(sent.send(sender.as_fd(), 0..1).is_err());
         }
     }
 }

@@ -74,6 +74,10 @@ pub(super) struct UdpEndpoint {
 }
 
 impl UdpEndpoint {
+    /// Opens an endpoint, at the given address or at any port of the IPv4 loopback address.
+    ///
+    /// # Errors
+    /// The address is a multicast address, or the error of the operating system.
     pub(super) fn open(
         id: EpId,
         info: &Info,
@@ -111,6 +115,7 @@ impl UdpEndpoint {
         })
     }
 
+    /// Returns the endpoint's address (`fi_getname`).
     pub(super) fn name(&self) -> &Address {
         &self.name
     }
@@ -161,6 +166,8 @@ impl UdpEndpoint {
         Ok(index as u32)
     }
 
+    /// Leaves a group that [`join_group`](Self::join_group) has joined; the membership ends with
+    /// the last join.
     pub(super) fn leave_group(&mut self, index: u32) {
         let Some(group) = self.groups.get_mut(index as usize) else {
             return;
@@ -211,11 +218,13 @@ impl UdpEndpoint {
         has_input
     }
 
+    /// Receives with one `recvmmsg` from the endpoint's socket, or from that of a group; returns
+    /// whether any datagram arrived.
     fn receive_from(&mut self, engine: &mut impl EngineContext, group: Option<usize>) -> bool {
         let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
         let count = self.recv_batch.recv(socket.as_fd());
-        for at in 0..count {
-            let Some(datagram) = self.recv_batch.get(at) else {
+        for index in 0..count {
+            let Some(datagram) = self.recv_batch.get(index) else {
                 continue;
             };
             let is_accepted = engine.with_rx(self.id, |rx, engine| {
@@ -243,20 +252,21 @@ impl UdpEndpoint {
         self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
     }
 
-    /// Cancels a queued send.
+    /// Cancels a queued send. Returns false if the operation is not queued.
     pub(super) fn cancel(&mut self, op: OpKey) -> bool {
-        let before = self.tx_queue.len();
+        let len_before = self.tx_queue.len();
         self.tx_queue.retain(|send| send.op != op);
-        self.tx_queue.len() < before
+        self.tx_queue.len() < len_before
     }
 
     // ---- addresses
 
-    /// Returns the address handle of a sender.
+    /// Returns the address handle of a sender, if it has one.
     pub(super) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         self.senders.fi_addr(peer)
     }
 
+    /// Assigns an inserted address handle to the sender at this address.
     pub(super) fn address_inserted(
         &mut self,
         engine: &mut impl EngineContext,
@@ -270,6 +280,7 @@ impl UdpEndpoint {
         }
     }
 
+    /// Handles that an address handle is no longer valid: fails the queued sends to the handle.
     pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
         self.senders.on_address_removed(addr);
         self.destinations.remove(addr);
@@ -280,11 +291,12 @@ impl UdpEndpoint {
 
     // ---- closing
 
+    /// Closes the endpoint: sends the batched messages, and cancels the queued sends.
     pub(super) fn close(mut self, engine: &mut impl EngineContext) {
         if self.socket.in_original_process() {
             self.send_batch.flush(engine, self.socket.as_fd());
         }
-        // Batched messages that the socket has no room for are canceled.
+        // Batched messages for which the socket has no room are canceled.
         self.send_batch.fail(engine, &Error::Canceled);
         self.fail_sends(engine, |_| Some(Error::Canceled));
         self.senders.close(engine);

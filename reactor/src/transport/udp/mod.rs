@@ -9,18 +9,17 @@
 //! | `socket` | sockets: bound, watched, joined to multicast groups |
 //! | `batch` | many datagrams with one system call |
 //!
-//! A send finds the peer's socket address by its handle and makes one call. Without room in the
-//! socket the operation waits in the endpoint's queue, and the socket is watched for room. Messages
-//! posted with FI_MORE are batched (`send_batch`) and leave with one `sendmmsg`. A pass fills a
-//! `DatagramBatch` with one `recvmmsg` for each socket; `senders` maps each source
-//! address to an address handle, and the receive queue matches the message. A message beyond the
-//! budget of the receive queue is dropped and counted. Each multicast group
-//! has a socket of its own: Linux delivers to a group only through sockets that are bound to it or
-//! to no address.
+//! A send is one `sendto`. Without room in the socket the operation waits in the endpoint's queue,
+//! and the socket is watched for room. Messages posted with `FI_MORE` are batched (`send_batch`)
+//! and sent with one `sendmmsg`. A pass fills a `DatagramBatch` with one `recvmmsg` for each
+//! socket; `senders` maps each source address to an address handle, and the receive queue matches
+//! the message. A message beyond the budget of the receive queue is dropped and counted. Each
+//! multicast group has a socket of its own: Linux delivers the datagrams of a group only to sockets
+//! that are bound to the group or to no address.
 //!
-//! Decision: sockets are not connected. One socket serves all peers, so the kernel reports no late
-//! errors, which could be mistaken for the error of another send. The table of senders is bounded:
-//! a new sender evicts an idle one.
+//! Decision: sockets are not connected. One socket serves all peers. The kernel reports the late
+//! (ICMP) errors of a datagram only on connected sockets, where a late error could be mistaken for
+//! the error of another send. The table of senders is bounded: a new sender evicts an idle one.
 
 mod batch;
 mod endpoint;
@@ -67,7 +66,7 @@ impl Transport for UdpTransport {
         info.ep.ep_type = EpType::Dgram;
         info.ep.protocol = Some(Protocol::Udp);
         info.ep.max_msg_size = MAX_MESSAGE;
-        // FI_TRANSMIT_COMPLETE: the kernel has taken the datagram.
+        // A send completes when the kernel has accepted the datagram: FI_TRANSMIT_COMPLETE.
         info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE;
         info.tx.inject_size = MAX_MESSAGE;
         info.for_both_progress_models().into()
@@ -94,12 +93,17 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
 struct UdpDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<UdpEndpoint>,
+    /// The socket options of endpoints that are opened from now on.
     options: SocketOptions,
     /// A forked child makes no progress: received datagrams belong to the parent.
     fork_guard: ForkGuard,
 }
 
 impl UdpDomain {
+    /// Returns an endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if the endpoint is not open, or in a forked child process.
     fn endpoint(&mut self, ep: EpId) -> Result<&mut UdpEndpoint> {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Endpoint));
@@ -139,8 +143,8 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
     }
 
     fn close_endpoint(&mut self, engine: &mut E, ep: EpId) {
-        if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
-            self.endpoints.swap_remove(at).close(engine);
+        if let Some(index) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
+            self.endpoints.swap_remove(index).close(engine);
         }
     }
 
@@ -180,7 +184,8 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         UNEXPECTED_BYTES
     }
 
-    /// Does nothing more: a datagram that was declined is lost, and no sender waits for an ack.
+    /// Only checks that the endpoint is open: a declined datagram is lost, and no sender waits for
+    /// an ack.
     fn on_rx_queue_changed(&mut self, _: &mut E, ep: EpId) -> Result<()> {
         self.endpoint(ep).map(drop)
     }

@@ -30,10 +30,12 @@ pub(super) struct SendBatch {
 }
 
 impl SendBatch {
+    /// Returns whether no message is unsent.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
+    /// Returns whether no message can be added before all messages were sent.
     pub(super) fn is_full(&self) -> bool {
         self.pending.end == BATCH_LEN
     }
@@ -72,7 +74,7 @@ impl SendBatch {
             let (count, error) = match batch.send(socket, self.pending.clone()) {
                 Ok(count) => (count, None),
                 Err(Errno::AGAIN) => return false,
-                // The error is that of the first message.
+                // Only the first message has failed.
                 Err(errno) => (1, Some(Error::os("sendmmsg", errno.raw_os_error()))),
             };
             for _ in 0..count {

@@ -16,7 +16,7 @@ use slab::Slab;
 /// The incarnation of every sender: datagrams do not tell whether the process at a socket address
 /// was restarted.
 const SOCKET_INCARNATION: Incarnation = Incarnation(0);
-/// Most senders that are recorded at a time.
+/// Maximum number of recorded senders.
 const MAX_SENDERS: usize = 1024;
 
 /// The senders of an endpoint.
@@ -26,7 +26,7 @@ pub(super) struct Senders {
     next_peer_key: u32,
     entries: Slab<Sender>,
     by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Indices in `entries`; the next candidate for eviction is first.
+    /// Indices in `entries`; the first is the next candidate for eviction.
     eviction_queue: VecDeque<usize>,
 }
 
@@ -37,8 +37,9 @@ struct Sender {
     peer_key: PeerKey,
     /// The sender's address handle now; `None` if the sender is not in the address vector.
     source: Option<FiAddr>,
-    /// The sender's address handle at its first datagram, which auto-insertion may have created. It
-    /// is passed to `peer_disconnected` at the end.
+    /// The sender's address handle at its first datagram, which auto-insertion may have created.
+    /// The handle is passed to `peer_disconnected` when the sender is evicted or the endpoint
+    /// closes.
     addr_at_first_datagram: Option<FiAddr>,
     /// Whether a datagram of the sender arrived since eviction last considered the sender.
     active: bool,
@@ -71,6 +72,8 @@ impl Senders {
         (sender.peer_key, sender.source)
     }
 
+    /// Records a new sender, and evicts another one if the table is full. Returns the sender's
+    /// index.
     #[cold]
     fn insert(
         &mut self,

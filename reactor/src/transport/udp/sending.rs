@@ -14,7 +14,7 @@ use super::batch::MAX_MESSAGE;
 use super::endpoint::UdpEndpoint;
 use super::socket::{SendToResult, UdpSocket};
 
-/// Most queued messages that are sent in one pass.
+/// Maximum number of queued messages that one pass sends.
 const MAX_SENDS_PER_PASS: usize = 64;
 
 /// A send that waits for room in the socket.
@@ -29,9 +29,10 @@ pub(super) struct QueuedDatagram {
 pub(super) struct DestinationTable(Vec<Option<(FiAddr, SocketAddr)>>);
 
 impl DestinationTable {
+    /// Returns the cached socket address of a peer.
     fn get(&self, addr: FiAddr) -> Option<SocketAddr> {
-        let (known, to) = (*self.0.get(addr.index())?)?;
-        (known == addr).then_some(to)
+        let (cached, to) = (*self.0.get(addr.index())?)?;
+        (cached == addr).then_some(to)
     }
 
     fn insert(&mut self, addr: FiAddr, to: SocketAddr) {
@@ -49,6 +50,10 @@ impl DestinationTable {
 }
 
 impl UdpEndpoint {
+    /// Sends or batches a message, if no earlier message waits for room in the socket.
+    ///
+    /// # Errors
+    /// udp does not support the operation, the peer's address is not valid, or `sendto` has failed.
     pub(super) fn try_send(
         &mut self,
         engine: &mut impl EngineContext,
@@ -57,7 +62,7 @@ impl UdpEndpoint {
     ) -> Result<TrySend> {
         let to = self.destination(engine, tx_op)?;
         if tx_op.kind == OpKind::Connect {
-            // Datagrams need no connection, and no peer confirms that it exists.
+            // Datagrams need no connection; whether the peer exists is not checked.
             return Ok(TrySend::Done);
         }
         self.reset_idle();
@@ -88,6 +93,10 @@ impl UdpEndpoint {
         self.send_batch.set_last_op(op, len);
     }
 
+    /// Queues a send, and sends queued messages while the socket has room.
+    ///
+    /// # Errors
+    /// udp does not support the operation, or the peer's address is not valid; nothing was queued.
     pub(super) fn queue_send(
         &mut self,
         engine: &mut impl EngineContext,
@@ -182,6 +191,7 @@ impl UdpEndpoint {
             .map_or_else(|| self.resolve_destination(engine, tx_op.peer), Ok)
     }
 
+    /// Resolves an address handle, and caches the peer's socket address.
     #[cold]
     fn resolve_destination(
         &mut self,
@@ -210,8 +220,8 @@ impl UdpEndpoint {
     }
 }
 
-/// Sends a message. An error is that of this message: an unconnected socket does not report errors
-/// of earlier messages.
+/// Sends a message with `sendto`. An error is that of this message: an unconnected socket does not
+/// report errors of earlier messages.
 fn send_datagram(socket: &UdpSocket, to: SocketAddr, payload: Payload<'_>) -> Result<SendToResult> {
     let len = payload.len();
     if len > MAX_MESSAGE {
@@ -273,7 +283,7 @@ mod tests {
         fn unwatch(&self, _: BorrowedFd<'_>) {}
     }
 
-    /// An endpoint with a domain, for calling the transport directly.
+    /// An endpoint that sends to itself, for tests that call the transport directly.
     struct UdpFixture {
         domain: UdpDomain,
         domain_state: DomainState,
@@ -290,7 +300,7 @@ mod tests {
                 (DomainState::new(), Arc::new(RecordingWaitSet::default()));
             let info: Info = UdpTransport.offers().swap_remove(0);
             let av = AvId(domain_state.avs.insert(Av::new(false)));
-            let bound = Bindings {
+            let bindings = Bindings {
                 object_id: 1,
                 context: 0,
                 av,
@@ -305,7 +315,7 @@ mod tests {
                 inject_size: info.tx.inject_size,
             };
             let ep = domain_state
-                .insert_endpoint(bound, UNEXPECTED_BYTES)
+                .insert_endpoint(bindings, UNEXPECTED_BYTES)
                 .unwrap();
             let mut domain = UdpDomain {
                 wait_set: wait_set.clone(),
@@ -401,10 +411,12 @@ mod tests {
             key
         }
 
+        /// Returns what the socket is watched for; `None` if the interest was never changed.
         fn interest(&self) -> Option<Interest> {
             *self.wait_set.0.lock().unwrap()
         }
 
+        /// Makes a pass, and returns how many messages have arrived.
         fn unexpected_count(&mut self) -> usize {
             self.domain.progress(&mut self.domain_state);
             let queue = self.domain_state.rx_queues.own(self.ep);
@@ -498,11 +510,11 @@ mod tests {
         assert_eq!(fixture.completed_count(), 100);
         while fixture.unexpected_count() < 100 {}
         fixture.endpoint().wait_writable();
-        let taken = (0..100)
+        let batched = (0..100)
             .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Batched)
             .count();
-        assert_eq!(taken, super::super::batch::BATCH_LEN);
-        let waiting = fixture.queue_send(7);
+        assert_eq!(batched, super::super::batch::BATCH_LEN);
+        let queued = fixture.queue_send(7);
         assert!(EngineTransportDomain::arm(
             &mut fixture.domain,
             &mut fixture.domain_state
@@ -511,16 +523,16 @@ mod tests {
             &mut fixture.domain_state,
             super::super::endpoint::watch_token(fixture.ep, None),
         );
-        while fixture.unexpected_count() < 100 + taken + 1 {}
+        while fixture.unexpected_count() < 100 + batched + 1 {}
         assert!(
             !fixture
                 .domain
-                .cancel(&mut fixture.domain_state, fixture.ep, waiting)
+                .cancel(&mut fixture.domain_state, fixture.ep, queued)
         );
     }
 
     #[test]
-    fn unsent_messages_fail_on_close_and_queued_ones_on_av_remove() {
+    fn close_fails_all_unsent_messages_and_av_remove_queued_ones() {
         for close in [false, true] {
             let mut fixture = UdpFixture::new();
             assert_eq!(fixture.try_send(0, true), TrySend::Batched);

@@ -34,10 +34,12 @@ pub(super) enum SendToResult {
     WouldBlock,
 }
 
+/// Returns a function from the `errno` of a failed call to the error.
 fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::os(call, errno.raw_os_error())
 }
 
+/// Sets the socket options before the socket is bound.
 fn apply_config(fd: &OwnedFd, at: SocketAddr, config: &SocketConfig) -> Result<()> {
     if config.options.receive_buffer.is_none() {
         // With a smaller buffer the kernel drops more datagrams, which UDP permits.
@@ -47,7 +49,7 @@ fn apply_config(fd: &OwnedFd, at: SocketAddr, config: &SocketConfig) -> Result<(
 }
 
 impl UdpSocket {
-    /// Opens and binds a socket; returns the socket and its address, with the actual port.
+    /// Opens and binds a socket; returns the socket, and its address with the bound port.
     pub(super) fn open(
         at: SocketAddr,
         config: &SocketConfig,
@@ -82,6 +84,7 @@ impl UdpSocket {
         Self::register(fd, watch)
     }
 
+    /// Watches the bound socket for input.
     fn register(fd: OwnedFd, (wait_set, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
         wait_set.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
         Ok(Self {
@@ -110,7 +113,7 @@ impl UdpSocket {
         self.fork_guard.in_original_process()
     }
 
-    /// Starts (`enabled`) or stops watching for room in the socket's send buffer.
+    /// Sets whether the wait set reports room in the socket's send buffer.
     pub(super) fn watch_writable(&self, enabled: bool) {
         let interest = if enabled {
             Interest::Both
