@@ -38,7 +38,7 @@ use crate::transport::fork_guard::ForkGuard;
 const CANCEL_USER_DATA: u64 = u64::MAX;
 /// Attempts to submit the queued entries before the submission is deferred.
 const MAX_SUBMIT_ATTEMPTS: u32 = 16;
-/// How long a dropped instance waits for its operations.
+/// Time for which a dropped instance waits for its operations.
 const DROP_TIMEOUT: Duration = if cfg!(test) {
     Duration::from_secs(1)
 } else {

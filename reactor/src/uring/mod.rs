@@ -22,25 +22,25 @@
 //! | 4 | When `io_uring_enter` returns `EBUSY` or `EAGAIN`, completions are reaped and the call is repeated; after `EINTR` it is repeated; overflowed completions are fetched. | `io_uring_enter_is_retried_when_busy_or_interrupted`, `overflowed_completions_are_fetched`, `failed_io_uring_enter_is_returned_and_keeps_submissions` |
 //! | 5 | A slot holds the descriptor of its operation. A detached operation closes it when it ends. | `detached_op_closes_its_descriptor_when_it_ends` |
 //! | 6 | An instance that is dropped cancels all operations and waits for them. The memory of an operation that does not end is leaked. | `drop_waits_for_active_ops`, `drop_leaves_no_active_ops`, `operation_that_never_ends_keeps_its_memory` |
-//! | 7 | If the kernel refuses an instance or lacks an operation, opening fails, and the caller uses epoll or reports the error. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
+//! | 7 | If the kernel refuses an instance or lacks an operation, opening fails, and the caller uses epoll or reports the error. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io_backend`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
 //! | 8 | Lengths are limited to what a completion result can express. | `send_length_is_limited_to_a_completion_result` |
 //! | 9 | Memory that cannot be registered or locked is an error of opening. | `unregistrable_buffers_are_an_error`, `exceeding_the_memlock_limit_is_an_error` |
-//! | 10 | The buffer of a zero-copy send belongs to the instance until the *second* completion, whatever becomes of the send, the connection and the instance; also if the kernel refuses the send. | `buffer_is_held_until_the_second_completion`, `canceled_send_keeps_buffer_until_the_kernel_releases_it`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `zero_copy_send_over_memlock_limit_returns_buffer`, `buffer_is_returned_to_the_caller_without_sq_room` |
+//! | 10 | The buffer of a zero-copy send belongs to the instance until the *second* completion, also if the send, the connection or the instance has ended, or the kernel has refused the send. | `buffer_is_held_until_the_second_completion`, `canceled_send_keeps_buffer_until_the_kernel_releases_it`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `zero_copy_send_over_memlock_limit_returns_buffer`, `buffer_is_returned_to_the_caller_without_sq_room` |
 //! | 11 | A timed operation has two entries, of which both are queued or none, and one slot, which lives until both completions have arrived, in either order. The operation has completed, timed out, or was interrupted; if its timer ends otherwise, the operation is canceled. | `timed_op_completes_or_times_out`, `local_connect_failure_is_known_after_submission`, `op_and_timer_results_are_combined`, `slot_is_freed_after_operation_and_timeout_cqes`, `failed_timer_cancels_its_operation`, `timed_op_queues_both_entries_or_none`, `detached_timed_op_is_released`, `drop_of_uring_waits_for_ops_with_linked_timeout`, `timed_op_ends_when_the_submitting_thread_exits` |
 //!
 //! # Threads
 //!
-//! The holder of the domain's lock submits and reaps: a task or the thread, under automatic
-//! progress as well, because polls of the application drive in place. So the instance has no single
-//! issuer, and task work is not deferred to one. With a single issuer every call by another thread
-//! would be refused, and completions would be visible only after a call by the issuer. With an
-//! instance of the thread's own, enabled by it, polls would have to wake the thread instead of
-//! polling; that saves a call only if the thread sleeps on nothing but the instance. Measured, it
-//! gained nothing (docs/performance.md).
+//! The thread that holds the domain's lock submits and reaps: that of a polling task, or the
+//! progress thread. Tasks do so under automatic progress as well, because polls drive in place. So
+//! the instance uses neither `SINGLE_ISSUER` nor `DEFER_TASKRUN`: the kernel would refuse the calls
+//! of all threads but one, and completions would be visible only after a call of that thread. Polls
+//! would then have to wake the progress thread instead of driving in place. Measured set-ups of
+//! this kind gained nothing (docs/performance.md).
 //!
-//! Manual progress uses cooperative task work, which costs no interrupt. Automatic progress uses
-//! the plain kind, which a computing thread cannot delay. `auto` chooses epoll: while a thread
-//! polls, both make the same calls, and measured round trips over io_uring were slower.
+//! Under manual progress the instance uses cooperative task work (`COOP_TASKRUN`), which interrupts
+//! no thread. Under automatic progress it does not, because a thread that computes would delay the
+//! completions. `SocketIo::Auto` selects epoll: while a thread polls, both backends make the same
+//! calls, and measured round trips over io_uring were slower.
 
 mod buffers;
 mod instance;
