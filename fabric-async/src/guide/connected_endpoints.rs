@@ -245,7 +245,8 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! # use fabric_async::{ConnectedEndpoint, Error, PassiveEndpoint};
 //! # let mut listener = PassiveEndpoint::bind("shm://").await?;
-//! # let (name, accepting) = (listener.name().to_string(), async { listener.accept("").await });
+//! # let name = listener.name().to_string();
+//! # let accepting = async { listener.accept().await?.accept("") };
 //! # let (client, server) = tokio::try_join!(ConnectedEndpoint::connect(&name), accepting)?;
 //! client.send("the last request").await?;
 //! client.shutdown()?;

@@ -84,8 +84,8 @@ pub struct RmaIov {
 }
 
 impl TxOp {
-    /// Returns whether the operation is a plain message: without tag, CQ data, loan, `FI_FENCE` and
-    /// `FI_MORE`, and complete when sent.
+    /// Returns whether the operation is a plain message: without tag, CQ data, loan and `FI_FENCE`,
+    /// and complete when sent.
     #[must_use]
     #[inline]
     pub fn is_plain(&self) -> bool {
@@ -94,7 +94,6 @@ impl TxOp {
             && self.data.is_none()
             && self.loan.is_none()
             && !self.fence
-            && !self.more
             && !self.level.needs_ack()
     }
 

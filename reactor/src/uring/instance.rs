@@ -38,7 +38,7 @@ use crate::transport::fork_guard::ForkGuard;
 const CANCEL_USER_DATA: u64 = u64::MAX;
 /// Maximum number of calls that one submission makes; then the entries stay queued.
 const MAX_SUBMIT_ATTEMPTS: u32 = 16;
-/// How long a dropped instance waits for its operations to end.
+/// Time for which a dropped instance waits for its operations to end.
 const DROP_TIMEOUT: Duration = if cfg!(test) {
     Duration::from_secs(1)
 } else {

@@ -30,16 +30,17 @@
 //!
 //! # Threads
 //!
-//! The holder of the domain's lock submits and reaps: any thread that polls, or the progress
-//! thread. So the instance is not `IORING_SETUP_SINGLE_ISSUER`, and does not defer task work. With
-//! a single issuer the kernel would refuse calls of other threads, and completions would be visible
-//! only after a call by the issuer. An instance that only the progress thread uses gained nothing
-//! in measurements (docs/performance.md): polls would have to wake that thread instead of polling.
+//! The thread that holds the domain's lock submits and reaps: that of a polling task, or the
+//! progress thread. Tasks submit and reap under automatic progress as well, because polls drive in
+//! place. So the instance uses neither `SINGLE_ISSUER` nor `DEFER_TASKRUN`: the kernel would refuse
+//! the calls of all threads but one, and completions would be visible only after a call of that
+//! thread. Polls would then have to wake the progress thread instead of driving in place. Measured
+//! set-ups of this kind gained nothing (docs/performance.md).
 //!
-//! Manual progress uses cooperative task work, which needs no interrupt. Automatic progress does
-//! not, because a thread that computes would delay cooperative task work. `SocketIo::Auto` selects
-//! epoll: while a thread polls, both backends make the same calls, and measured round trips over
-//! io_uring were slower.
+//! Under manual progress the instance uses cooperative task work (`COOP_TASKRUN`), which interrupts
+//! no thread. Under automatic progress it does not, because a thread that computes would delay the
+//! completions. `SocketIo::Auto` selects epoll: while a thread polls, both backends make the same
+//! calls, and measured round trips over io_uring were slower.
 
 mod buffers;
 mod instance;

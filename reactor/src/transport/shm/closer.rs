@@ -6,7 +6,7 @@
 //!
 //! **Invariant.** A descriptor waits behind at most [`THREADS`] other closes: while fewer threads
 //! exist, a descriptor for which no thread is free starts one. When all threads are blocked and
-//! [`QUEUE`] descriptors wait, the closer is [full](is_full), and endpoints stop accepting
+//! [`QUEUE`] descriptors wait, the closer is *full*, and endpoints stop accepting
 //! connections until a thread is free again.
 //!
 //! A forked child has none of its parent's threads, so it creates a closer of its own.

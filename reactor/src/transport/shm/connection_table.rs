@@ -134,6 +134,7 @@ impl FastPath for ConnectionTable {
         if let Payload::Contiguous(bytes) = payload
             && bytes.len() < ALIGN_PAYLOAD_FROM.min(self.max_msg_size)
             && tx_op.is_plain()
+            && !tx_op.more
         {
             return self.try_inline(tx_op, |tx| Some(tx.try_send_plain(bytes)));
         }

@@ -249,18 +249,21 @@ impl TxConnection {
     /// Sends a short message without tag, data or ack now, and counts the message.
     #[inline(always)] // fast path of small messages
     pub(crate) fn try_send_plain(&mut self, bytes: &[u8]) -> PushOutcome {
-        let TxConnectionState::Established(channel) = &mut self.state else {
-            return PushOutcome::WouldBlock;
-        };
-        if !self.queue.is_empty() {
-            return PushOutcome::WouldBlock;
-        }
-        let pushed = channel.push_plain(bytes, false);
+        let pushed = self.push_plain(bytes, false);
         if pushed == PushOutcome::Pushed {
             self.fast_path_ops += 1;
             self.counters.sent.record(bytes.len());
         }
         pushed
+    }
+
+    /// Sends a short message without tag, data or ack now; `more` if the operation has `FI_MORE`.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
+        match self.ready_channel() {
+            Some(channel) => channel.push_plain(bytes, more),
+            None => PushOutcome::WouldBlock,
+        }
     }
 
     /// Wakes the peer after messages with `FI_MORE`, which do not wake the peer when they are sent.

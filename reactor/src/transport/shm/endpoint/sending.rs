@@ -10,6 +10,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result, Scheme};
 
 use super::super::connection_table::ConnectionGuard;
+use super::super::record::ALIGN_PAYLOAD_FROM;
 use super::super::tx_connection::{self, ConnectionEnd, PushOutcome, TxConnection};
 use super::{ShmEndpoint, ShmToken};
 
@@ -20,6 +21,12 @@ impl ShmEndpoint {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
+        if let Payload::Contiguous(bytes) = payload
+            && bytes.len() < ALIGN_PAYLOAD_FROM
+            && tx_op.is_plain()
+        {
+            return self.try_inline(engine, tx_op, |tx| Ok(tx.push_plain(bytes, tx_op.more)));
+        }
         self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
