@@ -32,7 +32,7 @@ const PAGE_SIZE: usize = 4096;
 pub(super) struct ProvidedBuffers {
     memory: NonNull<u8>,
     mapped_len: usize,
-    /// The offset of the first buffer; the entries of the buffer ring come before it.
+    /// The offset of the first buffer, behind the entries of the buffer ring.
     first_offset: usize,
     /// The number of buffers, a power of two.
     count: u16,

@@ -1,7 +1,7 @@
 //! Congestion control.
 //!
-//! Where the default is `bbr`, the kernel paces what a connection sends. Over the loopback
-//! interface pacing halves the bandwidth, and there is no other traffic to be fair to. So
+//! Where the default is `bbr`, the kernel paces the bytes that a connection sends. Over the
+//! loopback interface pacing halves the bandwidth, and there is no other traffic to be fair to. So
 //! connections inside the machine use `reno`, which is compiled into every Linux and may be chosen
 //! without privileges; `cubic` may not. Without losses the two behave alike.
 

@@ -18,8 +18,8 @@
 //! `connect(2)` too. Under manual progress the kernel delays the completion of the SQE while the
 //! thread that submitted the SQE computes; `connect(2)` is not delayed.
 //!
-//! io_uring makes connecting no faster: a connect takes two `epoll_ctl` calls less, and one `read`
-//! of the eventfd more.
+//! io_uring makes connecting no faster: a connect saves two `epoll_ctl` calls, and costs one `read`
+//! of the eventfd.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

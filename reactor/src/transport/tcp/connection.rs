@@ -2,10 +2,10 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `connection` | state, what the socket is watched for, the end |
+//! | `connection` | state, interest of the wait set, the end |
 //! | `sending`, `receiving` | bytes out, bytes in |
 //! | `onesided` | frames of one-sided operations, of either side |
-//! | `rxm` | what is particular to RXM |
+//! | `rxm` | rendezvous and atomics of RXM |
 //! | `uring_io` | receives and sends of this connection in io_uring |
 //! | `zero_copy` | messages that the kernel sends from their buffer |
 //!

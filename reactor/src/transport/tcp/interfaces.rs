@@ -1,5 +1,5 @@
 //! The networks of this machine. Each call of [`list`] queries the kernel (rtnetlink), because
-//! networks come and go.
+//! interfaces may be added and removed at any time.
 //!
 //! Decision: an endpoint without an address listens at the loopback address. libfabric offers other
 //! networks first, so other machines can reach an endpoint to which the program gave no address.

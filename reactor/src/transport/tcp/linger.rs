@@ -1,8 +1,8 @@
 //! Closing connections with something still to be sent or read (linger).
 //!
 //! The kernel discards the unsent bytes of a connection that is closed while received bytes are
-//! unread. So a background thread sends what is left when an endpoint closes a connection, and
-//! reads and discards what the peer still sends.
+//! unread. So a background thread sends the unsent bytes when an endpoint closes a connection, and
+//! reads and discards the bytes that the peer still sends.
 
 use std::io::IoSlice;
 use std::os::fd::AsFd;

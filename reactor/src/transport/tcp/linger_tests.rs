@@ -30,7 +30,7 @@ fn linger_discards_received_bytes_in_bounded_steps() {
     const BYTES: usize = 128 << 10;
     let (socket, mut peer) = connected_pair();
     peer.write_all(&[7; BYTES]).unwrap();
-    // The last bytes may take a moment to arrive.
+    // Waits until all bytes have arrived.
     while rustix::io::ioctl_fionread(&socket).unwrap() < BYTES as u64 {
         std::thread::yield_now();
     }

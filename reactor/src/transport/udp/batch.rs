@@ -229,8 +229,8 @@ impl DatagramBatch {
         assert!(range.end <= BATCH_LEN, "range exceeds the batch");
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         loop {
-            // SAFETY: the headers lie within the buffers; the kernel reads what they point to, and
-            // writes lengths.
+            // SAFETY: the headers lie within the buffers; the kernel reads the messages they point
+            // to, and writes lengths.
             let count = unsafe {
                 let headers = (&raw mut (*self.buffers.as_ptr()).headers).cast::<libc::mmsghdr>();
                 libc::sendmmsg(

@@ -77,9 +77,10 @@ impl TcpConnection {
         {
             return false;
         }
-        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(sender, rx);
+        let can_resume_deferred =
+            self.reader.has_deferred() && self.reader.can_resume_deferred(sender, rx);
         if self.is_backlogged()
-            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume
+            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume_deferred
         {
             self.pause_uring_recv();
             return false;
@@ -87,8 +88,10 @@ impl TcpConnection {
         // Reads behind the unconsumed bytes, unless they begin with a held or deferred message.
         let was_deferred = std::mem::take(&mut self.deferred_once);
         let mut len = self.unconsumed.remaining().len();
-        let mut has_input =
-            self.message_held | can_resume | was_deferred | std::mem::take(&mut self.has_unparsed);
+        let mut has_input = self.message_held
+            | can_resume_deferred
+            | was_deferred
+            | std::mem::take(&mut self.has_unparsed);
         if !was_deferred {
             scratch[..len].copy_from_slice(self.unconsumed.remaining());
         }

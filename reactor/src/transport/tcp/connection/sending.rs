@@ -185,14 +185,15 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut impl EngineContext,
     ) -> bool {
-        let moved = self.progress_queue(queue, engine);
+        let moved = self.send_queued(queue, engine);
         self.complete_written(engine);
         self.update_read_interest();
         moved
     }
 
-    /// Does the work of [`progress_tx`](Self::progress_tx), except for completions and interest.
-    fn progress_queue(
+    /// Sends responses, rendezvous reads and queued operations as far as the socket has room, at
+    /// most [`MAX_BYTES_PER_PASS`]. Returns whether anything was sent.
+    fn send_queued(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut impl EngineContext,
@@ -227,6 +228,7 @@ impl TcpConnection {
             left = left.saturating_sub(count);
             moved = true;
         }
+        // Short frames were only copied into the frame writer.
         if !self.writer.is_open() && !self.writer.pending().is_empty() {
             let pending_before = self.writer.pending().len();
             self.flush();
@@ -267,9 +269,9 @@ impl TcpConnection {
             engine.payload(*op)
         };
         let len = payload.len();
-        let begins = bytes_sent.is_none() && tx_op.kind != OpKind::Connect;
-        // An operation that begins gets a frame header.
-        let header = match begins
+        // An operation of which nothing was sent needs a frame header.
+        let needs_header = bytes_sent.is_none() && tx_op.kind != OpKind::Connect;
+        let header = match needs_header
             .then(|| build_frame(tx_op, len, self.peer_caps, engine))
             .transpose()
         {
@@ -310,7 +312,7 @@ impl TcpConnection {
                 return None;
             }
             let payload = engine.payload(*op);
-            // io_uring may have sent all of it.
+            // Nothing is left if io_uring has sent the rest.
             let part = payload.slice(from, (len - from).min(max_bytes));
             let sent_now = if part.is_empty() {
                 Some(0)

@@ -231,7 +231,7 @@ impl TcpConnection {
         // SAFETY: the parts are in the buffer of an operation, which stays where it is until the
         // operation is completed: a payload this long is not that of an `InlineBuf`. An operation
         // is completed only after `cancel_send` has returned or the send's completion was handled:
-        // `progress_queue` does nothing while io_uring is sending, `TcpEndpoint::fail_sends` and
+        // `send_queued` does nothing while io_uring is sending, `TcpEndpoint::fail_sends` and
         // `into_socket` cancel the send, and an operation that has begun is not canceled.
         match unsafe { uring.send(self.socket.shared_fd(), io.owner, pending, &parts[..count]) } {
             Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),

@@ -52,8 +52,9 @@ pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
 }
 
 impl TcpConnection {
-    /// Sets the minimum length in bytes of messages that are sent from their buffer. Ignored
-    /// without an io_uring instance that supports zero copy, and below [`MAX_BUFFERED_MESSAGE`].
+    /// Sets the minimum length in bytes of messages that are sent from their buffer, at least
+    /// [`MAX_BUFFERED_MESSAGE`]. Ignored without an io_uring instance that supports zero copy.
+    /// `keep_if_copied` is whether zero copy stays on after the kernel has copied.
     pub(crate) fn set_zero_copy_threshold(
         &mut self,
         threshold: Option<usize>,
@@ -121,7 +122,7 @@ impl TcpConnection {
     }
 
     /// Notes that the send has ended before all bytes of the first operation were sent. io_uring
-    /// still owns its buffer; sending continues when the buffer is back.
+    /// still owns the operation's buffer; sending continues when the buffer is back.
     pub(super) fn await_buffer(&mut self, op_id: OpId) {
         if let Some(io) = &mut self.uring_io {
             io.send_state = UringSend::AwaitingBuffer(op_id);

@@ -159,6 +159,7 @@ impl TcpEndpoint {
             handshake.send_control(CmKind::Reject, None, &request.reject());
             return linger::close(handshake.into_socket(), &[]);
         }
+        // A replaced connection is closed before the new one is added.
         if resolution == Resolution::Replace
             && let Some(replaced) = self.peers[peer].connection
         {
@@ -176,10 +177,10 @@ impl TcpEndpoint {
                 self.connections.try_remove(replaced);
             }
         }
+        // Accepts the request. A libfabric peer gets a reply without the vendor extension.
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
         let (accepted, accepted_protocol) =
             request.accept(self.instance, self.last_connection_id, vendor_extension);
-        // A libfabric peer gets a reply without the vendor extension.
         let reply_extension = request
             .vendor_extension(self.vendor_extension)
             .filter(|_| vendor_extension.is_some());
