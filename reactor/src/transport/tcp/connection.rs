@@ -203,7 +203,7 @@ impl TcpConnection {
     pub(crate) fn needs_progress(&self) -> bool {
         self.is_recently_active()
             || self.has_held_messages()
-            || !self.is_flushed()
+            || self.can_write_pending()
             || self.has_local_work()
             || self.has_pending_responses()
     }
@@ -213,10 +213,9 @@ impl TcpConnection {
         self.write_blocked
     }
 
-    /// Returns whether a write would send nothing now: no bytes are pending, or the socket accepts
-    /// none.
-    pub(crate) fn is_flushed(&self) -> bool {
-        self.write_blocked || self.write_closed || self.writer.pending().is_empty()
+    /// Returns whether bytes are pending, and the socket may have room for them.
+    pub(crate) fn can_write_pending(&self) -> bool {
+        !self.write_blocked && !self.write_closed && !self.writer.pending().is_empty()
     }
 
     /// Takes the connection apart: the socket, and the bytes that were not sent.
@@ -233,7 +232,8 @@ impl TcpConnection {
     }
 
     /// Returns whether operations for this address handle may use this connection: the handle
-    /// stands for the peer's incarnation, or for any incarnation.
+    /// stands for the peer's incarnation or for any incarnation, or the peer had the handle when
+    /// the peer connected.
     pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &impl EngineContext) -> bool {
         let expected = engine.incarnation_of(ep, addr);
         expected.is_none() || expected == self.incarnation() || self.addr_at_connect == Some(addr)

@@ -483,7 +483,7 @@ impl TcpEndpoint {
         !engine.with_rx(self.id, |rx, _| rx.has_work())
             && self
                 .established()
-                .all(|connection| connection.is_flushed() && !connection.has_local_work())
+                .all(|connection| !connection.can_write_pending() && !connection.has_local_work())
             && self.peers.iter().all(|(_, peer)| cannot_send_now(peer))
             && self.arm_uring_recv()
     }

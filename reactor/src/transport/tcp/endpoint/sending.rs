@@ -43,7 +43,7 @@ impl TcpEndpoint {
         connection.check_supported(tx_op)?;
         let result = connection.try_send(engine, tx_op, payload);
         // The next pass writes the batched messages, and ends the batching.
-        if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
+        if connection.is_batching() || connection.can_write_pending() || connection.write_closed() {
             self.mark_active(connection_index);
         }
         Ok(match result {
@@ -88,7 +88,7 @@ impl TcpEndpoint {
         for connection_index in &self.active_connections {
             if let Some(ConnectionState::Established(connection)) =
                 self.connections.get_mut(*connection_index)
-                && !connection.is_flushed()
+                && connection.can_write_pending()
             {
                 connection.write(engine);
             }
@@ -105,7 +105,7 @@ impl TcpEndpoint {
         if let Some(ConnectionState::Established(connection)) =
             self.connections.get_mut(connection_index)
         {
-            if !connection.is_flushed() {
+            if connection.can_write_pending() {
                 connection.write(engine);
             }
             connection.fail_unwritten(engine, error);
