@@ -190,10 +190,10 @@ fn unmatched_completion_is_counted_and_ignored() {
     uring.inject_cqe(1 << 40 | 77, 5);
     uring.cancel(old);
     uring.submit().unwrap();
-    peer.write_all(b"for the new one").unwrap();
+    peer.write_all(b"for the new operation").unwrap();
     let completion = next_completion(&mut uring);
     assert_eq!((completion.owner, completion.op_id), (2, new));
-    assert_eq!(received_bytes(&completion.kind), b"for the new one");
+    assert_eq!(received_bytes(&completion.kind), b"for the new operation");
     assert_eq!((uring.unmatched_cqes, uring.active_ops()), (2, 1));
 }
 
@@ -558,11 +558,11 @@ fn long_send_is_one_operation() {
         all
     });
     let sent = next_completion(&mut uring);
-    let CompletionKind::Sent(done) = sent.kind else {
+    let CompletionKind::Sent(send) = sent.kind else {
         panic!("{sent:?}")
     };
     assert_eq!(
-        (done.result, &done.owned[..], sent.is_last),
+        (send.result, &send.owned[..], sent.is_last),
         (Ok(30_000_004), &b"head"[..], true)
     );
     let all = reader.join().unwrap();
@@ -603,7 +603,7 @@ fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
             return;
         };
         let (socket, mut peer) = tcp_pair();
-        let mut got = Vec::new();
+        let mut received = Vec::new();
         for round in 0..20u8 {
             let start_recv = |uring: &mut Uring| {
                 thread::scope(|scope| {
@@ -617,16 +617,17 @@ fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
                 start_recv(&mut uring);
             }
             peer.write_all(&[round; 50]).unwrap();
-            while got.len() < 50 * (usize::from(round) + 1) {
+            while received.len() < 50 * (usize::from(round) + 1) {
                 match next_completion(&mut uring).kind {
-                    CompletionKind::Received(lease) => got.extend_from_slice(&lease),
+                    CompletionKind::Received(lease) => received.extend_from_slice(&lease),
                     CompletionKind::Failed(Errno::CANCELED) => start_recv(&mut uring),
                     other => panic!("{other:?}"),
                 }
             }
         }
         assert!(
-            got.chunks(50)
+            received
+                .chunks(50)
                 .enumerate()
                 .all(|(round, chunk)| chunk == [round as u8; 50])
         );

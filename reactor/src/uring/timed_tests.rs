@@ -248,10 +248,10 @@ fn timed_op_queues_both_entries_or_none() {
     };
     let ((_listener, open_addr), (_busy_listener, busy_addr, _first)) =
         (tcp_listener(), full_backlog_listener());
-    let one = tcp_socket();
+    let first = tcp_socket();
     with_broken_fd(&mut uring, |uring| {
         // Takes three of the four submission queue entries.
-        uring.connect(&one, 1, busy_addr, SHORT_TIMEOUT).unwrap();
+        uring.connect(&first, 1, busy_addr, SHORT_TIMEOUT).unwrap();
         let idle = tcp_socket();
         uring.recv_multishot(&idle, 2).unwrap();
         assert!(
@@ -267,9 +267,9 @@ fn timed_op_queues_both_entries_or_none() {
     });
     uring.submit().unwrap();
     // Three entries again: the connect submits them first, and then has room for both of its own.
-    let other = tcp_socket();
+    let second = tcp_socket();
     for owner in [5, 6, 7] {
-        uring.recv_multishot(&other, owner).unwrap();
+        uring.recv_multishot(&second, owner).unwrap();
     }
     uring
         .connect(&tcp_socket(), 8, open_addr, LONG_TIMEOUT)
@@ -336,12 +336,15 @@ fn drop_of_uring_waits_for_ops_with_linked_timeout() {
         return;
     };
     let (_busy_listener, busy_addr, _first) = full_backlog_listener();
-    let [one, other] = [tcp_socket(), tcp_socket()];
-    begin_connect(&mut uring, &one, busy_addr, LONG_TIMEOUT);
+    let [first, second] = [tcp_socket(), tcp_socket()];
+    begin_connect(&mut uring, &first, busy_addr, LONG_TIMEOUT);
     // This connect is not submitted.
-    uring.connect(&other, 7, busy_addr, LONG_TIMEOUT).unwrap();
+    uring.connect(&second, 7, busy_addr, LONG_TIMEOUT).unwrap();
     drop(uring);
-    assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
+    assert_eq!(
+        (Arc::strong_count(&first), Arc::strong_count(&second)),
+        (1, 1)
+    );
 }
 
 /// After the thread has exited, the kernel does no more work for the operation, neither when the

@@ -131,9 +131,9 @@ fn buffer_is_held_until_the_second_completion() {
     };
     let (socket, mut peer) = small_window_pair();
     begin_send(&mut uring, &socket, AnyBuf::Vec(test_pattern(SEND_LEN)));
-    let done = expect_sent(next_completion(&mut uring));
+    let sent = expect_sent(next_completion(&mut uring));
     assert_eq!(
-        (done.result, &done.owned[..]),
+        (sent.result, &sent.owned[..]),
         (Ok(4 + SEND_LEN), &b"head"[..])
     );
     assert_no_completion(&mut uring);
@@ -278,9 +278,9 @@ fn buffer_is_returned_when_the_kernel_refuses() {
     let (socket, mut peer) = UnixStream::pair().unwrap();
     let socket = Arc::new(OwnedFd::from(socket));
     begin_send(&mut uring, &socket, AnyBuf::Vec(test_pattern(SEND_LEN)));
-    let done = expect_sent(next_completion(&mut uring));
+    let sent = expect_sent(next_completion(&mut uring));
     assert_eq!(
-        (done.result, &done.owned[..]),
+        (sent.result, &sent.owned[..]),
         (Err(Errno::OPNOTSUPP), &b"head"[..])
     );
     let released = expect_released(next_completion(&mut uring));

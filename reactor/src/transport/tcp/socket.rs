@@ -104,11 +104,11 @@ impl TcpListener {
         }
     }
 
-    /// Accepts a connection to the local address `at`; `None` when none is queued. Returns also the
+    /// Accepts a connection to the address `local`; `None` when none is queued. Returns also the
     /// peer's address.
     pub(crate) fn accept(
         &self,
-        at: SocketAddr,
+        local: SocketAddr,
         config: &SocketConfig,
     ) -> Result<Option<(TcpSocket, SocketAddr)>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -116,7 +116,7 @@ impl TcpListener {
             return match rustix::net::acceptfrom_with(&self.fd, flags) {
                 Ok((socket, from)) => match from.and_then(|from| SocketAddr::try_from(from).ok()) {
                     Some(from) => {
-                        congestion::set_algorithm(&socket, (at, from), config)?;
+                        congestion::set_algorithm(&socket, (local, from), config)?;
                         Ok(Some((TcpSocket::new(socket, config)?, from)))
                     }
                     None => continue,

@@ -171,8 +171,8 @@ impl TcpConnection {
         operations_wait: bool,
         engine: &mut impl EngineContext,
     ) -> bool {
-        let (mut any, mut left) = (false, MAX_BYTES_PER_PASS);
-        while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
+        let (mut any, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
+        while bytes_left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
             let sender = (self.peer_key, self.source);
             let quantum = if operations_wait {
@@ -194,7 +194,7 @@ impl TcpConnection {
             };
             let written = self.writer.pending().len() - pending_before;
             any |= written > 0;
-            left = left.saturating_sub(written);
+            bytes_left = bytes_left.saturating_sub(written);
             self.response_bytes = self.response_bytes.saturating_add(written);
             if !self.flush() || status != ResponseStatus::WriterFull {
                 break;

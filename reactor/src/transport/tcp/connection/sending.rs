@@ -211,7 +211,7 @@ impl TcpConnection {
         {
             return false;
         }
-        let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
+        let (mut moved, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
         if !self.reader.responses.is_empty() {
             moved = self.send_responses(!queue.is_empty(), engine);
             if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed {
@@ -219,13 +219,13 @@ impl TcpConnection {
             }
         }
         moved |= self.send_rendezvous_reads();
-        while left > 0
+        while bytes_left > 0
             && !queue.is_empty()
-            && !self.yields_to_responses(left)
+            && !self.yields_to_responses(bytes_left)
             && !self.awaits_atomic_responses(queue)
-            && let Some(count) = self.send_first(queue, left, engine)
+            && let Some(count) = self.send_first(queue, bytes_left, engine)
         {
-            left = left.saturating_sub(count);
+            bytes_left = bytes_left.saturating_sub(count);
             moved = true;
         }
         // Short frames were only copied into the frame writer.
@@ -238,9 +238,9 @@ impl TcpConnection {
     }
 
     /// Returns whether responses are to be sent before further operations. This pass may still send
-    /// `left` bytes.
-    fn yields_to_responses(&self, left: usize) -> bool {
-        left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
+    /// `bytes_left` bytes.
+    fn yields_to_responses(&self, bytes_left: usize) -> bool {
+        bytes_left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
             && !self.writer.is_open()
             && !self.reader.responses.is_empty()
     }
