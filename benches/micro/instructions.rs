@@ -1,7 +1,11 @@
 //! Instruction counts of the microbenchmarks: `cargo bench -p fabric-bench --bench instructions`.
 //!
 //! Counts are stable where times are not. Valgrind's callgrind runs this program once for each
-//! benchmark, and counts only within [`repeat`], not while the program starts and prepares.
+//! benchmark, and counts only within [`repeat`], not while the program starts and prepares. A
+//! benchmark that names its counted functions is counted in these, which includes the warm-up.
+//!
+//! Columns: all instructions of an operation; those of the benchmark's own code (`of the loop`);
+//! and atomic read-modify-writes (`atomic`).
 //!
 //! `-- --check FILE` compares the counts with a table and fails when a row has grown;
 //! `-- --update FILE` writes the table. Arguments that are no options select the rows that contain
@@ -34,7 +38,7 @@ struct Options {
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match &args[..] {
-        [flag, number] if flag == "--work" => work(number),
+        [flag, index] if flag == "--work" => run_one(index),
         _ => parse_options(args).and_then(|options| count_all(&options)),
     };
     match result {
@@ -67,10 +71,10 @@ fn parse_options(args: Vec<String>) -> Result<Options, String> {
 }
 
 /// Prepares the benchmark with this index and repeats it: the program that callgrind runs.
-fn work(number: &str) -> Result<(), String> {
+fn run_one(index: &str) -> Result<(), String> {
     let benches = suite::all();
-    let index = number.parse::<usize>().ok();
-    let Some(bench) = index.and_then(|index| benches.get(index)) else {
+    let parsed = index.parse::<usize>().ok();
+    let Some(bench) = parsed.and_then(|index| benches.get(index)) else {
         return Err(format!("usage: --work INDEX, below {}", benches.len()));
     };
     let mut work = (bench.prepare)();

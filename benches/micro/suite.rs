@@ -8,7 +8,6 @@ use fabric_core::buf::BufferPool;
 use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
-/// The work of a microbenchmark. The result is zero on failure.
 use fabric_reactor::microbench::Microbench as NamedWork;
 pub(crate) use fabric_reactor::microbench::Work;
 

@@ -77,7 +77,7 @@ pub fn format_offers(offers: &[Info], verbose: bool) -> String {
     text
 }
 
-/// Parses capabilities, in any case, with or without `FI_`, separated by commas or bars.
+/// Parses capabilities in upper or lower case, with or without `FI_`, separated by commas or bars.
 fn parse_caps(text: &str) -> Result<Caps> {
     let mut caps = Caps::empty();
     for name in text.split([',', '|']).map(str::trim) {

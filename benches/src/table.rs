@@ -30,6 +30,7 @@ const STREAM_COLUMNS: &[Column] = &[
     }),
     ("p50 us", 9, |record| micros(record.p50_ns)),
     ("max us", 9, |record| micros(record.max_ns)),
+    // A rate: the inverse of `x floor`.
     ("x memcpy", 9, |record| {
         ratio(record.floor_ns, record.p50_ns)
     }),
@@ -37,6 +38,7 @@ const STREAM_COLUMNS: &[Column] = &[
     ("rounds", 7, |record| record.samples.to_string()),
 ];
 
+/// A floor is recorded with what was measured as its provider, and how as its operation.
 const FLOOR_COLUMNS: &[Column] = &[
     ("what", 13, |record| record.provider.clone()),
     ("how", 10, |record| record.op.clone()),
@@ -121,11 +123,11 @@ pub fn micros(ns: Option<f64>) -> String {
     format_number(ns, 1e3, 3)
 }
 
-/// Formats a quotient; `-` if a part is missing.
+/// Formats a quotient; `-` if a part is missing or the divisor is 0.
 #[must_use]
-pub fn ratio(this: Option<f64>, that: Option<f64>) -> String {
-    match (this, that) {
-        (Some(this), Some(that)) if that > 0.0 => format!("{:.2}", this / that),
+pub fn ratio(dividend: Option<f64>, divisor: Option<f64>) -> String {
+    match (dividend, divisor) {
+        (Some(dividend), Some(divisor)) if divisor > 0.0 => format!("{:.2}", dividend / divisor),
         _ => "-".into(),
     }
 }

@@ -30,7 +30,7 @@ pub enum Error {
     /// The object still has open children or users. `FI_EBUSY`.
     #[error("cannot close (FI_EBUSY): still open: {0}")]
     Busy(Children),
-    /// The object was closed, or its domain ended. `FI_EOPBADSTATE`.
+    /// The object was closed, or its domain was closed. `FI_EOPBADSTATE`.
     #[error("the {0} is closed")]
     Closed(Class),
     /// This side has shut down the connection of the endpoint
@@ -59,7 +59,7 @@ pub enum Error {
     /// A counter's error value increased while a task waited for the counter: an operation failed,
     /// or the program called `Counter::add_errors`. The error of a failed operation itself goes to
     /// its future, completion queue or event queue. `FI_EAVAIL`.
-    #[error("counter is {value} of the {threshold} waited for; its error value rose to {errors}")]
+    #[error("counter is at {value}, waited for {threshold}: its error value rose to {errors}")]
     CounterError {
         /// The counter's value: successful operations and what `Counter::add` added, since the
         /// counter was opened.
@@ -338,8 +338,8 @@ impl fmt::Display for Resource {
                 free,
             } if in_use < peer_limit && *free > 0 => write!(
                 f,
-                "earlier operations to peer #{peer} come first (FI_EAGAIN): await the operation or \
-                 Endpoint::reserve"
+                "earlier operations to peer #{peer} come first (FI_EAGAIN): use .await instead of \
+                 .start() or .post(), or await Endpoint::reserve"
             ),
             Self::TransmitCredit {
                 peer,
@@ -348,14 +348,14 @@ impl fmt::Display for Resource {
                 free,
             } => write!(
                 f,
-                "no transmit credit for peer #{peer} (operations to this peer hold {in_use} of \
-                 {peer_limit}, {free} of the endpoint are free; FI_EAGAIN): await the operation or \
+                "no transmit credit for peer #{peer} ({in_use} of {peer_limit} in use, {free} free at \
+                 the endpoint; FI_EAGAIN): use .await instead of .start() or .post(), or await \
                  Endpoint::reserve"
             ),
             Self::ReceiveEntry { limit } => write!(
                 f,
-                "no free entry in the receive queue ({limit} in use; FI_EAGAIN): await the receive, \
-                 or take completions, then try again"
+                "no free entry in the receive queue ({limit} in use; FI_EAGAIN): use .await, or take \
+                 completions and try again"
             ),
             Self::CompletionEntry { capacity } => write!(
                 f,
@@ -752,7 +752,7 @@ mod tests {
                     threshold: 12,
                     errors: 3,
                 },
-                vec!["is 9", "the 12 waited for", "rose to 3"],
+                vec!["at 9", "waited for 12", "rose to 3"],
             ),
             (
                 Error::TooLong {

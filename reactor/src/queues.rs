@@ -90,8 +90,7 @@ impl CqState {
         count
     }
 
-    /// Makes all entries the oldest ones, of which none is left. The vectors change places, so that
-    /// neither allocates again.
+    /// Moves all of `entries` to `oldest`, which must be empty. The two swap their allocations.
     fn swap_oldest(&mut self) {
         let empty = Vec::from(std::mem::take(&mut self.oldest));
         self.oldest = std::mem::replace(&mut self.entries, empty).into();
@@ -240,8 +239,8 @@ impl EqState {
         state.events.is_empty() && state.lost == 0
     }
 
-    /// Returns whether a reader waits. Exact under the lock of a domain, for readers that have
-    /// registered before they took that lock.
+    /// Returns whether a reader waits, without the queue's lock. A caller that holds a domain's
+    /// lock sees every reader that registered before that reader last took the domain's lock.
     pub(crate) fn has_waiting_reader(&self) -> bool {
         self.has_waiting_reader.load(Ordering::Relaxed)
     }

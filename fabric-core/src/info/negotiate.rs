@@ -2,6 +2,7 @@
 //!
 //! The order is part of the contract, because only the first mismatch is reported: endpoint type,
 //! capabilities, mode, addresses, fabric, domain, endpoint, receive context, transmit context.
+//! [`select`] checks the names of provider, fabric and domain before all of these.
 //! Where 1.17 and 2.x differ:
 //!
 //! | attribute | decision |
@@ -446,9 +447,9 @@ fn check_tx(hints: &Hints, offer: &Info) -> CheckResult {
     )
 }
 
-/// Checks the capabilities of one context: a subset of those that the context offers (the offer's,
-/// where it states none), and of those that the endpoint is granted. Capabilities that apply only
-/// to the other context are ignored.
+/// Checks that the capabilities asked of one context are among those that the context offers (the
+/// whole offer's if the context states none) and among those granted to the endpoint. Capabilities
+/// that apply only to the other context are ignored.
 fn check_context_caps(
     hints: &Hints,
     offer: &Info,

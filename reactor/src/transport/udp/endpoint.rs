@@ -137,7 +137,9 @@ impl UdpEndpoint {
             ));
         };
         let (SocketAddr::V4(v4), IpAddr::V4(interface)) = (at, self.local_addr.ip()) else {
-            return Err(Error::NotSupported("IPv6 multicast groups"));
+            return Err(Error::NotSupported(
+                "multicast groups over IPv6 (of the group or of the endpoint)",
+            ));
         };
         if at.port() == 0 {
             return invalid(format!("{group} has no port"));
@@ -247,7 +249,7 @@ impl UdpEndpoint {
     }
 
     /// Returns whether the endpoint may sleep until epoll reports one of its sockets.
-    pub(super) fn arm(&self) -> bool {
+    pub(super) fn can_sleep(&self) -> bool {
         // Unsent messages need a pass, unless the socket is watched for room.
         self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
     }

@@ -239,7 +239,7 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
     }
 
     fn arm(&mut self, _: &mut E) -> bool {
-        !self.fork_guard.in_original_process() || self.endpoints.iter().all(UdpEndpoint::arm)
+        !self.fork_guard.in_original_process() || self.endpoints.iter().all(UdpEndpoint::can_sleep)
     }
 
     /// Does nothing: epoll reports readiness whether or not a thread polls.

@@ -2,19 +2,20 @@
 //! peers.
 //!
 //! A message of more than 16 KiB is a rendezvous: the operation moves from the queue to
-//! `RendezvousSends`, and a packet names the message's length and a key. The receiver begins the
-//! message in its receive queue and requests reads of the message, two at a time
-//! (`send_rendezvous_reads`); the bytes of the responses are appended to the message. A packet from
-//! the receiver then reports the end, and the sender's operation completes. The sender answers
+//! `RendezvousSends`, and a packet names the message's length and a key. The frame reader holds the
+//! rendezvous sends (`reader.responses.rendezvous`), because it answers the peer's reads from them.
+//! The receiver begins the message in its receive queue and requests reads of the message, two at a
+//! time (`send_rendezvous_reads`); the bytes of the responses are appended to the message. A packet
+//! from the receiver then reports the end, and the sender's operation completes. The sender answers
 //! reads of a rendezvous like reads of regions, by copying from the operation's buffer. A receiver
-//! that reports the end while a read is being answered violates the protocol, and the sender closes
-//! the connection.
+//! that reports the end while a read is being answered violates the protocol: the sender closes the
+//! connection, and the send fails instead of completing.
 //!
 //! Decision: reads and writes wait for atomic operations. libfabric's tcp provider accesses memory
 //! as frames arrive, and RXM executes atomics when the program polls. A read or write would
 //! overtake an earlier atomic, against the offered order. So the read or write stays in the queue
-//! until the atomic's response has arrived (`awaits_atomic_responses`). Messages and atomics, which
-//! are both packets, do not wait.
+//! until the atomic's response has arrived (`awaits_atomic_responses`). Messages do not wait:
+//! they and atomics are both packets, which RXM handles in order.
 
 use std::collections::VecDeque;
 
@@ -108,9 +109,9 @@ impl TcpConnection {
         };
         let payload = engine.payload(op);
         let len = payload.len();
-        let copied = if len > EAGER_LIMIT { 0 } else { len };
+        let eager_len = if len > EAGER_LIMIT { 0 } else { len };
         if self.writer.is_open()
-            || self.writer.pending().len() + copied > WRITE_BUFFER_LIMIT && !self.flush()
+            || self.writer.pending().len() + eager_len > WRITE_BUFFER_LIMIT && !self.flush()
         {
             return None;
         }
@@ -176,9 +177,9 @@ impl TcpConnection {
         Some(len)
     }
 
-    /// Returns whether the connection has ended, and receives of rendezvous messages may wait for
-    /// bytes that will not arrive.
-    pub(crate) fn awaits_rendezvous(&self) -> bool {
+    /// Returns whether the connection has ended, and receives of rendezvous messages may have to be
+    /// failed (`fail_rendezvous_recvs`).
+    pub(crate) fn has_unread_rendezvous_at_end(&self) -> bool {
         self.end_reason.is_some() && self.reader.accepts_rendezvous()
     }
 
@@ -194,7 +195,8 @@ impl TcpConnection {
         }
     }
 
-    /// Fails the sends of rendezvous messages that the peer will not read.
+    /// Fails the sends of rendezvous messages that the peer will not read. If there is such a send,
+    /// all queued responses are dropped.
     pub(crate) fn fail_rendezvous_sends(&mut self, engine: &mut impl EngineContext, error: &Error) {
         if !self.reader.responses.rendezvous.is_empty() {
             self.reader.responses.fail(engine, error);

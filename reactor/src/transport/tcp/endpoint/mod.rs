@@ -334,7 +334,7 @@ impl TcpEndpoint {
                 &mut no_sends
             };
             moved |= connection.progress_tx(queue, engine);
-            if connection.awaits_rendezvous() && connection.has_held_messages() {
+            if connection.has_unread_rendezvous_at_end() && connection.has_held_messages() {
                 self.fail_rendezvous_recvs(engine, connection_index);
                 moved = true;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
