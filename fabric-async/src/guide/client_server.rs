@@ -165,10 +165,10 @@
 //!
 //! # A server that restarts
 //!
-//! A name belongs to the process that bound it until that process ends, also by `kill -9`. Until
-//! then [`bind`](Endpoint::bind) of the name fails with [`AddressInUse`](Error::AddressInUse).
-//! Clients keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the
-//! new server has bound the name. Retry after a pause.
+//! A name is in use until its endpoint is closed or its process ends, also by `kill -9`. Until then
+//! [`bind`](Endpoint::bind) of the name fails with [`AddressInUse`](Error::AddressInUse). Clients
+//! keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the new
+//! server has bound the name. Retry after a pause.
 //!
 //! # A client that restarts
 //!
