@@ -136,7 +136,7 @@
 //! let receive = ep.recv_into(Vec::with_capacity(1 << 16)).start()?;
 //! match receive.cancel().await {
 //!     CancelOutcome::Canceled(buf) => assert_eq!(buf.capacity(), 1 << 16), // no message was taken
-//!     CancelOutcome::Completed(result) => drop(result?),                    // a message had matched
+//!     CancelOutcome::Completed(result) => drop(result?),                  // a message had matched
 //! }
 //! # Ok(()) }
 //! ```
@@ -185,7 +185,7 @@
 //!
 //! client.send(to_server, "a request").tag(1).await?;
 //! let reply = tokio::time::timeout(Duration::from_millis(1), client.recv().tag(1)).await;
-//! assert!(reply.is_err());                                    // timed out; the receive is canceled
+//! assert!(reply.is_err());                                   // timed out; the receive is canceled
 //!
 //! let request = server.recv().tag_mask(0, !0).await?;         // any tag
 //! server.send(request.source()?, "late").tag(1).await?;
