@@ -5,7 +5,7 @@ use fabric_async::{Address, DownReason, Error, Event, EventKind};
 use crate::endpoint_fixture::{
     ENDPOINT_CONTEXT, EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with,
 };
-use crate::payload::{poll_once, wait_until_stable};
+use crate::payload::{let_other_tasks_run, poll_once};
 use crate::setup::Setup;
 
 async fn next_event(fixture: &mut EndpointFixture) -> Event {
@@ -49,7 +49,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     };
     assert_eq!(event.kind, down);
     // Both directions of a connection go down as one event.
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert_eq!(b.eq.try_read(), None);
 }
 
@@ -189,7 +189,7 @@ pub(crate) async fn messages_sent_before_close_arrive(setup: Setup) {
     }
     a.ep.send(to_b, vec![5; 50_000]).await.unwrap();
     drop(a);
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     progress_task.abort();
     for number in 0..100_u32 {
         assert_eq!(&b.ep.recv().await.unwrap()[..], number.to_le_bytes());
@@ -209,7 +209,7 @@ pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Set
     let name = a.ep.name().clone();
     drop(a);
     while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert_eq!(b.av.lookup(auto_addr).as_ref(), Ok(&name));
     let second = b.ep.recv().tag(2).from(auto_addr).await.unwrap();
     assert_eq!(
@@ -225,7 +225,7 @@ pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Set
     assert_eq!(b.ep.recv().tag(2).await.unwrap().source(), Ok(auto_addr));
     // A receive that is dropped unseen requeues its message, and the handle stays valid.
     let taken = b.ep.recv().tag(3).start().unwrap();
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     drop(taken);
     assert_eq!(
         b.ep.recv().tag(3).from(auto_addr).await.unwrap().source(),
@@ -343,7 +343,7 @@ pub(crate) async fn reconnecting_peer_keeps_its_handle(setup: Setup) {
     a.ep.send(to_b, "two").tag(2).await.unwrap();
     let auto_addr = b.ep.recv().tag(1).await.unwrap().source().unwrap();
     a.av.remove(to_b).unwrap();
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
     a.ep.send(to_b, "three").tag(3).await.unwrap();
     for tag in [3, 2] {

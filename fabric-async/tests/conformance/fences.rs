@@ -150,7 +150,7 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
     }
 }
 
-pub(crate) async fn cancelled_fence_releases_later_ops(setup: Setup) {
+pub(crate) async fn canceled_fence_releases_later_ops(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let before = start_long_sends(&a, to_b);

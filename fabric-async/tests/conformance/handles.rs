@@ -1,4 +1,4 @@
-//! Handles keep objects open, and operations do not: pending operations are cancelled when the last
+//! Handles keep objects open, and operations do not: pending operations are canceled when the last
 //! handle of their endpoint is dropped.
 
 use std::future::IntoFuture;

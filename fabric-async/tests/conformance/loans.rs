@@ -5,7 +5,7 @@ use fabric_async::{Access, Error, EventKind, Loan, OpKind};
 use std::task::Poll;
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
-use crate::payload::{pattern, poll_once, wait_until_stable};
+use crate::payload::{let_other_tasks_run, pattern, poll_once};
 use crate::setup::Setup;
 
 const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
@@ -29,7 +29,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
             };
             let receive = async {
                 if late {
-                    wait_until_stable(|| 0).await;
+                    let_other_tasks_run().await;
                 }
                 let held = b.ep.recv_loan().await.unwrap();
                 assert!(held.to_vec() == expected, "{len} bytes held");
@@ -54,7 +54,7 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
             let expected = pattern(len, which);
             let receive = async {
                 if late {
-                    wait_until_stable(|| 0).await;
+                    let_other_tasks_run().await;
                 }
                 let got = b.ep.recv_loan().await.unwrap();
                 assert!(got.to_vec() == expected && !got.is_in_place());
@@ -168,7 +168,7 @@ pub(crate) async fn dropped_loan_receive_loses_no_message(setup: Setup) {
         let mut receive = b.ep.recv_loan().start().unwrap();
         let _ = poll_once(&mut receive).await;
         send_loan(&a, to_b, 5000, round).await;
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
         drop(receive);
         assert!(b.ep.recv_loan().await.unwrap().to_vec() == pattern(5000, round));
     }
@@ -345,7 +345,7 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
         drop(other);
         let fresh = a.ep.domain().try_loan(10_000).unwrap();
         assert_ne!(fresh[0], round, "memory that is held was lent again");
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
         let fresh = [fresh, a.ep.domain().try_loan(10_000).unwrap()];
         assert!(fresh.iter().all(|loan| loan[0] != round));
         assert!(last.is_in_place() && last.to_vec() == [round; 10_000]);
@@ -364,7 +364,7 @@ async fn wait_for_reuse(a: &EndpointFixture, is_reused: impl Fn(&Loan) -> bool) 
             return;
         }
         others.push(loan);
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
     }
 }
 
@@ -384,10 +384,10 @@ pub(crate) async fn lost_relayed_loan_is_not_reused(setup: Setup) {
         held.push(second.unwrap().into_buf());
         drop(c);
     }
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     for _ in 0..10 {
         a.ep.domain().try_loan(10_000).unwrap().fill(9);
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
     }
     for (at, loan) in held.iter().enumerate() {
         assert!(loan.is_in_place() && loan.to_vec() == [at as u8 + 1; 10_000]);

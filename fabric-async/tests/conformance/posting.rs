@@ -141,7 +141,7 @@ pub(crate) async fn poll_without_coop_budget_posts_nothing(setup: Setup) {
     assert_eq!(&got.unwrap()[..], b"in the end");
 }
 
-pub(crate) async fn cancel_on_drop_withdraws_what_has_not_begun(setup: Setup) {
+pub(crate) async fn cancel_on_drop_cancels_ops_that_have_not_begun(setup: Setup) {
     // No rendezvous, which would begin each send at once.
     const LEN: usize = 10_000;
     let without_single_copy = || EndpointConfig {
@@ -220,7 +220,7 @@ pub(crate) async fn unpolled_claimed_receive_releases_its_message(setup: Setup) 
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"released");
 }
 
-pub(crate) async fn senseless_injects_are_refused(setup: Setup) {
+pub(crate) async fn invalid_injects_are_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let region = b
         .domain

@@ -4,7 +4,7 @@ use fabric_async::atomic::AtomicOp;
 use fabric_async::{Access, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
-use crate::payload::{all_bytes_equal, wait_until_stable};
+use crate::payload::{all_bytes_equal, let_other_tasks_run};
 use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -484,7 +484,7 @@ pub(crate) async fn full_cq_stalls_writes_with_data(setup: Setup) {
             "the bytes precede the completion"
         );
         if number % 1000 == 0 {
-            wait_until_stable(|| 0).await;
+            let_other_tasks_run().await;
         }
     }
     writes.await.unwrap();
@@ -756,11 +756,11 @@ pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
     a.ep.close().unwrap();
 }
 
-/// Cancelling a queued operation leaves its key query without a waiter, and the operations after it
+/// Canceling a queued operation leaves its key query without a waiter, and the operations after it
 /// continue.
-pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
+pub(crate) async fn canceled_op_keeps_later_ops_in_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    // An operation that has left for another machine cannot be cancelled: it completes there.
+    // An operation that has left for another machine cannot be canceled: it completes there.
     let _progress = setup.has_remote_comm().await.then(|| b.spawn_progress());
     let first = b.domain.alloc_with_key(64, READ_WRITE, 1).unwrap();
     let second = b.domain.alloc_with_key(64, READ_WRITE, 2).unwrap();
@@ -783,7 +783,7 @@ pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
     sent.await.unwrap();
     // The earlier reply is not valid any more.
     let _progress = (a.spawn_progress(), b.spawn_progress());
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let third = b.domain.alloc_with_key(64, READ_WRITE, 3).unwrap();
     assert_eq!(
         a.ep.read(to_b, third.remote().slice(..))
@@ -860,7 +860,7 @@ pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
             tokio::task::yield_now().await;
         }
     });
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert!(!waiting.is_finished());
     while out.len() < 8 {
         let left = 8 - out.len();

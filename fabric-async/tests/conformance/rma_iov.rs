@@ -493,7 +493,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     driver.abort();
 }
 
-/// Operations that wait behind others, are cancelled, dropped, or lose their region: each completes
+/// Operations that wait behind others, are canceled, dropped, or lose their region: each completes
 /// once, and none is left pending.
 pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     let config = EndpointConfig {
@@ -513,7 +513,7 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
         region.remote().slice(10..20),
     ];
     // While the owner holds the lock, the operations wait; those that have not begun can be
-    // cancelled.
+    // canceled.
     let guard = own.lock();
     let mut first =
         a.ep.write(to_b, segments, vec![1; 200_020])

@@ -370,7 +370,7 @@ pub(crate) async fn dropped_scatter_receive_loses_no_message(setup: Setup) {
     }
 }
 
-/// A vector that waits for a credit, and one that is cancelled while it waits.
+/// A vector that waits for a credit, and one that is canceled while it waits.
 pub(crate) async fn vector_sends_run_out_of_credit(setup: Setup) {
     let config = EndpointConfig {
         tx_size: Some(4),

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::payload::{
-    TestRng, message_number, numbered_message, poll_once, wait_until_stable, yield_times,
+    TestRng, let_other_tasks_run, message_number, numbered_message, poll_once, yield_times,
 };
 use crate::setup::Setup;
 
@@ -49,11 +49,11 @@ pub(crate) async fn tasks_wake_after_last_poller_is_aborted(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..4 {
         let tasks: Vec<_> = (0..TASKS).map(|tag| spawn_receive(&b, tag)).collect();
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
         let last = b.ep.clone();
         let last = tokio::spawn(async move { last.recv().tag(99).await.map(drop) });
         if round % 2 == 0 {
-            wait_until_stable(|| 0).await;
+            let_other_tasks_run().await;
         } else {
             yield_times(5).await;
         }
@@ -76,7 +76,7 @@ pub(crate) async fn tasks_wake_after_last_poller_is_aborted(setup: Setup) {
 pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let tasks: Vec<_> = (0..TASKS).map(|tag| spawn_receive(&b, tag)).collect();
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let (free, until) = oneshot::channel::<()>();
     let (ready, is_ready) = oneshot::channel();
     let holder = tokio::spawn({
@@ -162,9 +162,9 @@ pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup)
         peer.add_peer(r.ep.name()).await.unwrap();
         peers.push(peer);
     }
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     drop(peers);
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let mut ended = 0;
     while ended < PEERS {
         ended += usize::from(matches!(r.eq.read().await.kind, EventKind::PeerDown { .. }));
