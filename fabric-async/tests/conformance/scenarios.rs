@@ -153,7 +153,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         buffered_messages_survive_their_connection: CONNECTED.shared_rx(),
         requeued_message_keeps_its_endpoint: CONNECTED.shared_rx(),
         unexpected_budget_is_shared_by_connections: CONNECTED.shared_rx(),
-        endpoint_close_mid_message_fails_one_receive: CONNECTED.shared_rx(),
+        endpoint_close_mid_message_fails_no_receive: CONNECTED.shared_rx(),
         invalid_bindings_are_refused: CONNECTED.shared_rx(),
     }
     multicast {
@@ -193,7 +193,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         unexpected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
         message_after_a_truncated_one_arrives_whole: MSG,
         truncated_receive_reports_tag_data_and_source: DIRECTED,
-        receives_are_limited_to_max_msg_size: MSG,
+        messages_are_limited_to_max_msg_size: MSG,
     }
     ordering {
         messages_of_each_of_three_senders_stay_in_order: SOURCE,
@@ -391,7 +391,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         endpoints_of_shared_context_refuse_receives: MULTI_RECV_DIRECTED.shared_rx(),
         invalid_bindings_are_refused: MSG.shared_rx(),
         shared_context_outlives_its_endpoints: MULTI_RECV_DIRECTED.shared_rx(),
-        endpoint_close_mid_message_fails_one_receive: MSG.shared_rx(),
+        endpoint_close_mid_message_fails_no_receive: MSG.shared_rx(),
         message_sources_survive_endpoint_close: DIRECTED.shared_rx(),
         auto_inserted_peer_is_released_after_last_message: DIRECTED.shared_rx(),
     }
