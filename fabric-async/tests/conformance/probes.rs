@@ -60,7 +60,7 @@ fn spawn_probe(fixture: &EndpointFixture, tag: u64) -> JoinHandle<Result<Transfe
 pub(crate) async fn probe_waits_for_a_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in [8, 3000, 300_000, LONG_LEN].into_iter().enumerate() {
-        // One probe that is dropped, multi_recv that one message wakes, and some that look for other
+        // One probe that is dropped, several that one message wakes, and some that look for other
         // messages.
         drop(poll_once(&mut Box::pin(async { b.ep.probe().await })).await);
         let probes: Vec<_> = (0..3).map(|_| spawn_probe(&b, 7)).collect();

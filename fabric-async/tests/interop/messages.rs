@@ -149,7 +149,7 @@ fn message_longer_than_receive_is_truncated() {
         }
         libfabric.expect_reply("recv 2 10 -", "posted").await;
         local.ep.send(peer, pattern(1000, 6)).await.unwrap();
-        libfabric.failed(2).await;
+        libfabric.expect_failed(2).await;
         libfabric.expect_reply("recv 3 1000 -", "posted").await;
         // A disconnect may be detected only by sending.
         while local

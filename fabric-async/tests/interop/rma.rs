@@ -263,13 +263,13 @@ pub(crate) async fn check_wrong_key(local: InteropFixture, libfabric: LibfabricP
         libfabric
             .expect_reply(format!("read 1 {iovs}"), "posted")
             .await;
-        libfabric.failed(1).await;
+        libfabric.expect_failed(1).await;
         libfabric.retry_until_done(2, "read 2 11:0:100").await;
     }
     libfabric
         .expect_reply("write 3 1 a 0 11:0:10", "posted")
         .await;
-    libfabric.failed(3).await;
+    libfabric.expect_failed(3).await;
 }
 
 /// Atomic frames are not sent to libfabric peers.
@@ -290,7 +290,7 @@ fn atomics_to_rdm_libfabric_peers_are_refused() {
                     libfabric
                         .expect_reply("write 1 3 a 0 12:0:10", "posted")
                         .await;
-                    libfabric.failed(1).await;
+                    libfabric.expect_failed(1).await;
                     libfabric
                         .expect_reply("write 2 3 a 0 11:0:10", "posted")
                         .await;

@@ -78,7 +78,7 @@ pub(crate) fn lingering_socket() -> (OwnedFd, TcpStream) {
     let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
     near.set_nonblocking(true).unwrap();
-    // Fills the buffers of both far_sockets, so that data stays unsent.
+    // Fills the buffers of both ends, so that data stays unsent.
     let mut refused = 0;
     while refused < 5 {
         if near.write(&[0; 65_536]).is_ok() {
@@ -209,7 +209,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                             .unwrap();
                     }
                     // Either the descriptor arrives and is refused, or it is never received because
-                    // an earlier message far_sockets the connection.
+                    // an earlier message ends the connection.
                     if attack % 3 == 2 {
                         try_send_with_fds(&socket, b"x", &[]).unwrap();
                     }
@@ -438,7 +438,7 @@ fn peek_offset_of_a_server_blocks_no_pass_and_no_close() {
             try_send_with_fds(&server.own, &[0; 20], &[&descriptor]).unwrap();
             drop(descriptor);
             try_send_with_fds(&server.own, &[0; 20], &[]).unwrap();
-            // The connection far_sockets: its messages cannot be read.
+            // The connection ends: its messages cannot be read.
             ep.recv().await.unwrap_err();
             drop((ep, far));
         }
