@@ -10,7 +10,7 @@ pub(super) const HEADER_LEN: usize = 8;
 pub(super) struct MessageLedger {
     /// All messages below this number have arrived.
     all_below: u64,
-    /// Numbers above that have arrived too.
+    /// The numbers from `all_below` on that have arrived.
     arrived_above: BTreeSet<u64>,
     pub(super) received: u64,
     pub(super) duplicates: u64,
