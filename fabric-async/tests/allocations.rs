@@ -189,8 +189,8 @@ async fn count_add_peer_bytes(name: &str, others: u16) -> Result<u64> {
     Ok(bytes)
 }
 
-/// The bytes allocated for a peer do not depend on the number of peers in the address vector. A copy
-/// of 20,000 entries would be at least 320,000 bytes.
+/// The bytes allocated for a peer do not depend on the number of peers in the address vector. A
+/// copy of 20,000 entries would be at least 320,000 bytes.
 #[test]
 fn adding_a_peer_does_not_copy_the_address_vector() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -280,7 +280,8 @@ pub(crate) async fn canceled_atomic_returns_operands_without_effect(setup: Setup
     assert_eq!(region.load(0), Ok(sum));
 }
 
-/// An atomic operation of which the owner of the region cannot be notified is executed at most once.
+/// An atomic operation of which the owner of the region cannot be notified is executed at most
+/// once.
 pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     // An endpoint without counters uses the fast path.

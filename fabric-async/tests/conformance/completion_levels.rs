@@ -20,8 +20,8 @@ use crate::payload::{
 use crate::requirements::LEVELS;
 use crate::setup::Setup;
 
-/// A length for each way to send a message; the smallest budget of unexpected messages holds several
-/// messages of each length.
+/// A length for each way to send a message; the smallest budget of unexpected messages holds
+/// several messages of each length.
 const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
 
 /// Checks that discovery offers exactly the levels that the hints ask for.

@@ -165,8 +165,8 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
     assert_eq!(second.values::<i32>().collect::<Vec<_>>(), [40, 0]);
 }
 
-/// Peers of this implementation send a NACK with the reason: the operation fails, and the connection
-/// stays established.
+/// Peers of this implementation send a NACK with the reason: the operation fails, and the
+/// connection stays established.
 pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     let _progress = spawn_progress(&b);

@@ -11,8 +11,8 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, en
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern, poll_once};
 use crate::setup::Setup;
 
-/// Makes progress until a condition holds. Within one machine every datagram arrives if the receiver
-/// reads in time.
+/// Makes progress until a condition holds. Within one machine every datagram arrives if the
+/// receiver reads in time.
 async fn progress_until(
     fixture: &EndpointFixture,
     mut holds: impl FnMut(&EndpointFixture) -> bool,

@@ -151,8 +151,8 @@ impl EndpointFixture {
 pub(crate) const ENDPOINT_CONTEXT: u64 = 77;
 
 impl EndpointFixture {
-    /// Spawns a task that waits for a counter value that is never reached. The wait keeps the domain
-    /// making progress in every progress mode.
+    /// Spawns a task that waits for a counter value that is never reached. The wait keeps the
+    /// domain making progress in every progress mode.
     pub(crate) fn spawn_progress(&self) -> JoinHandle<()> {
         let counter = self.recv_counter.clone();
         tokio::spawn(async move {

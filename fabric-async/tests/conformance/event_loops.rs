@@ -19,8 +19,8 @@ use tokio::task::spawn_blocking;
 use crate::endpoint_fixture::endpoint_pair;
 use crate::setup::Setup;
 
-/// Returns the number of round trips. With the wait policy spin no thread blocks, so few round trips
-/// are enough.
+/// Returns the number of round trips. With the wait policy spin no thread blocks, so few round
+/// trips are enough.
 fn rounds(setup: &Setup) -> u64 {
     match setup.wait_policy {
         WaitPolicy::Spin => 10,

@@ -25,8 +25,8 @@ pub(crate) fn unique_group(setup: &Setup) -> Address {
     .unwrap()
 }
 
-/// Returns the texts of all unread messages to this endpoint or its groups. All were sent by `from`,
-/// which also sends the last message.
+/// Returns the texts of all unread messages to this endpoint or its groups. All were sent by
+/// `from`, which also sends the last message.
 async fn received_texts(fixture: &EndpointFixture, from: &EndpointFixture) -> Vec<String> {
     let to = from.add_peer(fixture).await;
     from.ep.send(to, "last message").await.unwrap();

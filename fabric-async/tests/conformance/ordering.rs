@@ -132,7 +132,8 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
     assert!(idle.await.unwrap_err().is_cancelled());
 }
 
-/// When one sender has filled the budget, messages of another sender to posted receives still arrive.
+/// When one sender has filled the budget, messages of another sender to posted receives still
+/// arrive.
 pub(crate) async fn stalled_sender_does_not_block_other_senders(setup: Setup) {
     let small = EndpointConfig {
         tx_size: Some(16),

@@ -17,7 +17,8 @@ use crate::endpoint_fixture::{
 use crate::payload::{message_number, numbered_message, poll_once, wait_until_stable};
 use crate::setup::Setup;
 
-/// Returns the counters that a post changes: those of the endpoint, and the operations of its domain.
+/// Returns the counters that a post changes: those of the endpoint, and the operations of its
+/// domain.
 fn post_counters(fixture: &EndpointFixture) -> (EndpointStats, usize) {
     (fixture.ep.stats(), fixture.domain.stats().operations)
 }

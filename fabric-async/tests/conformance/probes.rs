@@ -194,8 +194,8 @@ pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
     }
 }
 
-/// The claim of a partial message is received, discarded or requeued after several numbers of passes;
-/// unless discarded, the message arrives whole.
+/// The claim of a partial message is received, discarded or requeued after several numbers of
+/// passes; unless discarded, the message arrives whole.
 pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, polls) in [0u64, 1, 2, 5, 20, 50].into_iter().enumerate() {

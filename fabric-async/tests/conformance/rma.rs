@@ -385,8 +385,8 @@ pub(crate) async fn closed_window_reports_the_reason(setup: Setup) {
     );
 }
 
-/// A peer cannot map a region whose owner counts remote accesses, since accesses through windows are
-/// not counted.
+/// A peer cannot map a region whose owner counts remote accesses, since accesses through windows
+/// are not counted.
 pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let _progress = b.spawn_progress();

@@ -303,8 +303,8 @@ impl Setup {
             .expect("discovery offered this at registration")
     }
 
-    /// Returns whether peers may be on other machines (`FI_REMOTE_COMM`). The close of such peers is
-    /// noticed later.
+    /// Returns whether peers may be on other machines (`FI_REMOTE_COMM`). The close of such peers
+    /// is noticed later.
     pub(crate) async fn has_remote_comm(&self) -> bool {
         self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
     }

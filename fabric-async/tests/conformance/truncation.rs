@@ -131,8 +131,8 @@ pub(crate) async fn truncated_receive_reports_tag_data_and_source(setup: Setup) 
     }
 }
 
-/// An endpoint receives at most `max_msg_size` bytes, of expected and unexpected messages, and sends
-/// no more.
+/// An endpoint receives at most `max_msg_size` bytes, of expected and unexpected messages, and
+/// sends no more.
 pub(crate) async fn messages_are_limited_to_max_msg_size(setup: Setup) {
     const LIMIT: usize = 3000;
     let limited = EndpointConfig {

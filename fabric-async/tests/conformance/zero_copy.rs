@@ -45,7 +45,8 @@ async fn receive_all(b: &EndpointFixture) {
     }
 }
 
-/// Checks that each send was zero-copy or fell back to copying; setups without zero copy count no send.
+/// Checks that each send was zero-copy or fell back to copying; setups without zero copy count no
+/// send.
 fn assert_zero_copy_counts(setup: &Setup, a: &EndpointFixture, count: u64) {
     let stats = a.ep.stats();
     assert!(

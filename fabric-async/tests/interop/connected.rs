@@ -257,8 +257,8 @@ fn both_sides_can_reject_connections() {
     });
 }
 
-/// libfabric supports tags with a shared receive context, and does not announce it: the program sets
-/// `peer_supports_tags`.
+/// libfabric supports tags with a shared receive context, and does not announce it: the program
+/// sets `peer_supports_tags`.
 #[test]
 fn tags_reach_libfabric_shared_rx_context() {
     run_with(LibfabricPeer::start_srx, async |options, peer| {

@@ -1,6 +1,6 @@
-//! Tests against libfabric: the tests build `interop/peer.c` and start it as a peer over the providers
-//! that speak the native protocol or RXM. Where the program cannot be built, the tests are skipped
-//! with a message.
+//! Tests against libfabric: the tests build `interop/peer.c` and start it as a peer over the
+//! providers that speak the native protocol or RXM. Where the program cannot be built, the tests
+//! are skipped with a message.
 //!
 //! | module | subject |
 //! |---|---|

@@ -125,8 +125,8 @@ fn delivery_complete_sends_complete_in_order() {
     });
 }
 
-/// Our receive is truncated and the connection stays; libfabric of these versions disconnects, and
-/// is connected again.
+/// The local receive is truncated and the connection stays. libfabric of these versions
+/// disconnects, and is connected again.
 #[test]
 fn message_longer_than_receive_is_truncated() {
     run_against_peer(|local, libfabric| async move {

@@ -167,8 +167,8 @@ fn descriptors_of_another_user_delay_no_peer() {
                             usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
                     }
                 }
-                // Peers that connect and close leave no resources behind. The attacker's descriptors
-                // may still be open, where the kernel passed them on.
+                // Peers that connect and close leave no resources behind. The attacker's
+                // descriptors may still be open, where the kernel passed them on.
                 for _ in 0..HONEST_PEERS {
                     assert_still_works(&ep).await;
                 }

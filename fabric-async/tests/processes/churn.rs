@@ -9,8 +9,8 @@ use crate::test_peer::TestPeer;
 const CONNECTIONS: usize = 1000;
 /// Connections after which everything that is allocated only once exists.
 const WARM_UP: usize = 200;
-/// The most bytes by which private memory may grow over the remaining 800 connections: 655 bytes for
-/// each.
+/// The most bytes by which private memory may grow over the remaining 800 connections: 655 bytes
+/// for each.
 const MAX_GROWTH: usize = 512 * 1024;
 
 /// Opens an endpoint, exchanges one message with the test and closes the endpoint, again and again.

@@ -158,8 +158,8 @@ fn malformed_connection_request_is_rejected_with_reason() {
     });
 }
 
-/// Clients that send no request time out, and the oldest of too many is evicted. Requests of clients
-/// that have closed do not stop later clients.
+/// Clients that send no request time out, and the oldest of too many is evicted. Requests of
+/// clients that have closed do not stop later clients.
 #[test]
 fn silent_and_flooding_clients_do_not_stop_others() {
     run(async {

@@ -1,4 +1,5 @@
-//! Loans that are relayed from process to process: pipelines, and stages that are killed or stopped.
+//! Loans that are relayed from process to process: pipelines, and stages that are killed or
+//! stopped.
 
 use fabric_async::{Endpoint, FiAddr, LoanedBuf};
 use rustix::net::RecvFlags;
@@ -145,8 +146,8 @@ async fn report_copied(ep: &Endpoint, to_source: FiAddr) {
     ep.send(to_source, report).tag(COPIED).await.expect("send");
 }
 
-/// No process of the pipeline copies a message, and the memory returns through the relay: the source
-/// sends more messages than its memory holds at a time.
+/// No process of the pipeline copies a message, and the memory returns through the relay: the
+/// source sends more messages than its memory holds at a time.
 #[test]
 fn three_stage_pipeline_copies_nothing() {
     run(async {
@@ -223,8 +224,8 @@ fn sink_reads_on_when_the_relay_of_a_pipeline_is_killed() {
     });
 }
 
-/// Relay and sink keep their loans when the source is killed. The test runs in a process of its own,
-/// because the descriptors that a process keeps for relays are limited.
+/// Relay and sink keep their loans when the source is killed. The test runs in a process of its
+/// own, because the descriptors that a process keeps for relays are limited.
 #[test]
 fn relayed_loans_stay_readable_when_their_source_is_killed() {
     run_in_own_process(

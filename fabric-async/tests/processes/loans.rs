@@ -82,8 +82,8 @@ fn assert_uniform(frame: &LoanedBuf) {
     assert!(bytes.len() == LOAN_LEN && bytes.iter().all(|byte| *byte == bytes[0]));
 }
 
-/// Loans of memory that was not granted, with lengths beyond the memory, and without a valid slot to
-/// return them.
+/// Loans of memory that was not granted, with lengths beyond the memory, and without a valid slot
+/// to return them.
 #[test]
 fn invalid_loans_end_only_that_connection() {
     run(async {

@@ -1,6 +1,7 @@
 //! A hostile peer overwrites the shared memory of its connections at random while they are in use.
 //! The victim receives, sends, lends, reads and writes, with the corruptor and with honest peers at
-//! the same time. The victim must not panic, hang or leak, and the honest peers' data must be exact.
+//! the same time. The victim must not panic, hang or leak, and the honest peers' data must be
+//! exact.
 
 use std::cell::Cell;
 use std::future::IntoFuture;

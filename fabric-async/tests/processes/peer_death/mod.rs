@@ -1,6 +1,6 @@
-//! A process, the victim, kills itself at a stage of its communication with a peer, the survivor. The
-//! tests check the events and errors of the survivor, and that the survivor leaks no resources. A
-//! stage has a function that the victim runs until it dies, and a function in a `survives` module
+//! A process, the victim, kills itself at a stage of its communication with a peer, the survivor.
+//! The tests check the events and errors of the survivor, and that the survivor leaks no resources.
+//! A stage has a function that the victim runs until it dies, and a function in a `survives` module
 //! that the survivor runs.
 
 mod handshake;

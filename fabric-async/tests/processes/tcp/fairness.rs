@@ -10,8 +10,8 @@ use crate::run;
 const IN_FLIGHT: usize = 16;
 /// Bytes of each operation: together more than the socket buffers hold.
 const LONG_LEN: usize = 3_000_001;
-/// The most operations of the other kind that may complete first: the socket buffers and the peer may
-/// hold some of them.
+/// The most operations of the other kind that may complete first: the socket buffers and the peer
+/// may hold some of them.
 const MAX_OVERTAKING: usize = 20 * IN_FLIGHT;
 
 /// Opens two endpoints with a handle of each other and a region of the first.

@@ -37,8 +37,8 @@ async fn count_idle_passes(ep: &Endpoint) -> u64 {
     polls() - before
 }
 
-/// The connection of a peer that has closed stays as long as its messages wait for receives; pending
-/// read responses to the peer are dropped.
+/// The connection of a peer that has closed stays as long as its messages wait for receives;
+/// pending read responses to the peer are dropped.
 #[test]
 fn pending_response_to_closed_peer_lets_driver_sleep() {
     const PART: usize = 16 << 10;

@@ -260,8 +260,8 @@ const HOSTS_FILE: &str = "\
 127.0.0.1 partly-local
 ";
 
-/// Connects to `twin`, which listens at only one of its two addresses, and binds `partly-local`, one
-/// of whose two addresses is local.
+/// Connects to `twin`, which listens at only one of its two addresses, and binds `partly-local`,
+/// one of whose two addresses is local.
 pub(crate) async fn host_name_client(listen_name: &str) {
     let mut listener = PassiveEndpoint::bind(listen_name)
         .await
@@ -310,8 +310,8 @@ fn connect_tries_every_address_of_a_host() {
     std::fs::remove_file(&hosts).unwrap();
 }
 
-/// A connect with a source address skips addresses of another family. Objects that are opened one by
-/// one can connect to host names, and cannot listen at them.
+/// A connect with a source address skips addresses of another family. Objects that are opened one
+/// by one can connect to host names, and cannot listen at them.
 #[test]
 fn connect_skips_addresses_of_another_family() {
     run(async {

@@ -1,5 +1,5 @@
-//! Peers over UDP: processes that are killed and restarted, multicast groups, floods, and libfabric's
-//! fi_pingpong.
+//! Peers over UDP: processes that are killed and restarted, multicast groups, floods, and
+//! libfabric's fi_pingpong.
 
 mod fi_pingpong;
 mod hostile;
