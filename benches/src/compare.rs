@@ -228,7 +228,8 @@ fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[Stri
         let mut size = Size(case.size).to_string();
         for (peer_index, records) in case_runs() {
             let statistic = Statistic::common_to(bench, records);
-            // Peers that report only means are held against the fabric's mean, in a row of its own.
+            // Peers that report only means are compared with the fabric's mean, in a row of
+            // its own.
             let mean_row = (peer_index == 0 && by_mean && statistic != Statistic::Mean)
                 .then_some(Statistic::Mean);
             for statistic in [Some(statistic), mean_row].into_iter().flatten() {

@@ -34,22 +34,22 @@
 //! | [`.post()?`](Request::post) | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
 //!
 //! A future posts nothing until it is polled: `.await` posts with the first poll, `.start()` and
-//! `.post()` post at once. So operations are posted in the order of first polls: one `.await` after
-//! the other, `join!` in the order written, `select!` in random order. A branch of `select!` that
-//! `if` disables posts nothing. [`send(..).inject()`](Request::inject) copies borrowed bytes,
-//! without a completion.
+//! `.post()` post at once. So operations are posted in the order of their first polls: consecutive
+//! `.await`s in program order, the futures of `join!` in the order written, those of `select!` in
+//! random order. A branch of `select!` that `if` disables posts nothing.
+//! [`send(..).inject()`](Request::inject) copies borrowed bytes, without a completion.
 //!
 //! A request is not a future yet: `.await`, `select!` and `timeout` turn it into one, as does
 //! `.into_future()` where a future is required, as by `FuturesUnordered` or `std::pin::pin!`. That
-//! [future](RequestFuture) borrows the endpoint; an [`Operation`] from `.start()?` borrows nothing,
-//! so `tokio::spawn` takes it.
+//! [future](RequestFuture) borrows the endpoint; an [`Operation`] from `.start()?` borrows nothing
+//! and can be passed to `tokio::spawn`.
 //!
 //! Dropping a future never loses a received message and never frees memory that is in use: see
 //! [`guide::cancellation`].
 //!
 //! # Threads and process-wide state
 //!
-//! The crate creates these, and nothing before the first object that needs it:
+//! The crate creates the following, each when the first object that needs it is opened:
 //!
 //! | what | name | created | ends |
 //! |---|---|---|---|
@@ -61,11 +61,11 @@
 //! | a `pthread_atfork` handler | | with the first domain over `shm`, `tcp` or `udp` | never |
 //! | a filter around the panic hook | | when the first domain with a driver task is opened | never |
 //!
-//! The handler counts forks, so that a forked child announces nothing to peers when it drops its
-//! copies of the parent's objects. Such a child has none of the threads and must not use those
-//! copies: see [fork](guide::errors#fork). The child starts its own `fab-close` when it needs the
-//! thread, but no `fab-linger`: a child that closes `tcp` connections of its own first
-//! [flushes](Endpoint::flush).
+//! The handler counts forks, so that a forked child notifies no peer when it drops its copies of
+//! the parent's objects. A forked child has none of the threads and must not use those copies: see
+//! [fork](guide::errors#fork). The child starts its own `fab-close` when it needs the thread, but
+//! no `fab-linger`: a child [flushes](Endpoint::flush) before it closes `tcp` connections of its
+//! own.
 //!
 //! The filter hides one panic, by which Tokio reports a runtime without I/O, and passes all others
 //! to the hook that was set before. A hook that the program sets later replaces the filter.

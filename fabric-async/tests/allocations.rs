@@ -1,6 +1,5 @@
-//! Small messages are sent and received without an allocation in every way to receive them, and a
-//! long message is received into memory that is allocated once. Adding a peer copies no address
-//! vector.
+//! Allocation counts: small messages are sent and received without an allocation, the memory of a
+//! long message is allocated once, and adding a peer does not copy the address vector.
 
 #![allow(unsafe_code)] // a counting allocator
 
@@ -48,13 +47,13 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Counts the allocations of round trips in which buffers are reused.
 async fn count_round_trip_allocations(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
     let (to_b, to_a) = (a.add_peer(b.name()).await?, b.add_peer(a.name()).await?);
-    let (mut out, mut back, mut into) = (vec![1u8; 8], vec![2u8; 200], vec![0u8; 256]);
+    let (mut request, mut reply, mut recv_buf) = (vec![1u8; 8], vec![2u8; 200], vec![0u8; 256]);
     let before = ALLOCATIONS.with(Cell::get);
     for _ in 0..count {
-        out = a.send(to_b, out).await?.into_buf();
-        into = b.recv_into(into).await?.into_buf();
-        back = b.send(to_a, back).tag(7).await?.into_buf();
-        into = a.recv_into(into).tag(7).await?.into_buf();
+        request = a.send(to_b, request).await?.into_buf();
+        recv_buf = b.recv_into(recv_buf).await?.into_buf();
+        reply = b.send(to_a, reply).tag(7).await?.into_buf();
+        recv_buf = a.recv_into(recv_buf).tag(7).await?.into_buf();
         a.send(to_b, b"borrowed").inject()?;
         drop(b.recv().await?);
     }
@@ -88,14 +87,14 @@ fn small_messages_do_not_allocate() {
 /// Counts the allocations of a multi-receive after its first message; some messages are kept.
 async fn count_multi_recv_allocations(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
     let to_b = a.add_peer(b.name()).await?;
-    let (mut out, mut kept) = (vec![1u8; 50], Vec::with_capacity(count));
+    let (mut send_buf, mut kept) = (vec![1u8; 50], Vec::with_capacity(count));
     let mut messages = b
         .recv_multi(BytesMut::with_capacity(count * 50))
         .min_free(0)
         .start()?;
     let mut before = 0;
     for number in 0..count {
-        out = a.send(to_b, out).await?.into_buf();
+        send_buf = a.send(to_b, send_buf).await?.into_buf();
         let message = messages.next().await.expect("there is room")?;
         if number % 3 == 0 {
             kept.push(message.into_buf());
@@ -178,7 +177,7 @@ async fn count_add_peer_bytes(name: &str, others: u16) -> Result<u64> {
         };
         a.address_vector().insert(address)?;
     }
-    // The first peers with high indices make tables grow, which later peers share.
+    // The first peers with high indices make tables grow, so the counted peer needs no growth.
     for _ in 0..2 {
         let early = Endpoint::bind(name).await?;
         a.add_peer(early.name()).await?;
@@ -190,8 +189,8 @@ async fn count_add_peer_bytes(name: &str, others: u16) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Adding n peers takes time in proportion to n, as nothing is allocated for the peers that are in
-/// the vector already. A copy of 20,000 entries would be at least 320,000 bytes.
+/// The bytes allocated for a peer do not depend on the number of peers in the address vector. A
+/// copy of 20,000 entries would be at least 320,000 bytes.
 #[test]
 fn adding_a_peer_does_not_copy_the_address_vector() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,5 +1,5 @@
-//! Messages over shared memory that arrive shortly before their receive stay in the ring, and are
-//! then copied once.
+//! Messages over shared memory that arrive shortly before their receive is posted stay in the ring
+//! until then, so they are copied once.
 
 use fabric_async::{Endpoint, FiAddr, WaitPolicy};
 
@@ -19,7 +19,7 @@ async fn message_stays_in_the_ring_until_its_receive_is_posted() {
     let (a, b, to_b) = endpoint_pair().await;
     a.send(to_b, "first").inject().unwrap();
     a.send(to_b, "second").inject().unwrap();
-    assert!(b.domain().progress(), "the messages are work");
+    assert!(b.domain().progress(), "the pass made no progress");
     assert_eq!(b.stats().unexpected, 0, "a message was buffered");
     for expected in ["first", "second"] {
         assert_eq!(b.recv().await.unwrap().buf[..], *expected.as_bytes());

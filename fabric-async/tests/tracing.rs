@@ -14,7 +14,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// The recorded events, each with its fields.
 static RECORDED_EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// The endpoint that the subscriber uses in every event.
+/// The endpoint that the subscriber uses while it handles an event.
 static SUBSCRIBER_ENDPOINT: OnceLock<Endpoint> = OnceLock::new();
 
 thread_local! {
@@ -68,7 +68,7 @@ impl Subscriber for ReentrantSubscriber {
     fn exit(&self, _: &Id) {}
 }
 
-/// Waits until events with all of these words were recorded, and returns their number.
+/// Waits until events with all of these words were recorded, and returns their endpoint_field.
 async fn wait_for_event(words: &[&str]) -> usize {
     loop {
         let count = RECORDED_EVENTS
@@ -87,7 +87,7 @@ async fn wait_for_event(words: &[&str]) -> usize {
 async fn check_all_events(progress: Progress) {
     let options = Endpoint::options().progress(progress);
     let server = options.clone().bind("shm://").await.unwrap();
-    let number = format!("endpoint={} ", server.id());
+    let endpoint_field = format!("endpoint={} ", server.id());
     let name = server.name().to_string();
     wait_for_event(&[
         "DEBUG fabric::endpoint message=endpoint opened",
@@ -106,7 +106,7 @@ async fn check_all_events(progress: Progress) {
     .await;
     let _ = SUBSCRIBER_ENDPOINT.set(server.clone());
 
-    // A peer connects, gets a loan, and leaves with it.
+    // A peer connects, receives a loan, and closes while it holds the loan.
     let client = options.clone().bind("shm://").await.unwrap();
     let to_server = client.add_peer(server.name()).await.unwrap();
     let before = RECORDED_EVENTS.lock().unwrap().len();
@@ -114,7 +114,7 @@ async fn check_all_events(progress: Progress) {
     let peer = server.recv().await.unwrap().source().unwrap();
     wait_for_event(&[
         "message=peer connected",
-        &number,
+        &endpoint_field,
         &format!("peer={}", client.name()),
     ])
     .await;
@@ -133,10 +133,10 @@ async fn check_all_events(progress: Progress) {
         .unwrap();
     let held = client.recv_loan().await.unwrap();
     drop(client);
-    wait_for_event(&["message=peer closed its endpoint", &number]).await;
+    wait_for_event(&["message=peer closed its endpoint", &endpoint_field]).await;
     wait_for_event(&[
         "INFO fabric::connection message=peer ended while holding loans",
-        &number,
+        &endpoint_field,
         "loans=1",
     ])
     .await;
@@ -156,7 +156,7 @@ async fn check_all_events(progress: Progress) {
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
     wait_for_event(&[
         "WARN fabric::connection message=inbound connection refused",
-        &number,
+        &endpoint_field,
         "hello is too short",
     ])
     .await;
@@ -165,26 +165,26 @@ async fn check_all_events(progress: Progress) {
     let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
     let name = listener.name().clone();
     let accepted = async { listener.accept().await.unwrap().accept("").unwrap() };
-    let (caller, accepted) = tokio::join!(options.clone().connect(name), accepted);
-    for ep in [caller.unwrap(), accepted] {
-        let number = format!("endpoint={} ", ep.id());
-        wait_for_event(&["message=connected", &number]).await;
+    let (connected, accepted) = tokio::join!(options.clone().connect(name), accepted);
+    for ep in [connected.unwrap(), accepted] {
+        let endpoint_field = format!("endpoint={} ", ep.id());
+        wait_for_event(&["message=connected", &endpoint_field]).await;
         let name = format!("name={}", ep.name());
         assert_eq!(
-            wait_for_event(&["message=endpoint opened", &number, &name]).await,
+            wait_for_event(&["message=endpoint opened", &endpoint_field, &name]).await,
             1
         );
         drop(ep);
-        wait_for_event(&["message=endpoint closed", number.trim_end()]).await;
+        wait_for_event(&["message=endpoint closed", endpoint_field.trim_end()]).await;
     }
 
-    // An endpoint of its own, because the subscriber keeps the first one open.
-    let (number, other) = {
+    // The subscriber keeps the first endpoint open: another endpoint is closed.
+    let (endpoint_field, other) = {
         let other = options.bind("shm://").await.unwrap();
         (format!("endpoint={}", other.id()), other)
     };
     drop(other);
-    wait_for_event(&["message=endpoint closed", &number]).await;
+    wait_for_event(&["message=endpoint closed", &endpoint_field]).await;
     wait_for_event(&["message=driver ended", &format!("driver={driver:?}")]).await;
 }
 

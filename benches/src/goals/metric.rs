@@ -18,7 +18,7 @@ pub(super) enum Metric {
     Fabric(Bench, BenchOp, usize),
     /// The fabric, with completions taken from a queue in batches.
     FabricBatch(BenchOp, usize),
-    /// Messages of the fabric that are awaited one by one, with 64 under way.
+    /// Messages of the fabric that are awaited one by one, with 64 in flight.
     FabricAwaited(usize),
     /// The fabric, by loads and stores on a mapped region instead of operations.
     FabricMapped(Bench, BenchOp, usize),
@@ -75,7 +75,7 @@ pub(super) enum GoalBound {
     MaxExcessNs(f64),
 }
 
-/// A goal: title, the fabric's metric, the metric it is held against, and the bound.
+/// A goal: title, the fabric's metric, the metric it is compared with, and the bound.
 pub(super) type Goal = (&'static str, Metric, Metric, GoalBound);
 
 impl GoalBound {

@@ -29,8 +29,8 @@ pub(super) fn for_provider(provider: &str) -> &'static [Goal] {
     }
 }
 
-/// The length of a half round trip is held against the cache line, which no program undercuts, and
-/// against what other libraries need on the same machine.
+/// The length of a half round trip is compared with the cache line, which no program undercuts, and
+/// with what other libraries need on the same machine.
 const SHM: &[Goal] = &[
     (
         "send",
@@ -264,7 +264,7 @@ const SHM: &[Goal] = &[
     ),
 ];
 
-/// Streams are held against a ping-pong, because libfabric has no program that streams over TCP;
+/// Streams are compared with a ping-pong, because libfabric has no program that streams over TCP;
 /// both use the machine's default congestion control.
 const TCP: &[Goal] = &[
     (

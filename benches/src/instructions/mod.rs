@@ -1,4 +1,4 @@
-//! Instructions of the microbenchmarks: counting them, and the table that they are held against.
+//! Instructions of the microbenchmarks: counting them, and the table that they are compared with.
 //!
 //! | file | subject |
 //! |---|---|

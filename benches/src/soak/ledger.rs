@@ -10,7 +10,7 @@ pub(super) const HEADER_LEN: usize = 8;
 pub(super) struct MessageLedger {
     /// All messages below this number have arrived.
     all_below: u64,
-    /// The numbers above `all_below` that have arrived.
+    /// The numbers from `all_below` on that have arrived.
     arrived_above: BTreeSet<u64>,
     pub(super) received: u64,
     pub(super) duplicates: u64,

@@ -3,18 +3,19 @@
 //! After this chapter you can handle [`Error::WouldBlock`], bound the memory of a sender, and keep
 //! one slow receiver from stopping the others.
 //!
-//! Nothing is dropped, and nothing grows without bound unless you let it. A message that does not
-//! fit into the peer's ring at once takes a *transmit credit*; a completion that goes to a queue
-//! takes a *queue entry*. Both are taken by the post, or the post fails.
+//! No message is dropped, and only the number of awaited sends is unbounded. A message that does
+//! not fit into the peer's ring at once takes a *transmit credit*; an operation whose completion
+//! goes to a queue takes a *queue entry*. The post takes both, or fails.
 //!
 //! | call | without a credit |
 //! |---|---|
 //! | `.start()`, `.post()`, [`inject`](Request::inject) | refused with [`Error::WouldBlock`], and the buffer is in [`Failed`] |
-//! | `.await` | waits behind earlier ones to the same peer |
+//! | `.await` | waits behind earlier operations to the same peer |
 //! | [`reserve`](Endpoint::reserve) | waits in the same queue, then holds the credit as a [`Permit`] |
 //!
-//! Sends to one peer never overtake earlier ones that wait, even if they would fit. The error has
-//! the [`Resource`] with its limit and the peer, and its text says what to await.
+//! A send never overtakes an earlier send to the same peer that waits, even if the later one would
+//! fit. [`Error::WouldBlock`] has the [`Resource`] with its limit and the peer, and its text says
+//! what to await.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -34,7 +35,7 @@
 //! };
 //! assert_eq!((peer, in_use), (to_b, 256));        // a quarter of the endpoint's credits
 //!
-//! let last = a.send(to_b, refused.buf);           // awaiting it waits for its turn
+//! let last = a.send(to_b, refused.buf);           // waits for a credit
 //! let receive = async {
 //!     for _ in 0..pending.len() + 1 {
 //!         b.recv().await?;
@@ -56,17 +57,17 @@
 //! that goes into the ring at once takes none.
 //!
 //! One peer can hold a quarter of the credits, at least one. A peer that does not receive stops the
-//! sends to it, and not those to others. A task that waits for a credit makes progress in both
-//! directions.
+//! sends to that peer, and no sends to other peers. A task that waits for a credit makes progress
+//! in both directions.
 //!
 //! The number of sends that *await* a credit is not limited: each is a future that you hold.
 //!
 //! # Permits
 //!
-//! A [`Permit`] is a transmit credit for one peer. It separates the wait from building the message,
-//! which suits [`select!`](super::cancellation#posts-inside-select) and `.post()`, which cannot
-//! wait. Dropping it returns the credit. A post with it can still lack a queue entry, and it goes
-//! behind sends to the same peer that already wait.
+//! A [`Permit`] is a transmit credit for one peer. A permit separates the wait for the credit from
+//! the post, as [`select!`](super::cancellation#posts-inside-select) and `.post()` need. Dropping
+//! the permit returns the credit. A post with a permit can still lack a queue entry, and its
+//! message goes behind sends to the same peer that already wait.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -85,27 +86,28 @@
 //!
 //! A [`CompletionQueue`] never overruns. Every `.post()` reserves an entry, which is free again
 //! when its completion is taken. Without a free entry the post fails with
-//! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives
-//! posted for all of them leave none for a send. Awaited and started operations use no entry.
+//! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives that
+//! have reserved all entries leave none for a send. Awaited and started operations use no entry.
 //!
-//! An [`EventQueue`] cannot refuse events. Those beyond its capacity are counted and reported as
-//! one [`Overrun`](EventKind::Overrun) behind the kept ones. A program that tracks peers by
-//! [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then compares
-//! its list with [`AddressVector::peers`]: forget auto-inserted handles that are not in it, add
-//! those that are new. The handle of a peer that you inserted is always listed;
-//! [`Endpoint::add_peer`] of its name tells whether the peer is there. Do not call it for
-//! auto-inserted peers, which makes their handles permanent. An endpoint whose handle is still
-//! listed may have left and connected again.
+//! An [`EventQueue`] cannot refuse events. Events beyond its capacity are discarded, counted and
+//! reported as one [`Overrun`](EventKind::Overrun) behind the queued events. A program that tracks
+//! peers by [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then
+//! compares its list with [`AddressVector::peers`]: it removes auto-inserted handles that are not
+//! in `peers`, and adds new ones. The handle of a peer that you inserted is always listed;
+//! [`Endpoint::add_peer`] of its name tells whether the peer can be reached. Do not call `add_peer`
+//! for auto-inserted peers: the call makes their handles permanent. An endpoint whose handle is
+//! still listed may have left and connected again.
 //!
 //! # Receives
 //!
 //! `info.rx.size` receives can be started or posted, 1024 unless the hints asked for fewer; further
-//! ones fail with [`Resource::ReceiveEntry`]. Awaited receives count, but are not refused.
+//! ones fail with [`Resource::ReceiveEntry`]. Awaited receives count towards the limit, but are not
+//! refused.
 //!
 //! A multi-receive counts once. Its stream holds at most `info.rx.size` messages that were not
-//! taken; posted to a queue, it holds one entry for the next message and one for the release of its
-//! buffer. When the stream or the queue is full, further messages wait at their senders, as do
-//! [unexpected messages](super::memory#unexpected-messages) beyond the budget.
+//! taken; a multi-receive that is posted to a queue reserves one entry for the next message and one
+//! for the release of its buffer. When the stream or the queue is full, further messages wait at
+//! their senders, as do [unexpected messages](super::memory#unexpected-messages) beyond the budget.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

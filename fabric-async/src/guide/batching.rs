@@ -6,7 +6,7 @@
 //! # Batches
 //!
 //! A single post takes the lock of the domain and checks, with a full memory fence, whether the
-//! peer sleeps. [`Endpoint::inject_all`] and [`Endpoint::post_all`] pay that once for up to 32
+//! peer sleeps. [`Endpoint::inject_all`] and [`Endpoint::post_all`] do both once for up to 32
 //! messages:
 //!
 //! ```
@@ -22,21 +22,22 @@
 //! # Ok(()) }
 //! ```
 //!
-//! This replaces `FI_MORE`, with which a forgotten last call holds messages back: when a batch call
-//! returns, nothing is held back. A peer that polls sees each message as soon as it is in the ring;
-//! the doorbell of a sleeping peer is rung once, at the end. Over `tcp` and `udp` the messages of a
-//! batch leave together, and complete when the kernel has their bytes.
+//! Batch calls replace `FI_MORE`: when a batch call returns, no message waits for a later call
+//! without the flag. A peer that polls sees each message as soon as it is in the ring; the doorbell
+//! of a sleeping peer is rung once, at the end. Over `tcp` and `udp` the messages of a batch are
+//! written with one system call where they fit, and complete when the kernel has their bytes.
 //!
 //! A batch stops at the first request that is refused. The refused requests come back in
 //! [`BatchError`]. After [`Error::WouldBlock`], post them again when completions have been taken.
-//! After any other error, drop the first one or send it elsewhere; the others may be posted. Pass
-//! `&mut requests` to keep what the iterator still holds.
+//! After any other error, drop the first refused request or send its buffer elsewhere; the others
+//! may be posted. Pass `&mut requests` to keep the iterator with the requests that were not yet
+//! taken from it.
 //!
 //! # Selective completion
 //!
-//! Bind a queue with [`CqBind::SELECTIVE_COMPLETION`] to have success reported only where the
-//! request says [`completion`](Request::completion); failure is always reported.
-//! [`OpFlags::COMPLETION`] in the hints makes it the default of all requests.
+//! Bind a queue with [`CqBind::SELECTIVE_COMPLETION`] to have success reported only for requests
+//! with [`completion`](Request::completion); failure is always reported. [`OpFlags::COMPLETION`] in
+//! the hints makes it the default of all requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -60,12 +61,13 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Completions of short sends to one peer come in posting order, so the 100th says that those
-//! before it have completed. That does not hold where sends wait for the receiver ([completion
-//! levels](super::ordering#what-sent-means), [single copy](super::memory#single-copy)); a
-//! [fenced](Request::fence) request says it of all before it.
+//! Short sends to one peer complete in posting order, so the completion of the 100th send implies
+//! that the earlier 99 have completed. Sends that wait for the receiver ([completion
+//! levels](super::ordering#completion-levels), [single copy](super::memory#single-copy)) may
+//! complete in another order; the completion of a [fenced](Request::fence) request implies that all
+//! earlier operations to its peer have ended.
 //!
-//! A request that is not reported may still fail, so it reserves a queue entry and gives it back
+//! A request without `completion` may still fail, so it reserves a queue entry and frees the entry
 //! when it succeeds. The buffer of an unreported operation is dropped at its end; an unreported
 //! receive makes sense with a counter and a [`CustomBuf`] whose memory is also reachable elsewhere.
 //!
@@ -73,14 +75,15 @@
 //!
 //! [`Endpoint::flush`] and [`Domain::flush`] wait until every send, write and non-fetching atomic
 //! operation that was posted before has left the process: its bytes are in the peer's ring or in
-//! the kernel, or it has ended. Then the end of the process does not lose them, with one exception:
+//! the kernel, or it has ended. These bytes are delivered also if the process ends, with one
+//! exception:
 //!
 //! * Over `tcp` the kernel discards bytes that it has not sent yet if the process ends while bytes
 //!   of that peer are unread in the socket. Receive what the peer sent before, or wait for its
 //!   reply.
 //!
 //! Flush after operations that no task awaits: injected, posted, or started and dropped. An awaited
-//! send has left already. A flush says nothing about how operations ended, and does not wait for
+//! send has left already. A flush does not tell whether operations failed, and does not wait for
 //! reads and fetching atomic operations. Where the peer fetches a message from this process (single
 //! copy over `shm`, more than 16 KiB over RXM) or the kernel reads it from the buffer (zero copy
 //! over `tcp`), the flush waits for the peer. It fails with [`Error::Closed`] when the endpoint or
@@ -94,7 +97,7 @@
 //! for line in ["one", "two", "three"] {
 //!     client.send(peer, line.as_bytes()).inject()?;
 //! }
-//! client.flush().await?;                                  // now the process may exit
+//! client.flush().await?;                                  // the kernel has all bytes
 //! # assert_eq!(&server.recv().await?[..], b"one");
 //! # Ok(()) }
 //! ```

@@ -4,17 +4,16 @@
 //! to its message and its buffer when the future is dropped.
 //!
 //! A future is canceled by dropping it: a branch of `select!` loses, a timeout fires, a task is
-//! aborted. The operation may be half done then, so its buffer belongs to the operation until its
-//! end.
+//! aborted. The operation may have begun by then, so the operation owns its buffer until it ends.
 //!
 //! | dropped while pending | effect |
 //! |---|---|
 //! | a [`Request`], or a future that was never polled | nothing was posted |
-//! | a receive that no message has matched | withdrawn, and its buffer dropped; no message was taken |
+//! | a receive that no message has matched | canceled, and its buffer dropped; no message was taken |
 //! | a receive that a message has matched, completely or in part | the message is [requeued](#requeued-messages): the next receive that accepts it gets it |
-//! | a send (also of a loan), read or write that waits for a credit | withdrawn; nothing is sent |
+//! | a send (also of a loan), read or write that waits for a credit | canceled; nothing is sent |
 //! | a send, read or write that has a credit | goes on; a later failure becomes an [event](EventKind::OperationFailed) |
-//! | a send, read, write or atomic operation with [`cancel_on_drop`](Request::cancel_on_drop) | withdrawn if it has not begun, and its buffer dropped; goes on otherwise |
+//! | a send, read, write or atomic operation with [`cancel_on_drop`](Request::cancel_on_drop) | canceled if it has not begun, and its buffer dropped; goes on otherwise |
 //! | an atomic operation | takes effect once posted: a lock that is taken in a losing branch of `select!` stays taken |
 //! | a [`MultiRecv`] stream | messages in it that were not taken, or are arriving, are requeued; the rest of the buffer is dropped |
 //! | a [probe](Endpoint::probe) or a [claim](Request::claim) that waits | no message was taken |
@@ -89,7 +88,8 @@
 //! * A branch with a false precondition (`, if false`), or behind one that is ready at once, is not
 //!   polled, and posts nothing.
 //!
-//! To know which, reserve a credit inside the `select!`, and send outside it:
+//! To send exactly once, reserve a credit inside the `select!`, and send in the handler of the
+//! branch:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -111,10 +111,12 @@
 //!
 //! A requeued message is offered to the posted receives, the earliest first. If none accepts it, it
 //! waits among the unexpected messages at the place of its arrival, before everything that arrived
-//! later. It keeps its tag, sender and data; a message that is still arriving keeps arriving.
+//! later. The message keeps its tag, sender and data. The rest of a partial message is appended
+//! when it arrives.
 //!
-//! * **With several receives outstanding**, a later message may already have matched a later
-//!   receive. The requeued message then comes after it. With one receive at a time, order is kept.
+//! * **With several posted receives**, a later message may already have matched a later receive.
+//!   The requeued message is then received after the later message. With one receive at a time,
+//!   order is kept.
 //! * **A truncated message stays truncated.** The next receive gets the first part and
 //!   [`Error::Truncated`] with the number of bytes lost, even if it has room for all. Where
 //!   receives may be dropped, use [`Endpoint::recv`], which has room for any message.
@@ -123,8 +125,8 @@
 //!
 //! # Cancel instead of drop
 //!
-//! [`Operation::cancel`] withdraws the operation if it has not begun, and otherwise waits for its
-//! end. The result says which (`fi_cancel`):
+//! [`Operation::cancel`] (`fi_cancel`) cancels the operation if it has not begun, and otherwise
+//! waits for its end. [`CancelOutcome`] says which of the two happened:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -132,15 +134,16 @@
 //! let ep = Endpoint::bind("shm://").await?;
 //! let receive = ep.recv_into(Vec::with_capacity(1 << 16)).start()?;
 //! match receive.cancel().await {
-//!     CancelOutcome::Canceled(buf) => assert_eq!(buf.capacity(), 1 << 16), // it never happened
-//!     CancelOutcome::Completed(result) => drop(result?),                    // it was too late
+//!     CancelOutcome::Canceled(buf) => assert_eq!(buf.capacity(), 1 << 16), // no message was taken
+//!     CancelOutcome::Completed(result) => drop(result?),                  // a message had matched
 //! }
 //! # Ok(()) }
 //! ```
 //!
 //! [`Request::cancel_on_drop`] does the same when the future is dropped, without waiting and
-//! without returning the buffer. It bounds the memory of sends that `timeout` gives up: without it
-//! a send that holds a credit keeps its buffer until the peer takes the message, or is gone.
+//! without returning the buffer. `cancel_on_drop` bounds the memory of sends that time out: without
+//! it a send that holds a credit keeps its buffer until the peer takes the message, or the
+//! connection ends.
 //!
 //! When an operation has begun depends on the provider:
 //!
@@ -152,23 +155,23 @@
 //! | a send, over `udp` | when the kernel has the datagram: then it is also complete |
 //! | a read, a write or an atomic operation | when its first access was made, or its first request was sent |
 //!
-//! A send that is queued behind a full ring can be canceled, but is delivered when it is only
-//! dropped without `cancel_on_drop`. Dropping the future of `cancel` drops the operation.
+//! A send that is queued behind a full ring can be canceled. Dropping such a send without
+//! `cancel_on_drop` does not cancel it. Dropping the future of `cancel` drops the operation.
 //!
-//! What was posted to a queue has no future. [`Endpoint::cancel`] cancels it by its context, and
-//! reports it to the queue with [`Error::Canceled`] and its buffer.
+//! An operation that was posted to a queue has no future. [`Endpoint::cancel`] cancels it by its
+//! context; the queue gets an entry with [`Error::Canceled`] and the buffer.
 //!
 //! # Timeouts and tags
 //!
 //! A receive for one reply has the tag of its request. If a timeout drops the receive and the reply
 //! arrives later, no receive has its tag, and it waits among the [unexpected
 //! messages](super::memory#unexpected-messages) for as long as the endpoint is open. Late replies
-//! can use up the budget, and then hold back everything behind them, including replies that a
-//! receive waits for. There are two remedies:
+//! can use up the budget. Then all later messages of the peer wait in the ring, including replies
+//! that a receive waits for. There are two remedies:
 //!
 //! * **Receive any tag and dispatch.** One receive with `tag_ignoring(0, !0)` takes every tagged
-//!   message and hands it to the task that waits for it, or drops it. It must be the only tagged
-//!   receive, because the earliest posted one gets the message.
+//!   message; the program hands the message to the task that waits for it, or drops it. That
+//!   receive must be the only tagged receive, because the earliest posted receive gets the message.
 //! * **Discard after a timeout.** [Claim](Request::claim) the message with that tag and discard it.
 //!   A claim takes only a message that no receive has taken, and posts nothing.
 //!
@@ -181,7 +184,7 @@
 //!
 //! client.send(to_server, "a request").tag(1).await?;
 //! let reply = tokio::time::timeout(Duration::from_millis(1), client.recv().tag(1)).await;
-//! assert!(reply.is_err());                                    // too late; the receive is gone
+//! assert!(reply.is_err());                                   // timed out; the receive is canceled
 //!
 //! let request = server.recv().tag_ignoring(0, !0).await?;         // any tag
 //! server.send(request.source()?, "late").tag(1).await?;
@@ -194,14 +197,14 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Do not reuse a tag while its reply may still arrive: count up.
+//! Do not reuse a tag while its reply may still arrive: use a counter.
 //!
 //! # What a dropped send needs
 //!
 //! A dropped send needs its endpoint and, under manual progress, the [runtime of the
 //! domain](super::progress). An operation does not keep its [endpoint open](super::errors#handles):
-//! when that closes first, what is not yet in the peer's ring or the kernel is not sent, and not
-//! reported. [Flush](super::batching#flush) before.
+//! when the endpoint closes first, bytes that are not yet in the peer's ring or the kernel are not
+//! sent, and no failure is reported. [Flush](super::batching#flush) before closing.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -37,26 +37,27 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * **The client posts the receive before it sends the request.** If the server dies in between, a
-//!   posted receive fails. One that is posted later waits for the server to come back. And a reply
-//!   that finds its receive is not buffered.
-//! * **Each request has a number as its tag**, so several can be pending, and a late reply does not
-//!   match the next request. [Discard late replies](super::cancellation#timeouts-and-tags).
-//! * **Each wait has a time limit.** A living server that makes no progress fails nothing.
-//!   `add_peer` waits too, until the server answers.
-//! * **The server's receive is from any source.** It outlives every client: the death of one in the
-//!   middle of a request is an event, not an error of the receive.
+//! * **The client posts the receive before it sends the request.** If the server dies in between,
+//!   the posted receive fails; a receive that is posted after the death waits until the server is
+//!   back. A reply that matches a posted receive is not buffered.
+//! * **Each request has a number as its tag**, so several requests can be pending, and a late reply
+//!   does not match the receive of the next request. [Discard late
+//!   replies](super::cancellation#timeouts-and-tags).
+//! * **Each wait has a time limit.** No operation fails because a living server makes no progress.
+//!   `add_peer` also waits until the server answers.
+//! * **The server's receive is from any source.** The death of a client in the middle of a request
+//!   is an event, not an error of the receive.
 //! * **The server starts its replies and does not await them.** A client that receives nothing
 //!   fills its ring and its share of the credits, and is refused.
 //!
-//! A request that failed with [`PeerGone`](Error::PeerGone) or timed out may have been executed.
-//! Only one that failed with [`NoSuchPeer`](Error::NoSuchPeer) was certainly not.
+//! A request that failed with [`PeerGone`](Error::PeerGone) or timed out may have been executed. A
+//! request that failed with [`NoSuchPeer`](Error::NoSuchPeer) was not executed.
 //!
 //! # When a peer dies
 //!
 //! Which error an operation returns depends on when the death is noticed and on the handle.
-//! [`Error::is_peer_unavailable`] is true for all of them: test with it, and use the table only to
-//! tell the cases apart.
+//! [`Error::is_peer_unavailable`] is true for all of these errors: test with it, and use the table
+//! only to tell the cases apart.
 //!
 //! | | handle from `add_peer` or `insert` | auto-inserted handle |
 //! |---|---|---|
@@ -72,9 +73,10 @@
 //!
 //! Over `tcp`, [`PeerDown`](EventKind::PeerDown) of a killed process has the reason
 //! [`Died`](DownReason::Died), or [`Closed`](DownReason::Closed) if the process was killed between
-//! two messages: the kernel then closes the connection in order.
+//! two messages: the kernel then closes the connection with a FIN.
 //!
-//! A complete message is still received. One that was arriving is discarded:
+//! A message that arrived completely before the death is still received. A partial message is
+//! discarded:
 //!
 //! | receive | when its sender dies in the middle of the message |
 //! |---|---|
@@ -85,12 +87,12 @@
 //! | of a claimed message ([`Claimed`]) | fails with [`PeerGone`](Error::PeerGone), with the part that arrived |
 //! | any, of a [connected endpoint](super::connected_endpoints) with receives of its own | fails with [`PeerGone`](Error::PeerGone) |
 //!
-//! Until a receive completes, its buffer is scratch: it may hold bytes of a discarded part.
+//! Until a receive completes, its buffer may hold bytes of a discarded partial message.
 //!
-//! An endpoint that is closed or dropped tells its peers, and sends to it fail at once. A killed
-//! process does not; the kernel closes its sockets. This side notices at once while it sleeps, and
-//! within a few passes, or 64 posts, while it polls; a short message that is sent before completes
-//! unread.
+//! An endpoint that is closed or dropped notifies its peers, and sends to that endpoint fail at
+//! once. A killed process notifies no peer; the kernel closes its sockets. A peer that sleeps
+//! notices the closed socket at once; a peer that polls notices it within a few passes or 64 posts.
+//! Until then short sends to the dead process still complete.
 //!
 //! # Lifetime of address handles
 //!
@@ -98,8 +100,8 @@
 //!   restart of the peer, until you [`remove`](AddressVector::remove) it.
 //! * **An auto-inserted handle** stands for one endpoint of one process. It is valid while the peer
 //!   is connected, and then until the last message from that peer has been received. A reply to a
-//!   client that has left is an error, and never reaches a later process of the same name. An
-//!   endpoint that connects again meanwhile keeps its handle.
+//!   client that has disconnected is an error, and never reaches a later process of the same name.
+//!   An endpoint that connects again before its handle is released keeps the handle.
 //! * **Looking up or inserting an auto-inserted peer** makes its handle permanent, with the same
 //!   value. Remove it yourself.
 //! * Receives directed at a handle that is removed or released fail with
@@ -113,7 +115,7 @@
 //! # Shared receive context
 //!
 //! A server may have an endpoint for each service or tenant. Endpoints that share a receive context
-//! ([`SharedRxContext`], `fi_srx_context`) take them from one pool, in posting order:
+//! ([`SharedRxContext`], `fi_srx_context`) take their receives from that context, in posting order:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -163,34 +165,34 @@
 //!
 //! # A server that restarts
 //!
-//! A name belongs to the process that bound it, and is free when that process is gone, also after
-//! `kill -9`; before, [`bind`](Endpoint::bind) fails with [`AddressInUse`](Error::AddressInUse).
-//! Clients keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the
-//! new server is there. Retry after a pause.
+//! A name is in use until its endpoint is closed or its process ends, also by `kill -9`. Until then
+//! [`bind`](Endpoint::bind) of the name fails with [`AddressInUse`](Error::AddressInUse). Clients
+//! keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the new
+//! server has bound the name. Retry after a pause.
 //!
 //! # A client that restarts
 //!
 //! A client that is started again is a new peer to the server, whether it binds the same name or
 //! another one: when it connects, it gets a new auto-inserted handle, and a
-//! [`PeerConnected`](EventKind::PeerConnected) names it. The handle of its former process is
-//! released when the last message from that process was received; replies to it fail and never
-//! reach the new process. So
+//! [`PeerConnected`](EventKind::PeerConnected) names it. The handle of the former process is
+//! released when the last message from that process was received; replies to that handle fail and
+//! never reach the new process. Therefore
 //!
-//! * free the state of the former process on its [`PeerDown`](EventKind::PeerDown), and create that
-//!   of the new one on [`PeerConnected`](EventKind::PeerConnected) or with its first request: the
-//!   two events can be in either order;
+//! * free the state of the former process on its [`PeerDown`](EventKind::PeerDown), and create the
+//!   state of the new process on [`PeerConnected`](EventKind::PeerConnected) or with its first
+//!   request: the two events can arrive in either order;
 //! * a client that needs its former state sends an id of its own with the first request, because
 //!   neither the handle nor the name identifies it;
 //! * a client repeats the requests that were not answered before it died only if executing them
 //!   twice does no harm.
 //!
 //! A handle that the *server* inserted or looked up stands for the name and reaches the restarted
-//! client, as in the section before.
+//! client.
 //!
 //! # Tracing
 //!
-//! The [`tracing`](https://docs.rs/tracing) subscriber of the process gets rare events, never
-//! single messages:
+//! The crate emits [`tracing`](https://docs.rs/tracing) events when objects and connections change,
+//! and none for single messages:
 //!
 //! | target | level | event | fields |
 //! |---|---|---|---|
@@ -207,7 +209,7 @@
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
 //!
-//! No lock is held meanwhile: a subscriber may use the endpoint.
+//! No lock is held while an event is emitted: a subscriber may use the endpoint.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

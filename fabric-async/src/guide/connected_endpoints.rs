@@ -49,50 +49,48 @@
 //! # Connecting
 //!
 //! [`ConnectedEndpoint::connect`] completes when the peer has accepted. Each side may send up to
-//! [`MAX_PRIVATE_DATA`] bytes of private data; [`ConnectedEndpoint::private_data`] is what the
-//! other sent. More is refused, not cut.
+//! [`MAX_PRIVATE_DATA`] bytes of private data; [`ConnectedEndpoint::private_data`] returns the data
+//! of the other side. Longer data is refused with [`TooLong`](Error::TooLong).
 //!
 //! | error | when |
 //! |---|---|
 //! | [`NoSuchPeer`](Error::NoSuchPeer) | no process listens there |
-//! | [`RejectedByPeer`](Error::RejectedByPeer) | the peer's program rejected, with its private data; over `tcp` also: the endpoint there is connectionless, without data |
+//! | [`RejectedByPeer`](Error::RejectedByPeer) | the peer's program rejected, with its private data; over `tcp` also, without data, if the endpoint there is connectionless |
 //! | [`Protocol`](Error::Protocol) | over `tcp`: a program with another protocol listens there |
 //! | [`ConnectionRefused`](Error::ConnectionRefused) | over `shm`: the endpoint there is connectionless, or the queue of the kernel is full |
 //! | [`OtherUser`](Error::OtherUser) | over `shm`: the process there is another user's |
 //! | [`PeerGone`](Error::PeerGone) | the peer closed the connection |
 //! | [`TimedOut`](Error::TimedOut) | no answer within ten seconds, or [`Connect::timeout`]; a libfabric program answers only while it reads its event queue |
 //!
-//! A host name, as in `tcp://localhost:7000`, is resolved. Its addresses are tried in order until
-//! one accepts. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
-//! sees the end.
+//! A host name, as in `tcp://localhost:7000`, is resolved. Its addresses are tried in order until a
+//! peer accepts. Dropping the future ends the attempt; an endpoint that the peer has accepted by
+//! then gets [`Shutdown`](EventKind::Shutdown).
 //!
-//! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a request
-//! whose private data is its protocol handshake. When that is rejected its `add_peer` fails with
-//! [`Error::ConnectionRefused`]. Check the private data to tell them apart. Over `shm` the two
-//! types of endpoint refuse each other with [`RefusalReason::EpType`], and the program sees no
-//! request.
+//! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a
+//! connection request whose private data is its protocol handshake. When the program rejects that
+//! request, `add_peer` fails with [`Error::ConnectionRefused`]. The private data tells such
+//! requests from those of connected endpoints. Over `shm` the two types of endpoint refuse each
+//! other with [`RefusalReason::EpType`], and the program sees no request.
 //!
 //! # Shared memory
 //!
 //! Over `shm`, connected endpoints have everything that connectionless ones have, such as loans,
 //! windows and single copies. A passive endpoint listens at its name; a connecting endpoint has a
-//! name of its own, at which no peer can connect to it, and an accepted endpoint has the name of the
-//! passive endpoint. Only processes of the same user can connect. The death of a process is an
-//! event at once: [`Shutdown`](EventKind::Shutdown) with [`Died`](DownReason::Died).
+//! name of its own, at which no peer can connect to it, and an accepted endpoint has the name of
+//! the passive endpoint. Only processes of the same user can connect. The death of a process is
+//! reported at once as [`Shutdown`](EventKind::Shutdown) with [`Died`](DownReason::Died).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! # use std::future::IntoFuture;
-//! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name"
-//! let connecting = ConnectedEndpoint::connect(listener.name()).private_data("hello").into_future();
-//! let accepting = async { listener.accept().await?.accept("") };
-//! let (client, server) = tokio::try_join!(connecting, accepting)?;
-//! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
-//! let mut loan = client.domain().loan(5).await?;
-//! loan.copy_from_slice(b"frame");
-//! client.send(loan).await?;
-//! assert_eq!(&server.recv().await?[..], b"frame");
+//! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name" let
+//! connecting = ConnectedEndpoint::connect(listener.name()).private_data("hello").into_future();
+//! let accepting = async { listener.accept().await?.accept("") }; let (client, server) =
+//! tokio::try_join!(connecting, accepting)?; assert_eq!((server.private_data(), server.name()),
+//! (&b"hello"[..], listener.name())); let mut loan = client.domain().loan(5).await?;
+//! loan.copy_from_slice(b"frame"); client.send(loan).await?; assert_eq!(&server.recv().await?[..],
+//! b"frame");
 //! # Ok(()) }
 //! ```
 //!
@@ -119,14 +117,14 @@
 //! ```
 //!
 //! A connection has ten seconds to send its request; 256 may be pending, and the oldest is evicted.
-//! 128 requests wait to be taken; beyond that the kernel queues connections: over `tcp` 4096, over
-//! `shm` 1024, or `net.core.somaxconn`. Over `shm` a connect beyond that fails at once with
-//! [`RefusalReason::Resources`].
+//! Up to 128 requests wait for `accept`; further connections wait in the kernel's backlog, of 4096
+//! over `tcp` and 1024 over `shm`, or `net.core.somaxconn` if it is lower. Over `shm` a connect
+//! beyond that fails at once with [`RefusalReason::Resources`].
 //!
 //! # Messages and memory
 //!
 //! [`ConnectedEndpoint::peer`] is the address of the one peer, the destination of sends and the
-//! sender of messages. There is no address handle of it: the [source](Done::source) of a message is
+//! sender of messages. The peer has no address handle: the [source](Done::source) of a message is
 //! [`UnknownSource`](Error::UnknownSource), and directed receives are
 //! [`NotSupported`](Error::NotSupported). The accepting side may send at once: messages that arrive
 //! before the first receive are buffered.
@@ -145,7 +143,7 @@
 //! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! let tickets = server.domain().alloc(8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-//! tokio::spawn(async move { server.recv().await });                // keeps its domain moving
+//! tokio::spawn(async move { server.recv().await });               // makes progress for its domain
 //! for number in 0..3u64 {
 //!     let ticket = client.fetch_add(tickets.remote().at(0), 1u64).await?;
 //!     assert_eq!(ticket, number);
@@ -156,19 +154,19 @@
 //! # Tags
 //!
 //! Endpoints of this library announce tagged messages and atomic operations while they connect, in
-//! bytes that libfabric sends as zeros and ignores. A libfabric peer takes tagged messages only
-//! with a shared receive context, does not announce it, and crashes otherwise. A tagged send to a
-//! peer that announced nothing is therefore [`NotSupported`](Error::NotSupported), unless your
-//! program says that the peer takes them: [`Connect::peer_supports_tags`] or
-//! [`ConnectionRequest::peer_supports_tags`]. Tagged messages from such a peer are received. An
-//! endpoint over `tcp` without [`Caps::TAGGED`] treats one as a protocol violation. Over `shm` the
-//! capabilities of both sides are always known.
+//! bytes that libfabric sends as zeros and ignores. A libfabric peer accepts tagged messages only
+//! if its endpoint has a shared receive context, which it does not announce; without a shared
+//! receive context it crashes. A tagged send to a peer that announced nothing is therefore
+//! [`NotSupported`](Error::NotSupported), unless your program declares that the peer supports tags:
+//! [`Connect::peer_supports_tags`] or [`ConnectionRequest::peer_supports_tags`]. Tagged messages
+//! from such a peer are received. An endpoint over `tcp` without [`Caps::TAGGED`] treats a tagged
+//! message as a protocol violation. Over `shm` the capabilities of both sides are always known.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-//! // An endpoint of this library announces this itself; one of libfabric never does.
+//! // Needed for libfabric peers only: endpoints of this library announce tags themselves.
 //! let connecting =
 //!     ConnectedEndpoint::connect(listener.name()).peer_supports_tags().into_future();
 //! let accepting = async { listener.accept().await?.accept("") };
@@ -221,19 +219,19 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The end of one connection leaves the receives to the others, also one that a message of that
-//! peer had begun to fill. Sends fail, and the event queue is told.
-//! [`Shutdown`](EventKind::Shutdown) may come before the last messages of that peer are received:
-//! keep the endpoint until the context is [empty](SharedRxContext::stats), because `received_by`
-//! does not know closed endpoints. All connections share one budget of 16 MiB for unexpected
-//! messages.
+//! When one connection ends, all receives of the context stay posted, also a receive that a partial
+//! message of that peer had matched. Sends to that peer fail, and the event queue gets a
+//! [`Shutdown`](EventKind::Shutdown). The event may come before the last messages of that peer are
+//! received: keep the endpoint until the context [holds no message](SharedRxContext::stats),
+//! because `received_by` returns nothing for closed endpoints. All connections share one budget of
+//! 16 MiB for unexpected messages.
 //!
 //! # End of a connection
 //!
 //! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process
 //! end the connection. Over `tcp` the bytes of completed sends are written to the kernel in the
-//! background for up to five seconds, while the process lives; over `shm` a completed send is in the ring, where the peer finds it also after the
-//! sender's death.
+//! background for up to five seconds, while the process lives; over `shm` a completed send is in
+//! the ring, where the peer finds it also after the sender's death.
 //!
 //! At the other side sends fail at once with [`PeerGone`](Error::PeerGone), or with
 //! [`Protocol`](Error::Protocol) if the peer violated the protocol, and the event queue gets one

@@ -9,12 +9,12 @@
 //! |---|---|---|---|
 //! | progress | manual | no extra thread; waiting tasks drive anyway | [`BindOptions::progress`] |
 //! | wait policy | adaptive | fast under traffic, asleep without | [`BindOptions::wait_policy`] |
-//! | single copy | messages of 64 KiB and more that are alone, where the kernel copies fast | one copy takes half the time; in a stream two overlapping copies are faster | [`BindOptions::single_copy_threshold`] |
+//! | single copy | messages of 64 KiB and more to a peer with an empty queue, where the kernel copies fast | one copy takes half the time; in a stream two overlapping copies are faster | [`BindOptions::single_copy_threshold`] |
 //! | capabilities | untagged and tagged messages, multi-receive, directed receives, sources, one-sided and atomic operations | what a service needs, and what costs nothing until used | [`Hints::caps`] |
 //! | completion queue | 1024 entries, for both directions | as many as transmit credits | [`Domain::completion_queue`] |
 //! | event queue | 256 events | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
 //! | address vector | auto-inserting | a server can reply to every client | [`Domain::address_vector`] inserts nothing by itself, as in libfabric |
-//! | name | process id and a number | never in use, gone with the process | `shm://name` |
+//! | name | process id and a number | unique, and removed with the process | `shm://name` |
 //!
 //! Objects that are opened one by one have manual progress and adaptive waiting too.
 //!
@@ -39,24 +39,24 @@
 //! | of these for one peer | a quarter, at least 1 | three slow peers leave some for the rest |
 //! | posted receives | 1024 per endpoint | rarely reached; awaited receives are not refused |
 //! | [`min_free`](Request::min_free) | 64 bytes | a cache line |
-//! | inject size | 4096 bytes | a page: larger buffers are better moved |
-//! | longest message | 2^40 bytes, 2^30 with `sim` | a longer length is taken for an attack |
+//! | inject size | 4096 bytes | a page: moving a larger buffer into the operation is cheaper than the copy |
+//! | longest message | 2^40 bytes, 2^30 with `sim` | a longer length from a peer is a protocol violation |
 //! | order | `FI_ORDER_SAS`, `SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW` | follows from one ring per direction |
 //! | region, loan | up to 2^40 bytes, up to 4 GiB | beyond what a machine has |
-//! | loans | 256 to one peer, 4 GiB per domain ([`DomainBuilder::loan_limit`]) | a reader that never returns any must not take everything |
+//! | loans | 256 to one peer, 4 GiB per domain ([`DomainBuilder::loan_limit`]) | a peer that returns no loans must not use up the machine's memory |
 //! | descriptors of received loans | 256 per endpoint; per process a quarter of its limit | to send loans on without a copy |
 //! | values of one atomic operation | 4096 bytes | a page |
-//! | completion data | 8 bytes | the size of its field |
+//! | completion data | 8 bytes | the size of the field in a record |
 //! | tag bits | all 64 | a tag is compared as one word |
 //!
-//! Hints for the transmit credits, the posted receives and the inject size become the value, if
-//! they are not above the offer. A hint for the longest message is a minimum; to lower the limit,
-//! set `info.ep.max_msg_size` before the endpoint is opened. A longer message then fails with
+//! A hint for the transmit credits, the posted receives or the inject size becomes the value if it
+//! is not above the offer. A hint for the longest message is a minimum; to lower the limit, set
+//! `info.ep.max_msg_size` before the endpoint is opened. A longer message then fails with
 //! [`Error::TooLong`] where it is sent and [`Error::Truncated`] where it arrives.
 //!
 //! # Inside `shm`
 //!
-//! These cannot be changed. They explain measurements.
+//! These values cannot be changed. They explain measurements.
 //!
 //! | what | value | why |
 //! |---|---|---|
@@ -81,7 +81,7 @@
 //! |---|---|---|
 //! | passes within a poll | 96, or 2 after four polls in a row without news | a few microseconds; a poll must not delay the runtime |
 //! | full number again | every 16th poll | traffic may have resumed |
-//! | spin budget of the driver | 5 to 100 microseconds | more than a wake-up takes is waste, less finds nothing |
+//! | spin budget of the driver | 5 to 100 microseconds | about as long as a wake-up takes |
 //! | drivers that spin at once | the number of cores | a spinner without a core takes one from its peer |
 //! | check of the automatic thread | 1 millisecond | how long a passive target may lag after its last poll |
 //! | check of descriptors | every 16 steps of the driver, 2048 passes of polls, 64 posts | new and dead peers, without a system call each time |
@@ -99,8 +99,8 @@
 //! # Environment
 //!
 //! No configuration file is read and no Cargo feature changes a behaviour. The crates read one
-//! environment variable, when a domain over `tcp` is opened. It applies where the code leaves the
-//! choice open; other parameters are set by calls, in the tables above.
+//! environment variable, when a domain over `tcp` is opened. The variable applies where the program
+//! does not choose; other parameters are set by calls, in the tables above.
 //!
 //! | variable | values | default | the call for it |
 //! |---|---|---|---|

@@ -1,14 +1,14 @@
 //! Errors: where failures are reported, `fi_errno` numbers, close, fork.
 //!
-//! After this chapter you know where each failure arrives, which `fi_errno` it is, what keeps an
-//! object open, and what a forked child may do.
+//! After this chapter you know where each failure is reported and with which `fi_errno`, what keeps
+//! an object open, and what a forked child may do.
 //!
 //! # Failed operations
 //!
-//! A failed operation affects only itself. Its future resolves to [`Failed`], with the buffer. On a
-//! [`CompletionQueue`] it is an entry with [`Completion::error`] set, and the stream goes on. It
-//! never ends while you hold the queue. `?` turns a [`Failed`] or [`CloseError`] into its [`Error`]
-//! and drops the buffer or handle.
+//! A failed operation affects no other operation. Its future resolves to [`Failed`], with the
+//! buffer. A [`CompletionQueue`] gets an entry with [`Completion::error`] set, and the stream of
+//! the queue does not end. `?` turns a [`Failed`] or [`CloseError`] into its [`Error`] and drops
+//! the buffer or handle.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -27,7 +27,7 @@
 //! let cut = queue.next().await.expect("open");
 //! assert_eq!(cut.context, 0);
 //! assert_eq!(cut.error.as_deref(), Some(&Error::Truncated { len: 8, lost: 12 }));
-//! let whole = queue.next().await.expect("and still open").into_result::<Vec<u8>>()?;
+//! let whole = queue.next().await.expect("open").into_result::<Vec<u8>>()?;
 //! assert_eq!(whole.into_buf(), [2; 5]);
 //! # Ok(()) }
 //! ```
@@ -42,7 +42,8 @@
 //!
 //! In functions that return [`std::io::Result`], `?` converts [`Error`], [`Failed`], [`CloseError`]
 //! and [`BatchError`]. The kind is the nearest one, as in the table below;
-//! [`get_ref`](std::io::Error::get_ref) downcasts to the [`Error`]. [`raw_os_error`](std::io::Error::raw_os_error) is `None` also for [`Error::Os`]: an
+//! [`get_ref`](std::io::Error::get_ref) downcasts to the [`Error`].
+//! [`raw_os_error`](std::io::Error::raw_os_error) is `None` also for [`Error::Os`]: an
 //! `io::Error` holds a number or a source. Use [`Error::errno`].
 //!
 //! | kind | errors |
@@ -59,11 +60,11 @@
 //! # Handles
 //!
 //! Objects form a tree: a fabric has domains and event queues, a domain has the rest. A child keeps
-//! its parent open, so dropping handles in any order closes the objects in the right one. An
+//! its parent open, so handles can be dropped in any order: the objects close children first. An
 //! endpoint also keeps its address vector and shared receive context open; an event queue keeps the
 //! fabric open, and no domain. The [overview](super::overview#what-dropping-does) lists the effect
-//! of dropping each handle. A *dependent* keeps nothing open: it ends, or is refused, when its
-//! object closes, by `close` or with its last handle.
+//! of dropping each handle. A *dependent* does not keep its object open. When the object closes, by
+//! `close` or with its last handle, the dependent ends or its use is refused:
 //!
 //! | dependent | when its object closes |
 //! |---|---|
@@ -79,8 +80,8 @@
 //!
 //! # Closing
 //!
-//! Every object has `close`, which closes it for all its clones. A call on a closed object, and a
-//! wait for it, is [`Error::Closed`], and so is a second `close`. Memory also has `into_buf`
+//! Every object has `close`, which closes it for all its clones. A call on a closed object, a wait
+//! for it, and a second `close` fail with [`Error::Closed`]. Memory also has `into_buf`
 //! ([`MemoryRegion::into_buf`], [`RegisteredBuffer::into_buf`]), which closes it and returns the
 //! buffer.
 //!
@@ -91,7 +92,7 @@
 //! | [`SharedRxContext`] | an open endpoint uses it |
 //! | [`Endpoint`], [`ConnectedEndpoint`], [`PassiveEndpoint`], [`MemoryRegion`], [`RegisteredBuffer`] | never |
 //!
-//! The error names the open objects by class. The refused call has changed nothing, and
+//! The error counts the open objects by class. A refused `close` changes nothing, and
 //! [`CloseError`] returns the handle:
 //!
 //! ```
@@ -111,17 +112,17 @@
 //! # Exhausted resources
 //!
 //! A connection takes a file descriptor and memory on both sides; a region or loan takes a
-//! descriptor on every side that maps it. If this process lacks one, the operation fails with
-//! [`Error::Os`], which names the system call, and can be posted again later. If the peer lacks
-//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RefusalReason::Resources`],
-//! and the peer's event queue an [`EventKind::InboundRefused`].
+//! descriptor on every side that maps it. If this process lacks a descriptor or memory, the
+//! operation fails with [`Error::Os`], which names the system call, and can be posted again later.
+//! If the peer lacks them, the connecting side gets [`Error::ConnectionRefused`] with
+//! [`RefusalReason::Resources`], and the peer's event queue an [`EventKind::InboundRefused`].
 //!
 //! # Fork
 //!
 //! Every descriptor is closed by `exec`. A child that was forked and does not exec must not use its
-//! copies of the objects: locks may be held by threads that it does not have. Dropping or closing
-//! them there tells no peer anything, and the parent's connections, loans and regions go on. While
-//! the child lives, the name of an endpoint that its parent closed stays in use.
+//! copies of the objects: threads that the child does not have may hold their locks. Dropping or
+//! closing a copy notifies no peer, and does not affect the parent's connections, loans and
+//! regions. While the child lives, the name of an endpoint that its parent closed stays in use.
 //!
 //! # Numbers
 //!
@@ -132,13 +133,13 @@
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
 //! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted; the [`Resource`] has the limit and the peer |
-//! | [`OutOfMemory`](Error::OutOfMemory) | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message was lost |
+//! | [`OutOfMemory`](Error::OutOfMemory) | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message is lost |
 //! | [`OtherUser`](Error::OtherUser) | `FI_EACCES` | 13 | the peer belongs to another user |
 //! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |
 //! | [`UnknownProvider`](Error::UnknownProvider) | `FI_ENODEV` | 19 | no provider of that name |
 //! | [`Invalid`](Error::Invalid), [`BadAddress`](Error::BadAddress), [`WrongScheme`](Error::WrongScheme) | `FI_EINVAL` | 22 | an argument is out of range or malformed |
 //! | [`Runtime`](Error::Runtime) | `FI_ENOSYS` | 38 | manual progress without a Tokio runtime with I/O |
-//! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; says why for each |
+//! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; the error has the mismatches of each provider |
 //! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |
 //! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, an injected message, a loan or private data beyond its limit |
 //! | [`OutOfBounds`](Error::OutOfBounds) | `FI_EMSGSIZE` | 90 | an access that leaves its memory region |
@@ -160,7 +161,7 @@
 //! | [`Truncated`](Error::Truncated) | `FI_ETRUNC` | 265 | the message was longer than the buffer |
 //! | [`Key`](Error::Key) | `FI_ENOKEY` | 266 | a memory key that is in use, unknown or closed, or lacks the right |
 //! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV`, `FI_ENOEQ`, `FI_EDOMAIN`, `FI_EOPBADSTATE` | 263, 267, 261, 262, 258 | not bound: a completion queue; an address vector; an event queue; a domain; a shared receive context |
-//! | [`Os`](Error::Os) | the system's | | a system call failed; it is named |
+//! | [`Os`](Error::Os) | that of the kernel | | a system call failed; the error names the call |
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -1,33 +1,34 @@
 //! Event loops: waiting with epoll, and driving a domain without Tokio.
 //!
 //! After this chapter you can wait for a queue in an event loop of your own, drive a domain from
-//! it, and wait for several objects at once.
+//! that loop, and wait for several objects at once.
 //!
 //! # Descriptors
 //!
 //! [`CompletionQueue`], [`EventQueue`], [`Counter`] and a [`Domain`] without a driver have a
-//! descriptor, [`WaitFd`] (`FI_GETWAIT`), for `poll`, epoll, mio or Tokio's `AsyncFd`. It is
-//! level-triggered and can be watched edge-triggered. `wait_fd` returns it, and it is the same at
-//! each call.
+//! descriptor, [`WaitFd`] (`FI_GETWAIT`), for `poll`, epoll, mio or Tokio's `AsyncFd`. The
+//! descriptor is level-triggered and can be watched edge-triggered. Each call of `wait_fd` returns
+//! the same descriptor.
 //!
 //! A thread blocks on it only after `prepare_wait` of the same object returned [`TryWait::Block`]
 //! (`fi_trywait(3)`):
 //!
 //! | `prepare_wait` returns | meaning | then |
 //! |---|---|---|
-//! | [`TryWait::Block`] | nothing is ready, and what becomes ready later makes the descriptor readable | block |
-//! | [`TryWait::Poll`] | something is ready, or progress is due | read the object and ask again |
+//! | [`TryWait::Block`] | the object has nothing to read; its next entry, event or change makes the descriptor readable | block |
+//! | [`TryWait::Poll`] | the object may have something to read, or progress is due | read the object and call `prepare_wait` again |
 //!
-//! A thread that watches several objects asks all of them, and blocks if all say `Block`. After it
-//! was woken it asks again: a descriptor stays readable until then. Spurious wake-ups happen.
-//! With [`WaitPolicy::Spin`] the answer is always `Poll`.
+//! A thread that watches several objects calls `prepare_wait` of each, and blocks if all return
+//! `Block`. After a wake-up the thread calls `prepare_wait` again: a descriptor stays readable
+//! until then. Spurious wake-ups happen. With [`WaitPolicy::Spin`] the result is always `Poll`.
 //!
 //! # With a driver
 //!
-//! Unless an event loop drives it, a domain has a driver, a thread or a task, see
-//! [`progress`](super::progress). The driver makes progress while the program blocks, so the descriptor of a queue or counter becomes readable when its next
-//! entry or change is there. A driver *task* must be able to run: do not block the only thread of
-//! its runtime. Such a domain has no descriptor of its own.
+//! Unless an event loop drives it, a domain has a driver, a thread or a task: see
+//! [`progress`](super::progress). The driver makes progress while the program blocks, so the
+//! descriptor of a queue or counter becomes readable when the queue gets an entry or the counter
+//! changes. A driver *task* must be able to run: do not block the only thread of its runtime. Such
+//! a domain has no descriptor of its own.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -57,17 +58,19 @@
 //! # Without Tokio
 //!
 //! [`DomainBuilder::driven_by_event_loop`] opens a domain with manual progress and no driver. No
-//! runtime is needed. `prepare_wait`, reads of completion queues, [`Domain::progress`] and polls of
-//! futures make progress, and nothing else does: between two calls no message is taken, no queued
-//! send leaves, no connection is accepted. The descriptor of a queue or counter then also becomes
-//! readable when progress is due: a loop that waits for queues needs no other descriptor. After a
-//! wake-up read every object: a descriptor does not tell which object is ready. One thread may wait
-//! for the domain's descriptor alone, if it calls `prepare_wait` of every queue first.
+//! runtime is needed. Only `prepare_wait`, reads of completion queues, [`Domain::progress`] and
+//! polls of futures make progress: between two such calls no message is received, no queued send is
+//! written, and no connection is accepted. The descriptor of a queue or counter then also becomes
+//! readable when progress is due, so a loop that watches the descriptors of the queues it reads
+//! needs no other descriptor. After a wake-up read every object: a descriptor does not tell which
+//! object is ready. One thread may wait for the domain's descriptor alone, if it calls
+//! `prepare_wait` of every queue first.
 //!
-//! Several threads may each wait for objects of their own in one such domain. Whichever thread is
-//! woken makes progress for all, and wakes those whose objects became ready.
+//! Several threads may each wait for objects of their own in one such domain. The thread that is
+//! woken makes progress for all objects, and wakes the threads whose objects became ready.
 //!
-//! Futures work there too: poll them, and when none can go on, block on the domain.
+//! Futures work without a driver too: poll them, and when all are pending, block on the domain's
+//! descriptor.
 //!
 //! ```
 //! use fabric_async::{CqBind, Domain, Fabric, Hints, TryWait, discover};
@@ -115,9 +118,9 @@
 //!
 //! | C | here, in tasks | here, in an event loop |
 //! |---|---|---|
-//! | `fi_poll(3)`: which of these has something | `tokio::select!` over `read`; `SelectAll` or `select` of `futures-util`, or `StreamExt::merge` of `tokio-stream`, over the queues as streams | `try_read_batch` of each |
+//! | `fi_poll(3)`: which objects have something to read | `tokio::select!` over `read`; `SelectAll` or `select` of `futures-util`, or `StreamExt::merge` of `tokio-stream`, over the queues as streams | `try_read_batch` of each |
 //! | `fi_poll_add`, `fi_poll_del` | push to a `SelectAll` or `StreamMap`, drop the stream | |
-//! | `fi_wait(3)`: block until one has something | the same, awaited | `prepare_wait` of each, then one epoll |
+//! | `fi_wait(3)`: block until one object has something to read | the same, awaited | `prepare_wait` of each, then one epoll |
 //! | `fi_trywait` | nothing: a waker cannot be missed | `prepare_wait` |
 //! | progress of all objects | each domain makes progress as a whole: waiting for one object drives the others of its domain | the same; [`Domain::progress`] |
 //!

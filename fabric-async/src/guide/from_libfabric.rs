@@ -3,12 +3,13 @@
 //! After this chapter you can translate a libfabric program, and tell which of its features exist
 //! here, which are refused, and which are served differently.
 //!
-//! The nouns are libfabric's, the verbs are Rust's. The C names are search aliases of this
-//! documentation. Everywhere:
+//! Types have libfabric's names, methods have Rust's. The C names are search aliases of this
+//! documentation. For all calls:
 //!
 //! * A return code is a [`Result`]; [`Error::errno`] is the number. There is no `-FI_EAVAIL` and no
 //!   second call for the error entry.
-//! * A buffer is moved in and comes back, see [`memory`](super::memory).
+//! * A buffer is moved into the operation and returned with its result: see
+//!   [`memory`](super::memory).
 //! * A context is a `u64`; an awaited operation needs none. The contexts of operations and
 //!   endpoints come with completions and events. The context of a domain can be set and read
 //!   ([`Domain::context`]), and comes with no event. Other objects have none.
@@ -54,7 +55,7 @@
 //! | `fi_senddata`, `fi_tsenddata` | with [`data`](Request::data) |
 //! | `fi_inject`, `fi_tinject`, `fi_injectdata`, `fi_tinjectdata` | [`Request::inject`]: `ep.send(peer, &bytes).tag(7).data(1).inject()` |
 //! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](Request::tag) or [`tag_ignoring`](Request::tag_ignoring) |
-//! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](Request::from) |
+//! | `src_addr` of a receive: `FI_ADDR_UNSPEC`, or an address | the default, or [`from`](Request::from) |
 //! | `fi_write`, `fi_writedata` | [`Endpoint::write`], with [`data`](Request::data) |
 //! | `fi_inject_write`, `fi_inject_writedata` | [`Request::inject`] of a write |
 //! | `fi_read` | [`Endpoint::read`], [`Endpoint::read_into`] |
@@ -101,17 +102,17 @@
 //!   carries a generation, so a stale one is an error. `fi_av_insert` contacts no peer.
 //!   [`Endpoint::add_peer`] does, and removes a new handle again if it fails.
 //! * Every threading hint is accepted and served as `FI_THREAD_SAFE`: there is one thread model,
-//!   [`Shared`], whose handles are `Send + Sync`, and no lock is saved.
+//!   [`Shared`], whose handles are `Send + Sync`, and no lock is omitted.
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * `control_progress` is negotiated, but `data_progress` decides for both.
 //! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress.
 //! * Object counts (`cq_cnt`, `ep_cnt`, `tx_ctx_cnt`, `rx_ctx_cnt`, `cntr_cnt`, `mr_cnt`) are
 //!   advice: no open is refused because of them.
-//! * A connected endpoint exists only once it is connected, so nothing can be posted before. A
-//!   connectionless one is never disabled by an error.
-//! * `shm` lacks `FI_ORDER_WAS` and `RAS`, which libfabric's has.
-//! * An [`Info`] may be lowered before objects are opened from it; opening a domain checks it
-//!   again. Take a capability out of `caps`, `tx.caps` and `rx.caps`.
+//! * A connected endpoint exists only once it is connected, so no operation can be posted before.
+//!   An error never disables a connectionless endpoint.
+//! * `shm` lacks `FI_ORDER_WAS` and `FI_ORDER_RAS`, which libfabric's provider `shm` has.
+//! * A program may lower limits of an [`Info`] and remove capabilities (from `caps`, `tx.caps` and
+//!   `rx.caps`) before it opens objects; opening a domain checks the info again.
 //!
 //! # What is not there
 //!
@@ -144,7 +145,7 @@
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_open_ops`, `fi_set_ops`; `FI_REG_MR` of `fi_domain_bind`; resource domains | no call |
 //! | thread models | `FI_THREAD_DOMAIN` and others without locks | served as `FI_THREAD_SAFE` |
-//! | endpoint types | [`EpType::Msg`] and passive endpoints but over `shm` and `tcp`; `FI_EP_RDM` over `udp` | `ep_type` refused |
+//! | endpoint types | [`EpType::Msg`] and passive endpoints over `udp` and `sim`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |
 //! | | `fi_ep_alias`, `fi_getopt` and `fi_setopt`, `fi_control`, a backlog, taking over a passive endpoint's address (`info.handle`) | no call |
 //! | default flags | `FI_INJECT`, `FI_MULTI_RECV`, `FI_MULTICAST` for all operations | `tx_op_flags`, `rx_op_flags` refused |

@@ -5,9 +5,9 @@
 //!
 //! # Owned buffers
 //!
-//! A buffer is moved into an operation and comes back at its end: in [`Done`] on success, in
-//! [`Failed`] on failure or when the post is refused, and from [`Completion::into_result`] on a
-//! queue.
+//! A buffer is moved into an operation and returned when the operation ends: in [`Done`] on
+//! success, in [`Failed`] on failure or when the post is refused, and from
+//! [`Completion::into_result`] on a queue.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -74,22 +74,22 @@
 //!
 //! # Pooled buffers
 //!
-//! [`Endpoint::recv`] takes a buffer from the domain's pool when a message arrives, so it needs
-//! none and has room for any message. [`Message::into_bytes`] turns it into `Bytes` without a copy,
-//! [`PooledBuf::into_vec`] into a vector. The memory returns to the pool with its last owner. The
-//! pool keeps buffers of powers of two from 256 bytes to 1 MiB, at most 4 MiB of each size; larger
-//! ones go back to the allocator.
+//! [`Endpoint::recv`] takes a buffer from the domain's pool when a message arrives, so the caller
+//! passes no buffer and a message of any length fits. [`Message::into_bytes`] turns it into `Bytes`
+//! without a copy, [`PooledBuf::into_vec`] into a vector. The memory returns to the pool with its
+//! last owner. The pool keeps buffers of powers of two from 256 bytes to 1 MiB, at most 4 MiB of
+//! each size; larger ones go back to the allocator.
 //!
-//! A pooled buffer is reserved once, at the length in the message's header; the kernel provides its
-//! pages as bytes arrive, so a peer that announces a length without sending costs address space
-//! only. If the allocator refuses the length, the receive fails with [`Error::OutOfMemory`] and the
-//! message is lost.
+//! The memory of a pooled buffer is reserved once, at the length in the message's header. The
+//! kernel provides pages as bytes arrive, so a peer that announces a length without sending costs
+//! address space only. If the allocator refuses the length, the receive fails with
+//! [`Error::OutOfMemory`] and the message is lost.
 //!
 //! # One buffer for many messages
 //!
 //! [`Endpoint::recv_multi`] posts one large buffer for many messages of any length, one behind the
-//! other (`FI_MULTI_RECV`). Each is yielded as `Bytes` that share the memory. When they are
-//! dropped, `try_reclaim` makes the buffer whole again:
+//! other (`FI_MULTI_RECV`). Each message is yielded as `Bytes` that share the memory. When all are
+//! dropped, `BytesMut::try_reclaim` makes the whole buffer available again:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -115,20 +115,22 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Two such buffers, each posted again when it has ended, keep a fast sender going.
+//! A receiver with two such buffers, each posted again when it is full, always has a posted
+//! receive.
 //!
 //! # Loans
 //!
-//! [`Domain::loan`] allocates memory that peers can map. It is written in place and
-//! [sent](Endpoint::send) at a cost that does not depend on its length; the peer has the memory
-//! then, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves it in
-//! place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the memory
-//! returns to the lender and is kept for the next loan of its size (a power of two from 4 KiB). A
-//! loan counts 128 bytes towards the budget of unexpected messages.
+//! [`Domain::loan`] allocates memory that peers can map. The program writes the loan in place and
+//! [sends](Endpoint::send) it at a cost that does not depend on its length; then the peer has the
+//! memory, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves the
+//! bytes in place for as long as the [`LoanedBuf`] lives; any other receive copies them once. Then
+//! the memory returns to the lender, which keeps it for the next loan of its size (a power of two
+//! from 4 KiB). An unexpected loan counts 128 bytes towards the budget of unexpected messages.
 //!
-//! The lender could still write to the memory, so a [`LoanedBuf`] is not borrowed by safe code. Its
-//! bytes are copied out, in parts or through the stack, or written to a descriptor by the kernel.
-//! [`LoanedBuf::as_slice`] borrows them; it is `unsafe`, for programs that trust their peers.
+//! The lender could still write to the memory, so safe code cannot borrow the bytes of a
+//! [`LoanedBuf`]. Safe methods copy the bytes out, in parts or through the stack, or have the
+//! kernel write them to a descriptor. [`LoanedBuf::as_slice`] borrows the bytes; the method is
+//! `unsafe`, for programs that trust their peers.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -156,9 +158,9 @@
 //! ```
 //!
 //! A received loan that is sent on stays a loan, along a chain of any length and back to the
-//! lender: the next receiver maps the same memory, and it returns to the lender when the last of
-//! those that hold it drops it. The send returns the [`LoanedBuf`], so one loan can be sent to
-//! several peers.
+//! lender: the next receiver maps the same memory, and the memory returns to the lender when the
+//! last holder drops it. The send returns the [`LoanedBuf`], so one loan can be sent to several
+//! peers.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -179,32 +181,32 @@
 //! ```
 //!
 //! * Each loan is a file descriptor of the lender. An endpoint keeps the descriptors of up to 256
-//!   received loans to send them on. All endpoints of a process keep no more than a quarter of its
-//!   limit (`RLIMIT_NOFILE`), and one endpoint at most half of that. Further loans are copied when
-//!   they are sent on, and so are loans that were received in another domain, or are sent by a
-//!   provider without loans.
+//!   received loans to send them on. All endpoints of a process keep at most a quarter of
+//!   `RLIMIT_NOFILE`, and one endpoint at most half of that quarter. Further loans are copied when
+//!   they are sent on, and so are loans that were received in another domain, or that a provider
+//!   without loans sends.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans, or
 //!   [`loan_limit`](DomainBuilder::loan_limit); beyond that [`Domain::loan`] waits until loans
-//!   return, and [`Domain::try_loan`] fails with [`Error::WouldBlock`]. So the limit bounds a
-//!   pipeline. Loans are given out in the order of the requests; a request above the limit fails at
-//!   once.
-//! * The loans of a peer whose connection ended are given up, since it may still read them. What a
-//!   receiver holds stays readable. The same holds along a chain: a loan that was lost further down
-//!   is given up by its lender when it returns, and when a process dies that has sent loans on, its
-//!   lender gives them up while their receivers go on reading.
-//! * A process that has sent a loan on must make progress for the loan to return; its domain does
-//!   so by itself, unless its runtime is blocked.
-//! * A peer keeps borrowed memory mapped, and can see what is written there later, also for other
-//!   peers of the same user.
+//!   return, and [`Domain::try_loan`] fails with [`Error::WouldBlock`]. Waiting calls get loans in
+//!   the order of the calls; a request above the limit fails at once.
+//! * When the connection to a peer ends, the lender never reuses the memory of the loans that the
+//!   peer holds, because the peer may still read it. Loans that a receiver holds stay readable. The
+//!   same holds along a chain: the lender does not reuse a loan that any later holder lost, nor the
+//!   loans that a process held or had sent on when it died, while their receivers still read them.
+//! * A loan returns only while each process that has sent it on makes progress. The driver of the
+//!   domain does so, unless its runtime is blocked.
+//! * A peer keeps the memory of returned loans mapped, and can read what the lender later writes
+//!   there for other peers.
 //!
 //! # Single copy
 //!
-//! A message normally goes through the ring in segments and is copied twice, in and out, at the
-//! same time. A long message from an ordinary buffer, alone on its way to the peer, is copied once
-//! instead: it stays in the sender's buffer, the receiver copies it with `process_vm_readv`, up to
-//! 256 KiB per pass, and the send ends when the receiver has it. This takes half the time or less
-//! where the kernel copies about as fast as user code, which is measured when the first endpoint
-//! opens; elsewhere it is off by default.
+//! A message normally goes through the ring in segments and is copied twice: the sender copies
+//! segments in while the receiver copies earlier ones out. A long message to a peer with an empty
+//! send queue is copied once instead: the message stays in the sender's buffer, the receiver copies
+//! it with `process_vm_readv`, up to 256 KiB per pass, and the send ends when the receiver has all
+//! bytes. A single copy takes half the time or less where the kernel copies about as fast as user
+//! code. The library measures that when the first endpoint opens; where the kernel is slower,
+//! single copy is off by default.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -221,43 +223,48 @@
 //! ```
 //!
 //! * [`BindOptions::single_copy_threshold`] and [`DomainBuilder::single_copy_threshold`] set a
-//!   length from which every message is copied once. `usize::MAX` on either side turns it off. Do
-//!   so where a peer's memory may answer slowly (a file system in user space), which delays the
-//!   receiver's domain, or where a system call filter kills the process for `process_vm_readv`.
-//! * Each connection and direction tests whether the kernel allows it. Process namespaces, Yama's
-//!   `ptrace_scope`, system call filters and non-dumpable processes forbid it. [`EndpointStats`]
-//!   counts both paths; the `Debug` text of a domain tells how many peers are read.
-//! * An unexpected message is copied into the [budget](#unexpected-messages) if it fits there.
-//!   Otherwise it waits in the sender's buffer, costs 128 bytes of the budget, and blocks nothing
-//!   behind it.
+//!   length from which every message is copied once. `usize::MAX` on either side turns single copy
+//!   off. Turn it off where reading a peer's memory may block (memory mapped from a user-space file
+//!   system), which delays the receiver's domain, or where a system call filter kills the process
+//!   for `process_vm_readv`.
+//! * Each connection tests in each direction whether the kernel allows `process_vm_readv`. Process
+//!   namespaces, Yama's `ptrace_scope`, system call filters and non-dumpable processes forbid the
+//!   call. [`EndpointStats`] counts both paths; the `Debug` text of a domain tells from how many
+//!   peers it can copy.
+//! * An unexpected message is copied if it fits into the [budget](#unexpected-messages). Otherwise
+//!   it waits in the sender's buffer, counts 128 bytes towards the budget, and later messages pass
+//!   it.
 //! * A dropped send keeps its buffer until the receiver has the message. If the sender closes or
-//!   dies before, the message is lost: a receive from any source waits for the next message, a
-//!   directed one fails with [`Error::PeerGone`].
+//!   dies before that, the message is lost: a receive from any source waits for the next message, a
+//!   directed receive fails with [`Error::PeerGone`].
 //! * A [`CustomBuf`] and a [`Gather`] of several buffers go through the ring.
 //!
 //! # Unexpected messages
 //!
 //! A message that no posted receive accepts is *unexpected*. It is copied out of the ring and kept,
 //! within a budget of 16 MiB per endpoint or shared receive context (4 MiB with `sim` and `udp`).
-//! Each counts with its length and 128 bytes. Over the budget nothing is dropped (except by
-//! [`udp`](super::udp)): the message stays in the ring and its sender is *held back*.
+//! Each message counts with its length and 128 bytes. No message beyond the budget is dropped
+//! (except by [`udp`](super::udp)): the message stays in the ring and the ring fills, so the sends
+//! of that peer wait.
 //!
 //! * Other senders have rings of their own, but share the budget.
 //! * Everything behind the message in its ring waits too, even a message that a posted receive
 //!   accepts. A program that waits for tag 2 while a sender floods tag 1 beyond the budget waits
 //!   for ever. Post receives for what peers may send, or agree on limits.
-//! * Posting a receive that accepts the message releases it. A [probe](Endpoint::probe) finds it,
-//!   and it alone is taken in beyond the budget.
+//! * Posting a receive that accepts the message takes it out of the ring. A
+//!   [probe](Endpoint::probe) finds the message; a message that a probe has found is buffered
+//!   beyond the budget.
 //! * A message longer than the budget is not buffered: it waits for its receive.
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!
 //! # Cleanup after a crash
 //!
-//! A name is a Unix socket in the abstract namespace, and the memory is unnamed. The kernel removes
-//! both with the last process that holds them, also after `kill -9`: no file is left, and the size
-//! of `/dev/shm` does not matter. The survivor still receives the messages that are complete in the
-//! ring; what else it sees is in [`client_server`](super::client_server#when-a-peer-dies).
+//! A name is a Unix socket in the abstract namespace, and the shared memory is a memfd. The kernel
+//! removes both with the last process that holds them, also after `kill -9`: no file is left, and
+//! the size of `/dev/shm` does not matter. The surviving peer still receives the messages that are
+//! complete in the ring; [`client_server`](super::client_server#when-a-peer-dies) has the errors of
+//! its operations.
 //!
 //! A name in use cannot be bound again ([`Error::AddressInUse`]). Abstract names belong to a
 //! network namespace: containers reach each other if they share the network, also with separate
@@ -271,19 +278,20 @@
 //! out of shared memory once and then checked, and the memory is sealed so that it cannot shrink. A
 //! peer that breaks the protocol loses its connection, and the [`DownReason`] of
 //! [`EventKind::PeerDown`] says why. A connection that this endpoint refused is an
-//! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight threads of their
-//! own; while all of these are blocked and 64 descriptors wait, no connection is accepted, and
-//! established ones go on.
+//! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight `fab-close`
+//! threads, because `close` may block; while all of these are blocked and 64 descriptors wait, no
+//! connection is accepted, and established ones go on.
 //!
 //! A hostile process of the same user *can*
 //!
-//! * announce a long message in memory that answers slowly, and so delay a domain that copies it,
+//! * offer a long message in memory whose reads block, and so delay the domain that copies it,
 //!   unless [single copy](#single-copy) is off;
 //! * change the bytes of its own messages while they are copied;
 //! * use up the budget for unexpected messages, and descriptors, one connection after another;
-//! * keep the memory of loans that it reports as lost, or whose connection it ends;
-//! * give a false name when it connects: a source is not a proof of identity. Its connection is its
-//!   own.
+//! * make the lender lose the memory of loans, by reporting them as lost or by ending the
+//!   connection;
+//! * give a false name when it connects: a source is not a proof of identity. A false name does not
+//!   give access to the connection of the process with that name.
 //!
 //! Run processes that must not trust each other as different users.
 

@@ -1,12 +1,12 @@
 //! One-sided operations: memory regions, reads, writes, atomic operations.
 //!
-//! After this chapter you can give peers access to memory, reach theirs, and know whose processor
-//! executes an operation and what its target is told.
+//! After this chapter you can give peers access to memory, access memory of peers, and know whose
+//! processor executes an operation and when its target is notified.
 //!
 //! # Regions
 //!
-//! A region is memory that peers reach by a key and an offset. [`Domain::alloc`] makes one with the
-//! access rights of peers; its [`RemoteRegion`], 25 bytes, is what peers need to know.
+//! A region is memory that peers reach by a key and an offset. [`Domain::alloc`] allocates a region
+//! with the access rights of peers. The owner sends its [`RemoteRegion`], 25 bytes, to the peers.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -31,40 +31,41 @@
 //!
 //! | | [`MemoryRegion`] | [`RegisteredBuffer`] |
 //! |---|---|---|
-//! | made by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf) | [`Domain::register`]: your buffer, in place |
+//! | opened by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf) | [`Domain::register`]: your buffer, in place |
 //! | who executes an operation over `shm` | its initiator, on the mapped memory | its owner, who must make progress |
 //! | the owner's access | [`read`](MemoryRegion::read), [`write`](MemoryRegion::write), [`load`](MemoryRegion::load), [`atomic`](MemoryRegion::atomic): copies | a slice, by [`lock`](RegisteredBuffer::lock) |
 //! | mutual exclusion | among atomic operations | among all operations and the owner's slice |
 //! | windows | yes | no |
 //!
-//! The owner has no reference to the bytes of a [`MemoryRegion`], since they can change at any
+//! The owner cannot borrow the bytes of a [`MemoryRegion`], because peers can change them at any
 //! time. Offsets count from the start of the region. In a domain whose hints agree to
 //! [`MrMode::BASIC`], and so to [`MrMode::VIRT_ADDR`] (`FI_MR_VIRT_ADDR`), remote addresses are the
 //! owner's virtual addresses instead; [`RemoteRegion::at`] and [`slice`](RemoteRegion::slice)
-//! account for it, and a [`RemoteAddr`] can be built from an address and a key. Windows and the
-//! owner's calls always count from the start.
+//! account for that, and a [`RemoteAddr`] can be built from an address and a key. Offsets of
+//! windows and of the owner's calls always count from the start of the region.
 //!
 //! # Who executes an operation
 //!
-//! Over `shm` the initiator executes it on the mapped memory of an allocated region, even if the
-//! owner is busy or blocked. The owner is needed in two cases:
+//! Over `shm` the initiator executes an operation on the mapped memory of an allocated region, even
+//! if the owner is busy or blocked. The owner takes part in two cases:
 //!
-//! * **First use of a key.** The owner is asked for the memory, and answers when it makes
-//!   [progress](super::progress). The operation waits, and later operations to that peer behind it.
+//! * **First use of a key.** The initiator requests the descriptor of the memory, and the owner
+//!   replies when it makes [progress](super::progress). The operation waits, and later operations
+//!   to that peer wait behind it.
 //! * **Notification.** A write with data, and every operation if the endpoint counts remote
 //!   operations (a counter for `REMOTE_READ` or `REMOTE_WRITE`, which needs [`Caps::RMA_EVENT`]) or
 //!   the region has [counters](MemoryRegion::bind_counter), sends a notification through the ring.
-//!   It waits while the ring is full.
+//!   The operation waits while the ring is full.
 //!
 //! Atomic operations of peers and of [`MemoryRegion::atomic`] are processor instructions on the
-//! same memory, so they exclude each other. Plain accesses take no part: of a write of more than
-//! eight bytes, or across a multiple of eight, others can see a part.
+//! same memory, so they exclude each other. Reads and writes are not atomic: another process can
+//! see a part of a write of more than eight bytes, or of a write that crosses a multiple of eight.
 //!
 //! For a [`RegisteredBuffer`] the owner executes, one round trip per 64 KiB: under manual progress
-//! a task of the owner must be waiting for something of the domain. While the owner holds the
-//! slice, its peers wait, and what they sent behind waits too: keep it short, and do not await
-//! meanwhile. In `sim` the initiator executes under a lock. Over `tcp` the owner executes
-//! [everything](super::tcp#remote-memory).
+//! a task of the owner must be waiting for an object of the domain. While the owner holds the
+//! slice, operations of its peers wait, and so do their later messages: hold the slice briefly, and
+//! do not await while holding it. In `sim` the initiator executes under a lock. Over `tcp` the
+//! owner executes [everything](super::tcp#remote-memory).
 //!
 //! # Several remote ranges
 //!
@@ -73,26 +74,27 @@
 //! The local side is one buffer, a [`Gather`] or a [`Scatter`]. The limit is negotiated
 //! ([`Hints::rma_iov_limit`]).
 //!
-//! All places are checked before the first byte moves. A counter counts each place; data for the
-//! peer's queue comes once, with the last. Such an operation always takes a credit. Atomic
-//! operations have one place.
+//! All ranges are checked before the first byte moves. A counter of remote operations counts each
+//! range; completion data reaches the peer's queue once, with the last range. An operation with
+//! several ranges always takes a credit. Atomic operations have one range.
 //!
 //! # Windows
 //!
-//! [`Endpoint::window`] maps a region once. [`RemoteWindow`] reads, writes and changes it with the
-//! same checks, without post, lock or completion: an eight-byte write takes a few nanoseconds.
-//! Windows exist over `shm` and `sim`, for regions whose remote operations are not counted;
-//! otherwise the call fails with [`Error::NotSupported`]. A window keeps no endpoint open. It fails
-//! with [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the owner's
-//! endpoint closed or its process died (noticed when this side makes progress), and with
-//! [`Error::Closed`] when the endpoint that made it is closed.
+//! [`Endpoint::window`] maps a region once. [`RemoteWindow`] reads, writes and atomically changes
+//! the region with the same checks, without post, lock or completion: an eight-byte write takes a
+//! few nanoseconds. Windows exist over `shm` and `sim`, for regions whose remote operations are not
+//! counted; otherwise the call fails with [`Error::NotSupported`]. A window keeps no endpoint open.
+//! It fails with [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the
+//! owner's endpoint closed or its process died (noticed when this side makes progress), and with
+//! [`Error::Closed`] when the endpoint that opened it is closed.
 //!
 //! # Memory order
 //!
 //! Atomic operations are sequentially consistent. A process that sees a changed value also sees
 //! what the other process wrote before the change: a lock taken and released with
-//! [`compare_swap`](Endpoint::compare_swap) guards plain accesses. The lock of a process that died
-//! stays taken: store its owner in it, and free it on [`EventKind::PeerDown`].
+//! [`compare_swap`](Endpoint::compare_swap) guards reads and writes. A lock that a process held
+//! when it died stays taken: store the owner in the lock word, and free the lock on
+//! [`EventKind::PeerDown`].
 //!
 //! Atomic types are the ten integers and floats of 8 to 64 bits ([`Datatype`]), a half of
 //! libfabric's twenty: complex numbers, `long double`, 128-bit and the short floats are missing.
@@ -122,27 +124,27 @@
 //! | endpoint of the owner without [`Caps::RMA`] or [`Caps::ATOMIC`] | [`Error::Key`]: every key is unknown there |
 //! | death of the owner, once noticed | [`Error::PeerGone`] |
 //!
-//! Nothing else fails, and the target is not told. An atomic operation needs `REMOTE_WRITE`, one
-//! that only loads `REMOTE_READ`, one that fetches and changes both. [`Caps::READ`] and
-//! [`Caps::WRITE`] alone only allow to initiate.
+//! Only the operation fails, and the target is not notified. An atomic operation needs
+//! `REMOTE_WRITE`, one that only loads `REMOTE_READ`, one that fetches and changes both.
+//! [`Caps::READ`] and [`Caps::WRITE`] alone only allow to initiate.
 //!
 //! Until the death of the owner is noticed, writes still succeed: the memory lives as long as it is
-//! mapped. A program that only posts notices after at most 64 posts. A peer that dies during a
-//! write leaves a part of it.
+//! mapped. A program that only posts notices the death after at most 64 posts. A peer that dies
+//! during a write leaves a part of the bytes written.
 //!
-//! Generated keys start at a random 64-bit value, so a key of a dead owner is unknown to its
-//! successor. A key of your choice comes from [`Domain::alloc_with_key`].
+//! Generated keys start at a random 64-bit value, so a key of a dead owner is unknown to a process
+//! that binds its name later. A key of your choice comes from [`Domain::alloc_with_key`].
 //!
 //! # Trust and cost
 //!
 //! The kernel enforces the right to write: a region without [`Access::REMOTE_WRITE`] is mapped
 //! read-only. A key is no secret: one generated key predicts the next, and every process of the
 //! same user that can connect can ask for it. A peer with the right to write can overwrite the
-//! whole region at any time, and can withdraw it from others.
+//! whole region at any time, and can revoke it for other peers.
 //!
 //! A region is a file descriptor in its owner, and a mapping of its length and one page in the
-//! owner and in every peer that uses it. Its memory is allocated at once, or refused. Up to 256 KiB
-//! are moved by the post; longer operations continue in steps of that size.
+//! owner and in every peer that uses it. Its pages are allocated when it is opened; otherwise the
+//! call fails. The post moves up to 256 KiB; later passes move the rest in steps of that size.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -5,9 +5,10 @@
 //!
 //! # Order between two endpoints
 //!
-//! An operation takes its place when it is [posted](super::overview#when-an-operation-is-posted):
-//! by the first poll of its future, or by `.start()`, `.post()` or [`inject`](Request::inject). So
-//! `join!` posts in the order in which its futures are written, and `select!` in random order.
+//! The place of an operation in the order is fixed when the operation is
+//! [posted](super::overview#when-an-operation-is-posted): by the first poll of its future, or by
+//! `.start()`, `.post()` or [`inject`](Request::inject). So `join!` posts in the order in which its
+//! futures are written, and `select!` in random order.
 //!
 //! Messages from one endpoint to another arrive in posting order (`FI_ORDER_SAS`), all of them
 //! together: short and long, tagged and untagged, awaited, started, posted and injected. A
@@ -32,8 +33,8 @@
 //!   only.
 //!
 //! An arriving message goes to the *earliest posted* receive that accepts it. A receive takes the
-//! *earliest arrived* unexpected message that it accepts. All receives stand in one queue: posting
-//! order decides, not how specific they are.
+//! *earliest arrived* unexpected message that it accepts. All posted receives are in one queue:
+//! posting order decides, not how specific a receive is.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -55,36 +56,38 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A [multi-receive](Endpoint::recv_multi) keeps its place until its buffer is full: what it
-//! accepts goes to no later receive, even while it waits for room in its stream or queue. The
-//! message that does not fit any more goes to the next receive. A [probe](Endpoint::probe) finds
-//! the message that a receive posted at that moment would get. A [claimed](Claimed) message keeps
-//! its place in the order of arrival in case it is requeued.
+//! A [multi-receive](Endpoint::recv_multi) keeps its place until its buffer is full: a message that
+//! it accepts goes to no later receive, even while the multi-receive waits for room in its stream
+//! or queue. A message that does not fit into the rest of the buffer goes to the next receive. A
+//! [probe](Endpoint::probe) finds the message that a receive posted at that moment would get. A
+//! [claimed](Claimed) message keeps its place in the order of arrival, and returns there if it is
+//! requeued.
 //!
 //! # Sources
 //!
-//! A message names its sender by an address handle of the receiver's address vector. A sender that
-//! is not in it matches receives from any source only, and [`source`](Message::source) is
-//! [`Error::UnknownSource`]. When its address is inserted, its waiting messages are offered to
-//! directed receives in the order of arrival. After a [`remove`](AddressVector::remove) its
-//! messages arrive without a source. The address vector of [`Endpoint::bind`] inserts every peer
-//! that connects, so every message has a source: see [`client_server`](super::client_server).
+//! A message names its sender by an address handle of the receiver's address vector. Messages of a
+//! sender that is not in the address vector match only receives from any source, and their
+//! [`source`](Message::source) is [`Error::UnknownSource`]. When the sender's address is inserted,
+//! its unexpected messages are offered to directed receives in the order of arrival. After a
+//! [`remove`](AddressVector::remove) its messages arrive without a source. The address vector of
+//! [`Endpoint::bind`] inserts every peer that connects, so every message has a source: see
+//! [`client_server`](super::client_server).
 //!
 //! # What is not ordered
 //!
 //! * Messages from different senders, or to different receivers.
 //! * Completions of receives. A long message that matched first may complete after a short one from
 //!   another sender.
-//! * Completions of sends where the peer [copies the message](super::memory#single-copy) itself:
-//!   shorter ones behind it may complete earlier. Sends through the ring complete in order.
+//! * Completions of [single-copy](super::memory#single-copy) sends: shorter sends posted later may
+//!   complete earlier. Sends through the ring complete in order.
 //! * Messages before and after a restart of the peer.
 //! * A [requeued](super::cancellation#requeued-messages) message.
 //!
 //! # Fences
 //!
-//! Operations to one peer also *begin* in posting order with today's providers, which another
-//! provider need not keep. [`fence`](Request::fence) (`FI_FENCE`, [`Caps::FENCE`]) holds an
-//! operation until everything posted earlier to its peer has *ended*:
+//! Operations to one peer *begin* in posting order, but may end in another order.
+//! [`fence`](Request::fence) (`FI_FENCE`, [`Caps::FENCE`]) delays an operation until all operations
+//! posted earlier to its peer have *ended*:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -99,26 +102,27 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The operation waits on the initiator's side with its credit; later ones to the same peer wait
-//! behind it, or are refused with [`Error::WouldBlock`]. Withdrawing the operation lifts the fence.
+//! The fenced operation waits on the initiator's side and holds its credit; later operations to the
+//! same peer wait behind it, or are refused with [`Error::WouldBlock`]. Canceling the fenced
+//! operation lifts the fence.
 //!
 //! # What "sent" means
 //!
 //! Over shared memory, a send completes when the peer's endpoint has the whole message: in its
-//! ring, or copied (`FI_TRANSMIT_COMPLETE`). The buffer is free. It does *not* mean that a receive
-//! took the message. [`tcp`](super::tcp#what-sent-means) and [`udp`](super::udp#delivery) promise
-//! less.
+//! ring, or copied (`FI_TRANSMIT_COMPLETE`). The buffer is returned. The completion does *not* mean
+//! that a receive took the message. [`tcp`](super::tcp#what-sent-means) and
+//! [`udp`](super::udp#delivery) promise less.
 //!
 //! * A short message is usually complete within the call that posts it. A sender can be ahead of
 //!   its receiver by the size of the ring.
 //! * A [single-copy](super::memory#single-copy) message completes when the peer has copied it.
 //! * If the peer dies afterwards, unread messages are lost, and only
-//!   [`PeerDown`](EventKind::PeerDown) tells.
+//!   [`PeerDown`](EventKind::PeerDown) reports the death.
 //! * If *this* process ends afterwards, the message is delivered.
 //!
-//! `.start()`, `.post()` and [`inject`](Request::inject) return when a message is *accepted*. It
-//! may still wait in this process for a connection or for room. Await the operation, take its
-//! completion from the queue, or [flush](super::batching#flush) before the process ends.
+//! `.start()`, `.post()` and [`inject`](Request::inject) return when a message is *accepted*. The
+//! message may still wait in this process for a connection or for room. Before the process ends,
+//! await the operation, take its completion from the queue, or [flush](super::batching#flush).
 //!
 //! # Completion levels
 //!
@@ -145,16 +149,16 @@
 //! The default of an endpoint is set by [`Hints::tx_op_flags`] with [`OpFlags::DELIVERY_COMPLETE`]
 //! or `MATCH_COMPLETE`; with both it is delivery. [`inject`](Request::inject) has no level.
 //!
-//! * An unexpected message holds back its send on both levels, although the peer may have buffered
-//!   it; libfabric may complete the send there. Two such programs that both send before they
-//!   receive deadlock.
+//! * On both levels the send of an unexpected message waits for a receive, although the peer may
+//!   have buffered the message; libfabric may complete the send there. Two programs that both await
+//!   such a send before they receive deadlock.
 //! * A [claim](Claimed) does not complete the send; receiving or discarding the claimed message
 //!   does. A truncated message counts as delivered.
 //!
-//! * A receive that is dropped unseen passes its message on; its sender is notified once.
+//! * The message of a dropped receive is requeued; its sender is notified once.
 //! * The send keeps its buffer, its credit and its queue entry until the peer's notification. Other
-//!   messages pass it; a [fence](Request::fence) does not. It cannot be withdrawn once it has
-//!   begun.
+//!   messages pass it; a [fence](Request::fence) does not. A send that has begun cannot be
+//!   canceled.
 //! * If the peer closes or dies before the notification, the send fails, though the message may
 //!   have been received.
 //! * Writes and atomic operations complete when the peer's memory has changed: `delivery_complete`

@@ -11,15 +11,15 @@
 //! posted, except datagrams (`udp`). The provider decides which reads and writes are ordered with
 //! each other and with messages: see [`ordering`](super::ordering).
 //!
-//! An operation that cannot be handed to the peer's ring or to the kernel at once takes a *transmit
-//! credit* of its endpoint, of which there are 1024, and holds it while it waits.
+//! An operation that does not fit into the peer's ring or the socket at once takes one of the 1024
+//! *transmit credits* of its endpoint, and holds the credit while it waits.
 //!
 //! | call | posted | completion goes to | if no transmit credit is free |
 //! |---|---|---|---|
 //! | `request.await`, `select!`, `join!`, `timeout`, `request.into_future()` | by the first poll of the future | the future | waits, in posting order |
 //! | `request.start()?` | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
 //! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
-//! | `request.inject()?` ([`Request::inject`]) | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
+//! | `request.inject()?` ([`Request::inject`]) | by this call; the bytes are copied | none; a later failure is an event | [`Error::WouldBlock`] |
 //!
 //! `.post()` also reserves an entry of the completion queue, and is refused in the same way if none
 //! is free.
@@ -28,7 +28,7 @@
 //! order in which they are written, `select!` in random order unless it is `biased`. A future that
 //! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
 //! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either;
-//! the task is polled again at once.
+//! Tokio polls the task again at once.
 //!
 //! An operation that is awaited, started or posted reports its end to exactly one place: the future
 //! or the queue. Bound counters are incremented as well. An inject reports only a failure.
@@ -57,17 +57,17 @@
 //!
 //! # What dropping does
 //!
-//! A buffer belongs to its operation, not to the future, so dropping a future never frees memory
+//! An operation owns its buffer, and the future does not, so dropping a future never frees memory
 //! that is in use. Dropping the future of a receive never loses a message.
 //!
 //! | dropped request or future | effect |
 //! |---|---|
 //! | a request, or a future that was not polled | none; nothing was posted |
-//! | a receive without a message | withdrawn; its buffer is dropped |
+//! | a receive without a message | canceled; its buffer is dropped |
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
-//! | a send, a write or a read that was posted and does not wait for a credit | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
-//! | a send, a write or a read that waits for a credit | withdrawn; nothing is sent |
-//! | an atomic operation that was posted | goes on, also if it waits for a credit; with [`cancel_on_drop`](Request::cancel_on_drop), withdrawn if it has not begun |
+//! | a send, a write or a read that was posted and does not wait for a credit | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), canceled if it has not begun |
+//! | a send, a write or a read that waits for a credit | canceled; nothing is sent |
+//! | an atomic operation that was posted | goes on, also if it waits for a credit; with [`cancel_on_drop`](Request::cancel_on_drop), canceled if it has not begun |
 //! | a future that waits for a completion, an event, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
 //!
 //! [`cancellation`](super::cancellation) has the complete table.
@@ -86,13 +86,13 @@
 //! |---|---|
 //! | the last clone of an [`Endpoint`] or a [`ConnectedEndpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
 //! | the last [`SharedRxContext`] | closes when the endpoints that share it are closed; its receives end with [`Error::Canceled`] |
-//! | [`CompletionQueue`] | its entries are lost, receives posted to it are withdrawn, sends go on; posts to it are refused with [`Error::Closed`] |
+//! | [`CompletionQueue`] | its entries are lost, receives posted to it are canceled, sends go on; posts to it are refused with [`Error::Closed`] |
 //! | [`EventQueue`] | its events are lost |
-//! | the last clone of a [`Counter`] | it closes, and its endpoints stop counting; one that is bound to a region closes with the region |
+//! | the last clone of a [`Counter`] | it closes, and its endpoints stop counting; a counter that is bound to a region closes with the region |
 //! | the last clone of an [`AddressVector`] | it closes when the endpoints bound to it are closed |
 //! | [`MemoryRegion`], [`RegisteredBuffer`] | the memory key is revoked; peers get [`Error::Key`] |
 //! | [`Domain`], [`Fabric`] | closes when its children are closed: a child keeps its parent open |
-//! | [`PassiveEndpoint`] | stops listening; requests that were not taken are rejected |
+//! | [`PassiveEndpoint`] | stops listening; connection requests that were not accepted are rejected |
 //! | [`Loan`] that was not sent | its memory is reused for the next loan |
 //! | [`LoanedBuf`] | its memory returns to the sender |
 //! | [`Permit`] | the credit is returned |
@@ -117,14 +117,14 @@
 //! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Domain::loan`] waits, [`Domain::try_loan`] is refused |
 //! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
 //!
-//! Under [manual progress](super::progress#manual-progress), while no task waits for anything of
-//! the domain, nothing is received: messages stay in the ring or the socket, none is buffered.
+//! Under [manual progress](super::progress#manual-progress), while no task waits for an object of
+//! the domain, nothing is received: all messages stay in the ring or the socket.
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!
 //! # Where the death of a peer is reported
 //!
-//! | who | what |
+//! | where | what is reported |
 //! |---|---|
 //! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
 //! | pending sends, writes, reads and atomic operations to it | [`Error::PeerGone`], with the buffer |

@@ -4,8 +4,8 @@
 //! while your threads are busy.
 //!
 //! A thread of the sender copies a message into the ring, and a thread of the receiver copies it
-//! out. The progress model says which threads do that. It is chosen when a domain is opened, and
-//! holds for everything in it.
+//! out. The progress model says which threads do that. The model is chosen when a domain is opened,
+//! and holds for all objects of the domain.
 //!
 //! | | [`Progress::Manual`], the default | [`Progress::Auto`] |
 //! |---|---|---|
@@ -14,9 +14,9 @@
 //! | while no task waits | sends go on, nothing is received | sends go on, messages are received |
 //! | cost | none beyond your threads | one thread per domain, asleep when idle |
 //!
-//! [`Progress::ControlUnified`] is accepted in hints and served as manual progress. Only
-//! `data_progress` counts: a domain with manual data progress drives its control operations
-//! manually too, whatever `control_progress` says.
+//! [`Progress::ControlUnified`] is accepted in hints and served as manual progress.
+//! `control_progress` has no effect: a domain with manual data progress also has manual control
+//! progress.
 //!
 //! # Polls make progress
 //!
@@ -32,19 +32,19 @@
 //! # Manual progress
 //!
 //! Opening a [`Domain`] spawns a *driver task* on the current Tokio runtime, unless the program's
-//! [event loop](super::event_loops) drives the domain. While a task waits for
-//! something of the domain, or a send is under way, the driver polls, then arms the peers'
-//! doorbells and sleeps until one rings. A send that was started, posted or dropped goes on by
-//! itself under every wait policy for as long as the runtime runs.
+//! [event loop](super::event_loops) drives the domain. While a task waits for an object of the
+//! domain, or a send is pending, the driver polls, then arms the doorbells of the domain's rings
+//! and sleeps until a peer rings one. A send that was started, posted or dropped goes on under
+//! every wait policy for as long as the runtime runs.
 //!
-//! With no send under way and no task waiting, the driver sleeps and doorbells are not armed.
+//! With no pending send and no waiting task, the driver sleeps and doorbells are not armed.
 //! Connections are still accepted and dead peers still noticed, because the kernel wakes the driver
-//! for those. A *passive target* receives nothing: if receives were posted with `.post()` and no
+//! for sockets. A *passive target* receives nothing: if receives were posted with `.post()` and no
 //! task reads the queue, messages stay in the ring until something is polled. Over `tcp` and `udp`
 //! the kernel wakes the driver for incoming bytes, so they may be received; do not rely on it.
 //!
-//! [`Domain::progress`] drives by hand: one pass and one check for new connections, without
-//! waiting. It returns whether anything moved.
+//! [`Domain::progress`] makes one pass and checks once for new connections, without waiting. The
+//! call returns whether the pass made progress.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -62,7 +62,7 @@
 //! }
 //! assert_eq!((out[0].context, out[0].bytes()), (7, &b"ping"[..]));
 //!
-//! while b.domain().progress() {}                // by hand, until nothing moves
+//! while b.domain().progress() {}                // until a pass makes no progress
 //! # Ok(()) }
 //! ```
 //!
@@ -75,28 +75,31 @@
 //! opening fails with [`Error::Runtime`].
 //!
 //! * **The runtime is dropped** while the domain is open: the driver ends. Waiting tasks are woken
-//!   and from then on keep themselves runnable, and a core busy. A send without a waiting task
-//!   moves only while something is polled. Open a new domain on the new runtime.
+//!   and from then on wake themselves in a loop, which keeps a core busy. A send without a waiting
+//!   task makes progress only while an object of the domain is polled. Open a new domain on the new
+//!   runtime.
 //! * **The runtime does not run**, for instance a current-thread runtime outside `block_on`: the
 //!   driver is not polled. A task on another runtime may wait for ever. Open the domain on the
 //!   runtime that uses it, or use automatic progress.
 //! * **The runtime is blocked** by a long computation or `std::thread::sleep`: on a current-thread
-//!   runtime nothing of the domain moves. On a multi-threaded one, another worker runs the driver
+//!   runtime the domain makes no progress. On a multi-threaded one, another worker runs the driver
 //!   and the waiting tasks, as long as one is free.
 //!
 //! # Automatic progress
 //!
-//! The domain has a thread, named `fab-`, the provider and the domain's id. It receives whether or
-//! not a task waits, and whatever the runtime does. It is in one of three states:
+//! The domain has a thread, named `fab-`, the provider and the domain's id. The thread receives
+//! whether or not a task waits, and does not depend on the runtime. The thread is in one of three
+//! states:
 //!
-//! * **Driving.** It makes passes until there was no news for a while, see
+//! * **Driving.** The thread makes passes until its spin budget is used up: see
 //!   [`wait_policy`](super::wait_policy).
-//! * **Parked.** It armed the doorbells and sleeps in the kernel.
-//! * **Watching.** Your tasks poll and drive in place, without a hand-off between threads. The
-//!   thread checks once a millisecond whether they still do, and otherwise takes over.
+//! * **Parked.** The thread has armed the doorbells and sleeps in the kernel.
+//! * **Watching.** Tasks of the program poll and make progress themselves, so no message is handed
+//!   from thread to thread. The domain's thread checks once a millisecond whether tasks still poll,
+//!   and drives if none does.
 //!
-//! A waiting task is woken by the thread, and so costs one wake-up more than a task that polls. A
-//! blocked runtime does not stop it:
+//! The thread wakes a waiting task, so a message to a waiting task costs one wake-up more than a
+//! message to a task that polls. A blocked runtime does not stop the thread:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -6,7 +6,7 @@
 //! Endpoints of type [`EpType::Dgram`] are unreliable and connectionless: one message per datagram,
 //! in the wire format of libfabric's `udp` provider (`FI_PROTO_UDP`), which is plain UDP without
 //! header, tag or acknowledgement. Every sender of datagrams is a peer. The example `fi_pingpong`
-//! talks to libfabric's own (`fi_pingpong -p udp -e dgram`), in either role.
+//! is a peer for libfabric's program of that name (`fi_pingpong -p udp -e dgram`), in either role.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -32,7 +32,8 @@
 //! receiver polls too late. A send completes when the kernel has the datagram
 //! (`FI_TRANSMIT_COMPLETE`). Later network errors are not reported; an immediate one, such as an
 //! address without a route, fails that send. [`add_peer`](Endpoint::add_peer) contacts no peer, and
-//! there are no events of peers. When the network has no room, sends wait with their credits.
+//! no event reports the start or end of a peer. When the socket buffer is full, sends wait with
+//! their credits.
 //!
 //! # Lengths
 //!
@@ -43,33 +44,35 @@
 //!
 //! # Unexpected messages
 //!
-//! Within a budget of 4 MiB they are buffered. Beyond it they are discarded and counted in
-//! [`EndpointStats::dropped`]. What the kernel discards is not counted there.
+//! Unexpected messages are buffered within a budget of 4 MiB. Messages beyond the budget are
+//! discarded and counted in [`EndpointStats::dropped`]. Datagrams that the kernel discards are not
+//! counted there.
 //!
 //! # Addresses and senders
 //!
-//! Addresses are as over [`tcp`](super::tcp#addresses): `udp://10.0.0.5:7000`,
+//! Addresses have the same forms as over [`tcp`](super::tcp#addresses): `udp://10.0.0.5:7000`,
 //! `udp://[2001:db8::1]:7000`, host names, `fi_sockaddr_in://` and `fi_sockaddr_in6://`. An
 //! endpoint is bound to one address and reaches peers of its address family, without link-local
 //! ones (`fe80::`).
 //!
 //! The [`source`](Message::source) of a message is the handle of the address it came from. An
-//! auto-inserting vector inserts every sender. An endpoint remembers 1024 senders and releases the
-//! handle of one that has been idle for long when another comes and none of its messages waits. To
-//! keep a handle, [insert](AddressVector::insert) or look it up. An IP address is not
-//! authenticated, and nothing is encrypted.
+//! auto-inserting vector inserts every sender. An endpoint keeps the handles of 1024 senders. A
+//! further sender replaces a sender that has been idle and has no waiting message. To keep a
+//! handle, [insert](AddressVector::insert) or look it up. An IP address is not authenticated, and
+//! nothing is encrypted.
 //!
 //! # Multicast
 //!
 //! [`Endpoint::join_multicast`] joins an IPv4 multicast group until the [`MulticastGroup`] is
 //! dropped. A message to the group's address reaches all members on the network of the endpoint's
-//! own address (time to live 1); endpoints on `127.0.0.1` meet inside this machine. A libfabric
-//! peer is a member if it is bound to all addresses of its machine and the group's port.
+//! own address (time to live 1); a group of endpoints on `127.0.0.1` reaches members on this
+//! machine only. A libfabric peer is a member if it is bound to all addresses of its machine and
+//! the group's port.
 //!
 //! # Sockets
 //!
-//! Of [`SocketOptions`], the ports and buffers apply. A larger receive buffer holds longer bursts,
-//! up to `net.core.rmem_max`. [Traffic classes](super::tcp#sockets) apply.
+//! Of [`SocketOptions`], the port range and the buffer sizes apply. A larger receive buffer holds
+//! longer bursts, up to `net.core.rmem_max`. [Traffic classes](super::tcp#sockets) apply.
 //!
 //! # What is not there
 //!

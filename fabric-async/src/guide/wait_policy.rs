@@ -21,56 +21,56 @@
 //! for policy in [WaitPolicy::Spin, WaitPolicy::Adaptive, WaitPolicy::Park] {
 //!     let ep = Endpoint::options().wait_policy(policy).bind("shm://").await?;
 //!     let me = ep.add_peer(ep.name()).await?;
-//!     ep.send(me, "the policy changes when, never what").await?;
-//!     assert_eq!(ep.recv().await?.len(), 35);
+//!     ep.send(me, "received under every policy").await?;
+//!     assert_eq!(ep.recv().await?.len(), 27);
 //! }
 //! # Ok(()) }
 //! ```
 //!
 //! # Spin
 //!
-//! A pending operation, queue or counter makes 96 passes within one poll: a few microseconds over
-//! shared memory; over sockets each pass over an active connection is a system call. Then it wakes
-//! its own task and returns, so that other tasks run. The worker of a spinning task never sleeps.
-//! Spinning is harmful when
+//! A poll of a pending operation, queue or counter makes 96 passes (10 in debug builds): a few
+//! microseconds over shared memory; over sockets each pass over an active connection is a system
+//! call. Then the poll wakes its own task and returns, so that other tasks run. The worker of a
+//! spinning task never sleeps. Spinning is harmful when
 //! * **there are fewer cores than spinners**: two processes that spin on one core wait for the end
 //!   of each other's time slices;
 //! * **the runtime has other work**, which runs only between polls;
-//! * **the wait is long**, and the core busy for all of it.
+//! * **the wait is long**: the core is busy for the whole wait.
 //!
 //! On a machine with one core, every poll makes one pass, whatever the policy.
 //!
 //! # Adaptive
 //!
-//! *A poll* makes 96 passes. After four polls in a row without news, a poll makes two passes,
-//! except every sixteenth, which makes 96 again. One success restores the full number.
+//! *A poll* makes 96 passes. After four polls in a row without progress, a poll makes two passes,
+//! except every sixteenth, which makes 96 again. A pass that makes progress restores 96.
 //!
-//! *The driver*, the task or thread that drives between polls, spins for a budget of at most 100
-//! microseconds, then arms the doorbells and sleeps. A spin without news halves the next budget,
-//! down to 5 microseconds; one with news doubles it. At most as many drivers of a process spin at
-//! the same time as there are cores; the others sleep at once. Under manual progress the driver is
-//! a task and yields after every step.
+//! *The driver*, the task or thread that makes progress between polls, spins for a budget of at
+//! most 100 microseconds, then arms the doorbells and sleeps. A spin that makes no progress halves
+//! the next budget, down to 5 microseconds; a spin that makes progress doubles it. At most as many
+//! drivers of a process spin at the same time as there are cores; the others sleep at once. Under
+//! manual progress the driver is a task and yields after every step.
 //!
 //! # Park
 //!
-//! A poll makes one pass, and the task sleeps. This takes the least CPU time and has the highest
-//! latency. It suits control traffic and machines with few cores.
+//! A poll makes one pass, and the task sleeps. Park takes the least CPU time and has the highest
+//! latency. Park suits control traffic and machines with few cores.
 //!
 //! # Doorbells
 //!
 //! A sleeping peer is woken by a message on the Unix socket of the connection, its doorbell.
-//! Ringing it is a system call, so it is done only when needed. Before it sleeps, a receiver sets a
-//! flag in the ring and checks the ring once more; a sender publishes its message and checks the
-//! flag. Either the receiver sees the message or the sender sees the flag. The sender that rings
-//! clears the flag, so one sleep costs one doorbell, however many messages follow. A sender that
-//! waits for room in a full ring is woken the same way. A stream to a receiver that keeps up rings
-//! no doorbell. [`Endpoint::stats`] counts the doorbells; [`Domain::stats`] counts successful and
-//! unsuccessful spins, and sleeps of the driver.
+//! Ringing the doorbell is a system call, so a sender rings only if the receiver sleeps. Before it
+//! sleeps, a receiver sets a flag in the ring and checks the ring once more; a sender publishes its
+//! message and checks the flag. Either the receiver sees the message or the sender sees the flag.
+//! The sender that rings clears the flag, so one sleep costs one doorbell, however many messages
+//! follow. A sender that waits for room in a full ring is woken the same way. A stream to a
+//! receiver that never sleeps rings no doorbell. [`Endpoint::stats`] counts the doorbells;
+//! [`Domain::stats`] counts successful and unsuccessful spins, and sleeps of the driver.
 //!
 //! # Fairness to other tasks
 //!
 //! Operations, completion queues, event queues and counters take part in Tokio's cooperative
-//! budget. A loop over a queue that is never empty yields to the runtime now and then.
+//! budget. A loop over a queue that is never empty therefore yields to the runtime.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -1,10 +1,10 @@
-//! Skips of tests that need more than the machine or the provider offers.
+//! Skips tests whose facilities the machine or the provider lacks.
 //!
 //! [`skip`] prints `skipped: TEST: reason` on the real standard error, which libtest does not
 //! capture, and appends `FACILITY<tab>TEST<tab>reason` to `skipped-tests.tsv` in cargo's directory
 //! for files of tests (`target/tmp`), so that `.ci/run` can count and list the skips of all test
 //! programs. `FABRIC_REQUIRE`, a comma-separated list of facilities (`interop,uring,netns,ipv6`),
-//! turns the skips for want of these facilities into failures.
+//! turns skips because of these facilities into failures.
 //!
 //! Test programs, and the unit tests of `reactor`, include this file with `#[path]`.
 
@@ -14,10 +14,10 @@ use std::io::Write;
 use std::panic::Location;
 use std::path::PathBuf;
 
-/// Lists the facilities that tests may not do without.
+/// The environment variable that lists facilities whose absence fails tests.
 const REQUIRE_ENV: &str = "FABRIC_REQUIRE";
 
-/// What a skipped test has missed.
+/// A facility that some tests need; without it they are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "no test program needs all of them")]
 pub(crate) enum Facility {
@@ -94,7 +94,7 @@ impl Facility {
     }
 }
 
-/// Records that the running test, or a part of it, is skipped for want of this facility.
+/// Records that the running test, or a part of it, is skipped because this facility is missing.
 ///
 /// # Panics
 ///
@@ -116,8 +116,8 @@ pub(crate) fn skip(facility: Facility, reason: impl Display) {
     report(facility, &test, reason);
 }
 
-/// Prints and records that `subject`, a test or several, is skipped for want of this facility,
-/// whether `FABRIC_REQUIRE` lists it or not.
+/// Prints and records that `subject`, one test or several, is skipped because this facility is
+/// missing, whether `FABRIC_REQUIRE` lists the facility or not.
 pub(crate) fn report(facility: Facility, subject: &str, reason: impl Display) {
     let reason = reason.to_string().replace(['\n', '\t'], " ");
     // `eprintln!` would be captured.
@@ -125,7 +125,7 @@ pub(crate) fn report(facility: Facility, subject: &str, reason: impl Display) {
     if let Some(dir) = tmp_dir() {
         let path = dir.join("skipped-tests.tsv");
         let line = format!("{}\t{subject}\t{reason}\n", facility.name());
-        // One write to a file that is open for appending is not torn by those of other processes.
+        // One write to a file that is open for appending is not interleaved with other writes.
         let written = OpenOptions::new()
             .create(true)
             .append(true)
@@ -138,8 +138,9 @@ pub(crate) fn report(facility: Facility, subject: &str, reason: impl Display) {
     }
 }
 
-/// Returns cargo's directory for files of tests. Cargo names it only to integration tests. It is
-/// beside the directory of the profile, from which unit tests run: `target/debug/deps/TEST`.
+/// Returns cargo's directory for files of tests. Cargo sets `CARGO_TARGET_TMPDIR` only for
+/// integration tests; unit tests run from `target/debug/deps/TEST`, and the directory is
+/// `target/tmp`.
 fn tmp_dir() -> Option<PathBuf> {
     if let Some(dir) = option_env!("CARGO_TARGET_TMPDIR") {
         return Some(dir.into());

@@ -5,7 +5,7 @@ use fabric_async::{Address, Error, FiAddr, Scheme};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, flush};
-use crate::payload::{poll_once, wait_until_stable};
+use crate::payload::{let_other_tasks_run, poll_once, wait_until_stable};
 use crate::setup::Setup;
 
 /// Opens a sender, and a receiver whose address vector does not auto-insert peers.
@@ -38,7 +38,7 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
         assert_eq!(
             (&got[..], got.source()),
             (text.as_bytes(), Ok(from_a)),
-            "messages that arrived before the insert, too"
+            "{text}: source after the insert"
         );
     }
 }
@@ -53,8 +53,8 @@ pub(crate) async fn directed_receive_matches_after_av_insert(setup: Setup) {
     assert_eq!(&b.ep.recv().from(from_a).await.unwrap()[..], b"late");
 }
 
-/// Messages that arrived before their sender was inserted match receives directed at it, and no
-/// receive directed at another peer, whatever positions were used in between.
+/// Messages that arrived before their sender was inserted match receives directed at that sender,
+/// and no receive directed at another peer, also after another address was inserted.
 pub(crate) async fn av_insert_assigns_source_to_unexpected_messages(setup: Setup) {
     let (a, b, to_b) = pair_without_auto_insert(&setup).await;
     let (c, c_name) = (setup.open_endpoint().await, setup.unique_address("absent"));
@@ -154,7 +154,7 @@ pub(crate) async fn inserting_twice_returns_the_same_address(setup: Setup) {
     assert_eq!(
         a.av.insert(b.ep.name().to_string()),
         Ok(to_b),
-        "as text too"
+        "an address as text"
     );
     assert_eq!(a.add_peer(&b).await, to_b);
     let peers = a.av.peers();
@@ -174,7 +174,7 @@ pub(crate) async fn add_peer_error_names_the_missing_peer(setup: Setup) {
     assert_eq!(
         a.ep.add_peer(&absent).await,
         Err(Error::NoSuchPeer(absent)),
-        "every time"
+        "the second call"
     );
 }
 
@@ -286,13 +286,10 @@ pub(crate) async fn auto_inserted_peers_are_released_on_close(setup: Setup) {
     a.ep.close().unwrap();
     c.ep.close().unwrap();
     // The domain learns of the disconnects only while it makes progress.
-    let watch = async {
-        while b.av.lookup(auto_addr).is_ok() {
-            b.domain.progress();
-            tokio::task::yield_now().await;
-        }
-    };
-    watch.await;
+    while b.av.lookup(auto_addr).is_ok() {
+        b.domain.progress();
+        tokio::task::yield_now().await;
+    }
     wait_until_stable(|| b.av.peers().len() as u64).await;
     assert!(
         b.av.lookup(kept).is_ok(),
@@ -300,7 +297,8 @@ pub(crate) async fn auto_inserted_peers_are_released_on_close(setup: Setup) {
     );
 }
 
-/// As `av_insert_assigns_source_to_unexpected_messages`, after the sender has closed.
+/// As `av_insert_assigns_source_to_unexpected_messages`, but the sender has closed before the
+/// insert.
 pub(crate) async fn av_insert_assigns_source_after_peer_closed(setup: Setup) {
     let b = setup
         .open_endpoint_with(EndpointConfig {
@@ -311,7 +309,7 @@ pub(crate) async fn av_insert_assigns_source_after_peer_closed(setup: Setup) {
     let a = setup.open_endpoint().await;
     let (name, to_b) = (a.ep.name().clone(), a.add_peer(&b).await);
     for tag in [1, 2] {
-        a.ep.send(to_b, "from one that is gone")
+        a.ep.send(to_b, "from a closed peer")
             .tag(tag)
             .await
             .unwrap();
@@ -322,7 +320,7 @@ pub(crate) async fn av_insert_assigns_source_after_peer_closed(setup: Setup) {
     );
     let progress_task = b.spawn_progress();
     drop(a);
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     progress_task.abort();
     let addr = b.av.insert(&name).unwrap();
     assert_eq!(
@@ -393,7 +391,7 @@ pub(crate) async fn reinserted_address_survives_old_connection_close(setup: Setu
     assert_ne!(first, second);
     let progress_task = b.spawn_progress();
     b.ep.close().unwrap();
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     progress_task.abort();
     a.ep.send(to_other, "three").await.unwrap();
     assert_eq!(

@@ -39,10 +39,10 @@ async fn check_all_ops<T: AtomicType>(setup: &Setup, values: [T; 3]) {
                             .map(Some)
                     }
                 };
-                let left: T = region.load(size).unwrap();
+                let result: T = region.load(size).unwrap();
                 if op.is_valid(T::DATATYPE, call) {
                     assert_eq!(
-                        left.bits(),
+                        result.bits(),
                         computed,
                         "{op:?} {call:?} on {:?}",
                         T::DATATYPE
@@ -54,7 +54,7 @@ async fn check_all_ops<T: AtomicType>(setup: &Setup, values: [T; 3]) {
                         matches!(fetched, Err(Error::NotSupported(_))),
                         "{op:?} {call:?}"
                     );
-                    assert_eq!(left.bits(), value.bits());
+                    assert_eq!(result.bits(), value.bits());
                 }
             }
         }
@@ -114,7 +114,7 @@ pub(crate) async fn concurrent_adds_are_not_lost(setup: Setup) {
     assert_eq!(region.load(32), Ok(3000.0f64));
 }
 
-/// A lock made of compare-and-swap protects what it guards.
+/// A lock made of compare-and-swap excludes other peers from the memory that it guards.
 pub(crate) async fn compare_and_swap_implements_a_lock(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
@@ -201,10 +201,10 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
     let readable = b.domain.alloc(64, Access::REMOTE_READ).unwrap();
     let remote = region.remote();
     for _ in 0..2 {
-        let across = a.ep.fetch_add(to_b, remote.at(4), 1u64).await;
+        let misaligned = a.ep.fetch_add(to_b, remote.at(4), 1u64).await;
         assert!(
-            matches!(&across, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
-            "{across:?}"
+            matches!(&misaligned, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
+            "{misaligned:?}"
         );
         assert!(matches!(
             a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
@@ -280,11 +280,11 @@ pub(crate) async fn canceled_atomic_returns_operands_without_effect(setup: Setup
     assert_eq!(region.load(0), Ok(sum));
 }
 
-/// An operation that was executed, and whose owner can no longer be told so, is not executed again
-/// by another path.
+/// An atomic operation of which the owner of the region cannot be notified is executed at most
+/// once.
 pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    // An endpoint without counters takes the shortest path.
+    // An endpoint without counters uses the fast path.
     let ep = a
         .domain
         .endpoint(&a.info)
@@ -307,15 +307,15 @@ pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
     for _ in 0..10 {
         let before: u64 = region.load(0).unwrap();
         let fetched = ep.fetch_add(to_b, remote.at(0), 1u64).await;
-        let done = region.load::<u64>(0).unwrap() - before;
+        let executed = region.load::<u64>(0).unwrap() - before;
         match fetched {
-            Ok(old) => assert_eq!((old, done), (before, 1)),
+            Ok(old) => assert_eq!((old, executed), (before, 1)),
             Err(error) => {
                 assert!(
                     error.is_peer_unavailable() || error == Error::StaleAddress(to_b),
                     "{error}"
                 );
-                assert!(done <= 1, "done {done} times");
+                assert!(executed <= 1, "executed {executed} times");
             }
         }
     }

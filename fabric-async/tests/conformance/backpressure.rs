@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_async::{Error, FiAddr, Resource};
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with};
-use crate::payload::{message_number, numbered_message, poll_once, wait_until_stable};
+use crate::payload::{let_other_tasks_run, message_number, numbered_message, poll_once};
 use crate::setup::Setup;
 
 const MESSAGE_LEN: usize = 64 << 10;
@@ -19,8 +19,8 @@ fn few_credits() -> EndpointConfig {
     }
 }
 
-/// The sender makes no further call once `inject` is refused: the accepted messages leave as room
-/// becomes available.
+/// After the first refused `inject` the sender makes no further call; the accepted messages are
+/// still sent as room becomes available.
 pub(crate) async fn injected_messages_leave_without_further_calls(setup: Setup) {
     let (a, b, to_b) =
         endpoint_pair_with(&setup, EndpointConfig::default(), EndpointConfig::default()).await;
@@ -115,8 +115,8 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
     }
 }
 
-/// Sends until no credit is left; returns the number of sends in progress.
-fn use_up_credits(a: &EndpointFixture, to_b: fabric_async::FiAddr) -> u64 {
+/// Sends until no credit is left; returns the number of sends that were accepted.
+fn use_up_credits(a: &EndpointFixture, to_b: FiAddr) -> u64 {
     let mut count = 0;
     while let Ok(op) =
         a.ep.send(to_b, numbered_message(count, MESSAGE_LEN))
@@ -149,7 +149,7 @@ pub(crate) async fn awaited_send_is_pending_until_receiver_reads(setup: Setup) {
         count += 1;
     }
     let mut waiting = sends.pop().expect("sends run out of credit");
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert!(poll_once(&mut waiting).await.is_pending());
     let receives = async {
         for number in 0..count {
@@ -244,8 +244,8 @@ pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
     const COUNT: u64 = 1500;
     let (a, b, to_b) = endpoint_pair_with(&setup, few_credits(), few_credits()).await;
     let to_a = b.add_peer(&a).await;
-    let done = Arc::new(AtomicU64::new(0));
-    let flood = |own: EndpointFixture, peer, done: Arc<AtomicU64>| async move {
+    let sent_count = Arc::new(AtomicU64::new(0));
+    let flood = |own: EndpointFixture, peer, sent_count: Arc<AtomicU64>| async move {
         let sends = async {
             for number in 0..COUNT {
                 let len = if number % 4 == 0 { 30_000 } else { 3_000 };
@@ -253,7 +253,7 @@ pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
                     .send(peer, numbered_message(number, len))
                     .await
                     .unwrap();
-                done.fetch_add(1, Ordering::Relaxed);
+                sent_count.fetch_add(1, Ordering::Relaxed);
             }
         };
         let receives = async {
@@ -265,12 +265,12 @@ pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
         own
     };
     let (one, two) = (
-        tokio::spawn(flood(a, to_b, done.clone())),
-        tokio::spawn(flood(b, to_a, done.clone())),
+        tokio::spawn(flood(a, to_b, sent_count.clone())),
+        tokio::spawn(flood(b, to_a, sent_count.clone())),
     );
     // Neither endpoint closes before the other has received everything.
     let (_a, _b) = (one.await.unwrap(), two.await.unwrap());
-    assert_eq!(done.load(Ordering::Relaxed), 2 * COUNT);
+    assert_eq!(sent_count.load(Ordering::Relaxed), 2 * COUNT);
 }
 
 pub(crate) async fn started_receives_are_limited_to_rx_size(setup: Setup) {

@@ -89,13 +89,13 @@ pub(crate) async fn inject_all_arrives_in_order(setup: Setup) {
 pub(crate) async fn post_all_arrives_and_completes_in_order(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     for count in BATCH_SIZES.into_iter().filter(|count| *count <= 64) {
-        for expected in [false, true] {
+        for receives_come_first in [false, true] {
             let request = |number: u64| {
                 a.ep.send(to_b, numbered_message(number, 8))
                     .tag(number)
                     .context(number)
             };
-            let receives: Vec<_> = match expected {
+            let receives: Vec<_> = match receives_come_first {
                 true => (0..count)
                     .map(|tag| b.ep.recv().tag(tag).start().unwrap())
                     .collect(),
@@ -108,7 +108,7 @@ pub(crate) async fn post_all_arrives_and_completes_in_order(setup: Setup) {
             for receive in receives {
                 message_number(&receive.await.unwrap());
             }
-            for tag in (0..count).filter(|_| !expected) {
+            for tag in (0..count).filter(|_| !receives_come_first) {
                 assert_eq!(message_number(&b.ep.recv().tag(tag).await.unwrap()), tag);
             }
             assert_eq!(
@@ -154,7 +154,7 @@ pub(crate) async fn batch_rings_each_peer_doorbell_once(setup: Setup) {
             fixture
         }));
     }
-    // The peers are most likely asleep by then.
+    // The peers are most likely asleep when the counter no longer changes.
     wait_until_stable(|| a.ep.stats().doorbells).await;
     let before = a.ep.stats().doorbells;
     let posts = (0..10).flat_map(|number| peers.iter().map(move |&peer| (number, peer)));
@@ -372,13 +372,13 @@ pub(crate) async fn batched_writes_report_data_in_order(setup: Setup) {
         .unwrap();
     let remote = region.remote();
     for round in 0..2u64 {
-        let row = |at: u64| {
+        let write = |at: u64| {
             let value = (round * 1000 + at).to_le_bytes().to_vec();
             a.ep.write(to_b, remote.at(8 * at), value)
                 .data(at)
                 .context(at)
         };
-        post_all_retrying(&a, (0..100).map(row)).await;
+        post_all_retrying(&a, (0..100).map(write)).await;
         let (mut written, mut remote_entries) = (Vec::new(), Vec::new());
         while written.len() < 100 {
             a.cq.read_batch(&mut written, 100).await;
@@ -434,12 +434,12 @@ pub(crate) async fn request_returned_by_batch_wakes_receiver_when_sent(setup: Se
         "{stopped}"
     );
     expect_numbers(&b, 0..stopped.posted as u64).await;
-    let waits = tokio::spawn(b.ep.recv().start().unwrap());
+    let receive = tokio::spawn(b.ep.recv().start().unwrap());
     wait_until_stable(|| b.domain.stats().parks).await;
-    let left = stopped.unposted.into_iter().next().unwrap();
-    left.await.unwrap();
+    let returned = stopped.unposted.into_iter().next().unwrap();
+    returned.await.unwrap();
     assert_eq!(
-        message_number(&waits.await.unwrap().unwrap()),
+        message_number(&receive.await.unwrap().unwrap()),
         stopped.posted as u64
     );
 }

@@ -6,8 +6,8 @@ use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
 use crate::payload::{
-    LONG_LEN, assert_bytes, message_number, numbered_message, pattern, poll_once,
-    wait_until_stable, yield_times,
+    LONG_LEN, assert_bytes, let_other_tasks_run, message_number, numbered_message, pattern,
+    poll_once, yield_times,
 };
 use crate::setup::Setup;
 use crate::shared_rx_fixture::SharedRxFixture;
@@ -29,17 +29,14 @@ pub(crate) async fn dropped_matched_receive_requeues_its_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for len in [0, 10, 5000, 100_000] {
         for pooled in [true, false] {
-            let (send, sent) = (
-                a.ep.send(to_b, pattern(len, 1)).data(7),
-                "the send succeeds",
-            );
+            let send = a.ep.send(to_b, pattern(len, 1)).data(7);
             if pooled {
                 let op = b.ep.recv().start().unwrap();
-                tokio::join!(send, flush(&a, &b, to_b)).0.expect(sent);
+                tokio::join!(send, flush(&a, &b, to_b)).0.unwrap();
                 drop(op);
             } else {
                 let op = b.ep.recv_into(Vec::with_capacity(len)).start().unwrap();
-                tokio::join!(send, flush(&a, &b, to_b)).0.expect(sent);
+                tokio::join!(send, flush(&a, &b, to_b)).0.unwrap();
                 drop(op);
             }
             let again = b.ep.recv_into(Vec::with_capacity(len)).start().unwrap();
@@ -82,7 +79,7 @@ pub(crate) async fn requeued_message_goes_to_posted_receive(setup: Setup) {
 pub(crate) async fn dropping_receive_mid_message_loses_nothing(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, polls) in [0, 1, 2, 3, 5, 9, 20, 60].into_iter().enumerate() {
-        for own in [false, true] {
+        for into_own_buffer in [false, true] {
             let sending = a.ep.send(to_b, pattern(LONG_LEN, which)).start().unwrap();
             let after =
                 a.ep.send(to_b, numbered_message(which as u64, 30))
@@ -90,7 +87,7 @@ pub(crate) async fn dropping_receive_mid_message_loses_nothing(setup: Setup) {
                     .unwrap();
             let sending =
                 tokio::spawn(async move { (sending.await.unwrap(), after.await.unwrap()) });
-            let early = if own {
+            let early = if into_own_buffer {
                 poll_and_drop(
                     b.ep.recv_into(Vec::with_capacity(LONG_LEN))
                         .start()
@@ -136,13 +133,18 @@ pub(crate) async fn cancel_returns_the_buffer_of_an_unmatched_receive(setup: Set
         CancelOutcome::Canceled(buf) => assert_eq!(buf.as_ptr(), at),
         CancelOutcome::Completed(ended) => panic!("nothing was sent: {ended:?}"),
     }
-    a.ep.send(to_b, "not for that one").await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"not for that one");
+    a.ep.send(to_b, "not for the canceled receive")
+        .await
+        .unwrap();
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"not for the canceled receive"
+    );
 }
 
 pub(crate) async fn cancel_reports_a_matched_receive_once(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let (op, cut) = (
+    let (op, truncated) = (
         b.ep.recv().start().unwrap(),
         b.ep.recv_into(vec![0; 4].into_boxed_slice())
             .start()
@@ -156,7 +158,7 @@ pub(crate) async fn cancel_reports_a_matched_receive_once(setup: Setup) {
         CancelOutcome::Completed(Ok(done)) => assert_eq!(&done[..], b"matched"),
         other => panic!("the receive had matched: {other:?}"),
     }
-    match cut.cancel().await {
+    match truncated.cancel().await {
         CancelOutcome::Completed(Err(failed)) => {
             assert_eq!(failed.error, Error::Truncated { len: 4, lost: 11 });
             assert_eq!(&failed.buf[..], b"matc");
@@ -198,7 +200,7 @@ pub(crate) async fn cancel_mid_message_waits_for_the_message(setup: Setup) {
     }
 }
 
-/// Opens a pair with few credits, so that some of many long messages wait for one.
+/// Opens a pair whose sender has few credits, so that some of many long messages wait for a credit.
 async fn pair_with_few_credits(
     setup: &Setup,
 ) -> (
@@ -232,15 +234,15 @@ pub(crate) async fn send_without_credit_can_be_canceled(setup: Setup) {
         }
     }
     let (number, last) = posted.pop().expect("at least one send was posted");
-    let withdrawn = match last.cancel().await {
+    let last_number = match last.cancel().await {
         CancelOutcome::Canceled(buf) => message_number(&buf),
         CancelOutcome::Completed(ended) => {
             panic!("no message has been received: {:?}", ended.map(drop))
         }
     };
-    assert_eq!(withdrawn, number);
+    assert_eq!(last_number, number);
     // A send in the middle of the queue, so that the sends behind it move up.
-    let (middle, op) = posted.remove(posted.len() - 9);
+    let (middle_number, op) = posted.remove(posted.len() - 9);
     assert!(matches!(op.cancel().await, CancelOutcome::Canceled(_)));
     let sends = async {
         for (_, op) in posted {
@@ -251,7 +253,9 @@ pub(crate) async fn send_without_credit_can_be_canceled(setup: Setup) {
             .unwrap();
     };
     let receives = async {
-        for number in (0..=MESSAGE_COUNT).filter(|number| ![withdrawn, middle].contains(number)) {
+        for number in
+            (0..=MESSAGE_COUNT).filter(|number| ![last_number, middle_number].contains(number))
+        {
             assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
         }
     };
@@ -301,13 +305,12 @@ pub(crate) async fn dropped_send_is_delivered(setup: Setup) {
     }
 }
 
-/// Automatic progress guarantees that a started send progresses although no task polls anything of
-/// its domain. Under manual progress a task has to.
+/// No task polls the sender's domain: its driver sends the message.
 pub(crate) async fn started_send_progresses_without_sender_polling(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for pause in [false, true] {
         if pause {
-            wait_until_stable(|| 0).await;
+            let_other_tasks_run().await;
         }
         let op = a.ep.send(to_b, pattern(LONG_LEN, 6)).start().unwrap();
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, 6));
@@ -410,7 +413,7 @@ pub(crate) async fn posted_sends_are_canceled_until_they_begin(setup: Setup) {
     assert_eq!(
         message_number(&last),
         canceled + 1,
-        "the canceled one is not sent"
+        "the canceled message is not sent"
     );
     progress.abort();
 }
@@ -444,8 +447,13 @@ pub(crate) async fn posted_multi_recv_is_canceled_by_context(setup: Setup) {
     assert_eq!(release.error.as_deref(), Some(&Error::Canceled));
     assert!(release.take_buf::<BytesMut>().unwrap().capacity() > 0);
     assert!(!b.ep.cancel(7).unwrap());
-    a.ep.send(to_b, "not for that one").await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"not for that one");
+    a.ep.send(to_b, "not for the canceled receive")
+        .await
+        .unwrap();
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"not for the canceled receive"
+    );
 }
 
 pub(crate) async fn posted_shared_receive_is_canceled_by_context(setup: Setup) {

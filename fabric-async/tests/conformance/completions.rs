@@ -65,7 +65,7 @@ pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
             b.cq.try_read_batch(&mut none, 10)
         ),
         (0, 0),
-        "each context exactly once"
+        "each operation completes once"
     );
 }
 
@@ -216,7 +216,7 @@ pub(crate) async fn close_cancels_futures(setup: Setup) {
     let canceled = task.await.unwrap().unwrap_err();
     assert_eq!(canceled.error, Error::Canceled);
     assert_eq!(canceled.buf.capacity(), 3, "the buffer comes back");
-    // A send in progress is canceled as well.
+    // Pending sends are canceled too.
     let mut sends = Vec::new();
     for _ in 0..400 {
         let mut send = a.ep.send(to_b, vec![0; 100_000]).into_future();
@@ -293,7 +293,7 @@ pub(crate) async fn dropped_cq_next_loses_no_completion(setup: Setup) {
     sender.await.unwrap();
 }
 
-/// A task that always finds a completion yields to other tasks all the same.
+/// A task that finds a completion at every poll still yields to other tasks.
 pub(crate) async fn busy_cq_yields_to_other_tasks(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair_with(
         &setup,

@@ -184,20 +184,26 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     let mut pep = there.listen(&setup);
     // Some attempts may have sent their request before they are dropped.
     for _ in 0..20 {
-        let mut initiating = here.connect(&pep).private_data("never mind").into_future();
+        let mut initiating = here
+            .connect(&pep)
+            .private_data("dropped at once")
+            .into_future();
         assert!(poll_once(&mut initiating).await.is_pending());
         drop(initiating);
     }
-    let mut initiating = here.connect(&pep).private_data("abandoned").into_future();
+    let mut initiating = here
+        .connect(&pep)
+        .private_data("dropped later")
+        .into_future();
     let request = loop {
         assert!(poll_once(&mut initiating).await.is_pending());
         match pep.try_accept() {
-            Some(request) if request.private_data() == b"abandoned" => break request,
+            Some(request) if request.private_data() == b"dropped later" => break request,
             _ => tokio::task::yield_now().await,
         }
     };
     drop(initiating);
-    // The initiator is found to be gone when its request is accepted, or later.
+    // The end of the initiator is noticed when its request is accepted, or later.
     match there.endpoint().accept(request, b"too late") {
         Ok(ep) => {
             assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
@@ -231,14 +237,14 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     );
     let mut pep = there.listen(&setup);
     // More requests than a passive endpoint queues.
-    let calls = (0..MANY).map(|number| {
+    let connects = (0..MANY).map(|number| {
         here.connect(&pep)
             .private_data(number.to_le_bytes())
             .into_future()
     });
-    let mut calls: Vec<_> = calls.collect();
-    for call in &mut calls {
-        assert!(poll_once(call).await.is_pending());
+    let mut connects: Vec<_> = connects.collect();
+    for connect in &mut connects {
+        assert!(poll_once(connect).await.is_pending());
     }
     let accepting = async {
         let mut all = Vec::new();
@@ -251,8 +257,8 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     };
     let connecting = async {
         let mut all = Vec::new();
-        for (number, call) in calls.into_iter().enumerate() {
-            let ep = call.await.unwrap();
+        for (number, connect) in connects.into_iter().enumerate() {
+            let ep = connect.await.unwrap();
             assert_eq!(ep.private_data(), number.to_le_bytes());
             all.push(ep);
         }
@@ -313,21 +319,26 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
     );
     let mut pep = there.listen(&setup);
-    let mut silent: Vec<_> = (0..300).map(|_| connect_raw(&pep)).collect();
-    silent[0].write_all(&connect_request(b"")[..31]).unwrap();
+    let mut silent_sockets: Vec<_> = (0..300).map(|_| connect_raw(&pep)).collect();
+    silent_sockets[0]
+        .write_all(&connect_request(b"")[..31])
+        .unwrap();
     let initiating = here.connect(&pep).into_future();
     let accepting = async { there.accept(pep.accept().await.unwrap(), b"") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     active.unwrap();
-    let first = silent.remove(0);
+    let first = silent_sockets.remove(0);
     assert!(read_to_end(first).await.is_empty(), "no answer");
     // The newest socket can still send its request.
-    let last = silent.last_mut().unwrap();
+    let last = silent_sockets.last_mut().unwrap();
     last.write_all(&connect_request(b"at last")).unwrap();
     let late = pep.accept().await.unwrap();
     assert_eq!(late.private_data(), b"at last");
     late.reject("").unwrap();
-    assert_eq!(read_to_end(silent.pop().unwrap()).await[..2], [3, 6]);
+    assert_eq!(
+        read_to_end(silent_sockets.pop().unwrap()).await[..2],
+        [3, 6]
+    );
 }
 
 pub(crate) async fn connect_request_is_accepted_at_every_split(setup: Setup) {
@@ -337,7 +348,10 @@ pub(crate) async fn connect_request_is_accepted_at_every_split(setup: Setup) {
     for split in 1..bytes.len() {
         let mut socket = connect_raw(&pep);
         socket.write_all(&bytes[..split]).unwrap();
-        assert!(pep.try_accept().is_none(), "{split} bytes are not all");
+        assert!(
+            pep.try_accept().is_none(),
+            "{split} bytes are not the whole message"
+        );
         socket.write_all(&bytes[split..]).unwrap();
         let request = pep.accept().await.unwrap();
         assert_eq!(request.private_data(), b"in pieces");
@@ -362,8 +376,8 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
     );
     let mut pep = there.listen(&setup);
-    let mut order = connect_request(b"");
-    order[24..].fill(9);
+    let mut wrong_byte_order = connect_request(b"");
+    wrong_byte_order[24..].fill(9);
     for bad in [
         control_message(2, 0, 0, b""),
         control_message(3, 1, 0, b""),
@@ -371,7 +385,7 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
         control_message(3, 7, 0, b""),
         control_message(3, 0, 257, &[0; 257]),
         control_message(3, 0, 0xffff, b""),
-        order,
+        wrong_byte_order,
         b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n".to_vec(),
     ] {
         for split in [1, 2, 3, 4, 24, 31, 32, bad.len()] {
@@ -443,7 +457,7 @@ pub(crate) async fn connect_response_is_accepted_at_every_split(setup: Setup) {
         here.domain.progress();
         assert!(
             poll_once(&mut initiating).await.is_pending(),
-            "{split} bytes are not all"
+            "{split} bytes are not the whole message"
         );
         socket.write_all(&bytes[split..]).unwrap();
         assert_eq!(initiating.await.unwrap().private_data(), b"in pieces");
@@ -453,7 +467,7 @@ pub(crate) async fn connect_response_is_accepted_at_every_split(setup: Setup) {
 pub(crate) async fn malformed_connect_response_fails_connect(setup: Setup) {
     let here = MsgDomainFixture::open(&setup).await;
     let (listener, name) = raw_listener();
-    for (bad, is_gone) in [
+    for (bad, ends_early) in [
         (control_message(2, 1, 0, b""), false),
         (connect_request(b""), false),
         (control_message(3, 9, 0, b""), false),
@@ -474,7 +488,7 @@ pub(crate) async fn malformed_connect_response_fails_connect(setup: Setup) {
         answered.unwrap();
         let error = failed.unwrap_err();
         assert!(
-            if is_gone {
+            if ends_early {
                 error.is_peer_unavailable()
             } else {
                 matches!(error, Error::Protocol { .. })
@@ -484,21 +498,21 @@ pub(crate) async fn malformed_connect_response_fails_connect(setup: Setup) {
     }
 }
 
-/// A connection request waits without a domain, and may be accepted in any domain.
+/// A connection request belongs to no domain while it waits, and can be accepted in any domain.
 pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
     let (a, b, mut pep) = connected_pair_with_listener(&setup).await;
     let other = MsgDomainFixture::open(&setup).await;
-    let call = |number: u8| {
+    let connect = |number: u8| {
         a.domain_fixture
             .connect(&pep)
             .private_data([number])
             .into_future()
     };
-    let mut calls = [call(0), call(1)];
+    let mut connects = [connect(0), connect(1)];
     let mut requests = Vec::new();
     while requests.len() < 2 {
-        for call in &mut calls {
-            assert!(poll_once(call).await.is_pending());
+        for connect in &mut connects {
+            assert!(poll_once(connect).await.is_pending());
         }
         requests.extend(pep.try_accept());
         tokio::task::yield_now().await;
@@ -508,9 +522,9 @@ pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
     let mut requests = requests.into_iter();
     let in_b = b.domain_fixture.accept(requests.next().unwrap(), b"");
     let in_other = other.accept(requests.next().unwrap(), b"");
-    for (call, accepted) in calls.into_iter().zip([in_b, in_other]) {
-        let ep = call.await.unwrap();
-        ep.send("wherever you are").await.unwrap();
-        assert_eq!(&accepted.recv().await.unwrap()[..], b"wherever you are");
+    for (connect, accepted) in connects.into_iter().zip([in_b, in_other]) {
+        let ep = connect.await.unwrap();
+        ep.send("hello").await.unwrap();
+        assert_eq!(&accepted.recv().await.unwrap()[..], b"hello");
     }
 }

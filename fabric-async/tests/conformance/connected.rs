@@ -62,16 +62,16 @@ pub(crate) async fn every_length_arrives_in_both_directions(setup: Setup) {
     ];
     for len in lens {
         let (to_b, to_a) = (pattern(len, 1), pattern(len, 2));
-        let (sent, got, back, came) = tokio::join!(
+        let (a_sent, b_got, b_sent, a_got) = tokio::join!(
             a.ep.send(to_b),
             b.ep.recv(),
             b.ep.send(to_a.to_vec()),
             a.ep.recv_into(Vec::with_capacity(len)),
         );
-        assert_eq!(sent.unwrap().into_buf(), to_b);
-        assert_eq!(back.unwrap().into_buf(), to_a);
-        assert_bytes(&got.unwrap(), to_b);
-        assert_bytes(&came.unwrap(), to_a);
+        assert_eq!(a_sent.unwrap().into_buf(), to_b);
+        assert_eq!(b_sent.unwrap().into_buf(), to_a);
+        assert_bytes(&b_got.unwrap(), to_b);
+        assert_bytes(&a_got.unwrap(), to_a);
     }
     // Unexpected messages.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
@@ -151,7 +151,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
         here.domain.counter().unwrap(),
         there.domain.counter().unwrap(),
     );
-    let own = there.fabric.event_queue(8).unwrap();
+    let mut endpoint_eq = there.fabric.event_queue(8).unwrap();
     let connecting = here
         .endpoint()
         .bind_counter(&sends, CounterBind::SEND)
@@ -163,7 +163,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
             .bind_counter(&recvs, CounterBind::RECV)
             .unwrap()
             .context(5);
-        ep.bind_eq(&own)
+        ep.bind_eq(&endpoint_eq)
             .unwrap()
             .accept(pep.accept().await.unwrap(), b"")
             .unwrap()
@@ -203,15 +203,14 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
         );
         assert_eq!(got.take_buf::<Vec<u8>>().unwrap(), number.to_le_bytes());
     }
-    // An operation that is pending when the peer closes is reported too.
+    // An operation that is pending when the peer closes is reported to the queue.
     b.ep.recv_into(vec![0; 8]).context(77).post().unwrap();
     a.ep.close().unwrap();
     let failed = b.domain_fixture.cq.next().await.unwrap();
     assert_eq!(failed.context, 77);
     assert!(failed.error.unwrap().is_peer_unavailable());
     assert_eq!(recvs.errors(), 1);
-    let mut own = own;
-    let events = [own.read().await, own.read().await];
+    let events = [endpoint_eq.read().await, endpoint_eq.read().await];
     assert!(matches!(&events[0].kind, EventKind::Connected { .. }) && events[0].context == 5);
     assert!(
         matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].endpoint_id == b.ep.id()
@@ -268,8 +267,8 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
     }
 }
 
-/// A message that has begun does not complete: the send fails and returns its buffer, and the
-/// receive fails because the peer is gone.
+/// A shutdown while a message is being sent fails the send, which returns its buffer, and fails the
+/// receive with `PeerGone`.
 pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
     let copies_once = setup.provider == "shm" && setup.single_copy_threshold != Some(usize::MAX);
     for is_received in [false, true] {
@@ -280,12 +279,12 @@ pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
                 .unwrap()
         });
         let mut sending = a.ep.send(vec![1; 64 << 20]).start().unwrap();
-        // A message that the receiver copies once from the sender's memory delays none behind it.
+        // A single-copy message does not delay the next message.
         let behind = (!copies_once).then(|| a.ep.send(vec![2; 10]).start().unwrap());
         assert!(poll_once(&mut sending).await.is_pending());
         a.ep.shutdown().unwrap();
         // A zero-copy send completes when the peer's kernel has acknowledged the bytes.
-        let at_once = if setup.zero_copy {
+        let failed_at_once = if setup.zero_copy {
             None
         } else {
             Some((&mut sending).await.unwrap_err())
@@ -293,15 +292,14 @@ pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
         if let Some(behind) = behind {
             assert_eq!(behind.await.unwrap_err().error, Error::Canceled);
         }
-        // A message for which no receive was posted, and that exceeds the budget, stays in the
-        // socket buffers until a receive is posted.
+        // The message exceeds the budget: it stays in the socket buffers until a receive is posted.
         let receiving = receiving.unwrap_or_else(|| {
             b.ep.recv_into(Vec::with_capacity(64 << 20))
                 .start()
                 .unwrap()
         });
         assert!(receiving.await.unwrap_err().error.is_peer_unavailable());
-        let failed = match at_once {
+        let failed = match failed_at_once {
             Some(failed) => failed,
             None => sending.await.unwrap_err(),
         };
@@ -325,7 +323,7 @@ pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
     assert_eq!(b.ep.recv().await.unwrap_err().error, Error::ShutDown);
 }
 
-/// Under automatic progress, messages are taken in although no task polls.
+/// Under automatic progress, messages are buffered although no task polls.
 pub(crate) async fn auto_progress_receives_without_polling(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for number in 0..5u8 {
@@ -350,7 +348,7 @@ pub(crate) async fn buffered_messages_survive_peer_close(setup: Setup) {
     assert_eq!(shutdown_reason(&mut b).await, DownReason::Closed);
     assert_eq!(b.ep.stats().unexpected, 50);
     for number in 0..50u8 {
-        // A message that was matched and not seen is requeued in its place.
+        // The message of a dropped receive is requeued at its place.
         let mut dropped = b.ep.recv().start().unwrap();
         if number % 2 == 0 {
             drop(dropped);
@@ -362,7 +360,7 @@ pub(crate) async fn buffered_messages_survive_peer_close(setup: Setup) {
     assert!(b.ep.recv().await.unwrap_err().error.is_peer_unavailable());
 }
 
-/// As `buffered_messages_survive_peer_close`, with more messages than the budget admits.
+/// As `buffered_messages_survive_peer_close`, with more bytes than the budget.
 pub(crate) async fn messages_over_budget_survive_peer_close(setup: Setup) {
     const MANY: usize = 24;
     let (a, mut b) = connected_pair(&setup).await;
@@ -384,7 +382,7 @@ pub(crate) async fn messages_over_budget_survive_peer_close(setup: Setup) {
 
 pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
     let (a, mut b) = connected_pair(&setup).await;
-    let mut several =
+    let mut multi_recv =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
             .start()
             .unwrap();
@@ -394,7 +392,7 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
     let unsent = vec![0; 64 << 20];
     let sending = b.ep.send(unsent).start().unwrap();
     send_to_peer(&a, b"one").await;
-    assert_eq!(&several.next().await.unwrap().unwrap()[..], b"one");
+    assert_eq!(&multi_recv.next().await.unwrap().unwrap()[..], b"one");
     let ending = async {
         tokio::task::yield_now().await;
         a.ep.close().unwrap();
@@ -403,7 +401,7 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
     assert!(probed.unwrap_err().is_peer_unavailable());
     assert!(claimed.map(drop).unwrap_err().is_peer_unavailable());
     assert!(
-        several
+        multi_recv
             .next()
             .await
             .unwrap()
@@ -411,7 +409,7 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
             .error
             .is_peer_unavailable()
     );
-    assert!(several.next().await.is_none());
+    assert!(multi_recv.next().await.is_none());
     assert!(plain.await.unwrap_err().error.is_peer_unavailable());
     let failed = sending.await.unwrap_err();
     assert!(failed.error.is_peer_unavailable() && failed.buf.len() == 64 << 20);
@@ -426,15 +424,15 @@ pub(crate) async fn multi_recv_takes_messages_after_peer_close(setup: Setup) {
     a.ep.close().unwrap();
     shutdown_reason(&mut b).await;
     // The multi-receive is posted after the disconnect, and takes the messages that arrived before.
-    let mut several =
+    let mut multi_recv =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
             .start()
             .unwrap();
     for number in 0..100u8 {
-        assert_eq!(several.next().await.unwrap().unwrap()[..], [number; 10]);
+        assert_eq!(multi_recv.next().await.unwrap().unwrap()[..], [number; 10]);
     }
     assert!(
-        several
+        multi_recv
             .next()
             .await
             .unwrap()
@@ -474,10 +472,10 @@ pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
     tokio::join!(sending, receiving);
 }
 
-/// Bytes that a send has accepted leave after the close as well, as long as the peer reads them.
+/// Injected bytes are sent also after the endpoint has closed, while the peer reads them.
 pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    // As many as the kernel buffers, or a ring holds: injects that are queued have not completed.
+    // As many messages as fit into the socket buffers or the ring: queued injects end on close.
     let count = if setup.has_remote_comm().await {
         200
     } else {
@@ -486,8 +484,8 @@ pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
     for number in 0..count {
         a.ep.send(&[number; 4000]).inject().unwrap();
     }
-    // The closing endpoint has an unread message too. Closing its socket must not reset the
-    // connection and destroy what was sent.
+    // The closing endpoint has an unread message. Closing its socket must not reset the connection,
+    // which would discard the sent bytes.
     b.ep.send(b"unread").inject().unwrap();
     a.ep.shutdown().unwrap();
     drop(a);
@@ -577,7 +575,7 @@ pub(crate) async fn delivery_complete_waits_for_the_peer(setup: Setup) {
         sent.unwrap();
         assert_bytes(&got.unwrap(), pattern(len, 1));
     }
-    // A peer that closes acknowledges nothing more.
+    // A peer that closes acknowledges no further message.
     let sending =
         a.ep.send(vec![0; 64 << 20])
             .delivery_complete()
@@ -592,13 +590,13 @@ pub(crate) async fn protocol_violation_closes_connection(setup: Setup) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("tcp://{}", listener.local_addr().unwrap());
     for bad in [
-        frame_header(0, 2, 0, 16, 16),      // an acknowledgement of nothing
+        frame_header(0, 2, 0, 16, 16),      // an acknowledgement without a send
         frame_header(0, 0, 0, 15, 16),      // a header that is too short
-        frame_header(0, 0, 0, 121, 200),    // and one that is too long
+        frame_header(0, 0, 0, 121, 200),    // a header that is too long
         frame_header(0, 0, 0, 16, 15),      // less than its header
         frame_header(0, 0, 0, 16, 1 << 60), // longer than memory
-        frame_header(3, 0, 0, 16, 16),      // an answer to no read
-        frame_header(6, 0, 0, 16, 16),      // a rendezvous that was not agreed on
+        frame_header(3, 0, 0, 16, 16),      // a response without a read
+        frame_header(6, 0, 0, 16, 16),      // a rendezvous that was not negotiated
         frame_header(200, 0, 0, 16, 16),
     ] {
         let (listener, bad) = (listener.try_clone().unwrap(), bad);
@@ -645,9 +643,9 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     let av = a.domain_fixture.domain.address_vector().unwrap();
     let from = av.insert(b.ep.name()).unwrap();
     unsupported(ep.recv().from(from).await.unwrap_err().error);
-    // The refused calls have changed nothing.
-    send_to_peer(&a, b"all the same").await;
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
+    // The endpoint still works after the refused calls.
+    send_to_peer(&a, b"still works").await;
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"still works");
 
     let fixture = &a.domain_fixture;
     unsupported(fixture.endpoint().bind_av(&av).map(drop).unwrap_err());
@@ -667,7 +665,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     );
     let builder = || fixture.domain.endpoint(&rdm_info).unwrap();
     invalid(builder().connect(b.ep.name()).await.map(drop).unwrap_err());
-    // An endpoint of type `FI_EP_RDM` lives in the same domain.
+    // An endpoint of type `FI_EP_RDM` can be opened in the same domain.
     let rdm = builder().bind_av(&av).unwrap().enable().unwrap();
     drop(rdm);
     let others = ["shm://other", "tcp://127.0.0.1:1", "udp://127.0.0.1:1"];

@@ -60,7 +60,7 @@ pub(crate) async fn batch_of_writes_reaches_peer_memory(setup: Setup) {
     }
 }
 
-/// A batch takes requests of its own endpoint, also of a clone.
+/// A batch accepts requests of its own endpoint and of clones of that endpoint.
 pub(crate) async fn batch_refuses_requests_of_another_endpoint(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     let clone = a.ep.clone();

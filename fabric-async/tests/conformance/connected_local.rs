@@ -1,5 +1,5 @@
-//! What connected endpoints have where all peers are on this machine: windows, both completion
-//! levels, and single copies.
+//! Features of connected endpoints that only local providers offer: windows, both completion
+//! levels, single copy, and chosen names.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -40,9 +40,9 @@ pub(crate) async fn window_outlives_neither_region_nor_connection(setup: Setup) 
 pub(crate) async fn both_completion_levels_wait_for_a_receive(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for len in [0, 8, 9000, 1 << 20] {
-        for matched in [false, true] {
+        for until_match in [false, true] {
             let send = a.ep.send(pattern(len, 1)).fence();
-            let send = if matched {
+            let send = if until_match {
                 send.match_complete()
             } else {
                 send.delivery_complete()
@@ -58,15 +58,15 @@ pub(crate) async fn both_completion_levels_wait_for_a_receive(setup: Setup) {
             assert_bytes(&got.unwrap(), pattern(len, 1));
         }
     }
-    // A message that is never received fails with the connection.
-    let waits = a.ep.send("unreceived").match_complete();
-    let mut waits = waits.start().unwrap();
-    assert!(poll_once(&mut waits).await.is_pending());
+    // The send of a message that is never received fails when the connection ends.
+    let send = a.ep.send("unreceived").match_complete();
+    let mut send = send.start().unwrap();
+    assert!(poll_once(&mut send).await.is_pending());
     b.ep.close().unwrap();
-    assert!(waits.await.unwrap_err().error.is_peer_unavailable());
+    assert!(send.await.unwrap_err().error.is_peer_unavailable());
 }
 
-/// Both ends copy long messages once where the threshold of their domain says so.
+/// Both endpoints copy messages beyond the threshold of their domain once.
 pub(crate) async fn long_messages_are_copied_once_in_both_directions(setup: Setup) {
     let setup = setup.single_copy_threshold(0);
     let (a, b) = connected_pair(&setup).await;
@@ -79,13 +79,13 @@ pub(crate) async fn long_messages_are_copied_once_in_both_directions(setup: Setu
         }
         let (sent, got) = (from.stats(), to.stats());
         assert_eq!(sent.single_copy_tx, got.single_copy_rx);
-        // The kernel may forbid it, between processes as within one.
+        // The kernel may forbid single copy, also within one process.
         assert!(matches!(sent.single_copy_tx.count, 0 | 2));
     }
 }
 
-/// An endpoint may choose its name. A name that is in use is refused, and is free again after the
-/// connection.
+/// A connecting endpoint can set its name. A name in use is refused, and is free again when the
+/// connection has ended.
 pub(crate) async fn connecting_endpoint_has_the_name_it_asks_for(setup: Setup) {
     let here = crate::connected_pair::MsgDomainFixture::open(&setup).await;
     let mut pep = here.listen(&setup);
@@ -93,10 +93,10 @@ pub(crate) async fn connecting_endpoint_has_the_name_it_asks_for(setup: Setup) {
     for _ in 0..2 {
         let connect = |name: &str| here.endpoint().name(name).unwrap().connect(pep.name());
         let connecting = connect(&own).timeout(Duration::from_secs(20)).into_future();
-        let taken = connect(&own).into_future();
+        let second = connect(&own).into_future();
         let mut connecting = std::pin::pin!(connecting);
         assert!(poll_once(&mut connecting).await.is_pending());
-        let refused: Error = taken.await.map(drop).unwrap_err();
+        let refused: Error = second.await.map(drop).unwrap_err();
         assert_eq!(refused, Error::AddressInUse(own.parse().unwrap()));
         let accepting = async {
             let request = pep.accept().await.unwrap();

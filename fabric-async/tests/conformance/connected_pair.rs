@@ -13,7 +13,7 @@ use crate::setup::Setup;
 /// A domain for connected endpoints. Fields are dropped in this order: children before parents.
 #[derive(Debug)]
 pub(crate) struct MsgDomainFixture {
-    /// The receive context that the endpoints share, if they do.
+    /// The shared receive context of the endpoints; `None` if they have receives of their own.
     pub(crate) shared_rx: Option<SharedRxContext>,
     pub(crate) cq: CompletionQueue,
     pub(crate) domain: Domain,
@@ -34,7 +34,7 @@ impl MsgDomainFixture {
         Self::with_info(setup, setup.info().await)
     }
 
-    /// Opens a domain whose endpoints share a receive context, which reports to its queue.
+    /// Opens a domain whose endpoints share a receive context, which is bound to the queue `cq`.
     pub(crate) async fn open_shared_rx(setup: &Setup) -> Self {
         let mut fixture = Self::with_info(setup, setup.shared_rx_info());
         let shared = fixture.domain.shared_rx_context(&fixture.info).unwrap();

@@ -82,10 +82,10 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
     );
     let mut pep = there.listen(&setup);
     let region = there.domain.alloc(64, READ_WRITE).unwrap();
-    let (mut tasks, mut ends) = (Vec::new(), Vec::new());
+    let (mut tasks, mut passive_eps) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        let (ep, end) = here.connect_to(&there, &mut pep).await;
-        ends.push(end);
+        let (ep, passive) = here.connect_to(&there, &mut pep).await;
+        passive_eps.push(passive);
         let remote = region.remote();
         tasks.push(tokio::spawn(async move {
             for _ in 0..500 {
@@ -165,8 +165,8 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
     assert_eq!(second.values::<i32>().collect::<Vec<_>>(), [40, 0]);
 }
 
-/// Peers of this implementation send the reason (a NACK): the operation fails, and the connection
-/// stays up.
+/// Peers of this implementation send a NACK with the reason: the operation fails, and the
+/// connection stays established.
 pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     let _progress = spawn_progress(&b);
@@ -218,8 +218,8 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             a.ep.read(remote.slice(..)).await.unwrap()[..],
             *pattern(100, 3)
         );
-        a.ep.send("all the same").await.unwrap();
-        assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
+        a.ep.send("still works").await.unwrap();
+        assert_eq!(&b.ep.recv().await.unwrap()[..], b"still works");
     }
 }
 
@@ -234,10 +234,10 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
         .unwrap();
     let remote = region.remote();
     for _ in 0..2 {
-        let across = a.ep.fetch_add(remote.at(4), 1u64).await;
+        let misaligned = a.ep.fetch_add(remote.at(4), 1u64).await;
         assert!(
-            matches!(&across, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
-            "{across:?}"
+            matches!(&misaligned, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
+            "{misaligned:?}"
         );
         assert!(matches!(
             a.ep.fetch_add(remote.at(64), 1u8).await,
@@ -275,26 +275,26 @@ pub(crate) async fn atomics_to_peer_without_support_are_refused(setup: Setup) {
         MsgDomainFixture::open(&plain).await,
     );
     let mut pep = there.listen(&plain);
-    let (ep, end) = here.connect_to(&there, &mut pep).await;
+    let (ep, passive) = here.connect_to(&there, &mut pep).await;
     let (a, b) = (
         MsgEndpointFixture {
             ep,
             domain_fixture: here,
         },
         MsgEndpointFixture {
-            ep: end,
+            ep: passive,
             domain_fixture: there,
         },
     );
     let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
     expect_atomics_refused(&a.ep, region.remote().at(0)).await;
-    a.ep.write(region.remote().at(0), "but writes")
+    a.ep.write(region.remote().at(0), "writing ok")
         .await
         .unwrap();
     assert_eq!(
         &a.ep.read(region.remote().slice(0..10)).await.unwrap()[..],
-        b"but writes"
+        b"writing ok"
     );
 }
 
@@ -306,14 +306,14 @@ pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup
         MsgDomainFixture::open(&plain).await,
     );
     let mut pep = there.listen(&plain);
-    let (ep, end) = here.connect_to(&there, &mut pep).await;
+    let (ep, passive) = here.connect_to(&there, &mut pep).await;
     let (a, b) = (
         MsgEndpointFixture {
             ep,
             domain_fixture: here,
         },
         MsgEndpointFixture {
-            ep: end,
+            ep: passive,
             domain_fixture: there,
         },
     );
@@ -332,8 +332,8 @@ pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup
         a.ep.read(remote.slice(..)).await.unwrap_err().error,
         unknown
     );
-    a.ep.send("all the same").await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
+    a.ep.send("still works").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"still works");
 }
 
 pub(crate) async fn atomics_to_unannounced_peer_are_refused(setup: Setup) {
@@ -387,7 +387,7 @@ fn encode_fetch_sum(key: u64, operand: u64) -> Vec<u8> {
 
 async fn expect_protocol_shutdown(mut ep: MsgEndpointFixture, socket: TcpStream) {
     let EventKind::Shutdown { reason, .. } = ep.domain_fixture.next_other_event().await else {
-        panic!("an end")
+        panic!("not a shutdown event")
     };
     assert!(matches!(reason, DownReason::Protocol(_)), "{reason:?}");
     let failed = ep.ep.send("anything").await.unwrap_err();
@@ -399,15 +399,15 @@ async fn expect_protocol_shutdown(mut ep: MsgEndpointFixture, socket: TcpStream)
     read_to_end(socket).await;
 }
 
-/// A peer without the vendor extension knows no NACK: an invalid operation closes its connection,
-/// and so does a frame that only this implementation sends.
+/// A peer without the vendor extension cannot receive a NACK: an invalid operation closes its
+/// connection, and so does a frame that only this implementation sends.
 pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) {
     for is_initiator in [false, true] {
         for wrong in 0..5 {
             let fixture = MsgDomainFixture::open(&setup).await;
             let region = fixture.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
             let key = region.key();
-            let place = |key, len| RmaIov {
+            let iov = |key, len| RmaIov {
                 key,
                 offset: 0,
                 len,
@@ -421,15 +421,15 @@ pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) 
                 )
             };
             let bytes = match wrong {
-                0 => read(place(key, 10)),
-                1 => read(place(key ^ 1 << 40, 10)),
+                0 => read(iov(key, 10)),
+                1 => read(iov(key ^ 1 << 40, 10)),
                 2 => encode_frame(
                     &Frame::write(
-                        &RmaIovList::from_rma_iovs(&[place(key, 200)]).unwrap(),
+                        &RmaIovList::from_rma_iovs(&[iov(key, 200)]).unwrap(),
                         None,
                         200,
                     ),
-                    &[place(key, 200)],
+                    &[iov(key, 200)],
                     &[1; 200],
                 ),
                 3 => encode_fetch_sum(key, 1),
@@ -478,12 +478,12 @@ pub(crate) async fn peer_with_vendor_extension_gets_atomics_and_nacks(setup: Set
             let split = 1 + number as usize * 20;
             socket.write_all(&bytes[..split]).unwrap();
             socket.write_all(&bytes[split..]).unwrap();
-            let answer = read_exact(&mut socket, 16 + 8 + 16).await;
+            let response = read_exact(&mut socket, 16 + 8 + 16).await;
             assert_eq!(
-                (answer[1], &answer[16..24]),
+                (response[1], &response[16..24]),
                 (0xf3, &(5 * number).to_ne_bytes()[..])
             );
-            // An access out of range is answered with a NACK.
+            // An access with an unknown key is answered with a NACK.
             socket
                 .write_all(&encode_fetch_sum(region.key() ^ 1 << 40, 5))
                 .unwrap();

@@ -75,12 +75,12 @@ pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
     loan.copy_from_slice(pattern(1000, 3));
     let lent = a.ep.send(loan).tag(1).start().unwrap();
     a.ep.send("tried").tag(1).await.unwrap();
-    let rows = (0..20u64).map(|number| {
+    let sends = (0..20u64).map(|number| {
         a.ep.send(numbered_message(number, 30))
             .tag(number % 2 + 5)
             .context(number)
     });
-    assert_eq!(a.ep.post_all(rows).unwrap(), 20);
+    assert_eq!(a.ep.post_all(sends).unwrap(), 20);
     for (bytes, data) in [(&b"injected"[..], None), (b"with data", Some(7))] {
         let got = b.ep.recv().tag(1).await.unwrap();
         assert_eq!((&got[..], got.data(), got.tag()), (bytes, data, Some(1)));
@@ -126,7 +126,7 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
         b.ep.recv().tag(7).start().unwrap(),
     );
     let any = b.ep.recv().tag_ignoring(0x100, 0xff).start().unwrap();
-    let mut several =
+    let mut multi_recv =
         b.ep.recv_multi(BytesMut::with_capacity(300))
             .min_free(100)
             .tag(9)
@@ -152,30 +152,30 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
     assert_eq!((message_number(&any), any.tag()), (1, Some(0x1ab)));
     for number in [0, 4] {
         assert_eq!(
-            message_number(&several.next().await.unwrap().unwrap()),
+            message_number(&multi_recv.next().await.unwrap().unwrap()),
             number
         );
     }
-    // The last message is claimed and put back, and is still available.
+    // The last message is claimed and requeued, and can still be received.
     let claimed = b.ep.probe().tag(8).claim().await.unwrap();
     drop(claimed);
     drop(b.ep.recv().tag(8).start().unwrap());
     assert_eq!(message_number(&b.ep.recv().tag(8).await.unwrap()), 5);
-    let mut waits = b.ep.recv().tag(8).start().unwrap();
-    assert!(poll_once(&mut waits).await.is_pending());
+    let mut receive = b.ep.recv().tag(8).start().unwrap();
+    assert!(poll_once(&mut receive).await.is_pending());
     a.ep.close().unwrap();
-    assert!(waits.await.unwrap_err().error.is_peer_unavailable());
+    assert!(receive.await.unwrap_err().error.is_peer_unavailable());
 }
 
 pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
-    let pool = MsgDomainFixture::open_shared_rx(&setup).await;
-    let (other, mut pep) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
+    let shared = MsgDomainFixture::open_shared_rx(&setup).await;
+    let (other, mut pep) = (MsgDomainFixture::open(&setup).await, shared.listen(&setup));
     let mut pairs = Vec::new();
     for _ in 0..3 {
-        pairs.push(other.connect_to(&pool, &mut pep).await);
+        pairs.push(other.connect_to(&shared, &mut pep).await);
     }
     let mut receives: Vec<_> = (0..6)
-        .map(|tag| pool.shared_rx().recv().tag(tag).start().unwrap())
+        .map(|tag| shared.shared_rx().recv().tag(tag).start().unwrap())
         .collect();
     for tag in (0..6usize).rev() {
         let (active, passive) = &pairs[tag % 3];
@@ -187,7 +187,7 @@ pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
         let got = receives.pop().unwrap().await.unwrap();
         assert_eq!(message_number(&got), tag as u64);
         assert_eq!(
-            pool.shared_rx().received_by(&got.transfer),
+            shared.shared_rx().received_by(&got.transfer),
             Some(passive.id())
         );
         passive.send("back").tag(3).await.unwrap();
@@ -230,27 +230,27 @@ async fn expect_tags_refused(ep: &ConnectedEndpoint) {
 
 pub(crate) async fn tagged_send_to_untagged_peer_is_refused(setup: Setup) {
     for is_initiator in [false, true] {
-        let (with, without) = (
+        let (tagged, untagged) = (
             MsgDomainFixture::open(&setup).await,
             MsgDomainFixture::open(&setup.with_caps(Caps::MSG)).await,
         );
-        let (mut at_with, mut at_without) = (with.listen(&setup), without.listen(&setup));
-        let (tags, plain) = if is_initiator {
-            with.connect_to(&without, &mut at_without).await
+        let (mut tagged_pep, mut untagged_pep) = (tagged.listen(&setup), untagged.listen(&setup));
+        let (tagged_ep, untagged_ep) = if is_initiator {
+            tagged.connect_to(&untagged, &mut untagged_pep).await
         } else {
-            let (active, passive) = without.connect_to(&with, &mut at_with).await;
+            let (active, passive) = untagged.connect_to(&tagged, &mut tagged_pep).await;
             (passive, active)
         };
-        expect_tags_refused(&tags).await;
-        tags.send("without a tag").await.unwrap();
-        assert_eq!(&plain.recv().await.unwrap()[..], b"without a tag");
-        let own = plain.send("x").tag(1).await.unwrap_err().error;
+        expect_tags_refused(&tagged_ep).await;
+        tagged_ep.send("without a tag").await.unwrap();
+        assert_eq!(&untagged_ep.recv().await.unwrap()[..], b"without a tag");
+        let own = untagged_ep.send("x").tag(1).await.unwrap_err().error;
         assert!(
             matches!(own, Error::NotSupported(why) if why.contains("FI_TAGGED")),
             "{own}"
         );
-        plain.send("and back").await.unwrap();
-        assert_eq!(&tags.recv().await.unwrap()[..], b"and back");
+        untagged_ep.send("and back").await.unwrap();
+        assert_eq!(&tagged_ep.recv().await.unwrap()[..], b"and back");
     }
 }
 
@@ -290,7 +290,7 @@ pub(crate) async fn peer_supports_tags_option_enables_tagged_sends(setup: Setup)
     }
 }
 
-/// A peer that sends tagged frames is not thereby known to accept them.
+/// A peer that sends tagged frames without the announcement still gets no tagged sends.
 pub(crate) async fn tagged_frame_of_raw_peer_is_read_at_every_split(setup: Setup) {
     let fixture = MsgDomainFixture::open(&setup).await;
     let whole = tagged_frame(0xabcd, b"some bytes");
@@ -303,32 +303,32 @@ pub(crate) async fn tagged_frame_of_raw_peer_is_read_at_every_split(setup: Setup
         assert_eq!((&got[..], got.tag()), (&b"some bytes"[..], Some(0xabcd)));
     }
     expect_tags_refused(&ep).await;
-    let mut waits = ep.recv().tag(0xabcd).start().unwrap();
+    let mut receive = ep.recv().tag(0xabcd).start().unwrap();
     socket.write_all(&whole[..20]).unwrap();
-    assert!(poll_once(&mut waits).await.is_pending());
+    assert!(poll_once(&mut receive).await.is_pending());
     drop(socket);
-    assert!(waits.await.unwrap_err().error.is_peer_unavailable());
+    assert!(receive.await.unwrap_err().error.is_peer_unavailable());
 }
 
 /// Malformed extensions, extensions of later versions, and extensions with unknown capabilities.
 pub(crate) async fn vendor_extension_enables_only_announced_caps(setup: Setup) {
     let fixture = MsgDomainFixture::open(&setup).await;
     for is_initiator in [false, true] {
-        let (mut later, mut none) = (
+        let (mut later_version, mut version_zero) = (
             vendor_extension(is_initiator, u32::MAX),
             vendor_extension(is_initiator, u32::MAX),
         );
-        (later[12], none[12]) = (0xff, 0);
-        later[..4].fill(0xff);
+        (later_version[12], version_zero[12]) = (0xff, 0);
+        later_version[..4].fill(0xff);
         for (extension, is_extension, supports_tags) in [
             ([0xff; 20], false, false),
             ([1; 20], false, false),
             (vendor_extension(!is_initiator, TAGGED_BIT), false, false),
-            (none, false, false),
+            (version_zero, false, false),
             (vendor_extension(is_initiator, 0), true, false),
             (vendor_extension(is_initiator, !TAGGED_BIT), true, false),
             (vendor_extension(is_initiator, TAGGED_BIT), true, true),
-            (later, true, true),
+            (later_version, true, true),
         ] {
             let (ep, mut socket, sent_extension) =
                 connect_raw_peer((&fixture, &setup), is_initiator, extension, false).await;
@@ -366,12 +366,12 @@ pub(crate) async fn tagged_frame_closes_untagged_connection(setup: Setup) {
             let mut socket = connect_raw(&pep);
             socket.write_all(&connect_request(b"")).unwrap();
             let ep = fixture.accept(pep.accept().await.unwrap(), b"");
-            let waits = ep.recv().start().unwrap();
+            let receive = ep.recv().start().unwrap();
             socket.write_all(&whole[..split]).unwrap();
             fixture.domain.progress();
             // The endpoint may have closed the socket already.
             let _ = socket.write_all(&whole[split..]);
-            let failed = waits.await.unwrap_err().error;
+            let failed = receive.await.unwrap_err().error;
             assert!(
                 matches!(&failed, Error::Protocol { what, .. } if what.contains("tagged")),
                 "{failed}"

@@ -87,7 +87,7 @@ pub(crate) async fn failed_op_ends_counter_wait(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut waiting = pin!(b.recv_counter.wait(3));
     assert!(poll_once(&mut waiting).await.is_pending());
-    let cut =
+    let truncated =
         b.ep.recv_into(vec![0; 2].into_boxed_slice())
             .start()
             .unwrap();
@@ -102,7 +102,7 @@ pub(crate) async fn failed_op_ends_counter_wait(setup: Setup) {
         }
     );
     assert_eq!((b.recv_counter.value(), b.recv_counter.errors()), (0, 1));
-    assert!(cut.await.is_err());
+    assert!(truncated.await.is_err());
     // Earlier errors do not end later waits.
     let (reached, sent, got) =
         tokio::join!(b.recv_counter.wait(1), a.ep.send(to_b, "fine"), b.ep.recv());

@@ -1,4 +1,4 @@
-//! Datagram endpoints (`FI_EP_DGRAM`): no connection, and no guarantee that UDP does not give.
+//! Datagram endpoints (`FI_EP_DGRAM`): connectionless and unreliable.
 
 use std::net::UdpSocket;
 
@@ -11,7 +11,7 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, en
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern, poll_once};
 use crate::setup::Setup;
 
-/// Makes progress until a condition holds. Inside one machine every datagram arrives if the
+/// Makes progress until a condition holds. Within one machine every datagram arrives if the
 /// receiver reads in time.
 async fn progress_until(
     fixture: &EndpointFixture,
@@ -42,7 +42,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
         assert_eq!(
             (sent.len(), sent.buf.as_ptr()),
             (len, at),
-            "the buffer comes back as it was"
+            "the buffer is returned unchanged"
         );
         assert_bytes(&got, pattern(len, len));
         assert_eq!((got.tag(), got.data()), (None, None));
@@ -111,8 +111,8 @@ pub(crate) async fn send_beyond_max_msg_size_is_refused(setup: Setup) {
     ));
     let gather = Gather::from([vec![1; limit], vec![2]]);
     assert!(matches!(a.ep.send(to_b, gather).await.map(drop), Err(f) if f.error.errno() == 90));
-    a.ep.send(to_b, "nothing of it was sent").await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"nothing of it was sent");
+    a.ep.send(to_b, "no long message was sent").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"no long message was sent");
 }
 
 /// Datagrams longer than the buffer, than the receiver's `max_msg_size`, and than the provider
@@ -191,7 +191,7 @@ pub(crate) async fn datagram_sources_have_stable_addresses(setup: Setup) {
     let back = a.ep.recv().await.unwrap();
     assert_eq!((&back[..], back.source()), (&b"and back"[..], Ok(to_b)));
     for _ in 0..3 {
-        c.ep.send(to_b_of_c, "from one who is known").await.unwrap();
+        c.ep.send(to_b_of_c, "from an inserted peer").await.unwrap();
         assert_eq!(b.ep.recv().await.unwrap().source(), Ok(kept));
         a.ep.send(to_b, "again").await.unwrap();
         assert_eq!(
@@ -213,11 +213,11 @@ pub(crate) async fn datagram_sources_have_stable_addresses(setup: Setup) {
 }
 
 pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
-    let closed = EndpointConfig {
+    let no_auto_insert = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), closed).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), no_auto_insert).await;
     a.ep.send(to_b, "one").await.unwrap();
     assert_eq!(
         b.ep.recv().await.unwrap().source(),
@@ -228,14 +228,14 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
     }
     progress_until(&b, |b| unexpected_count(b) == 2).await;
     let dropped = b.ep.recv().start().unwrap();
-    let number = b.av.insert(a.ep.name()).unwrap();
+    let from_a = b.av.insert(a.ep.name()).unwrap();
     drop(dropped);
     for text in ["two", "three"] {
         let got = b.ep.recv().await.unwrap();
         assert_eq!(
             (&got[..], got.source()),
-            (text.as_bytes(), Ok(number)),
-            "datagrams that arrived before the insert, too"
+            (text.as_bytes(), Ok(from_a)),
+            "{text}: source after the insert"
         );
     }
     assert_eq!(b.av.peers().len(), 1);
@@ -243,17 +243,17 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
 
 pub(crate) async fn send_to_closed_port_succeeds(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let gone = setup.open_endpoint().await;
-    let absent = a.add_peer(&gone).await;
-    drop(gone);
+    let closed = setup.open_endpoint().await;
+    let absent = a.add_peer(&closed).await;
+    drop(closed);
     assert_eq!(
         a.ep.add_peer(&a.av.lookup(absent).unwrap()).await,
         Ok(absent),
         "an insert sends nothing"
     );
     for number in 0..20 {
-        a.ep.send(absent, "into the dark").await.unwrap();
-        a.ep.send(absent, b"as well").inject().unwrap();
+        a.ep.send(absent, "to a closed port").await.unwrap();
+        a.ep.send(absent, b"injected").inject().unwrap();
         // An ICMP error for a closed port affects no datagram to another peer.
         a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
         assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
@@ -305,8 +305,7 @@ pub(crate) async fn dropped_receives_requeue_messages(setup: Setup) {
     for number in 0..4 {
         a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
     }
-    // One receive has matched a message and was not polled; one has matched a message and was
-    // dropped before.
+    // Both receives have matched a message when they are dropped.
     progress_until(&b, |b| unexpected_count(b) == 3).await;
     let late = b.ep.recv().start().unwrap();
     drop(early);
@@ -317,7 +316,7 @@ pub(crate) async fn dropped_receives_requeue_messages(setup: Setup) {
     }
     let unmatched = b.ep.recv_into(vec![1, 2, 3]).start().unwrap();
     let CancelOutcome::Canceled(buf) = unmatched.cancel().await else {
-        panic!("nothing came")
+        panic!("a receive without a message completed")
     };
     assert_eq!(buf, [1, 2, 3]);
 }
@@ -335,7 +334,7 @@ pub(crate) async fn inject_all_and_post_all_batches_arrive(setup: Setup) {
         assert_eq!((injected as u64, stopped), (count, Ok(())));
         progress_until(&b, |b| unexpected_count(b) as u64 == count).await;
         // One datagram after the batch, to another peer.
-        a.ep.send(to_c, "not one of them").await.unwrap();
+        a.ep.send(to_c, "not of the batch").await.unwrap();
         let posts = messages.iter().cloned().enumerate();
         let posts = posts.map(|(at, message)| a.ep.send(to_b, message).context(at as u64));
         a.ep.post_all(posts).unwrap();
@@ -359,7 +358,7 @@ pub(crate) async fn inject_all_and_post_all_batches_arrive(setup: Setup) {
                 .enumerate()
                 .all(|(at, end)| end.context == at as u64 && end.error.is_none())
         );
-        assert_eq!(&c.ep.recv().await.unwrap()[..], b"not one of them");
+        assert_eq!(&c.ep.recv().await.unwrap()[..], b"not of the batch");
     }
     assert_eq!((b.ep.stats().dropped, a.ep.stats().failed), (0, 0));
 }
@@ -435,8 +434,13 @@ pub(crate) async fn unsupported_caps_and_ops_are_refused(setup: Setup) {
             .unwrap_err()
             .error,
     );
-    a.ep.send(to_b, "none of it was sent").await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"none of it was sent");
+    a.ep.send(to_b, "no refused message was sent")
+        .await
+        .unwrap();
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"no refused message was sent"
+    );
 }
 
 pub(crate) async fn bind_opens_a_working_endpoint(setup: Setup) {
@@ -455,9 +459,9 @@ pub(crate) async fn bind_opens_a_working_endpoint(setup: Setup) {
         assert!(socket.ip().is_loopback() && socket.port() != 0);
         let peer = client.add_peer(server.name()).await.unwrap();
         client.send(peer, "hello, fabric").await.unwrap();
-        let asked = server.recv().await.unwrap();
+        let request = server.recv().await.unwrap();
         server
-            .send(asked.source().unwrap(), asked.into_bytes())
+            .send(request.source().unwrap(), request.into_bytes())
             .await
             .unwrap();
         assert_eq!(&client.recv().await.unwrap()[..], b"hello, fabric");
@@ -485,18 +489,21 @@ pub(crate) async fn av_accepts_and_checks_socket_addresses(setup: Setup) {
         ));
     }
     // The kernel refuses to send to the broadcast address without SO_BROADCAST.
-    let nowhere = a.av.insert("udp://255.255.255.255:5000").unwrap();
+    let broadcast = a.av.insert("udp://255.255.255.255:5000").unwrap();
     assert!(matches!(
-        a.ep.send(nowhere, "x").await.unwrap_err().error,
+        a.ep.send(broadcast, "x").await.unwrap_err().error,
         Error::Os { call: "sendto", .. }
     ));
     // The refusal of a datagram in the middle of a batch is an event.
     let mut a = a;
-    assert_eq!(a.ep.inject_all(nowhere, [&b"one"[..], b"two"]), (2, Ok(())));
+    assert_eq!(
+        a.ep.inject_all(broadcast, [&b"one"[..], b"two"]),
+        (2, Ok(()))
+    );
     for _ in 0..2 {
         let event = a.eq.read().await;
         assert!(
-            matches!(event.kind, fabric_async::EventKind::OperationFailed { peer, .. } if peer == Some(nowhere))
+            matches!(event.kind, fabric_async::EventKind::OperationFailed { peer, .. } if peer == Some(broadcast))
         );
     }
 }

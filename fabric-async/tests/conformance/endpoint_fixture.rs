@@ -19,7 +19,7 @@ pub(crate) struct EndpointConfig {
     pub(crate) eq_capacity: usize,
     /// Transmit credits, if not the provider's default.
     pub(crate) tx_size: Option<usize>,
-    /// Posted receives at most, if not the provider's default.
+    /// Maximum number of posted receives, if not the provider's default.
     pub(crate) rx_size: Option<usize>,
     /// The longest message, if not the provider's default.
     pub(crate) max_msg_size: Option<usize>,
@@ -29,7 +29,7 @@ pub(crate) struct EndpointConfig {
     pub(crate) selective_completion: bool,
     /// The default flags of operations.
     pub(crate) op_flags: OpFlags,
-    /// The length from which on messages are copied once.
+    /// The length in bytes from which messages are copied once.
     pub(crate) single_copy_threshold: Option<usize>,
     /// The socket options of the domain.
     pub(crate) socket_options: SocketOptions,
@@ -151,12 +151,12 @@ impl EndpointFixture {
 pub(crate) const ENDPOINT_CONTEXT: u64 = 77;
 
 impl EndpointFixture {
-    /// Spawns a task that waits for a counter value that is never reached: it keeps the domain
-    /// making progress in every progress mode.
+    /// Spawns a task that waits for a counter value that is never reached. The wait keeps the
+    /// domain making progress in every progress mode.
     pub(crate) fn spawn_progress(&self) -> JoinHandle<()> {
-        let recvs = self.recv_counter.clone();
+        let counter = self.recv_counter.clone();
         tokio::spawn(async move {
-            let _ = recvs.wait(u64::MAX).await;
+            let _ = counter.wait(u64::MAX).await;
         })
     }
 }
@@ -180,8 +180,8 @@ pub(crate) async fn endpoint_pair_with(
     (a, b, to_b)
 }
 
-/// Returns when every message sent to `to` before has arrived there: messages of one sender arrive
-/// in order, and this one is the last. Requires tags.
+/// Returns when all messages that `from` has sent to `to` have arrived: messages of one sender
+/// arrive in order, and `flush` sends the last one. Requires tags.
 pub(crate) async fn flush(from: &EndpointFixture, to: &EndpointFixture, peer: FiAddr) {
     const FENCE: u64 = 0xfe4c_e000_0000_0000;
     let (sent, got) = tokio::join!(

@@ -1,8 +1,7 @@
 //! Wait descriptors: threads that block in epoll without a timeout miss no wake-up.
 //!
-//! A missed wake-up is a hang, which the harness reports. The threads are threads of the runtime
-//! for blocking calls; they use neither the runtime nor its driver tasks, but where a scenario says
-//! so.
+//! A missed wake-up is a hang, which the harness reports. The threads are blocking threads of the
+//! runtime. Their domains have no driver task, unless the scenario says so.
 
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +19,8 @@ use tokio::task::spawn_blocking;
 use crate::endpoint_fixture::endpoint_pair;
 use crate::setup::Setup;
 
-/// Returns the number of round trips. With policy spin, no thread ever blocks, so few are enough.
+/// Returns the number of round trips. With the wait policy spin no thread blocks, so few round
+/// trips are enough.
 fn rounds(setup: &Setup) -> u64 {
     match setup.wait_policy {
         WaitPolicy::Spin => 10,
@@ -28,8 +28,8 @@ fn rounds(setup: &Setup) -> u64 {
     }
 }
 
-/// An edge-triggered epoll instance: it reports a descriptor once for each time that the descriptor
-/// becomes readable, so that a descriptor that stays readable hides no missed wake-up.
+/// An edge-triggered epoll instance. It reports a descriptor once each time the descriptor becomes
+/// readable, so a descriptor that stays readable does not hide a missed wake-up.
 struct Epoll(OwnedFd);
 
 impl Epoll {

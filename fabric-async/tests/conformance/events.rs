@@ -5,7 +5,7 @@ use fabric_async::{Address, DownReason, Error, Event, EventKind};
 use crate::endpoint_fixture::{
     ENDPOINT_CONTEXT, EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with,
 };
-use crate::payload::{poll_once, wait_until_stable};
+use crate::payload::{let_other_tasks_run, poll_once};
 use crate::setup::Setup;
 
 async fn next_event(fixture: &mut EndpointFixture) -> Event {
@@ -26,7 +26,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     );
     let EventKind::PeerConnected {
         peer,
-        source: number,
+        source: event_source,
     } = event.kind
     else {
         panic!("{event:?}")
@@ -34,8 +34,8 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     assert_eq!(peer, name);
     a.ep.send(to_b, "hello").await.unwrap();
     let source = b.ep.recv().await.unwrap().source().unwrap();
-    assert_eq!(number, Some(source));
-    assert_eq!(b.eq.try_read(), None, "a message is no event");
+    assert_eq!(event_source, Some(source));
+    assert_eq!(b.eq.try_read(), None, "a message caused an event");
     a.ep.close().unwrap();
     let event = next_event(&mut b).await;
     assert_eq!(
@@ -49,30 +49,30 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     };
     assert_eq!(event.kind, down);
     // Both directions of a connection go down as one event.
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert_eq!(b.eq.try_read(), None);
 }
 
 pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
     let (a, mut b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    let mut own = b.fabric.event_queue(8).unwrap();
+    let mut endpoint_eq = b.fabric.event_queue(8).unwrap();
     let ep = b
         .domain
         .endpoint(&b.info)
         .unwrap()
         .bind_av(&b.av)
         .unwrap()
-        .bind_eq(&own)
+        .bind_eq(&endpoint_eq)
         .unwrap();
     let ep = ep.context(5).enable().unwrap();
     a.ep.add_peer(ep.name()).await.unwrap();
-    let event = own.read().await;
+    let event = endpoint_eq.read().await;
     assert_eq!((event.endpoint_id, event.context), (ep.id(), 5));
     assert!(matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *a.ep.name()));
     assert_eq!(b.eq.try_read(), None, "the domain's queue gets no event");
     a.add_peer(&b).await;
     assert_eq!(next_event(&mut b).await.endpoint_id, b.ep.id());
-    assert_eq!(own.try_read(), None);
+    assert_eq!(endpoint_eq.try_read(), None);
 }
 
 pub(crate) async fn failure_of_dropped_send_is_an_event(setup: Setup) {
@@ -162,7 +162,7 @@ pub(crate) async fn peer_close_fails_sends_and_directed_receives(setup: Setup) {
     }
     assert!(
         poll_once(&mut any).await.is_pending(),
-        "a message of another peer"
+        "an any-source receive waits for other peers"
     );
     for len in [8, 100_000] {
         let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
@@ -178,7 +178,7 @@ pub(crate) async fn peer_close_fails_sends_and_directed_receives(setup: Setup) {
     assert_eq!(&any.await.unwrap()[..], b"from another");
 }
 
-/// A send that has completed was delivered, whatever happens to the sender afterwards.
+/// A message whose send has completed is received also after the sender has closed.
 pub(crate) async fn messages_sent_before_close_arrive(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let progress_task = b.spawn_progress();
@@ -189,7 +189,7 @@ pub(crate) async fn messages_sent_before_close_arrive(setup: Setup) {
     }
     a.ep.send(to_b, vec![5; 50_000]).await.unwrap();
     drop(a);
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     progress_task.abort();
     for number in 0..100_u32 {
         assert_eq!(&b.ep.recv().await.unwrap()[..], number.to_le_bytes());
@@ -209,7 +209,7 @@ pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Set
     let name = a.ep.name().clone();
     drop(a);
     while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert_eq!(b.av.lookup(auto_addr).as_ref(), Ok(&name));
     let second = b.ep.recv().tag(2).from(auto_addr).await.unwrap();
     assert_eq!(
@@ -223,9 +223,9 @@ pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Set
         "no further message can arrive"
     );
     assert_eq!(b.ep.recv().tag(2).await.unwrap().source(), Ok(auto_addr));
-    // A receive that is dropped unseen requeues its message, and the handle stays valid.
+    // A dropped receive requeues its message, and the handle stays valid.
     let taken = b.ep.recv().tag(3).start().unwrap();
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     drop(taken);
     assert_eq!(
         b.ep.recv().tag(3).from(auto_addr).await.unwrap().source(),
@@ -245,11 +245,16 @@ pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Set
 pub(crate) async fn reopened_peer_gets_a_new_handle(setup: Setup) {
     let (mut b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let name: Address = setup.unique_address("reopened").parse().unwrap();
-    let (at, to) = (name.clone(), b.ep.name().clone());
+    let b_name = b.ep.name().clone();
     let open = async || {
-        let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
+        let builder = host
+            .domain
+            .endpoint(&host.info)
+            .unwrap()
+            .name(&name)
+            .unwrap();
         let ep = builder.bind_av(&host.av).unwrap().enable().unwrap();
-        let to_b = ep.add_peer(&to).await.unwrap();
+        let to_b = ep.add_peer(&b_name).await.unwrap();
         (ep, to_b)
     };
     let (first, to_b) = open().await;
@@ -294,7 +299,7 @@ pub(crate) async fn reopened_peer_gets_a_new_handle(setup: Setup) {
         b.domain.progress();
         tokio::task::yield_now().await;
     }
-    let failed = b.ep.send(old, "far too late").await.unwrap_err();
+    let failed = b.ep.send(old, "to a stale handle").await.unwrap_err();
     assert_eq!(failed.error, Error::StaleAddress(old));
     assert_eq!(b.av.lookup(new).as_ref(), Ok(&name));
     second.close().unwrap();
@@ -308,11 +313,16 @@ pub(crate) async fn reopened_peer_gets_a_new_handle(setup: Setup) {
 pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     let (mut b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let name: Address = setup.unique_address("reopened").parse().unwrap();
-    let (at, to) = (name.clone(), b.ep.name().clone());
+    let b_name = b.ep.name().clone();
     let open = async || {
-        let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
+        let builder = host
+            .domain
+            .endpoint(&host.info)
+            .unwrap()
+            .name(&name)
+            .unwrap();
         let ep = builder.bind_av(&host.av).unwrap().enable().unwrap();
-        let to_b = ep.add_peer(&to).await.unwrap();
+        let to_b = ep.add_peer(&b_name).await.unwrap();
         (ep, to_b)
     };
     let (first, to_b) = open().await;
@@ -343,7 +353,7 @@ pub(crate) async fn reconnecting_peer_keeps_its_handle(setup: Setup) {
     a.ep.send(to_b, "two").tag(2).await.unwrap();
     let auto_addr = b.ep.recv().tag(1).await.unwrap().source().unwrap();
     a.av.remove(to_b).unwrap();
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
     a.ep.send(to_b, "three").tag(3).await.unwrap();
     for tag in [3, 2] {
@@ -400,8 +410,8 @@ pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
     }
 }
 
-/// A receiver may close as soon as it has received: the acknowledgement reaches the sender in any
-/// case.
+/// A receiver may close as soon as it has received a message: the acknowledgement still reaches the
+/// sender.
 pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Setup) {
     let b = setup.open_endpoint().await;
     for round in 0..40 {

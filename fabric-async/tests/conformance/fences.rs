@@ -32,7 +32,7 @@ async fn expect_received(b: &EndpointFixture, expected: &[&[u8]]) {
     }
 }
 
-/// Without the fence, the operation behind the long sends is accepted at once.
+/// A send behind a fenced send is refused or waits; without the fence it is accepted at once.
 pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
@@ -53,9 +53,9 @@ pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
                     ),
                     "{refused}"
                 );
-                let injected = a.ep.send(to_b, b"x").inject().unwrap_err();
+                let inject_error = a.ep.send(to_b, b"x").inject().unwrap_err();
                 assert!(matches!(
-                    injected,
+                    inject_error,
                     Error::WouldBlock(Resource::TransmitCredit { .. })
                 ));
                 a.ep.send(to_b, refused.buf).into_future().right_future()
@@ -76,7 +76,7 @@ pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
             expect_received(&b, &[&[1], &[2]]).await;
         });
     }
-    // With no earlier operation in progress, a fenced send completes at once like any other.
+    // With no earlier operation in progress, a fenced send completes like a send without a fence.
     a.ep.send(to_b, "free").fence().await.unwrap();
     expect_received(&b, &[b"free"]).await;
 }
@@ -186,7 +186,7 @@ pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
         tx_size: Some(64),
         ..EndpointConfig::default()
     };
-    for closing_here in [false, true] {
+    for sender_closes in [false, true] {
         let (mut a, b, to_b) =
             endpoint_pair_with(&setup, config.clone(), EndpointConfig::default()).await;
         let progress_task = b.spawn_progress();
@@ -194,7 +194,7 @@ pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
         a.ep.send(to_b, "first").fence().context(1).post().unwrap();
         yield_times(10).await;
         progress_task.abort();
-        if closing_here {
+        if sender_closes {
             a.ep.clone().close().unwrap()
         } else {
             b.ep.clone().close().unwrap()
@@ -203,8 +203,8 @@ pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
         a.cq.read_batch(&mut out, 1).await;
         assert_eq!((out.len(), out[0].context), (1, 1));
         match out[0].error.as_deref() {
-            Some(Error::Canceled) if closing_here => {}
-            Some(Error::PeerGone(_) | Error::NoSuchPeer(_)) if !closing_here => {}
+            Some(Error::Canceled) if sender_closes => {}
+            Some(Error::PeerGone(_) | Error::NoSuchPeer(_)) if !sender_closes => {}
             other => panic!("{other:?}"),
         }
     }
@@ -233,7 +233,7 @@ pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
     sent.unwrap();
 }
 
-/// Short sends behind the first are batched over tcp, and hold no transmit credit.
+/// Over tcp, short sends after the first are batched and hold no transmit credit.
 pub(crate) async fn fenced_send_behind_batched_sends_completes(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();

@@ -50,17 +50,17 @@ pub(crate) fn run_suite(mut args: Arguments) -> Conclusion {
     run(&args, trials)
 }
 
-/// Returns whether the output of the run is for people.
+/// Returns whether the run prints a summary: not for a list of tests, and not in JSON.
 fn prints_summary(args: &Arguments) -> bool {
     !args.list && args.format != Some(FormatSetting::Json)
 }
 
-/// Whether the provider, and the machine, can run a test.
+/// Whether this machine can run a test that the provider offers.
 enum Verdict {
     Runs,
-    /// The machine cannot run it: the reason.
+    /// The machine cannot run the test: the reason.
     Ignored(String),
-    /// It fails without being run: the reason.
+    /// The test fails without being run: the reason.
     Fails(String),
 }
 
@@ -77,12 +77,13 @@ struct Row {
     combination: String,
     /// Tests that are run.
     run: AtomicUsize,
-    /// Tests that were skipped, by the machine or while they ran.
+    /// Tests that were skipped: the machine cannot run them, or they ended with [`skip_scenario`].
     skipped: AtomicUsize,
+    /// Scenarios whose requirements the provider does not offer.
     not_offered: usize,
 }
 
-/// What the tests of a run share.
+/// State that the tests of a run share.
 struct RunState {
     /// Tests that have not ended.
     remaining: AtomicUsize,
@@ -102,7 +103,7 @@ fn is_selected(args: &Arguments, name: &str) -> bool {
     args.filter.as_ref().is_none_or(matches) && !args.skip.iter().any(matches)
 }
 
-/// Returns why a test fails that the machine cannot run.
+/// Returns the failure of a test that needs a required facility which the machine lacks.
 fn missing(facility: Facility, reason: &str) -> String {
     format!(
         "FABRIC_REQUIRE lists {}, and it is missing: {reason}",
@@ -116,8 +117,8 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
     let mut tests = Vec::new();
     let mut rows = Vec::new();
     let mut is_offered = vec![false; SCENARIOS.len()];
-    // What discovery has answered. Every process of a runner such as nextest asks anew.
-    let mut known: Vec<(_, Requirements, Result<bool, String>)> = Vec::new();
+    // Cached results of discovery, by offer key and requirements.
+    let mut offers: Vec<(_, Requirements, Result<bool, String>)> = Vec::new();
     let mut uring_lacks = None;
     for (group, name, setup) in combinations() {
         let combination = format!("{group}::{name}");
@@ -137,15 +138,15 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
         for (at, scenario) in SCENARIOS.iter().enumerate() {
             let needs = scenario.requirements;
             let key = setup.offer_key();
-            let found = known
+            let found = offers
                 .iter()
-                .find(|known| (known.0, known.1) == (key, needs));
+                .find(|offer| (offer.0, offer.1) == (key, needs));
             let offered = match found {
                 Some((.., offered)) => offered.clone(),
                 None => {
                     let offered = setup.offers_all(needs);
                     let offered = offered.map_err(|error| format!("discovery failed: {error}"));
-                    known.push((key, needs, offered.clone()));
+                    offers.push((key, needs, offered.clone()));
                     offered
                 }
             };
@@ -316,7 +317,7 @@ fn record_panics() {
 /// The payload of the panic that ends a scenario that [`skip_scenario`] skips.
 struct SkipScenario(Facility, String);
 
-/// Ends the running scenario as ignored, for a reason that shows only while it runs.
+/// Ends the running scenario as ignored, for a reason that is known only while it runs.
 ///
 /// When `FABRIC_REQUIRE` lists the facility, the scenario fails.
 pub(crate) fn skip_scenario(facility: Facility, reason: &str) -> ! {

@@ -1,16 +1,16 @@
-//! Messages that are lent instead of copied (`lend`, `recv_loan`).
-
-use fabric_async::{Access, Error, EventKind, Loan, OpKind};
+//! Loans: messages in memory that peers map (`Domain::loan`, `recv_loan`).
 
 use std::task::Poll;
 
+use fabric_async::{Access, Error, EventKind, FiAddr, Loan, OpKind};
+
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
-use crate::payload::{pattern, poll_once, wait_until_stable};
+use crate::payload::{let_other_tasks_run, pattern, poll_once};
 use crate::setup::Setup;
 
 const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
 
-async fn send_loan(from: &EndpointFixture, to: fabric_async::FiAddr, len: usize, which: usize) {
+async fn send_loan(from: &EndpointFixture, to: FiAddr, len: usize, which: usize) {
     let mut loan = from.ep.domain().try_loan(len).unwrap();
     loan.copy_from_slice(pattern(len, which));
     from.ep.send(to, loan).await.unwrap();
@@ -29,7 +29,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
             };
             let receive = async {
                 if late {
-                    wait_until_stable(|| 0).await;
+                    let_other_tasks_run().await;
                 }
                 let held = b.ep.recv_loan().await.unwrap();
                 assert!(held.to_vec() == expected, "{len} bytes held");
@@ -46,7 +46,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
     }
 }
 
-/// `recv_loan` takes a message that was not lent, too: in a pooled buffer.
+/// `recv_loan` also takes an ordinary message, in a pooled buffer.
 pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in LENGTHS.into_iter().enumerate() {
@@ -54,7 +54,7 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
             let expected = pattern(len, which);
             let receive = async {
                 if late {
-                    wait_until_stable(|| 0).await;
+                    let_other_tasks_run().await;
                 }
                 let got = b.ep.recv_loan().await.unwrap();
                 assert!(got.to_vec() == expected && !got.is_in_place());
@@ -63,7 +63,7 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
             sent.unwrap();
         }
     }
-    // A short loan as well. The memory belongs to the peer then.
+    // The send of a short loan returns an empty loan, because the peer has the memory.
     let mut loan = a.ep.domain().try_loan(100).unwrap();
     loan.fill(7);
     let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
@@ -102,16 +102,16 @@ pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
         let loans: Vec<_> = (0..5)
             .map(|_| a.ep.domain().try_loan(10_000).unwrap())
             .collect();
-        let again = |loan: &fabric_async::Loan| loan[0] != 0;
+        let is_reused = |loan: &Loan| loan[0] != 0;
         assert!(
-            loans.iter().filter(|loan| again(loan)).count() >= 4,
-            "used again"
+            loans.iter().filter(|loan| is_reused(loan)).count() >= 4,
+            "returned memory was not reused"
         );
     }
 }
 
-/// Tags, data and order are those of messages; a posted lend reports, and its completion has no
-/// buffer.
+/// Loans have tags, data and order like messages. The completion of a posted send of a loan has an
+/// empty loan.
 pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     a.ep.send(to_b, "first").tag(1).await.unwrap();
@@ -168,7 +168,7 @@ pub(crate) async fn dropped_loan_receive_loses_no_message(setup: Setup) {
         let mut receive = b.ep.recv_loan().start().unwrap();
         let _ = poll_once(&mut receive).await;
         send_loan(&a, to_b, 5000, round).await;
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
         drop(receive);
         assert!(b.ep.recv_loan().await.unwrap().to_vec() == pattern(5000, round));
     }
@@ -195,8 +195,7 @@ pub(crate) async fn held_loan_outlives_its_sender(setup: Setup) {
     }
 }
 
-/// A peer that returns no loan gets no more than its share, and copies beyond it; returned loans
-/// free the share again.
+/// A peer that holds 256 loans gets copies of further ones, until it returns loans.
 pub(crate) async fn loans_are_copied_while_too_many_are_unreturned(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sends = tokio::spawn(async move {
@@ -237,7 +236,7 @@ pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
     );
 }
 
-/// A length beyond the limit is an error, whatever the memory consists of.
+/// A loan longer than the limit is refused.
 pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
     let a = setup.open_endpoint().await;
     for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
@@ -266,7 +265,7 @@ pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
     assert!(secret.iter().all(|byte| *byte == 1));
 }
 
-/// `recv_loan` concerns one receive: the buffer is an ordinary one afterwards.
+/// `recv_into` with a buffer that `recv_loan` returned receives a copy.
 pub(crate) async fn reused_loan_buffer_receives_a_copy(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     send_loan(&a, to_b, 5000, 1).await;
@@ -288,7 +287,7 @@ pub(crate) async fn received_loans_are_sent_on(setup: Setup) {
         assert!(got.unwrap()[..] == *expected, "{len} bytes");
         let loan = sent.unwrap().into_buf();
         assert!(loan.to_vec() == expected, "the loan comes back unchanged");
-        // A part of a batch.
+        // The loan is sent in a batch.
         assert_eq!(b.ep.post_all([b.ep.send(to_a, loan)]).unwrap(), 1);
         let mut out = Vec::new();
         let (got, _) = tokio::join!(a.ep.recv_loan(), b.cq.read_batch(&mut out, 1));
@@ -296,7 +295,7 @@ pub(crate) async fn received_loans_are_sent_on(setup: Setup) {
     }
 }
 
-/// A loan that is sent from endpoint to endpoint, and back to its owner, is never copied.
+/// A loan that is relayed by two endpoints and back to its owner is not copied.
 pub(crate) async fn relayed_loans_are_not_copied(setup: Setup) {
     const LEN: usize = 300_000;
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -324,8 +323,8 @@ pub(crate) async fn relayed_loans_are_not_copied(setup: Setup) {
     }
 }
 
-/// The memory of a loan that was passed on returns to its owner when the last holder drops it, in
-/// whatever order.
+/// The memory of a relayed loan returns to its owner when the last holder drops the loan, in either
+/// order of the drops.
 pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
@@ -345,7 +344,7 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
         drop(other);
         let fresh = a.ep.domain().try_loan(10_000).unwrap();
         assert_ne!(fresh[0], round, "memory that is held was lent again");
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
         let fresh = [fresh, a.ep.domain().try_loan(10_000).unwrap()];
         assert!(fresh.iter().all(|loan| loan[0] != round));
         assert!(last.is_in_place() && last.to_vec() == [round; 10_000]);
@@ -355,7 +354,7 @@ pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
     }
 }
 
-/// Waits until a loan is in memory that was lent before.
+/// Waits until a new loan uses memory of a returned loan.
 async fn wait_for_reuse(a: &EndpointFixture, is_reused: impl Fn(&Loan) -> bool) {
     let mut others = Vec::new();
     loop {
@@ -364,7 +363,7 @@ async fn wait_for_reuse(a: &EndpointFixture, is_reused: impl Fn(&Loan) -> bool) 
             return;
         }
         others.push(loan);
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
     }
 }
 
@@ -384,10 +383,10 @@ pub(crate) async fn lost_relayed_loan_is_not_reused(setup: Setup) {
         held.push(second.unwrap().into_buf());
         drop(c);
     }
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     for _ in 0..10 {
         a.ep.domain().try_loan(10_000).unwrap().fill(9);
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
     }
     for (at, loan) in held.iter().enumerate() {
         assert!(loan.is_in_place() && loan.to_vec() == [at as u8 + 1; 10_000]);

@@ -31,17 +31,17 @@ pub(crate) async fn endpoint_sends_long_messages_to_itself(setup: Setup) {
     let a = setup.open_endpoint().await;
     let me = a.add_peer(&a).await;
     for which in 0..4 {
-        let (first, second) = (a.ep.recv(), a.ep.recv_into(Vec::with_capacity(LONG_LEN)));
-        let (sent, also, got, and) = tokio::join!(
+        let (pooled, own) = (a.ep.recv(), a.ep.recv_into(Vec::with_capacity(LONG_LEN)));
+        let (first_sent, second_sent, first_got, second_got) = tokio::join!(
             a.ep.send(me, pattern(LONG_LEN, which)),
             a.ep.send(me, pattern(LONG_LEN, which + 10)),
-            first,
-            second
+            pooled,
+            own
         );
-        sent.unwrap();
-        also.unwrap();
-        assert_bytes(&got.unwrap(), pattern(LONG_LEN, which));
-        assert_bytes(&and.unwrap(), pattern(LONG_LEN, which + 10));
+        first_sent.unwrap();
+        second_sent.unwrap();
+        assert_bytes(&first_got.unwrap(), pattern(LONG_LEN, which));
+        assert_bytes(&second_got.unwrap(), pattern(LONG_LEN, which + 10));
     }
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setu
     const ENDPOINTS: usize = 6;
     const ROUNDS: u64 = 50;
     let fixture = setup.open_endpoint().await;
-    let mut ring = Vec::new();
+    let mut endpoints = Vec::new();
     for _ in 0..ENDPOINTS {
         let ep = fixture
             .domain
@@ -94,13 +94,13 @@ pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setu
             .unwrap()
             .bind_av(&fixture.av)
             .unwrap();
-        ring.push(ep.enable().unwrap());
+        endpoints.push(ep.enable().unwrap());
     }
     let mut tasks = Vec::new();
-    for (at, ep) in ring.iter().enumerate() {
+    for (at, ep) in endpoints.iter().enumerate() {
         let (ep, next) = (
             ep.clone(),
-            ep.add_peer(ring[(at + 1) % ENDPOINTS].name())
+            ep.add_peer(endpoints[(at + 1) % ENDPOINTS].name())
                 .await
                 .unwrap(),
         );

@@ -119,18 +119,18 @@ pub(crate) async fn directed_and_any_source_match_in_posting_order(setup: Setup)
     assert_eq!(&any.await.unwrap()[..], b"one");
     assert_eq!(&directed.await.unwrap()[..], b"two");
 
-    // The directed receive is posted first: it gets the first message of its peer, and skips those
-    // of others.
-    let to_a = r.ep.recv().from(from_a).start().unwrap();
-    let to_b = r.ep.recv().from(from_b).start().unwrap();
+    // The directed receive is posted first: it gets the first message of its peer, and
+    // no message of other peers.
+    let directed_a = r.ep.recv().from(from_a).start().unwrap();
+    let directed_b = r.ep.recv().from(from_b).start().unwrap();
     let any = r.ep.recv().start().unwrap();
     b.ep.send(b_to_r, "b one").await.unwrap();
     b.ep.send(b_to_r, "b two").await.unwrap();
     let got = any.await.unwrap();
     assert_eq!((&got[..], got.source()), (&b"b two"[..], Ok(from_b)));
     a.ep.send(a_to_r, "a one").await.unwrap();
-    assert_eq!(&to_a.await.unwrap()[..], b"a one");
-    assert_eq!(&to_b.await.unwrap()[..], b"b one");
+    assert_eq!(&directed_a.await.unwrap()[..], b"a one");
+    assert_eq!(&directed_b.await.unwrap()[..], b"b one");
 }
 
 pub(crate) async fn directed_receive_skips_other_sources(setup: Setup) {

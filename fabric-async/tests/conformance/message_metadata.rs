@@ -6,7 +6,7 @@ use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with}
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern};
 use crate::setup::Setup;
 
-/// One length for each path of a message.
+/// One length for each way to send a message.
 const LENGTHS: [usize; 4] = [0, 20, 5000, 300_000];
 
 pub(crate) async fn message_carries_data_tag_and_source(setup: Setup) {
@@ -93,7 +93,7 @@ pub(crate) async fn inject_delivers_up_to_inject_size(setup: Setup) {
     );
 }
 
-/// Messages that leave at once, and messages that the sender queues.
+/// Some messages are sent at once, and others are queued.
 pub(crate) async fn inject_data_delivers_cq_data(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let count = a.ep.info().tx.size as u64 / 16;

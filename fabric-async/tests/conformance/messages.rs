@@ -63,7 +63,7 @@ pub(crate) async fn every_length_arrives_whole_under_a_tag(setup: Setup) {
     }
 }
 
-/// Sends of these lengths complete before the message is received.
+/// All sends are started before the first receive is posted.
 pub(crate) async fn unexpected_messages_arrive_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let lengths: Vec<usize> = lengths().filter(|len| *len < LONG_LEN).collect();
@@ -138,7 +138,7 @@ pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
     assert_eq!(send(a, b, to_b, [7; 9000]).await, [7; 9000]);
 }
 
-/// Short arrays stay intact while their operations wait in a queue that grows and so moves them.
+/// Short arrays, which are stored in the operation, stay intact while their operations are queued.
 pub(crate) async fn queued_arrays_arrive_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sends: Vec<_> = (0..50u8)
@@ -199,7 +199,7 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
     }
 }
 
-/// An echo without a copy sends the pooled buffer back, as it is and as `Bytes`.
+/// The receiver sends the pooled buffer back, as a `PooledBuf` and as `Bytes`.
 pub(crate) async fn received_buffer_can_be_sent_without_copy(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in [0, 60, 9000, 200_000].into_iter().enumerate() {

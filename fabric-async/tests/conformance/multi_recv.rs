@@ -262,7 +262,7 @@ pub(crate) async fn dropped_multi_recv_requeues_in_order(setup: Setup) {
             drop(messages);
             continue;
         }
-        // One single receive is posted before, one is not; and another multi-receive is posted.
+        // A receive is posted before the multi-receive is dropped, and two are posted after it.
         let waiting = b.ep.recv().start().unwrap();
         drop(messages);
         let mut rest =
@@ -324,8 +324,7 @@ pub(crate) async fn dropping_mid_message_loses_nothing(setup: Setup) {
     }
 }
 
-/// Only a bounded number of messages is taken in for a stream that is not read: the rest waits at
-/// the sender.
+/// A stream that is not read takes at most `rx_attr.size` messages; the others wait at the sender.
 pub(crate) async fn unread_message_stream_stalls_sender(setup: Setup) {
     let config = EndpointConfig {
         rx_size: Some(4),
@@ -357,7 +356,7 @@ pub(crate) async fn unread_message_stream_stalls_sender(setup: Setup) {
     assert_eq!(
         b.recv_counter.value(),
         4,
-        "at most `rx_attr.size` messages are taken in"
+        "the stream took more than `rx_attr.size` messages"
     );
     for _ in 0..empty {
         assert_eq!(next_message(&mut messages).await.len(), 0);
@@ -390,7 +389,7 @@ pub(crate) async fn full_message_stream_keeps_its_matched_messages(setup: Setup)
     }
     messages.cancel();
     assert_eq!(message_number(&behind.await.unwrap()), {
-        // Messages that the stream had taken in by then remain its own.
+        // The stream yields the messages that it had taken before the cancel.
         let mut own = remaining_numbers(&mut messages).await;
         own.insert(0, 2);
         assert_eq!(own, (2..2 + own.len() as u64).collect::<Vec<_>>());
@@ -482,12 +481,11 @@ async fn check_reports((a, mut b, to_b): (EndpointFixture, EndpointFixture, FiAd
     }
     assert!(
         poll_once(&mut b.cq.next()).await.is_pending(),
-        "each number exactly once"
+        "each message completes once"
     );
 }
 
-/// A queue with few entries, shared with other operations: messages wait at their senders, and none
-/// is lost.
+/// When the queue has no free entry, messages wait at their senders, and no message is lost.
 pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
     let config = EndpointConfig {
         cq_capacity: 4,
@@ -606,7 +604,7 @@ pub(crate) async fn cancel_returns_the_unused_buffer(setup: Setup) {
     assert!(poll_once(&mut b.cq.next()).await.is_pending());
 }
 
-/// The buffer is released after the message that is arriving.
+/// The buffer is released after the partial message has arrived.
 pub(crate) async fn cancel_mid_message_waits_for_the_message(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let sending =
@@ -688,8 +686,8 @@ pub(crate) async fn dropped_cq_loses_no_message(setup: Setup) {
     } = b;
     let control = ep.recv_multi(empty_buffer(1000)).post().unwrap();
     drop(cq);
-    a.ep.send(to_b, "for the others").await.unwrap();
-    assert_eq!(&ep.recv().await.unwrap()[..], b"for the others");
+    a.ep.send(to_b, "for the next receive").await.unwrap();
+    assert_eq!(&ep.recv().await.unwrap()[..], b"for the next receive");
     control.cancel();
     assert_eq!(
         ep.recv_multi(empty_buffer(10))
@@ -745,8 +743,7 @@ pub(crate) async fn directed_multi_recv_matches_after_av_insert(setup: Setup) {
         ..EndpointConfig::default()
     };
     let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config.clone()).await;
-    // The handle exists only after the insert. So insert the peer, post the directed receive, and
-    // let messages wait in between.
+    // One message arrives before the handle is removed, and one is taken after the removal.
     let from_a = b.av.insert(a.ep.name().to_string().as_str()).unwrap();
     let mut messages =
         b.ep.recv_multi(empty_buffer(1000))
@@ -778,8 +775,7 @@ pub(crate) async fn directed_multi_recv_matches_after_av_insert(setup: Setup) {
     assert!(poll_once(&mut any_source.next()).await.is_pending());
 }
 
-/// Lent messages are copied step by step; later messages of the same sender are not delivered
-/// before them.
+/// A long loan is copied in several passes; later messages of its sender are delivered after it.
 pub(crate) async fn loaned_messages_keep_their_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut messages = b.ep.recv_multi(empty_buffer(3 * LONG_LEN)).start().unwrap();

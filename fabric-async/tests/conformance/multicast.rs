@@ -7,7 +7,8 @@ use fabric_async::{Address, Caps, Error};
 use crate::endpoint_fixture::EndpointFixture;
 use crate::setup::Setup;
 
-/// Returns a group address that no other test uses, nor another process of this user.
+/// Returns a group address that no other test of this process uses, nor a process with another id
+/// (modulo 65,536).
 pub(crate) fn unique_group(setup: &Setup) -> Address {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let ([.., high, low], number) = (
@@ -24,11 +25,11 @@ pub(crate) fn unique_group(setup: &Setup) -> Address {
     .unwrap()
 }
 
-/// Returns the texts of all messages that were sent to this endpoint or its groups before. `from`
-/// must be able to send to it.
+/// Returns the texts of all unread messages to this endpoint or its groups. All were sent by
+/// `from`, which also sends the last message.
 async fn received_texts(fixture: &EndpointFixture, from: &EndpointFixture) -> Vec<String> {
     let to = from.add_peer(fixture).await;
-    from.ep.send(to, "that is all").await.unwrap();
+    from.ep.send(to, "last message").await.unwrap();
     let mut texts = Vec::new();
     loop {
         let got = fixture.ep.recv().await.unwrap();
@@ -38,7 +39,7 @@ async fn received_texts(fixture: &EndpointFixture, from: &EndpointFixture) -> Ve
         );
         match std::str::from_utf8(&got).unwrap() {
             // The last message may arrive by another socket, ahead of messages of the groups.
-            "that is all" => break,
+            "last message" => break,
             text => texts.push(text.to_owned()),
         }
     }
@@ -57,12 +58,15 @@ pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
         setup.open_endpoint().await,
     );
     let group = unique_group(&setup);
-    let (of_b, of_c) = (
+    let (group_of_b, group_of_c) = (
         b.ep.join_multicast(&group).unwrap(),
         c.ep.join_multicast(&group).unwrap(),
     );
     assert_eq!(
-        (of_b.address(), b.av.lookup(of_b.fi_addr()).as_ref()),
+        (
+            group_of_b.address(),
+            b.av.lookup(group_of_b.fi_addr()).as_ref()
+        ),
         (&group, Ok(&group))
     );
     // A sender need not be a member.
@@ -79,8 +83,10 @@ pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
             );
         }
     }
-    // A member receives its own message, and can reply to itself.
-    b.ep.send(of_b.fi_addr(), "from within").await.unwrap();
+    // A member receives its own message.
+    b.ep.send(group_of_b.fi_addr(), "from a member")
+        .await
+        .unwrap();
     for member in [&b, &c] {
         let got = member.ep.recv().await.unwrap();
         assert_eq!(
@@ -94,7 +100,7 @@ pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
             assert_eq!(&member.ep.recv().await.unwrap()[..], text.as_bytes());
         }
     }
-    drop((of_b, of_c));
+    drop((group_of_b, group_of_c));
 }
 
 pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
@@ -105,8 +111,8 @@ pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
     );
     let (first, second) = (unique_group(&setup), unique_group(&setup));
     let (to_first, to_second) = (a.av.insert(&first).unwrap(), a.av.insert(&second).unwrap());
-    let once = b.ep.join_multicast(&first).unwrap();
-    let twice = b.ep.join_multicast(&first).unwrap();
+    let first_handle = b.ep.join_multicast(&first).unwrap();
+    let second_handle = b.ep.join_multicast(&first).unwrap();
     let other = b.ep.join_multicast(&second).unwrap();
     let stays = c.ep.join_multicast(&first).unwrap();
     a.ep.send(to_first, "one").await.unwrap();
@@ -116,10 +122,10 @@ pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
         [""; 0],
         "one copy, though the group was joined twice"
     );
-    drop(once);
+    drop(first_handle);
     a.ep.send(to_first, "two").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
-    drop(twice);
+    drop(second_handle);
     a.ep.send(to_first, "three").await.unwrap();
     a.ep.send(to_second, "four").await.unwrap();
     assert_eq!(
@@ -164,7 +170,7 @@ pub(crate) async fn invalid_group_address_is_refused(setup: Setup) {
         a.ep.join_multicast("nonsense"),
         Err(Error::BadAddress { .. })
     ));
-    let at = a
+    let builder = a
         .domain
         .endpoint(&a.info)
         .unwrap()
@@ -173,7 +179,7 @@ pub(crate) async fn invalid_group_address_is_refused(setup: Setup) {
         .bind_av(&a.av)
         .unwrap();
     assert!(matches!(
-        at.enable(),
+        builder.enable(),
         Err(Error::Invalid {
             what: "address",
             ..

@@ -123,8 +123,7 @@ pub(crate) async fn closing_an_endpoint_closes_all_clones(setup: Setup) {
     assert_eq!(b.domain.children().of(Class::Endpoint), 0);
 }
 
-/// After `close`, clones of an endpoint or a domain do not keep the objects busy that it was bound
-/// to.
+/// After `close` of an endpoint or a domain, its clones do not keep the bound objects busy.
 pub(crate) async fn close_releases_bindings_despite_clones(setup: Setup) {
     let EndpointFixture {
         ep,
@@ -268,7 +267,11 @@ pub(crate) async fn endpoint_name_is_in_use_until_close(setup: Setup) {
     let to_first: FiAddr = b.ep.add_peer(&name).await.unwrap();
     let (sent, got) = tokio::join!(b.ep.send(to_first, "first"), first.recv());
     sent.unwrap();
-    assert_eq!(&got.unwrap()[..], b"first", "the endpoint did not notice");
+    assert_eq!(
+        &got.unwrap()[..],
+        b"first",
+        "refused attempts do not affect the endpoint"
+    );
     first.close().unwrap();
     let second = open(&b).await.expect("the name is free again");
     let c = setup.open_endpoint().await;

@@ -99,7 +99,7 @@ pub(crate) async fn long_and_short_messages_keep_their_order(setup: Setup) {
     tokio::join!(sends, receives);
 }
 
-/// 64 MiB for a receiver that posts no receive: the sender has to wait.
+/// The sender of 64 MiB to a receiver that posts no receive has to wait.
 pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setup) {
     const COUNT: u64 = 1024;
     const LEN: usize = 64 << 10;
@@ -121,7 +121,7 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
     let stopped = wait_until_stable(|| sent.load(Ordering::SeqCst)).await;
     assert!(
         stopped < COUNT,
-        "all {COUNT} messages were taken in without a receive"
+        "all {COUNT} messages were buffered without a receive"
     );
     for number in 0..COUNT {
         let got = b.ep.recv().await.unwrap();
@@ -132,7 +132,8 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
     assert!(idle.await.unwrap_err().is_cancelled());
 }
 
-/// One sender has filled the budget; a message of another sender for a posted receive is delivered.
+/// When one sender has filled the budget, messages of another sender to posted receives still
+/// arrive.
 pub(crate) async fn stalled_sender_does_not_block_other_senders(setup: Setup) {
     let small = EndpointConfig {
         tx_size: Some(16),

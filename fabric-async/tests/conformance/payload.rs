@@ -105,8 +105,14 @@ pub(crate) async fn yield_times(count: u64) {
     }
 }
 
-/// Waits until `value` has not changed for a long while. This makes a scenario reach the
-/// interesting state more often; no assertion depends on the time.
+/// Lets other tasks and threads run for some milliseconds, so that a scenario reaches the state
+/// under test more often. No assertion depends on the time.
+pub(crate) async fn let_other_tasks_run() {
+    wait_until_stable(|| 0).await;
+}
+
+/// Waits until `value` has not changed for some milliseconds, so that a scenario reaches the state
+/// under test more often; returns the value. No assertion depends on the time.
 pub(crate) async fn wait_until_stable(value: impl Fn() -> u64) -> u64 {
     let (mut last, mut same) = (value(), 0);
     while same < 10 {

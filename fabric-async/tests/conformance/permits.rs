@@ -85,7 +85,7 @@ pub(crate) async fn dropped_reservation_passes_its_credit_on(setup: Setup) {
     drop(first);
     permits.pop();
     permits.push(second.await.unwrap());
-    // A reservation that was granted, and is dropped before it is polled.
+    // This reservation is granted and dropped before it is polled.
     let granted = a.ep.reserve(to_b).into_future();
     permits.pop();
     drop(granted);
@@ -114,7 +114,7 @@ pub(crate) async fn used_permit_returns_its_credit_once(setup: Setup) {
     }
 }
 
-/// No endpoint has the address, which shows when the first message is sent to it.
+/// No endpoint has the address: the send fails.
 pub(crate) async fn failed_permit_send_returns_its_credit_once(setup: Setup) {
     let a = setup.open_endpoint_with(few_credits()).await;
     let absent: Vec<_> = (0..12)
@@ -192,7 +192,7 @@ pub(crate) async fn permit_send_does_not_overtake_queued_send(setup: Setup) {
     let mut first = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
     assert!(
         poll_once(&mut first).await.is_pending(),
-        "the reservation waits for a credit"
+        "the send waits for a credit"
     );
     let second = permit.send(&a.ep, pattern(1_000_001, 2)).into_future();
     let receive = async { (b.ep.recv().await.unwrap(), b.ep.recv().await.unwrap()) };

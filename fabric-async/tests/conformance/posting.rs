@@ -17,8 +17,9 @@ use crate::endpoint_fixture::{
 use crate::payload::{message_number, numbered_message, poll_once, wait_until_stable};
 use crate::setup::Setup;
 
-/// What a post changes: the counters of the endpoint, and the operations of its domain.
-fn posted(fixture: &EndpointFixture) -> (EndpointStats, usize) {
+/// Returns the counters that a post changes: those of the endpoint, and the operations of its
+/// domain.
+fn post_counters(fixture: &EndpointFixture) -> (EndpointStats, usize) {
     (fixture.ep.stats(), fixture.domain.stats().operations)
 }
 
@@ -33,7 +34,7 @@ pub(crate) async fn unpolled_requests_post_nothing(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     a.ep.send(to_b, "kept").await.unwrap();
     flush(&a, &b, to_b).await;
-    let before = (posted(&a), posted(&b));
+    let before = (post_counters(&a), post_counters(&b));
     drop_unpolled(|| a.ep.send(to_b, "not sent"));
     drop_unpolled(|| a.ep.send(to_b, vec![0; 100_000]).tag(1).data(2));
     drop_unpolled(|| a.ep.send(to_b, a.ep.domain().try_loan(100).unwrap()));
@@ -43,7 +44,7 @@ pub(crate) async fn unpolled_requests_post_nothing(setup: Setup) {
     drop_unpolled(|| b.ep.probe());
     drop_unpolled(|| b.ep.probe().claim());
     drop(b.ep.recv_multi(BytesMut::with_capacity(100)));
-    assert_eq!((posted(&a), posted(&b)), before);
+    assert_eq!((post_counters(&a), post_counters(&b)), before);
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"kept");
     a.ep.send(to_b, "next").await.unwrap();
     assert_eq!(
@@ -62,14 +63,14 @@ pub(crate) async fn unpolled_one_sided_requests_post_nothing(setup: Setup) {
         .unwrap();
     let remote = region.remote();
     a.ep.write(to_b, remote.at(0), vec![1; 64]).await.unwrap();
-    let before = posted(&a);
+    let before = post_counters(&a);
     drop_unpolled(|| a.ep.write(to_b, remote.at(0), vec![2; 64]));
     drop_unpolled(|| a.ep.write(to_b, [remote.slice(0..8)], vec![2; 8]));
     drop_unpolled(|| a.ep.read(to_b, remote.slice(..)));
     drop_unpolled(|| a.ep.read_into(to_b, remote.slice(..), vec![0; 64]));
     drop_unpolled(|| a.ep.atomic(to_b, remote.at(0), AtomicOp::Write, 2u64));
     drop_unpolled(|| a.ep.fetch_add(to_b, remote.at(0), 2u64));
-    assert_eq!(posted(&a), before);
+    assert_eq!(post_counters(&a), before);
     assert_eq!(
         a.ep.read(to_b, remote.slice(..)).await.unwrap()[..],
         [1; 64]
@@ -78,14 +79,14 @@ pub(crate) async fn unpolled_one_sided_requests_post_nothing(setup: Setup) {
 
 pub(crate) async fn disabled_select_branch_posts_nothing(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let before = (posted(&a), posted(&b));
+    let before = (post_counters(&a), post_counters(&b));
     let enabled = std::hint::black_box(false);
     tokio::select! {
         _ = a.ep.send(to_b, "not sent"), if enabled => unreachable!("the branch is disabled"),
         _ = b.ep.recv(), if enabled => unreachable!("the branch is disabled"),
         () = std::future::ready(()) => {}
     }
-    assert_eq!((posted(&a), posted(&b)), before);
+    assert_eq!((post_counters(&a), post_counters(&b)), before);
     let (sent, got) = tokio::join!(a.ep.send(to_b, "sent"), b.ep.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"sent");
@@ -125,8 +126,8 @@ pub(crate) async fn poll_without_coop_budget_posts_nothing(setup: Setup) {
     let (sent, got) = tokio::join!(a.ep.send(to_b, "first"), b.ep.recv());
     sent.unwrap();
     got.unwrap();
-    let before = (posted(&a), posted(&b));
-    let mut send = a.ep.send(to_b, "in the end").into_future();
+    let before = (post_counters(&a), post_counters(&b));
+    let mut send = a.ep.send(to_b, "posted later").into_future();
     assert!(poll_without_budget(&mut send).await.is_pending());
     let mut receive = b.ep.recv().into_future();
     assert!(poll_without_budget(&mut receive).await.is_pending());
@@ -134,15 +135,15 @@ pub(crate) async fn poll_without_coop_budget_posts_nothing(setup: Setup) {
     assert!(poll_without_budget(&mut reserve).await.is_pending());
     let mut probe = b.ep.probe().into_future();
     assert!(poll_without_budget(&mut probe).await.is_pending());
-    assert_eq!((posted(&a), posted(&b)), before);
+    assert_eq!((post_counters(&a), post_counters(&b)), before);
     drop((reserve, probe));
     let (sent, got) = tokio::join!(send, receive);
     sent.unwrap();
-    assert_eq!(&got.unwrap()[..], b"in the end");
+    assert_eq!(&got.unwrap()[..], b"posted later");
 }
 
-pub(crate) async fn cancel_on_drop_withdraws_what_has_not_begun(setup: Setup) {
-    // No rendezvous, which would begin each send at once.
+pub(crate) async fn cancel_on_drop_cancels_ops_that_have_not_begun(setup: Setup) {
+    // Short enough for no rendezvous, which would begin each send at once.
     const LEN: usize = 10_000;
     let without_single_copy = || EndpointConfig {
         single_copy_threshold: Some(usize::MAX),
@@ -164,7 +165,7 @@ pub(crate) async fn cancel_on_drop_withdraws_what_has_not_begun(setup: Setup) {
             next += 1;
         }
         if !waiting.is_empty() {
-            // What the receiver and the transport buffer leaves without a poll.
+            // Messages that the receiver and the transport can buffer are sent without a poll.
             wait_until_stable(|| b.ep.stats().unexpected as u64).await;
         }
         let mut still_waiting = Vec::new();
@@ -175,13 +176,13 @@ pub(crate) async fn cancel_on_drop_withdraws_what_has_not_begun(setup: Setup) {
         }
         waiting = still_waiting;
     }
-    // These hold a credit, but none of their bytes has left.
-    let withdrawn = || {
+    // These sends hold a credit, but none of their bytes has been sent.
+    let cancelable_send = || {
         let message = numbered_message(next, LEN);
         a.ep.send(to_b, message).cancel_on_drop()
     };
-    drop(withdrawn().start().unwrap());
-    let mut polled = withdrawn().into_future();
+    drop(cancelable_send().start().unwrap());
+    let mut polled = cancelable_send().into_future();
     assert!(poll_once(&mut polled).await.is_pending());
     drop(polled);
     drop(a.ep.send(to_b, numbered_message(next, 8)).start().unwrap());
@@ -220,14 +221,14 @@ pub(crate) async fn unpolled_claimed_receive_releases_its_message(setup: Setup) 
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"released");
 }
 
-pub(crate) async fn senseless_injects_are_refused(setup: Setup) {
+pub(crate) async fn invalid_injects_are_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
         .unwrap();
     let remote = region.remote();
-    let before = posted(&a);
+    let before = post_counters(&a);
     let injects = [
         a.ep.send(to_b, b"x").delivery_complete().inject(),
         a.ep.send(to_b, b"x").match_complete().inject(),
@@ -251,5 +252,5 @@ pub(crate) async fn senseless_injects_are_refused(setup: Setup) {
         refused.error
     );
     assert_eq!(refused.buf, [1]);
-    assert_eq!(posted(&a), before);
+    assert_eq!(post_counters(&a), before);
 }

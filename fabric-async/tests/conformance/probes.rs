@@ -90,7 +90,11 @@ pub(crate) async fn posted_receives_take_precedence_over_probes(setup: Setup) {
     send_numbers(&a.ep, to_b, 0..2).await;
     let found = b.ep.probe().await.unwrap();
     assert_eq!(message_number(&receive.await.unwrap()), 0);
-    assert_eq!(b.ep.probe().try_probe(), Ok(Some(found)), "the second");
+    assert_eq!(
+        b.ep.probe().try_probe(),
+        Ok(Some(found)),
+        "the second message"
+    );
     assert_eq!(message_number(&b.ep.recv().await.unwrap()), 1);
     // Messages that wait for room in a stream cannot be claimed.
     send_numbers(&a.ep, to_b, 0..6).await;
@@ -190,7 +194,8 @@ pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
     }
 }
 
-/// The whole message is delivered, whatever happens to the claim and at whatever time.
+/// The claim of a partial message is received, discarded or requeued after several numbers of
+/// passes; unless discarded, the message arrives whole.
 pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, polls) in [0u64, 1, 2, 5, 20, 50].into_iter().enumerate() {
@@ -233,7 +238,7 @@ pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     }
 }
 
-/// A message beyond the budget is found and taken in, and so is the next one.
+/// A probe finds a message beyond the budget and has it buffered, and so does the next probe.
 pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
     const OVER: usize = 17 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -242,7 +247,7 @@ pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
             [round, round + 100].map(|byte| a.ep.send(to_b, vec![byte; OVER]).start().unwrap());
         let sending = tokio::spawn(join_all(sends));
         if round == 1 {
-            // The message is held back before any probe is posted.
+            // The message stays in the transport before the first probe is posted.
             for _ in 0..20 {
                 b.domain.progress();
                 yield_times(1).await;
@@ -285,7 +290,7 @@ pub(crate) async fn concurrent_claims_take_each_message_once(setup: Setup) {
         })
         .collect();
     send_numbers(&a.ep, to_b, 0..COUNT).await;
-    // One empty message for each claimant, which ends it; the claimed message is put back.
+    // One empty message for each claimant, which ends it; the claimed message is requeued.
     for _ in 0..4 {
         a.ep.send(to_b, "").await.unwrap();
     }
@@ -324,7 +329,7 @@ pub(crate) async fn claimed_message_can_be_received_by_post(setup: Setup) {
     assert_eq!(
         message_number(&b.ep.recv().await.unwrap()),
         0,
-        "the refused message was put back"
+        "the refused message was not requeued"
     );
     assert_eq!(
         b.recv_counter.value(),
@@ -345,18 +350,18 @@ pub(crate) async fn close_ends_probes_and_claims(setup: Setup) {
             .start()
             .unwrap();
     let kept = b.ep.probe().claim().await.unwrap();
-    let half = b.ep.probe().tag(2).claim().await.unwrap();
+    let partial = b.ep.probe().tag(2).claim().await.unwrap();
     let name = a.ep.name().clone();
     a.ep.close().unwrap();
     drop(long);
     assert_eq!(directed.await, Err(Error::PeerGone(name.clone())));
-    match half.recv().await {
+    match partial.recv().await {
         // The message had arrived whole before the close.
         Ok(whole) => assert_bytes(&whole, pattern(LONG_LEN, 1)),
-        Err(cut) => {
-            assert_eq!(cut.error, Error::PeerGone(name));
-            assert!(cut.buf.len() < LONG_LEN, "{}", cut.buf.len());
-            assert_bytes(&cut.buf, &pattern(LONG_LEN, 1)[..cut.buf.len()]);
+        Err(failed) => {
+            assert_eq!(failed.error, Error::PeerGone(name));
+            assert!(failed.buf.len() < LONG_LEN, "{}", failed.buf.len());
+            assert_bytes(&failed.buf, &pattern(LONG_LEN, 1)[..failed.buf.len()]);
         }
     }
     let mut waiting = b.ep.probe().into_future();
@@ -437,7 +442,7 @@ pub(crate) async fn loaned_message_can_be_claimed(setup: Setup) {
     }
 }
 
-/// Messages that were matched by a multi-receive are found once that is dropped.
+/// After a multi-receive is dropped, a claim finds the messages that it had matched.
 pub(crate) async fn claim_finds_messages_of_dropped_multi_recv(setup: Setup) {
     let config = EndpointConfig {
         rx_size: Some(4),
@@ -446,7 +451,7 @@ pub(crate) async fn claim_finds_messages_of_dropped_multi_recv(setup: Setup) {
     let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     send_numbers(&a.ep, to_b, 0..10).await;
     flush(&a, &b, to_b).await;
-    let several =
+    let multi_recv =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
             .start()
             .unwrap();
@@ -455,7 +460,7 @@ pub(crate) async fn claim_finds_messages_of_dropped_multi_recv(setup: Setup) {
         poll_once(&mut claim).await.is_pending(),
         "the multi-receive takes all messages"
     );
-    drop(several);
+    drop(multi_recv);
     assert_eq!(
         message_number(&claim.await.unwrap().recv().await.unwrap()),
         0

@@ -9,9 +9,9 @@ use crate::connected_pair::MsgDomainFixture;
 use crate::setup::Setup;
 
 /// The bytes of a control message's header between the length of the private data and the byte
-/// order. The vendor extension lies there.
+/// order, which hold the vendor extension.
 pub(crate) type ExtensionBytes = [u8; 20];
-/// The bytes that libfabric sends there.
+/// The extension bytes that libfabric sends.
 pub(crate) const NO_EXTENSION: ExtensionBytes = [0; 20];
 
 /// Returns a control message; its kinds are 0 (request), 1 (response) and 6 (NACK, a

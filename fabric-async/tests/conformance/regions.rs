@@ -35,15 +35,15 @@ pub(crate) async fn open_virt_addr_owner(
         .unwrap()
         .enable()
         .unwrap();
-    let progress_task = domain.counter().unwrap();
-    let driver = tokio::spawn(async move { progress_task.wait(1).await.map(drop) });
-    (domain, owner, driver)
+    let counter = domain.counter().unwrap();
+    let progress_task = tokio::spawn(async move { counter.wait(1).await.map(drop) });
+    (domain, owner, progress_task)
 }
 
 /// With `FI_MR_VIRT_ADDR`, every operation addresses the region by virtual addresses; without it,
 /// by offsets.
 pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
-    let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
+    let (domain, owner, progress_task) = open_virt_addr_owner(&setup).await;
     let a = setup.open_endpoint().await;
     let to_b = a.ep.add_peer(owner.name()).await.unwrap();
 
@@ -59,13 +59,13 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     );
     assert_ne!(region.remote().base, 0);
     for remote in [registered.remote(), region.remote()] {
-        // As a program would that knows only an address and a key.
-        let place = |offset: u64| RemoteAddr {
+        // The initiator knows only an address and a key.
+        let remote_addr = |offset: u64| RemoteAddr {
             key: remote.key,
             offset: remote.base + offset,
         };
         assert_eq!(a.ep.read(to_b, remote.slice(5..6)).await.unwrap()[..], [5]);
-        a.ep.write(to_b, place(90_000), pattern(10_000, 1))
+        a.ep.write(to_b, remote_addr(90_000), pattern(10_000, 1))
             .await
             .unwrap();
         let back = a.ep.read(
@@ -77,7 +77,10 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
             },
         );
         assert_bytes(&back.await.unwrap(), pattern(10_000, 1));
-        assert_eq!(a.ep.fetch_add(to_b, place(16), 9u64).await.unwrap(), 0);
+        assert_eq!(
+            a.ep.fetch_add(to_b, remote_addr(16), 9u64).await.unwrap(),
+            0
+        );
         for outside in [0, 5, remote.base - 1, remote.base + 100_000, u64::MAX] {
             let to = RemoteAddr {
                 key: remote.key,
@@ -102,7 +105,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     }
     // The domain of the initiator did not negotiate `FI_MR_VIRT_ADDR`.
     assert_eq!(a.domain.alloc(8, READ_WRITE).unwrap().remote().base, 0);
-    driver.abort();
+    progress_task.abort();
 }
 
 /// Each region has counters of its own, whether peers map its memory or the owner executes, and

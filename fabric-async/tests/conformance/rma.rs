@@ -4,7 +4,7 @@ use fabric_async::atomic::AtomicOp;
 use fabric_async::{Access, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
-use crate::payload::{all_bytes_equal, wait_until_stable};
+use crate::payload::{all_bytes_equal, let_other_tasks_run};
 use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -178,7 +178,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                 .unwrap()[..],
             [0; 50]
         );
-        let (sent, got) = tokio::join!(a.ep.send(to_b, "still friends"), b.ep.recv());
+        let (sent, got) = tokio::join!(a.ep.send(to_b, "still works"), b.ep.recv());
         sent.unwrap();
         got.unwrap();
     }
@@ -350,24 +350,27 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
 pub(crate) async fn closed_window_reports_the_reason(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let progress_task = b.spawn_progress();
-    let (closes, stays) = (
+    let (closed_region, open_region) = (
         b.domain.alloc(8, READ_WRITE).unwrap(),
         b.domain.alloc(8, READ_WRITE).unwrap(),
     );
-    let closed = a.ep.window(to_b, closes.remote()).await.unwrap();
-    let gone = a.ep.window(to_b, stays.remote()).await.unwrap();
-    let key = closes.key();
-    closes.close().unwrap();
+    let window_of_closed = a.ep.window(to_b, closed_region.remote()).await.unwrap();
+    let window = a.ep.window(to_b, open_region.remote()).await.unwrap();
+    let key = closed_region.key();
+    closed_region.close().unwrap();
     let why = "was revoked by its owner";
-    assert_eq!(closed.write(0, b"x"), Err(Error::Key { key, why }));
+    assert_eq!(
+        window_of_closed.write(0, b"x"),
+        Err(Error::Key { key, why })
+    );
     let name = b.ep.name().clone();
     b.ep.clone().close().unwrap();
-    while gone.is_open() {
+    while window.is_open() {
         a.domain.progress();
         tokio::task::yield_now().await;
     }
-    assert_eq!(gone.write(0, b"x"), Err(Error::PeerGone(name.clone())));
-    assert_eq!(gone.load::<u64>(0), Err(Error::PeerGone(name)));
+    assert_eq!(window.write(0, b"x"), Err(Error::PeerGone(name.clone())));
+    assert_eq!(window.load::<u64>(0), Err(Error::PeerGone(name)));
     progress_task.abort();
     // The endpoint of the initiator closes.
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -382,7 +385,8 @@ pub(crate) async fn closed_window_reports_the_reason(setup: Setup) {
     );
 }
 
-/// An owner that counts remote accesses gives no windows, whose accesses cannot be counted.
+/// A peer cannot map a region whose owner counts remote accesses, since accesses through windows
+/// are not counted.
 pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let _progress = b.spawn_progress();
@@ -484,7 +488,7 @@ pub(crate) async fn full_cq_stalls_writes_with_data(setup: Setup) {
             "the bytes precede the completion"
         );
         if number % 1000 == 0 {
-            wait_until_stable(|| 0).await;
+            let_other_tasks_run().await;
         }
     }
     writes.await.unwrap();
@@ -525,19 +529,13 @@ pub(crate) async fn posted_rma_reports_to_transmit_cq(setup: Setup) {
         .context(2)
         .post()
         .unwrap();
-    a.ep.read_into(to_b, remote.slice(..101), vec![0; 200])
-        .context(3)
-        .post()
-        .err()
-        .map_or_else(
-            || (),
-            |failed| {
-                assert!(
-                    matches!(failed.error, Error::OutOfBounds { .. }),
-                    "refused at once"
-                )
-            },
+    let out_of_bounds = a.ep.read_into(to_b, remote.slice(..101), vec![0; 200]);
+    if let Err(refused) = out_of_bounds.context(3).post() {
+        assert!(
+            matches!(refused.error, Error::OutOfBounds { .. }),
+            "{refused}"
         );
+    }
     a.ep.write(to_b, remote.at(50), "once more")
         .context(4)
         .post()
@@ -668,7 +666,7 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let plain = setup.with_caps(Caps::MSG).info().await;
-    let messages = b
+    let msg_only = b
         .domain
         .endpoint(&plain)
         .unwrap()
@@ -676,60 +674,60 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
         .unwrap()
         .enable()
         .unwrap();
-    let to_messages = a.ep.add_peer(messages.name()).await.unwrap();
-    let lent = b.domain.alloc(64, READ_WRITE).unwrap();
-    let own = b.domain.register(vec![0u8; 64], READ_WRITE, None).unwrap();
-    // A refused initiator asks again; a key that is open through one endpoint stays closed through
-    // the other.
+    let to_msg_only = a.ep.add_peer(msg_only.name()).await.unwrap();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
+    let registered = b.domain.register(vec![0u8; 64], READ_WRITE, None).unwrap();
+    // The initiator requests the key again after each refusal. A key that one endpoint exposes is
+    // unknown at the other.
     for _ in 0..2 {
-        for remote in [lent.remote(), own.remote()] {
+        for remote in [region.remote(), registered.remote()] {
             let unknown = Error::Key {
                 key: remote.key,
                 why: "is unknown",
             };
             let (all, half) = (remote.slice(..), remote.slice(..32));
             assert_eq!(
-                a.ep.write(to_messages, remote.at(0), "x")
+                a.ep.write(to_msg_only, remote.at(0), "x")
                     .await
                     .unwrap_err()
                     .error,
                 unknown
             );
             assert_eq!(
-                a.ep.read(to_messages, all).await.unwrap_err().error,
+                a.ep.read(to_msg_only, all).await.unwrap_err().error,
                 unknown
             );
             assert_eq!(
-                a.ep.read(to_messages, [half, half])
+                a.ep.read(to_msg_only, [half, half])
                     .await
                     .unwrap_err()
                     .error,
                 unknown
             );
             assert_eq!(
-                a.ep.write(to_messages, [half], vec![1; 32])
+                a.ep.write(to_msg_only, [half], vec![1; 32])
                     .await
                     .unwrap_err()
                     .error,
                 unknown
             );
             assert_eq!(
-                a.ep.fetch_add(to_messages, remote.at(0), 1u64)
+                a.ep.fetch_add(to_msg_only, remote.at(0), 1u64)
                     .await
                     .unwrap_err(),
                 unknown
             );
-            if setup.supports_windows().await && remote.key == lent.key() {
+            if setup.supports_windows().await && remote.key == region.key() {
                 assert_eq!(
-                    a.ep.window(to_messages, remote).await.map(drop),
+                    a.ep.window(to_msg_only, remote).await.map(drop),
                     Err(unknown)
                 );
             }
             assert_eq!(a.ep.read(to_b, all).await.unwrap()[..], [0; 64]);
         }
-        let (sent, got) = tokio::join!(a.ep.send(to_messages, "no harm done"), messages.recv());
+        let (sent, got) = tokio::join!(a.ep.send(to_msg_only, "still works"), msg_only.recv());
         sent.unwrap();
-        assert_eq!(&got.unwrap()[..], b"no harm done");
+        assert_eq!(&got.unwrap()[..], b"still works");
     }
 }
 
@@ -760,7 +758,7 @@ pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
 /// continue.
 pub(crate) async fn canceled_op_keeps_later_ops_in_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    // An operation that has left for another machine cannot be canceled: it completes there.
+    // An operation that was sent to another machine cannot be canceled: the peer executes it.
     let _progress = setup.has_remote_comm().await.then(|| b.spawn_progress());
     let first = b.domain.alloc_with_key(64, READ_WRITE, 1).unwrap();
     let second = b.domain.alloc_with_key(64, READ_WRITE, 2).unwrap();
@@ -781,9 +779,9 @@ pub(crate) async fn canceled_op_keeps_later_ops_in_order(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
     assert_eq!(read.await.unwrap().len(), 64);
     sent.await.unwrap();
-    // The earlier reply is not valid any more.
+    // The reply to the first query of key 3 is not used for the region opened now.
     let _progress = (a.spawn_progress(), b.spawn_progress());
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let third = b.domain.alloc_with_key(64, READ_WRITE, 3).unwrap();
     assert_eq!(
         a.ep.read(to_b, third.remote().slice(..))
@@ -860,7 +858,7 @@ pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
             tokio::task::yield_now().await;
         }
     });
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     assert!(!waiting.is_finished());
     while out.len() < 8 {
         let left = 8 - out.len();

@@ -1,9 +1,7 @@
 //! RMA operations with several remote segments (`rma_iov`).
 
 use fabric_async::buf::{Gather, Scatter};
-use fabric_async::{
-    Access, Caps, Completion, CounterBind, Error, FiAddr, OpKind, RemoteSlice, discover,
-};
+use fabric_async::{Access, Caps, Completion, CounterBind, Error, OpKind, RemoteSlice, discover};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{
@@ -17,7 +15,7 @@ const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const REGION_LEN: u64 = 1 << 20;
 
 fn total_len(segments: &[RemoteSlice]) -> usize {
-    segments.iter().map(|place| place.len).sum()
+    segments.iter().map(|segment| segment.len).sum()
 }
 
 async fn next_entry(fixture: &mut EndpointFixture) -> Completion {
@@ -33,11 +31,11 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
         b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
         b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
     );
-    let mut own = b
+    let mut registered = b
         .domain
         .register(vec![0u8; REGION_LEN as usize], READ_WRITE, None)
         .unwrap();
-    let (x, y, z) = (one.remote(), two.remote(), own.remote());
+    let (x, y, z) = (one.remote(), two.remote(), registered.remote());
     for (which, segments) in [
         vec![x.slice(0..8), x.slice(8..9)],
         vec![
@@ -71,27 +69,27 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
             (bytes.len(), bytes.len())
         );
         let mut from = 0;
-        for place in &segments {
-            let (start, bytes) = (place.offset as usize, &bytes[from..from + place.len]);
-            let mut there = vec![0; place.len];
-            match place.key {
+        for segment in &segments {
+            let (start, bytes) = (segment.offset as usize, &bytes[from..from + segment.len]);
+            let mut there = vec![0; segment.len];
+            match segment.key {
                 key if key == x.key => one.read(start, &mut there).unwrap(),
                 key if key == y.key => two.read(start, &mut there).unwrap(),
-                _ => there.copy_from_slice(&own.lock()[start..start + place.len]),
+                _ => there.copy_from_slice(&registered.lock()[start..start + segment.len]),
             }
             assert_bytes(&there, bytes);
-            from += place.len;
+            from += segment.len;
         }
         assert_bytes(&a.ep.read(to_b, &segments).await.unwrap(), bytes);
-        let own =
+        let got =
             a.ep.read_into(to_b, &segments, Vec::with_capacity(bytes.len()))
                 .await
                 .unwrap();
-        assert_bytes(&own.into_buf(), bytes);
+        assert_bytes(&got.into_buf(), bytes);
     }
 }
 
-/// Local and remote segments may be cut differently.
+/// Local buffers and remote segments may have different lengths.
 pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
@@ -132,7 +130,7 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
     assert_eq!(small.buf.len(), 5499);
 }
 
-/// One invalid segment anywhere in the list: no byte changes, and the next operation works.
+/// If any segment is invalid, no byte changes, and the next operation works.
 pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
@@ -223,7 +221,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let region = b.domain.alloc(1000, READ_WRITE).unwrap();
-    let place = |number: u64| region.remote().slice(number..number + 1);
+    let segment_at = |number: u64| region.remote().slice(number..number + 1);
     let refused = a.ep.write(to_b, [], Vec::new()).start().unwrap_err().error;
     assert!(
         matches!(
@@ -248,8 +246,11 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     );
     for bytes in [1, 3] {
         for segments in [
-            vec![place(0), place(1)],
-            vec![RemoteSlice { len: 2, ..place(0) }],
+            vec![segment_at(0), segment_at(1)],
+            vec![RemoteSlice {
+                len: 2,
+                ..segment_at(0)
+            }],
         ] {
             let refused =
                 a.ep.write(to_b, &segments, vec![1; bytes])
@@ -263,7 +264,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         }
     }
     let limit = a.info.tx.rma_iov_limit;
-    let segments: Vec<_> = (0..=limit as u64).map(place).collect();
+    let segments: Vec<_> = (0..=limit as u64).map(segment_at).collect();
     let refused =
         a.ep.write(to_b, &segments, vec![1; limit + 1])
             .await
@@ -306,7 +307,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         }
     );
     let Error::NoMatch(none) = discover(&hints.rma_iov_limit(limit + 1)).unwrap_err() else {
-        panic!()
+        panic!("discovery refuses with NoMatch")
     };
     assert!(
         none.mismatches
@@ -316,8 +317,8 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     );
 }
 
-/// Posted in batches, with one completion each, in order; a message behind them finds all bytes
-/// written.
+/// Operations that are posted in batches complete once each, in order; a message that is sent after
+/// them arrives when all bytes are written.
 pub(crate) async fn multi_range_op_has_one_completion(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
@@ -441,11 +442,11 @@ pub(crate) async fn target_counts_each_segment(setup: Setup) {
         .enable()
         .unwrap();
     let region = b.domain.alloc(100, READ_WRITE).unwrap();
-    let own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
+    let registered = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
     let peer = a.ep.add_peer(target.name()).await.unwrap();
     let segments = [
         region.remote().slice(..10),
-        own.remote().slice(..20),
+        registered.remote().slice(..20),
         region.remote().slice(10..40),
     ];
     a.ep.write(peer, segments, vec![1; 60]).await.unwrap();
@@ -469,15 +470,15 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     let a = setup.open_endpoint().await;
     let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
     let to_b = a.ep.add_peer(owner.name()).await.unwrap();
-    let (region, mut own) = (
+    let (region, mut registered) = (
         domain.alloc(100, READ_WRITE).unwrap(),
         domain.register(vec![0u8; 100], READ_WRITE, None).unwrap(),
     );
-    let segments = [own.remote().slice(90..), region.remote().slice(3..5)];
+    let segments = [registered.remote().slice(90..), region.remote().slice(3..5)];
     assert!(segments[1].offset > 100, "an address");
     a.ep.write(to_b, segments, vec![6; 12]).await.unwrap();
     assert_eq!(
-        (&own.lock()[89..], region.load::<u8>(4)),
+        (&registered.lock()[89..], region.load::<u8>(4)),
         (&[0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6][..], Ok(6))
     );
     let low = [
@@ -489,7 +490,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     ];
     let failed = a.ep.write(to_b, low, vec![7; 12]).await.unwrap_err().error;
     assert!(matches!(failed, Error::OutOfBounds { .. }), "{failed}");
-    assert_eq!(own.lock()[99], 6);
+    assert_eq!(registered.lock()[99], 6);
     driver.abort();
 }
 
@@ -502,19 +503,19 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     };
     let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
     let _progress = (a.spawn_progress(), b.spawn_progress());
-    let mut own = b
+    let mut registered = b
         .domain
         .register(vec![0u8; 300_000], READ_WRITE, None)
         .unwrap();
     let region = b.domain.alloc(300_000, READ_WRITE).unwrap();
     let segments = [
         region.remote().slice(..10),
-        own.remote().slice(..200_000),
+        registered.remote().slice(..200_000),
         region.remote().slice(10..20),
     ];
     // While the owner holds the lock, the operations wait; those that have not begun can be
     // canceled.
-    let guard = own.lock();
+    let guard = registered.lock();
     let mut first =
         a.ep.write(to_b, segments, vec![1; 200_020])
             .start()
@@ -539,13 +540,13 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     let cancel = async {
         match second.cancel().await {
             fabric_async::CancelOutcome::Canceled(buf) => assert_eq!(buf.len(), 200_020),
-            // The bytes have left already.
+            // The bytes were sent before the cancel.
             fabric_async::CancelOutcome::Completed(Ok(_)) if is_remote => {}
             other => panic!("{other:?}"),
         }
     };
-    let let_go = async { drop(guard) };
-    tokio::join!(biased; cancel, let_go);
+    let unlock = async { drop(guard) };
+    tokio::join!(biased; cancel, unlock);
     first.await.unwrap();
     let got = read.await.unwrap();
     assert!(
@@ -560,7 +561,7 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
                 .unwrap()
         })
         .collect();
-    own.close().unwrap();
+    registered.close().unwrap();
     for write in writes {
         if let Err(failed) = write.await {
             assert!(
@@ -573,13 +574,12 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     flush(&a, &b, to_b).await;
     assert_eq!(a.domain.stats().operations, 0);
     // The peer closes, with the endpoint that exposes the buffer.
-    let gone: FiAddr = to_b;
-    let mut own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
-    let segments = [own.remote().slice(..8), region.remote().slice(..8)];
-    let _guard = own.lock();
-    let waits = a.ep.write(gone, segments, vec![1; 16]).start().unwrap();
+    let mut registered = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
+    let segments = [registered.remote().slice(..8), region.remote().slice(..8)];
+    let _guard = registered.lock();
+    let write = a.ep.write(to_b, segments, vec![1; 16]).start().unwrap();
     b.ep.clone().close().unwrap();
-    let failed = waits.await.unwrap_err();
+    let failed = write.await.unwrap_err();
     assert!(
         failed.error.is_peer_unavailable() || matches!(failed.error, Error::Key { .. }),
         "{}",

@@ -44,10 +44,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         disabled_select_branch_posts_nothing: ANY_EP_TYPE,
         requests_are_posted_in_order_of_first_polls: ANY_EP_TYPE,
         poll_without_coop_budget_posts_nothing: ANY_EP_TYPE,
-        cancel_on_drop_withdraws_what_has_not_begun: MSG,
+        cancel_on_drop_cancels_ops_that_have_not_begun: MSG,
         permit_of_another_endpoint_is_refused: ANY_EP_TYPE,
         unpolled_claimed_receive_releases_its_message: MSG_TAGGED,
-        senseless_injects_are_refused: RMA,
+        invalid_injects_are_refused: RMA,
     }
     message_metadata {
         message_carries_data_tag_and_source: DIRECTED,
@@ -153,7 +153,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         buffered_messages_survive_their_connection: CONNECTED.shared_rx(),
         requeued_message_keeps_its_endpoint: CONNECTED.shared_rx(),
         unexpected_budget_is_shared_by_connections: CONNECTED.shared_rx(),
-        endpoint_close_mid_message_fails_one_receive: CONNECTED.shared_rx(),
+        endpoint_close_mid_message_fails_no_receive: CONNECTED.shared_rx(),
         invalid_bindings_are_refused: CONNECTED.shared_rx(),
     }
     multicast {
@@ -193,7 +193,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         unexpected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
         message_after_a_truncated_one_arrives_whole: MSG,
         truncated_receive_reports_tag_data_and_source: DIRECTED,
-        receives_are_limited_to_max_msg_size: MSG,
+        messages_are_limited_to_max_msg_size: MSG,
     }
     ordering {
         messages_of_each_of_three_senders_stay_in_order: SOURCE,
@@ -391,7 +391,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         endpoints_of_shared_context_refuse_receives: MULTI_RECV_DIRECTED.shared_rx(),
         invalid_bindings_are_refused: MSG.shared_rx(),
         shared_context_outlives_its_endpoints: MULTI_RECV_DIRECTED.shared_rx(),
-        endpoint_close_mid_message_fails_one_receive: MSG.shared_rx(),
+        endpoint_close_mid_message_fails_no_receive: MSG.shared_rx(),
         message_sources_survive_endpoint_close: DIRECTED.shared_rx(),
         auto_inserted_peer_is_released_after_last_message: DIRECTED.shared_rx(),
     }
@@ -414,7 +414,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         discarded_message_completes_its_send: MSG_TAGGED.levels(),
         dropped_claim_sends_no_ack: MSG_TAGGED.levels(),
         requeued_message_is_acknowledged_once: MSG_TAGGED.levels(),
-        receive_dropped_mid_message_sends_no_ack: MSG.levels(),
+        receives_dropped_mid_message_lose_no_ack: MSG.levels(),
         dropped_send_returns_its_credit_on_ack: MSG_TAGGED.levels(),
         cancel_waits_for_the_ack: MSG_TAGGED.levels(),
         truncated_receive_sends_ack: MSG_TAGGED.levels(),

@@ -1,4 +1,4 @@
-//! Receives that lose a race in `select!`, again and again.
+//! Receives that lose races in `select!`, and receives with timeouts.
 
 use std::time::Duration;
 
@@ -57,7 +57,8 @@ pub(crate) async fn select_loses_no_message(setup: Setup) {
     sender.await.unwrap();
 }
 
-/// Tagged against untagged receives: each message arrives once, in the order of its kind.
+/// In a `select!` over tagged and untagged receives each message arrives once, in order among the
+/// messages of its kind.
 pub(crate) async fn select_over_tagged_and_untagged_loses_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sender = tokio::spawn(async move {

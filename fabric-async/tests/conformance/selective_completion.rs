@@ -31,8 +31,7 @@ async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Comple
 pub(crate) async fn success_is_reported_only_with_fi_completion(setup: Setup) {
     let (mut a, mut b, to_b) =
         endpoint_pair_with(&setup, selective_config(), selective_config()).await;
-    // No task awaits the last receive, and its sender completes only when the receiver takes the
-    // bytes.
+    // No task awaits the last receive, so a task makes the receiver's progress.
     let _progress = b.spawn_progress();
     for round in 0..3u64 {
         for len in [8, 9000, 300_000] {
@@ -147,7 +146,7 @@ pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
         let ended = 14 * round + 4;
         let (sent, received) = tokio::join!(a.send_counter.wait(ended), b.recv_counter.wait(ended));
         assert!(sent.is_ok() && received.is_ok());
-        // An operation that completes at once needs its entry only for a moment.
+        // An operation that completes at once releases its entry at once.
         for _ in 0..10 {
             a.ep.send(to_b, "short").tag(3).post().unwrap();
             b.ep.recv().tag(3).await.unwrap();
@@ -224,16 +223,16 @@ pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
         .unwrap();
     let at = |offset| region.remote().at(offset);
-    for asked in [false, true] {
+    for with_completion in [false, true] {
         let write = a.ep.write(to_b, at(0), vec![7; 8]).context(1);
-        if asked {
+        if with_completion {
             write.completion().post()
         } else {
             write.post()
         }
         .unwrap();
         let read = a.ep.read(to_b, region.remote().slice(..8)).context(2);
-        if asked {
+        if with_completion {
             read.completion().post()
         } else {
             read.post()
@@ -242,29 +241,35 @@ pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
         let add =
             a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64)
                 .context(3);
-        if asked {
+        if with_completion {
             add.completion().post()
         } else {
             add.post()
         }
         .unwrap();
-        let lend =
+        let loan =
             a.ep.send(to_b, a.ep.domain().try_loan(100).unwrap())
                 .context(4);
-        if asked {
-            lend.completion().post()
+        if with_completion {
+            loan.completion().post()
         } else {
-            lend.post()
+            loan.post()
         }
         .unwrap();
         b.ep.recv().await.unwrap();
-        let rows = (5..10).map(|at| a.ep.send(to_b, vec![0; 8]).tag(at).context(at));
-        let rows = rows.map(|row| if asked { row.completion() } else { row });
-        assert_eq!(a.ep.post_all(rows).unwrap(), 5);
+        let sends = (5..10).map(|at| a.ep.send(to_b, vec![0; 8]).tag(at).context(at));
+        let sends = sends.map(|send| {
+            if with_completion {
+                send.completion()
+            } else {
+                send
+            }
+        });
+        assert_eq!(a.ep.post_all(sends).unwrap(), 5);
         for tag in 5..10 {
             b.ep.recv().tag(tag).await.unwrap();
         }
-        if asked {
+        if with_completion {
             let reported = next_entries(&mut a, 9).await;
             let mut contexts: Vec<_> = reported.iter().map(|entry| entry.context).collect();
             // An operation that waits for the peer may complete after operations that were posted

@@ -1,4 +1,5 @@
-//! What a scenario runs on, and how it is run.
+//! The setup of a scenario (provider, progress mode, wait policy, runtime, options), and its
+//! execution.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,14 +31,15 @@ pub(crate) struct Setup {
     pub(crate) caps: Caps,
     /// The type of endpoints; `None` where the scenario works with any.
     ep_type: Option<EpType>,
-    /// The length from which on messages are copied once, unless the scenario sets it.
+    /// The length in bytes from which messages are copied once, unless the scenario sets it.
     pub(crate) single_copy_threshold: Option<usize>,
     /// How the domain waits for sockets.
     pub(crate) socket_io: SocketIo,
-    /// Long messages are sent without a copy, even where the kernel falls back to copying.
+    /// Whether long messages are sent zero-copy, even where the kernel falls back to copying.
     pub(crate) zero_copy: bool,
-    /// The provider in the hints where that is not `provider` alone, as `tcp;ofi_rxm`.
+    /// The provider in the hints, if not `provider` alone: `tcp;ofi_rxm`.
     provider_chain: Option<&'static str>,
+    /// Worker threads of the runtime; `None` is a current-thread runtime.
     worker_threads: Option<usize>,
 }
 
@@ -53,11 +55,14 @@ pub(crate) fn run<F: Future<Output = ()>>(setup: Setup, scenario: impl FnOnce(Se
     let runtime = BackgroundRuntime(Some(setup.runtime()));
     let runtime = runtime.0.as_ref().expect("present until drop");
     let ended = runtime.block_on(async { timeout(SCENARIO_TIMEOUT, scenario(setup)).await });
-    assert!(ended.is_ok(), "still not done after {SCENARIO_TIMEOUT:?}");
+    assert!(
+        ended.is_ok(),
+        "the scenario did not end within {SCENARIO_TIMEOUT:?}"
+    );
 }
 
-/// A runtime that is shut down without waiting for its tasks, so that tasks that hang do not keep a
-/// test from failing.
+/// A runtime that is shut down without waiting for its tasks, so that a test with a hanging task
+/// ends.
 struct BackgroundRuntime(Option<Runtime>);
 
 impl Drop for BackgroundRuntime {
@@ -256,14 +261,14 @@ impl Setup {
         self.progress != Progress::Auto && self.wait_policy != WaitPolicy::Spin
     }
 
-    /// Returns what an offer depends on: setups of one value are offered the same.
+    /// Returns the key of discovery's offers: setups with equal keys get equal offers.
     pub(crate) fn offer_key(&self) -> (&'static str, Progress, WaitPolicy) {
         let provider = self.provider_chain.unwrap_or(self.provider);
         (provider, self.progress, self.wait_policy)
     }
 
-    /// Returns what the machine lacks for domains of this setup with io_uring, and the error that
-    /// tells so.
+    /// Returns the facility that the machine lacks for domains of this setup with io_uring, and the
+    /// error of the system call; `None` if such a domain can be opened.
     ///
     /// # Panics
     ///
@@ -298,14 +303,13 @@ impl Setup {
             .expect("discovery offered this at registration")
     }
 
-    /// Returns whether peers may be on other machines (`FI_REMOTE_COMM`); their close is learned
-    /// later then.
+    /// Returns whether peers may be on other machines (`FI_REMOTE_COMM`). The close of such peers
+    /// is noticed later.
     pub(crate) async fn has_remote_comm(&self) -> bool {
         self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
     }
 
-    /// Returns whether peers map each other's memory, which windows require: not where peers may be
-    /// on other machines.
+    /// Returns whether the provider has windows, for which peers map each other's memory.
     pub(crate) async fn supports_windows(&self) -> bool {
         !self.has_remote_comm().await
     }
@@ -340,7 +344,7 @@ impl Setup {
         EndpointFixture::open(self, config).await
     }
 
-    /// Returns the address that requests an unused one.
+    /// Returns the address with which an endpoint gets an unused name.
     pub(crate) fn unnamed_address(&self) -> String {
         format!("{}://", self.provider)
     }

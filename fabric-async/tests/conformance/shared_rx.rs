@@ -14,19 +14,19 @@ use crate::payload::{
 use crate::setup::Setup;
 use crate::shared_rx_fixture::SharedRxFixture;
 
-/// A server with many endpoints and few receives for all of them. Each request is answered by the
-/// endpoint that it arrived at.
+/// A server with many endpoints posts few receives for all of them. The endpoint at which a request
+/// arrived sends the reply.
 pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
     const ENDPOINTS: usize = 64;
     const CLIENTS: usize = 4;
     const REQUESTS: u64 = 6;
-    const POOL: u64 = 16;
+    const RECEIVES: u64 = 16;
     let config = EndpointConfig {
-        rx_size: Some(POOL as usize),
+        rx_size: Some(RECEIVES as usize),
         ..EndpointConfig::default()
     };
     let mut fixture = SharedRxFixture::open(&setup, ENDPOINTS, config).await;
-    for context in 0..POOL {
+    for context in 0..RECEIVES {
         fixture
             .shared_rx
             .recv_into(Vec::with_capacity(40_000))
@@ -38,9 +38,9 @@ pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
     assert_eq!(
         refused.error,
         Error::WouldBlock(Resource::ReceiveEntry {
-            limit: POOL as usize
+            limit: RECEIVES as usize
         }),
-        "all receives are posted by the pool"
+        "all receive entries are in use"
     );
     let mut clients = Vec::new();
     for which in 0..CLIENTS {
@@ -61,9 +61,9 @@ pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
                 }
             }
             for _ in 0..addrs.len() as u64 * REQUESTS {
-                let answer = client.ep.recv().await.unwrap();
-                let asked = addrs.iter().any(|addr| Ok(*addr) == answer.source());
-                assert!(asked, "answered by the endpoint that was asked");
+                let reply = client.ep.recv().await.unwrap();
+                let is_from_server = addrs.iter().any(|addr| Ok(*addr) == reply.source());
+                assert!(is_from_server, "a reply of another endpoint");
             }
         }));
     }
@@ -76,7 +76,7 @@ pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
     let mut next = vec![0; ENDPOINTS];
     for _ in 0..ENDPOINTS as u64 * REQUESTS {
         let request = fixture.cq.next().await.unwrap();
-        assert!(request.kind == OpKind::Recv && request.context < POOL);
+        assert!(request.kind == OpKind::Recv && request.context < RECEIVES);
         let (context, endpoint) = (
             request.context,
             ids[&fixture.shared_rx.received_by(&request.transfer).unwrap()],
@@ -187,11 +187,11 @@ pub(crate) async fn unexpected_messages_match_in_arrival_order(setup: Setup) {
             .unwrap();
         fixture.wait_for_unexpected(number + 1).await;
     }
-    let mut took = Vec::new();
-    took.push(message_number(
+    let mut numbers = Vec::new();
+    numbers.push(message_number(
         &fixture.shared_rx.recv().tag(2).await.unwrap(),
     ));
-    took.push(message_number(
+    numbers.push(message_number(
         &fixture
             .shared_rx
             .recv_into(Vec::with_capacity(10_000))
@@ -200,11 +200,11 @@ pub(crate) async fn unexpected_messages_match_in_arrival_order(setup: Setup) {
             .unwrap(),
     ));
     for _ in 2..12 {
-        took.push(message_number(
+        numbers.push(message_number(
             &fixture.shared_rx.recv().tag_ignoring(0, !0).await.unwrap(),
         ));
     }
-    assert_eq!(took, [2, 3, 0, 1, 4, 5, 6, 7, 8, 9, 10, 11]);
+    assert_eq!(numbers, [2, 3, 0, 1, 4, 5, 6, 7, 8, 9, 10, 11]);
     assert_eq!(fixture.shared_rx.stats().unexpected, 0);
 }
 
@@ -243,8 +243,8 @@ pub(crate) async fn directed_receive_matches_on_every_endpoint(setup: Setup) {
     assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
 }
 
-/// The messages of an unknown source get their source when it is inserted, those of all endpoints
-/// in arrival order.
+/// Unexpected messages of an unknown source, at all endpoints, get their source when its address is
+/// inserted; they match in arrival order.
 pub(crate) async fn av_insert_assigns_source_across_endpoints(setup: Setup) {
     let config = EndpointConfig {
         auto_insert: false,
@@ -414,14 +414,14 @@ pub(crate) async fn posts_report_to_the_shared_context_cq(setup: Setup) {
     let mut fixture = SharedRxFixture::open(&setup, 2, config).await;
     let a = setup.open_endpoint().await;
     let addrs = a.add_peers(&fixture.endpoints).await;
-    let rows = (0..4).map(|context| {
+    let receives = (0..4).map(|context| {
         fixture
             .shared_rx
             .recv_into(vec![0; 16])
             .context(context)
             .completion()
     });
-    let posted = fixture.shared_rx.post_all(rows).unwrap();
+    let posted = fixture.shared_rx.post_all(receives).unwrap();
     assert_eq!(posted, 4);
     let refused = fixture
         .shared_rx
@@ -604,7 +604,7 @@ pub(crate) async fn probes_and_claims_cover_all_endpoints(setup: Setup) {
     assert_eq!(fixture.shared_rx.stats().unexpected, 0);
 }
 
-/// A lent message is received in place, and returned, whichever endpoint it arrived at.
+/// A loan is received in place, and returned, whichever endpoint it arrived at.
 pub(crate) async fn loans_arrive_through_any_endpoint(setup: Setup) {
     let fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
@@ -613,15 +613,15 @@ pub(crate) async fn loans_arrive_through_any_endpoint(setup: Setup) {
         let len = [100, 5000, 1 << 20][which % 3];
         let mut loan = a.ep.domain().try_loan(len).unwrap();
         loan.copy_from_slice(pattern(len, which));
-        let lend = a.ep.send(addrs[which % 2], loan);
+        let send = a.ep.send(addrs[which % 2], loan);
         if which % 4 == 3 {
             let copied = fixture.shared_rx.recv_into(Vec::with_capacity(len));
-            let (lent, copied) = tokio::join!(lend, copied);
+            let (lent, copied) = tokio::join!(send, copied);
             lent.unwrap();
             assert_bytes(&copied.unwrap(), pattern(len, which));
             continue;
         }
-        let (lent, held) = tokio::join!(lend, fixture.shared_rx.recv_loan());
+        let (lent, held) = tokio::join!(send, fixture.shared_rx.recv_loan());
         lent.unwrap();
         assert_bytes(&held.unwrap().to_vec(), pattern(len, which));
     }

@@ -14,8 +14,9 @@ use crate::setup::Setup;
 pub(crate) struct SharedRxFixture {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) shared_rx: SharedRxContext,
-    /// The queue and the counter of the context.
+    /// The completion queue of the context.
     pub(crate) cq: CompletionQueue,
+    /// Counts the messages of the context.
     pub(crate) recv_counter: Counter,
     /// Counts the messages of the first endpoint.
     pub(crate) first_recv_counter: Counter,
@@ -27,7 +28,7 @@ pub(crate) struct SharedRxFixture {
 }
 
 impl SharedRxFixture {
-    /// Opens so many endpoints.
+    /// Opens `count` endpoints.
     pub(crate) async fn open(setup: &Setup, count: usize, config: EndpointConfig) -> Self {
         let mut info = setup.shared_rx_info();
         info.rx.size = config.rx_size.unwrap_or(info.rx.size);
@@ -46,7 +47,8 @@ impl SharedRxFixture {
             domain.address_vector()
         }
         .unwrap();
-        let (received, at_first) = (domain.counter().unwrap(), domain.counter().unwrap());
+        let (recv_counter, first_recv_counter) =
+            (domain.counter().unwrap(), domain.counter().unwrap());
         let mut directions = CqBind::RECV;
         directions.set(CqBind::SELECTIVE_COMPLETION, config.selective_completion);
         let shared = domain
@@ -57,7 +59,7 @@ impl SharedRxFixture {
             .bind_cq(&cq, directions)
             .unwrap();
         let shared = shared
-            .bind_counter(&received, CounterBind::RECV)
+            .bind_counter(&recv_counter, CounterBind::RECV)
             .unwrap()
             .open()
             .unwrap();
@@ -65,8 +67,8 @@ impl SharedRxFixture {
             endpoints: Vec::new(),
             shared_rx: shared,
             cq,
-            recv_counter: received,
-            first_recv_counter: at_first,
+            recv_counter,
+            first_recv_counter,
             av,
             domain,
             _eq: eq,
@@ -91,7 +93,7 @@ impl SharedRxFixture {
         fixture
     }
 
-    /// Makes progress until `count` messages, which have been sent already, are unexpected.
+    /// Makes progress until `count` messages are unexpected.
     pub(crate) async fn wait_for_unexpected(&self, count: usize) {
         while self.shared_rx.stats().unexpected < count {
             self.domain.progress();

@@ -54,10 +54,10 @@ pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
     // Sends use the endpoint's own transmit context.
     let back = fixture.endpoints[1].add_peer(a.ep.name()).await.unwrap();
     fixture.endpoints[1]
-        .send(back, "out by the second")
+        .send(back, "by the second endpoint")
         .await
         .unwrap();
-    assert_eq!(&a.ep.recv().await.unwrap()[..], b"out by the second");
+    assert_eq!(&a.ep.recv().await.unwrap()[..], b"by the second endpoint");
 }
 
 pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
@@ -66,31 +66,34 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     assert!(info.domain.max_ep_srx_ctx > 1 && info.ep.rx_ctx_cnt == SHARED_CONTEXT);
     // An endpoint shares receives only if the hints ask for it, and then it must.
     let own = setup.info().await;
-    let apart = domain
+    let refused = domain
         .shared_rx_context(&own)
         .unwrap()
         .bind_av(&fixture.av)
         .unwrap()
         .open();
     assert!(matches!(
-        apart.unwrap_err(),
+        refused.unwrap_err(),
         Error::Invalid { what: "info", .. }
     ));
-    let apart = domain
+    let refused = domain
         .endpoint(&own)
         .unwrap()
         .bind_shared_rx(&fixture.shared_rx);
     assert!(matches!(
-        apart.map(drop).unwrap_err(),
+        refused.map(drop).unwrap_err(),
         Error::Invalid { what: "info", .. }
     ));
-    let alone = domain
+    let without_context = domain
         .endpoint(info)
         .unwrap()
         .bind_av(&fixture.av)
         .unwrap()
         .enable();
-    assert_eq!(alone.unwrap_err(), Error::Unbound(Class::SharedReceive));
+    assert_eq!(
+        without_context.unwrap_err(),
+        Error::Unbound(Class::SharedReceive)
+    );
     let hints = Hints::new()
         .provider(setup.provider)
         .ep_tx_ctx_cnt(SHARED_CONTEXT);
@@ -158,7 +161,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         }
     ));
     let av = domain.address_vector().unwrap();
-    let elsewhere = domain
+    let other_av = domain
         .endpoint(info)
         .unwrap()
         .bind_av(&av)
@@ -166,7 +169,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .bind_shared_rx(&fixture.shared_rx)
         .unwrap();
     assert!(matches!(
-        elsewhere.enable().unwrap_err(),
+        other_av.enable().unwrap_err(),
         Error::Invalid {
             what: "address vector",
             ..
@@ -221,7 +224,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         .map(|_| fixture.shared_rx.recv().start().unwrap())
         .collect();
     let first = fixture.endpoints.remove(0);
-    let gone = first.id();
+    let closed_id = first.id();
     first.close().unwrap();
     let got = fixture.shared_rx.recv().tag(1).await.unwrap();
     assert_eq!(
@@ -232,7 +235,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         (0, None)
     );
     let from_a = got.source().unwrap();
-    assert!(fixture.endpoints.iter().all(|ep| ep.id() != gone));
+    assert!(fixture.endpoints.iter().all(|ep| ep.id() != closed_id));
     for (number, receive) in (1..).zip(receives) {
         a.ep.send(addrs[1 + number as usize % 2], numbered_message(number, 20))
             .await
@@ -252,7 +255,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         fixture.shared_rx.recv().tag(3),
     );
     queued.context(5).post().unwrap();
-    let several = fixture
+    let multi_recv = fixture
         .shared_rx
         .recv_multi(bytes::BytesMut::with_capacity(100))
         .context(6)
@@ -262,7 +265,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
     let probe = tokio::spawn(async move { shared_rx.probe().tag(4).await });
     yield_times(3).await;
     fixture.shared_rx.clone().close().unwrap();
-    drop(several);
+    drop(multi_recv);
     assert_eq!(future.await.unwrap_err().error, Error::Canceled);
     assert!(matches!(
         probe.await.unwrap().unwrap_err(),
@@ -294,9 +297,9 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
     assert_eq!(late.map(drop), Err(Error::Closed(Class::SharedReceive)));
 }
 
-/// An endpoint closes in the middle of a message: the receive that had matched it fails, or has the
-/// whole message; the next receive takes messages of other endpoints.
-pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
+/// An endpoint closes in the middle of a message: the receive that had matched it has the whole
+/// message, or stays posted and takes a message of another endpoint.
+pub(crate) async fn endpoint_close_mid_message_fails_no_receive(setup: Setup) {
     let mut fixture = SharedRxFixture::open(&setup, 6, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let addrs = a.add_peers(&fixture.endpoints).await;
@@ -316,8 +319,7 @@ pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
             fixture.domain.progress();
         }
         fixture.endpoints.remove(0).close().unwrap();
-        // The peer may have had the whole message by then; the sender of a failed receive learns
-        // nothing.
+        // The send succeeds if the peer had the whole message, and fails otherwise.
         let _ = sending.await;
         a.ep.send(last, numbered_message(which as u64, 100))
             .await

@@ -1,5 +1,5 @@
-//! Long messages, copied once by cross-memory attach (CMA), or twice through the ring buffer: the
-//! statistics alone tell which.
+//! Long messages, copied once by cross-memory attach (CMA), or twice through the ring buffer. Only
+//! the statistics show the path.
 
 use std::cell::Cell;
 use std::task::Poll;
@@ -39,26 +39,26 @@ pub(crate) async fn threshold_selects_the_copy_path(setup: Setup) {
             config_with_threshold(0),
         )
         .await;
-        let mut once = 0;
+        let mut single_before = 0;
         for (which, len) in [100, 100_000, 199_999, 200_000, 1_000_000]
             .into_iter()
             .enumerate()
         {
-            let (before, _) = copy_counts(&a);
+            let (segmented_before, _) = copy_counts(&a);
             let send = a.ep.send(to_b, pattern(len, which));
             let (sent, got) = tokio::join!(send, b.ep.recv_into(Vec::with_capacity(len)));
             assert_eq!(sent.unwrap().transfer.len, len);
             assert_bytes(&got.unwrap(), pattern(len, which));
-            let (pieces, single) = copy_counts(&a);
+            let (segmented, single) = copy_counts(&a);
             assert!(
-                single == once || (len >= from && len > 100),
+                single == single_before || (len >= from && len > 100),
                 "{len} bytes with {from}"
             );
             assert!(
-                pieces == before || single == once,
+                segmented == segmented_before || single == single_before,
                 "segmented or single copy, not both"
             );
-            once = single;
+            single_before = single;
         }
         let (sent, got) = (a.ep.stats(), b.ep.stats());
         assert_eq!(
@@ -110,8 +110,8 @@ pub(crate) async fn lone_and_streamed_messages_arrive_in_order(setup: Setup) {
         sent.single_copy_tx, got.single_copy_rx,
         "both sides count the same"
     );
-    let ways = sent.single_copy_tx.count + sent.segmented.count;
-    assert!(ways == 0 || ways == 4 * (1 + COUNT), "{sent:?}");
+    let counted = sent.single_copy_tx.count + sent.segmented.count;
+    assert!(counted == 0 || counted == 4 * (1 + COUNT), "{sent:?}");
 }
 
 /// Neither sender waits for the other to receive, as long as the budgets last.
@@ -171,8 +171,8 @@ pub(crate) async fn unreceived_single_copy_messages_block_nothing(setup: Setup) 
     );
 }
 
-/// A receive that is dropped in the middle of a message, or has too small a buffer, loses nothing
-/// of the next message.
+/// Receives that are dropped in the middle of a message, or have too small a buffer, lose no later
+/// message.
 pub(crate) async fn dropped_and_truncated_receives_lose_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for number in 0..30u64 {
@@ -211,8 +211,8 @@ pub(crate) async fn dropped_and_truncated_receives_lose_no_message(setup: Setup)
     }
 }
 
-/// A closing endpoint fails the sends that were not received, and the receiver sees nothing of
-/// them.
+/// A closing endpoint fails the sends that were not received, and the receiver gets no partial
+/// message.
 pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG_LEN, 0)), b.ep.recv());
@@ -246,7 +246,7 @@ pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
         // peer may overtake them.
         let c = setup.open_endpoint().await;
         let to_b = c.add_peer(&b).await;
-        c.ep.send(to_b, "the end").tag(1).await.unwrap();
+        c.ep.send(to_b, "last").tag(1).await.unwrap();
     };
     let reading = async {
         let (mut next, mut is_over) = (0, false);
@@ -267,10 +267,10 @@ pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
 /// A custom buffer may lie in memory that other processes cannot read.
 pub(crate) async fn custom_buffers_are_not_single_copied(setup: Setup) {
     #[derive(Debug)]
-    struct Own(Vec<u8>);
+    struct HeapBuf(Vec<u8>);
     // SAFETY: the heap memory of a vector does not move, and nothing changes it while it is lent.
     #[allow(unsafe_code)]
-    unsafe impl CustomBuf for Own {
+    unsafe impl CustomBuf for HeapBuf {
         fn bytes(&self) -> &[u8] {
             &self.0
         }
@@ -280,7 +280,7 @@ pub(crate) async fn custom_buffers_are_not_single_copied(setup: Setup) {
         fn set_filled(&mut self, _: usize) {}
     }
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let buf: Box<dyn CustomBuf> = Box::new(Own(pattern(LONG_LEN, 3).to_vec()));
+    let buf: Box<dyn CustomBuf> = Box::new(HeapBuf(pattern(LONG_LEN, 3).to_vec()));
     let (sent, got) = tokio::join!(a.ep.send(to_b, buf), b.ep.recv());
     sent.unwrap();
     assert_bytes(&got.unwrap(), pattern(LONG_LEN, 3));

@@ -53,11 +53,11 @@ pub(crate) async fn exhausted_port_range_is_address_in_use(setup: Setup) {
         })
         .await;
     let taken = first.ep.name().socket_addr().unwrap();
-    let only = SocketOptions::new().port_range(taken.port()..=taken.port());
+    let one_port = SocketOptions::new().port_range(taken.port()..=taken.port());
     let domain = first
         .fabric
         .domain_builder(&first.info)
-        .socket_options(only)
+        .socket_options(one_port)
         .open()
         .unwrap();
     let av = domain.address_vector().unwrap();
@@ -70,10 +70,10 @@ pub(crate) async fn exhausted_port_range_is_address_in_use(setup: Setup) {
     };
     let refused = endpoint().enable().unwrap_err();
     assert_eq!(refused, Error::AddressInUse(first.ep.name().clone()));
-    let elsewhere = format!("{}://127.9.9.9:{}", setup.provider, taken.port());
-    let elsewhere = endpoint().name(&elsewhere[..]).unwrap().enable().unwrap();
+    let other_ip = format!("{}://127.9.9.9:{}", setup.provider, taken.port());
+    let other_ip = endpoint().name(&other_ip[..]).unwrap().enable().unwrap();
     assert_eq!(
-        elsewhere.name().socket_addr().unwrap().port(),
+        other_ip.name().socket_addr().unwrap().port(),
         taken.port(),
         "the port is free at another address"
     );

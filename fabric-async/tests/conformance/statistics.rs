@@ -133,8 +133,7 @@ pub(crate) async fn domain_stats_report_ops_in_progress(setup: Setup) {
     );
 }
 
-/// A message is counted once, when the program gets it, by every path to a receive and back from
-/// one.
+/// A message is counted once, when the program receives it, also if it was requeued before.
 pub(crate) async fn each_message_is_counted_once(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
@@ -143,12 +142,12 @@ pub(crate) async fn each_message_is_counted_once(setup: Setup) {
         let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), b.ep.recv());
         sent.unwrap();
         got.unwrap();
-        compare(&a, &b);
+        assert_counts_match(&a, &b);
         let sent = a.ep.send(to_b, pattern(len, 2)).start().unwrap();
         b.ep.probe().await.unwrap();
         b.ep.recv().await.unwrap();
         sent.await.unwrap();
-        compare(&a, &b);
+        assert_counts_match(&a, &b);
         // Matched, not polled, and requeued.
         let first = b.ep.recv().start().unwrap();
         a.ep.send(to_b, pattern(len, 3)).await.unwrap();
@@ -164,15 +163,15 @@ pub(crate) async fn each_message_is_counted_once(setup: Setup) {
             "the program has not received the message"
         );
         assert_eq!(b.ep.recv().await.unwrap().len(), len);
-        compare(&a, &b);
+        assert_counts_match(&a, &b);
     }
-    // Claimed, put back, and claimed again.
+    // Claimed, requeued, and claimed again.
     a.ep.send(to_b, pattern(300, 4)).await.unwrap();
     drop(b.ep.probe().claim().await.unwrap());
     let claimed = b.ep.probe().claim().await.unwrap();
     drop(claimed.recv().start().unwrap());
     b.ep.probe().claim().await.unwrap().recv().await.unwrap();
-    compare(&a, &b);
+    assert_counts_match(&a, &b);
     // A loan.
     let mut loan = a.ep.domain().try_loan(5000).unwrap();
     loan.fill(1);
@@ -181,12 +180,12 @@ pub(crate) async fn each_message_is_counted_once(setup: Setup) {
     flush(&a, &b, to_b).await;
     drop(lent);
     b.ep.recv_loan().await.unwrap();
-    compare(&a, &b);
+    assert_counts_match(&a, &b);
     // Posted to a queue.
     b.ep.recv_into(vec![0; 8]).post().unwrap();
     a.ep.send(to_b, "posted").await.unwrap();
     b.cq.next().await.unwrap();
-    compare(&a, &b);
+    assert_counts_match(&a, &b);
     assert_eq!((a.ep.stats().failed, b.ep.stats().failed), (0, 0));
 }
 
@@ -212,7 +211,7 @@ pub(crate) async fn each_multi_recv_message_is_counted_once(setup: Setup) {
     for _ in 0..2 {
         b.cq.next().await.unwrap();
     }
-    compare(&a, &b);
+    assert_counts_match(&a, &b);
     assert_eq!(
         b.ep.stats().received.count,
         7,
@@ -268,8 +267,8 @@ pub(crate) async fn each_write_with_data_is_counted_once(setup: Setup) {
     assert_eq!(b.ep.stats().received, op_stats(0, 0));
 }
 
-/// Checks that the receiver has counted what the sender has.
+/// Checks that the receiver has counted the messages and bytes that the sender has counted.
 #[track_caller]
-fn compare(a: &EndpointFixture, b: &EndpointFixture) {
+fn assert_counts_match(a: &EndpointFixture, b: &EndpointFixture) {
     assert_eq!(b.ep.stats().received, a.ep.stats().sent);
 }

@@ -6,8 +6,8 @@ use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with,
 use crate::payload::{LONG_LEN, assert_bytes, pattern, yield_times};
 use crate::setup::Setup;
 
-/// Length and capacity: messages in one segment and in several, truncated in the first, in a later
-/// one, and at a border.
+/// Lengths of messages and capacities of receive buffers: messages in one segment and in several,
+/// truncated in the first segment, in a later segment, and between segments.
 const LEN_AND_CAPACITY: [(usize, usize); 9] = [
     (1, 0),
     (100, 10),
@@ -28,21 +28,21 @@ pub(crate) async fn expected_messages_are_truncated_to_the_buffer(setup: Setup) 
                 .tag(1)
                 .start()
                 .unwrap();
-        let cut =
+        let truncated =
             b.ep.recv_into(vec![0xee; capacity].into_boxed_slice())
                 .tag(2)
                 .start()
                 .unwrap();
         let send = a.ep.send(to_b, pattern(len, 1)).tag(2);
         let other = a.ep.send(to_b, pattern(capacity + 1, 2)).tag(1);
-        let (sent, also, cut, whole) = tokio::join!(send, other, cut, recv);
+        let (sent, other_sent, truncated, whole) = tokio::join!(send, other, truncated, recv);
         assert_eq!(
             sent.expect("the sender does not learn of the truncation")
                 .len(),
             len
         );
-        also.unwrap();
-        let failed = cut.unwrap_err();
+        other_sent.unwrap();
+        let failed = truncated.unwrap_err();
         assert_eq!(
             failed.error,
             Error::Truncated {
@@ -65,7 +65,7 @@ pub(crate) async fn expected_messages_are_truncated_to_the_buffer(setup: Setup) 
 pub(crate) async fn unexpected_messages_are_truncated_to_the_buffer(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (len, capacity) in LEN_AND_CAPACITY {
-        let (sent, ()) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), flush_behind(&a, &b, to_b));
+        let (sent, ()) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), flush(&a, &b, to_b));
         sent.unwrap();
         let failed =
             b.ep.recv_into(vec![0xee; capacity].into_boxed_slice())
@@ -86,15 +86,6 @@ pub(crate) async fn unexpected_messages_are_truncated_to_the_buffer(setup: Setup
     }
 }
 
-/// Flushes with a receive that is posted when it is first polled, behind earlier receives.
-async fn flush_behind(
-    a: &crate::endpoint_fixture::EndpointFixture,
-    b: &crate::endpoint_fixture::EndpointFixture,
-    to_b: fabric_async::FiAddr,
-) {
-    flush(a, b, to_b).await;
-}
-
 pub(crate) async fn message_after_a_truncated_one_arrives_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for early in [true, false] {
@@ -109,8 +100,8 @@ pub(crate) async fn message_after_a_truncated_one_arrives_whole(setup: Setup) {
             a.ep.send(to_b, pattern(300_000, 4)).await.unwrap();
         };
         let receives = async {
-            let (cut, whole) = early.unwrap_or_else(|| (start(1000), start(300_000)));
-            let failed = cut.await.unwrap_err();
+            let (truncated, whole) = early.unwrap_or_else(|| (start(1000), start(300_000)));
+            let failed = truncated.await.unwrap_err();
             let capacity = failed.buf.capacity();
             assert_eq!(
                 failed.error,
@@ -140,8 +131,9 @@ pub(crate) async fn truncated_receive_reports_tag_data_and_source(setup: Setup) 
     }
 }
 
-/// Expected or unexpected, whole or segmented: an endpoint receives at most `max_msg_size`.
-pub(crate) async fn receives_are_limited_to_max_msg_size(setup: Setup) {
+/// An endpoint receives at most `max_msg_size` bytes, of expected and unexpected messages, and
+/// sends no more.
+pub(crate) async fn messages_are_limited_to_max_msg_size(setup: Setup) {
     const LIMIT: usize = 3000;
     let limited = EndpointConfig {
         max_msg_size: Some(LIMIT),
@@ -164,7 +156,10 @@ pub(crate) async fn receives_are_limited_to_max_msg_size(setup: Setup) {
                 }
             };
             match tokio::join!(sent, received).1 {
-                Ok(message) => assert_bytes(&message, pattern(LIMIT, 1)),
+                Ok(message) => {
+                    assert_eq!(len, LIMIT);
+                    assert_bytes(&message, pattern(LIMIT, 1));
+                }
                 Err(failed) => {
                     assert_eq!(
                         failed.error,
@@ -178,5 +173,10 @@ pub(crate) async fn receives_are_limited_to_max_msg_size(setup: Setup) {
             }
         }
     }
-    assert!(b.ep.send(to_b, vec![0; LIMIT + 1]).start().is_err());
+    let to_a = b.add_peer(&a).await;
+    let refused = b.ep.send(to_a, vec![0; LIMIT + 1]).start().unwrap_err();
+    assert!(
+        matches!(refused.error, Error::TooLong { limit: LIMIT, .. }),
+        "{refused}"
+    );
 }

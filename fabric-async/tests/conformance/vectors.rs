@@ -190,12 +190,12 @@ pub(crate) async fn truncation_fills_every_scatter_buffer(setup: Setup) {
 pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
-    let most = a.info.tx.iov_limit;
+    let limit = a.info.tx.iov_limit;
     assert!(
-        most > 1 && a.info.rx.iov_limit == most,
+        limit > 1 && a.info.rx.iov_limit == limit,
         "the provider supports vectored buffers"
     );
-    let row = |count: usize| {
+    let one_byte_buffers = |count: usize| {
         (0..count)
             .map(|number| vec![number as u8])
             .collect::<Vec<_>>()
@@ -205,35 +205,35 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
             error,
             Error::TooMany {
                 what: "buffers (iov_limit)",
-                count: most + 1,
-                limit: most
+                count: limit + 1,
+                limit
             }
         );
     };
     let failed =
-        a.ep.send(to_b, Gather::from(row(most + 1)))
+        a.ep.send(to_b, Gather::from(one_byte_buffers(limit + 1)))
             .await
             .unwrap_err();
     assert_eq!(
         failed.buf.into_parts::<Vec<u8>>().unwrap(),
-        row(most + 1),
+        one_byte_buffers(limit + 1),
         "the buffers are returned"
     );
     refused(failed.error);
     refused(
-        a.ep.send(to_b, Gather::from(row(most + 1)))
+        a.ep.send(to_b, Gather::from(one_byte_buffers(limit + 1)))
             .start()
             .unwrap_err()
             .error,
     );
     refused(
-        a.ep.recv_into(Scatter::from(row(most + 1)))
+        a.ep.recv_into(Scatter::from(one_byte_buffers(limit + 1)))
             .await
             .unwrap_err()
             .error,
     );
     refused(
-        a.ep.recv_into(Scatter::from(row(most + 1)))
+        a.ep.recv_into(Scatter::from(one_byte_buffers(limit + 1)))
             .post()
             .unwrap_err()
             .error,
@@ -244,12 +244,16 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
         .unwrap();
     let remote = region.remote();
     refused(
-        a.ep.write(to_b, remote.at(0), Gather::from(row(most + 1)))
-            .await
-            .unwrap_err()
-            .error,
+        a.ep.write(
+            to_b,
+            remote.at(0),
+            Gather::from(one_byte_buffers(limit + 1)),
+        )
+        .await
+        .unwrap_err()
+        .error,
     );
-    let scatter = Scatter::from(row(most + 1));
+    let scatter = Scatter::from(one_byte_buffers(limit + 1));
     refused(
         a.ep.read_into(to_b, remote.slice(..8), scatter)
             .await
@@ -257,11 +261,14 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
             .error,
     );
     let (sent, got) = tokio::join!(
-        a.ep.send(to_b, Gather::from(row(most))),
-        b.ep.recv_into(Scatter::from(vec![vec![9u8]; most])),
+        a.ep.send(to_b, Gather::from(one_byte_buffers(limit))),
+        b.ep.recv_into(Scatter::from(vec![vec![9u8]; limit])),
     );
     sent.unwrap();
-    assert_eq!(got.unwrap().buf.into_parts::<Vec<u8>>().unwrap(), row(most));
+    assert_eq!(
+        got.unwrap().buf.into_parts::<Vec<u8>>().unwrap(),
+        one_byte_buffers(limit)
+    );
 }
 
 pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
@@ -370,7 +377,7 @@ pub(crate) async fn dropped_scatter_receive_loses_no_message(setup: Setup) {
     }
 }
 
-/// A vector that waits for a credit, and one that is canceled while it waits.
+/// Vectored sends that hold all credits are sent; a further one is refused with its buffers.
 pub(crate) async fn vector_sends_run_out_of_credit(setup: Setup) {
     let config = EndpointConfig {
         tx_size: Some(4),

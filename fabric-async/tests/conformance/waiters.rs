@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::payload::{
-    TestRng, message_number, numbered_message, poll_once, wait_until_stable, yield_times,
+    TestRng, let_other_tasks_run, message_number, numbered_message, poll_once, yield_times,
 };
 use crate::setup::Setup;
 
@@ -49,11 +49,11 @@ pub(crate) async fn tasks_wake_after_last_poller_is_aborted(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..4 {
         let tasks: Vec<_> = (0..TASKS).map(|tag| spawn_receive(&b, tag)).collect();
-        wait_until_stable(|| 0).await;
+        let_other_tasks_run().await;
         let last = b.ep.clone();
         let last = tokio::spawn(async move { last.recv().tag(99).await.map(drop) });
         if round % 2 == 0 {
-            wait_until_stable(|| 0).await;
+            let_other_tasks_run().await;
         } else {
             yield_times(5).await;
         }
@@ -71,13 +71,12 @@ pub(crate) async fn tasks_wake_after_last_poller_is_aborted(setup: Setup) {
     }
 }
 
-/// An operation was polled once, which made its task the driver; then the task awaits something
-/// else.
+/// A task polls an operation once and then awaits a channel; other tasks still receive.
 pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let tasks: Vec<_> = (0..TASKS).map(|tag| spawn_receive(&b, tag)).collect();
-    wait_until_stable(|| 0).await;
-    let (free, until) = oneshot::channel::<()>();
+    let_other_tasks_run().await;
+    let (release, released) = oneshot::channel::<()>();
     let (ready, is_ready) = oneshot::channel();
     let holder = tokio::spawn({
         let ep = b.ep.clone();
@@ -85,7 +84,7 @@ pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) 
             let mut receive = ep.recv().tag(99).start().unwrap();
             assert!(poll_once(&mut receive).await.is_pending());
             ready.send(()).unwrap();
-            until.await.unwrap();
+            released.await.unwrap();
             message_number(&receive.await.unwrap())
         }
     });
@@ -104,11 +103,11 @@ pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) 
         assert_eq!(task.await.unwrap(), tag as u64);
     }
     assert!(!holder.is_finished());
-    free.send(()).unwrap();
+    release.send(()).unwrap();
     assert_eq!(holder.await.unwrap(), 99);
 }
 
-/// The task that polled last is woken.
+/// Only the task that polled an operation last is woken.
 pub(crate) async fn operation_can_move_between_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..20 {
@@ -127,7 +126,7 @@ pub(crate) async fn operation_can_move_between_tasks(setup: Setup) {
     }
 }
 
-/// Pauses are long enough for all tasks to fall asleep, in both directions.
+/// Between messages all tasks sleep.
 pub(crate) async fn messages_wake_sleeping_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let to_a = b.add_peer(&a).await;
@@ -146,7 +145,8 @@ pub(crate) async fn messages_wake_sleeping_tasks(setup: Setup) {
     echo.await.unwrap();
 }
 
-/// More events are ready at once than one poll reports, and no task waits then; later one does.
+/// More connections close at once than one `epoll_wait` reports; a task that waits later gets all
+/// events.
 pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup) {
     const PEERS: usize = 100;
     let (mut r, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
@@ -162,9 +162,9 @@ pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup)
         peer.add_peer(r.ep.name()).await.unwrap();
         peers.push(peer);
     }
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     drop(peers);
-    wait_until_stable(|| 0).await;
+    let_other_tasks_run().await;
     let mut ended = 0;
     while ended < PEERS {
         ended += usize::from(matches!(r.eq.read().await.kind, EventKind::PeerDown { .. }));

@@ -1,5 +1,5 @@
-//! Zero-copy sends: the kernel reads the message from the buffer, which is returned after the last
-//! read, so that overwriting it changes no message. Providers without zero-copy sends copy.
+//! Zero-copy sends: the kernel reads the message from the buffer. The buffer is returned after the
+//! last read, so overwriting it changes no message. Providers without zero-copy sends copy.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -45,7 +45,8 @@ async fn receive_all(b: &EndpointFixture) {
     }
 }
 
-/// Checks that each send was zero-copy, or fell back to copying, where that is known.
+/// Checks that each send was zero-copy or fell back to copying; setups without zero copy count no
+/// send.
 fn assert_zero_copy_counts(setup: &Setup, a: &EndpointFixture, count: u64) {
     let stats = a.ep.stats();
     assert!(
@@ -95,13 +96,13 @@ impl Drop for PoisonOnDrop {
     }
 }
 
-fn poison_on_drop(gone: &Sender<()>, number: u64) -> Bytes {
-    Bytes::from_owner(PoisonOnDrop(test_message(number), gone.clone()))
+fn poison_on_drop(dropped: &Sender<()>, number: u64) -> Bytes {
+    Bytes::from_owner(PoisonOnDrop(test_message(number), dropped.clone()))
 }
 
 /// Waits until `count` buffers have been dropped.
-async fn wait_for_drops(gone: Receiver<()>, count: u64) {
-    tokio::task::spawn_blocking(move || (0..count).for_each(|_| gone.recv().unwrap()))
+async fn wait_for_drops(drops: Receiver<()>, count: u64) {
+    tokio::task::spawn_blocking(move || (0..count).for_each(|_| drops.recv().unwrap()))
         .await
         .unwrap();
 }
@@ -109,17 +110,17 @@ async fn wait_for_drops(gone: Receiver<()>, count: u64) {
 pub(crate) async fn dropped_send_keeps_buffer_until_transmitted(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
-    let (gone, is_gone) = channel();
+    let (dropped, drops) = channel();
     for number in 0..MESSAGE_COUNT {
         drop(
-            a.ep.send(to_b, poison_on_drop(&gone, number))
+            a.ep.send(to_b, poison_on_drop(&dropped, number))
                 .start()
                 .unwrap(),
         );
     }
     let _progress = a.spawn_progress();
     receive_all(&b).await;
-    wait_for_drops(is_gone, MESSAGE_COUNT).await;
+    wait_for_drops(drops, MESSAGE_COUNT).await;
 }
 
 /// Closes in the middle of messages: each arrives whole or not at all, and each buffer is returned
@@ -198,7 +199,7 @@ pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
     }
 }
 
-/// As `endpoint_close_returns_buffers`, when the peer closes.
+/// As `endpoint_close_returns_buffers`, but the peer closes.
 pub(crate) async fn peer_close_returns_buffers(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
@@ -241,8 +242,7 @@ pub(crate) async fn rma_writes_use_zero_copy(setup: Setup) {
     assert_zero_copy_counts(&setup, &a, 16);
 }
 
-/// Long and short messages keep their order by either path; the queue and the counters report each
-/// once.
+/// Zero-copy and copied messages keep their order; the queue and the counters report each once.
 pub(crate) async fn short_and_zero_copy_messages_keep_order(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (mut a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
@@ -269,14 +269,14 @@ pub(crate) async fn short_and_zero_copy_messages_keep_order(setup: Setup) {
             (a.send_counter.value(), a.send_counter.errors()),
             (MESSAGE_COUNT, 0)
         );
-        a.ep.send(to_b, "the end").await.unwrap();
+        a.ep.send(to_b, "last").await.unwrap();
     };
     let (last, ()) = tokio::join!(reading, ending);
-    assert_eq!(&last[..], b"the end");
+    assert_eq!(&last[..], b"last");
 }
 
 /// On the loopback interface the kernel copies and reports that: without `force_zero_copy`, later
-/// sends copy in the first place.
+/// sends are copied by the send call.
 pub(crate) async fn zero_copy_is_disabled_when_the_kernel_copies(mut setup: Setup) {
     let config = EndpointConfig {
         socket_options: SocketOptions::new().zero_copy_threshold(100_000),

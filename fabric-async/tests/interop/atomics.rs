@@ -86,7 +86,11 @@ fn valid_operations<T: AtomicType>() -> Vec<(AtomicOp, AtomicCall)> {
         .collect()
 }
 
-async fn check_our_atomics<T: AtomicType>(local: &InteropFixture, peer: FiAddr, values: [T; 2]) {
+async fn check_fabric_async_atomics<T: AtomicType>(
+    local: &InteropFixture,
+    peer: FiAddr,
+    values: [T; 2],
+) {
     let size = T::DATATYPE.size();
     let remote = remote_addr(7, size as u64);
     local
@@ -186,12 +190,12 @@ async fn check_peer_atomics<T: AtomicType>(
 }
 
 #[test]
-fn our_atomics_work_on_libfabric_memory() {
+fn fabric_async_atomics_work_on_libfabric_memory() {
     run_against_rxm_peer(true, async |local, libfabric| {
         libfabric.expect_reply("region 7 64", "region").await;
         let peer = local.fi_addr_of(&libfabric);
         macro_rules! all {
-            ($($values:expr),*) => {$( check_our_atomics(&local, peer, $values).await; )*};
+            ($($values:expr),*) => {$( check_fabric_async_atomics(&local, peer, $values).await; )*};
         }
         all!(
             [1i8, -3],
@@ -211,7 +215,7 @@ fn our_atomics_work_on_libfabric_memory() {
 }
 
 #[test]
-fn libfabric_atomics_work_on_our_memory() {
+fn libfabric_atomics_work_on_fabric_async_memory() {
     run_against_rxm_peer(true, async |local, libfabric| {
         libfabric
             .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")

@@ -20,7 +20,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + seed) as u8).collect()
 }
 
-/// Runs a scenario against a peer in every mode of our side.
+/// Runs a scenario against a peer with each progress mode and socket I/O of this library.
 fn run_against_msg_peer<F: Future<Output = ()>>(
     scenario: impl Fn(BindOptions, LibfabricPeer) -> F,
 ) {
@@ -47,7 +47,10 @@ fn run_with<F: Future<Output = ()>>(
             let result = runtime.block_on(async {
                 timeout(Duration::from_secs(60), scenario(options, peer)).await
             });
-            assert!(result.is_ok(), "{progress:?}, {io:?}: not done after 60 s");
+            assert!(
+                result.is_ok(),
+                "{progress:?}, {io:?}: the scenario did not end within 60 s"
+            );
         }
     }
     runtime.shutdown_background();
@@ -60,7 +63,8 @@ async fn accept_from(
     accept_from_with_tags(options, peer, false).await
 }
 
-/// The peer connects to our passive endpoint; `peer_supports_tags` is what our program knows of it.
+/// The peer connects to a passive endpoint of this library; `peer_supports_tags` sets the option of
+/// that name.
 async fn accept_from_with_tags(
     options: &BindOptions,
     peer: &LibfabricPeer,
@@ -92,7 +96,8 @@ async fn connect_to(options: &BindOptions, peer: &LibfabricPeer) -> ConnectedEnd
     connect_to_with_tags(options, peer, false).await
 }
 
-/// Our endpoint connects to the peer; `peer_supports_tags` is what our program knows of it.
+/// An endpoint of this library connects to the peer; `peer_supports_tags` sets the option of that
+/// name.
 async fn connect_to_with_tags(
     options: &BindOptions,
     peer: &LibfabricPeer,
@@ -213,7 +218,7 @@ fn libfabric_server_accepts_again_after_shutdown() {
         check_messages_and_rma(&ep, &peer, 40).await;
         ep.shutdown().unwrap();
         assert_eq!(peer.request("eq").await, "shutdown");
-        // The peer stays, and is connected to again.
+        // The peer still runs, and accepts a second connection.
         let ep = connect_to(&options, &peer).await;
         check_messages_and_rma(&ep, &peer, 50).await;
         peer.kill();
@@ -252,8 +257,8 @@ fn both_sides_can_reject_connections() {
     });
 }
 
-/// libfabric supports tags with a shared receive context, and does not announce it: our program
-/// knows it.
+/// libfabric supports tags with a shared receive context, and does not announce it: the program
+/// sets `peer_supports_tags`.
 #[test]
 fn tags_reach_libfabric_shared_rx_context() {
     run_with(LibfabricPeer::start_srx, async |options, peer| {
@@ -313,7 +318,7 @@ async fn assert_tags_refused(ep: &ConnectedEndpoint) {
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
 }
 
-/// A peer that a tagged frame would crash is sent none, and the connection stays.
+/// Tagged sends to a peer that a tagged frame would crash are refused; the connection stays open.
 #[test]
 fn tagged_send_to_peer_without_tag_support_is_refused() {
     run_against_msg_peer(async |options, peer| {
@@ -351,7 +356,7 @@ fn atomics_to_connected_libfabric_peers_are_refused() {
             // libfabric.
             let (never, _progress) = (ep.recv().start().unwrap(), ProgressTask::new(&ep));
             peer.expect_reply("read 1 99:0:10", "posted").await;
-            peer.failed(1).await;
+            peer.expect_failed(1).await;
             assert_eq!(peer.request("eq").await, "shutdown");
             let error = never.await.unwrap_err().error;
             assert!(matches!(error, Error::Protocol { .. }), "{error}");

@@ -13,7 +13,7 @@ pub(crate) struct LibfabricPeer {
 }
 
 impl LibfabricPeer {
-    /// Starts a peer on this port, or on any for 0; `None` where it cannot be built.
+    /// Starts a peer on this port, or on any free port for 0; `None` where it cannot be built.
     pub(crate) fn start(port: u16) -> Option<Self> {
         Self::start_with(port, None)
     }
@@ -52,7 +52,7 @@ impl LibfabricPeer {
         let mut child = Command::new(path)
             .args([provider.unwrap_or(native), "127.0.0.1", &port.to_string()])
             .args(mode)
-            // RXM then drives its connections with every poll of the queue, not once in a while.
+            // RXM then makes connection progress with every poll of the queue.
             .env("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -90,7 +90,7 @@ impl LibfabricPeer {
         line.trim().into()
     }
 
-    /// Sends a command and returns the reply. The caller's thread runs other tasks meanwhile.
+    /// Sends a command and returns the reply. The wait does not block the runtime.
     pub(crate) async fn request(&self, line: impl Into<String>) -> String {
         let (pipes, line) = (self.pipes.clone(), line.into());
         let exchange = tokio::task::spawn_blocking(move || {
@@ -141,7 +141,7 @@ impl LibfabricPeer {
     }
 
     /// Asserts that the next completion is a failure with this context.
-    pub(crate) async fn failed(&self, context: u64) {
+    pub(crate) async fn expect_failed(&self, context: u64) {
         let entry = self.request("cq").await;
         assert!(entry.starts_with(&format!("failed {context} ")), "{entry}");
     }

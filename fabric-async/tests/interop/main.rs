@@ -1,6 +1,6 @@
-//! Tests against libfabric: its providers that speak the native protocol, or RXM, driven by
-//! `interop/peer.c`, which these tests build. Where it cannot be built the tests are skipped with a
-//! message.
+//! Tests against libfabric: the tests build `interop/peer.c` and start it as a peer over the
+//! providers that speak the native protocol or RXM. Where the program cannot be built, the tests
+//! are skipped with a message.
 //!
 //! | module | subject |
 //! |---|---|
@@ -34,10 +34,10 @@ use tokio::time::timeout;
 
 use libfabric_peer::LibfabricPeer;
 
-/// Distinguishes a hang from a slow run.
+/// Longer than any scenario takes; exceeding it means a hang.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Our side: an endpoint with its objects, and a task that makes progress.
+/// An endpoint of this library with its objects, and a task that makes progress.
 pub(crate) struct InteropFixture {
     pub(crate) domain: Domain,
     pub(crate) ep: Endpoint,
@@ -102,35 +102,35 @@ impl Drop for InteropFixture {
     }
 }
 
-/// Runs a scenario against a peer in every mode of our side.
+/// Runs a scenario against a peer with each progress mode and socket I/O of this library.
 pub(crate) fn run_against_peer<F: Future<Output = ()>>(
     scenario: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     run_with(|| LibfabricPeer::start(0), |_| "tcp", scenario);
 }
 
-/// Runs a scenario against peers that speak RXM, over every provider that has it. Our side learns
-/// the protocol when it connects, or knows it from its provider chain.
+/// Runs a scenario against peers that speak RXM, over every provider that has it. The endpoint of
+/// this library finds out the protocol when it connects, or has it from its provider chain.
 pub(crate) fn run_against_rxm_peer<F: Future<Output = ()>>(
     is_atomic: bool,
     scenario: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     for provider in ["tcp;ofi_rxm", "net;ofi_rxm"] {
         let start = || LibfabricPeer::start_rxm(provider, is_atomic);
-        let our_provider = |progress| {
+        let local_provider = |progress| {
             if progress == Progress::Auto {
                 "tcp;ofi_rxm"
             } else {
                 "tcp"
             }
         };
-        run_with(start, our_provider, &scenario);
+        run_with(start, local_provider, &scenario);
     }
 }
 
 fn run_with<F: Future<Output = ()>>(
     start: impl Fn() -> Option<LibfabricPeer>,
-    our_provider: impl Fn(Progress) -> &'static str,
+    local_provider: impl Fn(Progress) -> &'static str,
     scenario: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -142,7 +142,7 @@ fn run_with<F: Future<Output = ()>>(
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
             let Some(peer) = start() else { return };
             let fixture = match runtime.block_on(InteropFixture::open(
-                our_provider(progress),
+                local_provider(progress),
                 progress,
                 io,
             )) {
@@ -157,7 +157,7 @@ fn run_with<F: Future<Output = ()>>(
                 .block_on(async { timeout(SCENARIO_TIMEOUT, scenario(fixture, peer)).await });
             assert!(
                 result.is_ok(),
-                "{progress:?}, {io:?}: not done after {SCENARIO_TIMEOUT:?}"
+                "{progress:?}, {io:?}: the scenario did not end within {SCENARIO_TIMEOUT:?}"
             );
         }
     }

@@ -125,8 +125,8 @@ fn delivery_complete_sends_complete_in_order() {
     });
 }
 
-/// Our receive is truncated and the connection stays; libfabric of these versions disconnects, and
-/// is connected again.
+/// The local receive is truncated and the connection stays. libfabric of these versions
+/// disconnects, and is connected again.
 #[test]
 fn message_longer_than_receive_is_truncated() {
     run_against_peer(|local, libfabric| async move {
@@ -149,7 +149,7 @@ fn message_longer_than_receive_is_truncated() {
         }
         libfabric.expect_reply("recv 2 10 -", "posted").await;
         local.ep.send(peer, pattern(1000, 6)).await.unwrap();
-        libfabric.failed(2).await;
+        libfabric.expect_failed(2).await;
         libfabric.expect_reply("recv 3 1000 -", "posted").await;
         // A disconnect may be detected only by sending.
         while local

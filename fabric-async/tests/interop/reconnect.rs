@@ -81,11 +81,11 @@ fn simultaneous_connects_leave_one_connection() {
                 .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
                 .await;
             libfabric.expect_reply("recv 1 100 -", "posted").await;
-            let their_send = libfabric.request(format!("send 2 50 {round} - 0 0"));
-            let our_send = local.ep.send(peer, pattern(60, round));
-            let (their_send, our_send) = tokio::join!(their_send, our_send);
-            assert_eq!(their_send, "posted");
-            our_send.unwrap();
+            let libfabric_send = libfabric.request(format!("send 2 50 {round} - 0 0"));
+            let local_send = local.ep.send(peer, pattern(60, round));
+            let (libfabric_send, local_send) = tokio::join!(libfabric_send, local_send);
+            assert_eq!(libfabric_send, "posted");
+            local_send.unwrap();
             assert_eq!(local.ep.recv().await.unwrap()[..], pattern(50, round));
             let mut contexts = Vec::new();
             for _ in 0..2 {

@@ -83,7 +83,7 @@ pub(crate) async fn check_rma_to_libfabric(local: InteropFixture, libfabric: Lib
 }
 
 #[test]
-fn libfabric_reports_cq_data_of_our_writes() {
+fn libfabric_reports_cq_data_of_fabric_async_writes() {
     run_against_peer(check_write_cq_data);
 }
 
@@ -108,7 +108,7 @@ pub(crate) async fn check_write_cq_data(local: InteropFixture, libfabric: Libfab
 }
 
 #[test]
-fn libfabric_rma_to_our_memory_works() {
+fn libfabric_rma_to_fabric_async_memory_works() {
     run_against_peer(check_rma_from_libfabric);
 }
 
@@ -185,7 +185,7 @@ pub(crate) async fn check_rma_from_libfabric(mut local: InteropFixture, libfabri
 }
 
 #[test]
-fn libfabric_rma_increments_our_counters() {
+fn libfabric_rma_increments_fabric_async_counters() {
     run_against_peer(check_rma_counters);
 }
 
@@ -263,13 +263,13 @@ pub(crate) async fn check_wrong_key(local: InteropFixture, libfabric: LibfabricP
         libfabric
             .expect_reply(format!("read 1 {iovs}"), "posted")
             .await;
-        libfabric.failed(1).await;
+        libfabric.expect_failed(1).await;
         libfabric.retry_until_done(2, "read 2 11:0:100").await;
     }
     libfabric
         .expect_reply("write 3 1 a 0 11:0:10", "posted")
         .await;
-    libfabric.failed(3).await;
+    libfabric.expect_failed(3).await;
 }
 
 /// Atomic frames are not sent to libfabric peers.
@@ -285,12 +285,12 @@ fn atomics_to_rdm_libfabric_peers_are_refused() {
                 .await;
             for peer_connects in [false, true] {
                 if peer_connects {
-                    // Whichever side connected, libfabric is not taken for a same-implementation
-                    // peer.
+                    // Whichever side connected, fabric-async does not treat libfabric as a peer
+                    // of its own implementation.
                     libfabric
                         .expect_reply("write 1 3 a 0 12:0:10", "posted")
                         .await;
-                    libfabric.failed(1).await;
+                    libfabric.expect_failed(1).await;
                     libfabric
                         .expect_reply("write 2 3 a 0 11:0:10", "posted")
                         .await;

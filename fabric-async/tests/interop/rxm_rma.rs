@@ -14,17 +14,17 @@ fn rma_to_libfabric_memory_works() {
 }
 
 #[test]
-fn libfabric_reports_cq_data_of_our_writes() {
+fn libfabric_reports_cq_data_of_fabric_async_writes() {
     run_against_rxm_peer(false, check_write_cq_data);
 }
 
 #[test]
-fn libfabric_rma_to_our_memory_works() {
+fn libfabric_rma_to_fabric_async_memory_works() {
     run_against_rxm_peer(false, check_rma_from_libfabric);
 }
 
 #[test]
-fn libfabric_rma_increments_our_counters() {
+fn libfabric_rma_increments_fabric_async_counters() {
     run_against_rxm_peer(false, check_rma_counters);
 }
 

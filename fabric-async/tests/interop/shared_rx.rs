@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::libfabric_peer::LibfabricPeer;
 use crate::{SCENARIO_TIMEOUT, pattern};
 
-/// Our side: a passive endpoint, and the shared receive context of its endpoints.
+/// The local side: a passive endpoint, and the shared receive context of its endpoints.
 pub(crate) struct InteropSharedRxFixture {
     pub(crate) passive: PassiveEndpoint,
     pub(crate) shared_rx: SharedRxContext,
@@ -47,7 +47,7 @@ impl InteropSharedRxFixture {
             .bind_shared_rx(&self.shared_rx)
     }
 
-    /// The peer connects to our passive endpoint.
+    /// The peer connects to the local passive endpoint.
     pub(crate) async fn accept_from(&mut self, peer: &LibfabricPeer) -> ConnectedEndpoint {
         let port = self.passive.name().socket_addr().unwrap().port();
         peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
@@ -62,7 +62,7 @@ impl InteropSharedRxFixture {
         ep
     }
 
-    /// Our endpoint connects to the peer.
+    /// The local endpoint connects to the peer.
     pub(crate) async fn connect_to(&self, peer: &LibfabricPeer) -> ConnectedEndpoint {
         let to = format!("tcp://127.0.0.1:{}", peer.port);
         let connecting = tokio::spawn(self.endpoint_builder().unwrap().connect(&to).into_future());
@@ -73,7 +73,7 @@ impl InteropSharedRxFixture {
     }
 }
 
-/// Runs a scenario against two peers in every mode of our side.
+/// Runs a scenario against two peers in every mode of the local side.
 pub(crate) fn run_against_two_peers<F: Future<Output = ()>>(
     scenario: impl Fn(InteropSharedRxFixture, [LibfabricPeer; 2]) -> F,
 ) {

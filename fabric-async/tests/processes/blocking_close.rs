@@ -26,7 +26,8 @@ use crate::test_peer::TestPeer;
 /// Connections of an attacker, where the kernel lets descriptors pass: more than there are closing
 /// threads, fewer than stop the endpoint from accepting.
 const ATTACKS: usize = 60;
-/// Peers that connect and leave meanwhile. Together they use more descriptors than the attacker.
+/// Peers that connect and close during the attack. Together they use more descriptors than the
+/// attacker.
 const HONEST_PEERS: usize = 40;
 /// More than there are closing threads, fewer than their queue holds.
 const SAME_USER_ATTACKS: usize = 30;
@@ -47,13 +48,13 @@ async fn wait_all_closed(before: &ResourceUsage) {
     }
 }
 
-/// Whether the endpoint has sent anything.
+/// Returns whether the endpoint has sent a message.
 fn has_received(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.is_ok_and(|(len, _)| len > 0)
 }
 
-/// Whether the endpoint has closed the connection.
+/// Returns whether the endpoint has closed the connection.
 fn is_closed(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.map_or_else(|errno| errno != Errno::AGAIN, |(len, _)| len == 0)
@@ -166,8 +167,8 @@ fn descriptors_of_another_user_delay_no_peer() {
                             usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
                     }
                 }
-                // Peers connect and leave without a trace. The attacker's descriptors may still be
-                // open, where the kernel let them pass.
+                // Peers that connect and close leave no resources behind. The attacker's
+                // descriptors may still be open, where the kernel passed them on.
                 for _ in 0..HONEST_PEERS {
                     assert_still_works(&ep).await;
                 }
@@ -200,7 +201,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 let segment = sealed_memfd(4096 + 64 * 64, all);
                 start_closing_thread(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
-                let mut ends = Vec::new();
+                let mut far_sockets = Vec::new();
                 for attack in 0..SAME_USER_ATTACKS {
                     let socket = connect_raw(&ep).await;
                     if attack % 3 == 1 {
@@ -215,10 +216,10 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                     let (fd, far) = lingering_socket();
                     try_send_with_fds(&socket, b"", &[&fd]).unwrap();
                     drop((fd, socket));
-                    ends.push(far);
+                    far_sockets.push(far);
                     assert_still_works(&ep).await;
                 }
-                drop(ends);
+                drop(far_sockets);
                 before.wait_restored().await;
             });
         },
@@ -240,15 +241,15 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                 ep.recv().await.unwrap();
                 assert_still_works(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
-                let mut ends = Vec::new();
-                let waits = loop {
+                let mut far_sockets = Vec::new();
+                let pending_socket = loop {
                     assert!(
-                        ends.len() <= CLOSER_CAPACITY + 1,
+                        far_sockets.len() <= CLOSER_CAPACITY + 1,
                         "connections are still accepted"
                     );
                     let socket = connect_raw_to(ep.name().name());
                     let mut rounds = 0;
-                    let answered = loop {
+                    let is_accepted = loop {
                         bystander.send(to_ep, "ping").await.unwrap();
                         assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
                         tokio::task::yield_now().await;
@@ -260,12 +261,12 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                             break false;
                         }
                     };
-                    if !answered {
+                    if !is_accepted {
                         break socket;
                     }
                     let (fd, far) = lingering_socket();
                     try_send_with_fds(&socket, b"x", &[&fd]).unwrap();
-                    ends.push(far);
+                    far_sockets.push(far);
                     // Waits for the end of the connection.
                     drop(fd);
                     while has_received(&socket) || !is_closed(&socket) {
@@ -274,15 +275,15 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                     }
                 };
                 assert!(
-                    ends.len() >= CLOSER_CAPACITY,
+                    far_sockets.len() >= CLOSER_CAPACITY,
                     "only {} connections were accepted",
-                    ends.len()
+                    far_sockets.len()
                 );
-                drop(ends);
-                while !has_received(&waits) {
+                drop(far_sockets);
+                while !has_received(&pending_socket) {
                     tokio::task::yield_now().await;
                 }
-                drop(waits);
+                drop(pending_socket);
                 assert_still_works(&ep).await;
                 wait_all_closed(&before).await;
             });
@@ -290,8 +291,8 @@ fn accepts_pause_while_closing_threads_are_blocked() {
     );
 }
 
-/// At the descriptor limit the kernel closes what it cannot install, in the thread that calls
-/// recvmsg(2); that must not block the domain.
+/// At the descriptor limit the kernel closes received descriptors that it cannot install, in the
+/// thread that calls recvmsg(2). Such a close must not block the domain.
 #[test]
 fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
     run_in_own_process(
@@ -305,14 +306,14 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 ep.recv().await.unwrap();
                 let one = connect_raw(&ep).await;
                 let other = connect_raw(&ep).await;
-                let ((fd, far), (also, end)) = (lingering_socket(), lingering_socket());
+                let ((fd_a, far_a), (fd_b, far_b)) = (lingering_socket(), lingering_socket());
                 let mut files = Vec::new();
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     files.push(file);
                 }
-                try_send_with_fds(&one, b"x", &[&fd]).unwrap();
-                try_send_with_fds(&other, b"x", &[&also, &also]).unwrap();
-                drop((fd, also));
+                try_send_with_fds(&one, b"x", &[&fd_a]).unwrap();
+                try_send_with_fds(&other, b"x", &[&fd_b, &fd_b]).unwrap();
+                drop((fd_a, fd_b));
                 // Uses up the descriptors that became free.
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     files.push(file);
@@ -329,7 +330,7 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 }
                 drop((files, one, other));
                 assert_still_works(&ep).await;
-                drop((far, end));
+                drop((far_a, far_b));
             });
         },
     );

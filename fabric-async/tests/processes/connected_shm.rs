@@ -64,7 +64,7 @@ async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> C
 async fn accept_client(listener: &mut PassiveEndpoint) -> (ConnectedEndpoint, TestPeer) {
     let client = TestPeer::start("shm connect_and_echo", &listener.name().to_string());
     let request = next_request_from(listener, &client).await;
-    (request.accept("come in").unwrap(), client)
+    (request.accept("welcome").unwrap(), client)
 }
 
 /// Starts a server at this name, and connects to it.
@@ -153,9 +153,9 @@ fn killed_server_can_be_restarted_at_its_name() {
     }
 }
 
-/// The death of a client costs the server nothing but the client's connection request.
+/// A request of a killed client can be dropped and rejected; accepting it fails with `PeerGone`.
 #[test]
-fn client_killed_before_accept_is_found_gone() {
+fn accept_of_killed_client_fails_with_peer_gone() {
     run(async {
         let mut listener = listen(Progress::Manual).await;
         let name = listener.name().to_string();
@@ -179,7 +179,7 @@ fn client_killed_before_accept_is_found_gone() {
     });
 }
 
-/// A server that is killed while a request waits ends the attempt at once.
+/// A connect fails at once when the server is killed while the request waits.
 #[test]
 fn server_killed_before_accept_fails_the_connect() {
     run(async {
@@ -207,7 +207,7 @@ fn stopped_client_delays_only_its_own_connection() {
             let name = listener.name().to_string();
             let stopped_client = TestPeer::start("shm connect_and_echo", &name);
             let request = next_request_from(&mut listener, &stopped_client).await;
-            // Stopped before the accept, which needs nothing of the client.
+            // The client is stopped before the accept, which does not wait for the client.
             stopped_client.stop();
             let stopped = request.accept("").unwrap();
             let queued: Vec<_> = (0..50u8)
@@ -245,7 +245,8 @@ fn connect_to_stopped_server_times_out() {
     });
 }
 
-/// Neither end of a connection listens, and the two types of endpoint do not connect.
+/// Connected endpoints do not listen, and endpoints of types `FI_EP_MSG` and `FI_EP_RDM` do not
+/// connect to each other.
 #[test]
 fn third_process_cannot_connect_to_a_connected_endpoint() {
     run(async {

@@ -64,7 +64,7 @@ pub(crate) fn segment() -> OwnedFd {
     sealed_memfd(SEGMENT_LEN, seals)
 }
 
-/// Waits until the passive endpoint is ready for the request, and sends it.
+/// Waits for the passive endpoint's ready message, and sends the request.
 async fn send_request(
     listener: &mut PassiveEndpoint,
     socket: &OwnedFd,
@@ -96,8 +96,8 @@ async fn assert_still_accepts(listener: &mut PassiveEndpoint) {
     };
     let (client, server) = tokio::join!(connecting.into_future(), accepting);
     let (client, server) = (client.unwrap(), server.unwrap());
-    client.send(b"are you there").inject().unwrap();
-    assert_eq!(&server.recv().await.unwrap()[..], b"are you there");
+    client.send(b"still working").inject().unwrap();
+    assert_eq!(&server.recv().await.unwrap()[..], b"still working");
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn malformed_connection_request_is_rejected_with_reason() {
     });
 }
 
-/// Clients that connect and say nothing have a limited time, and beyond a limit the oldest of them
-/// is evicted. Clients that send a request and leave cost the program a failed accept.
+/// Clients that send no request time out, and the oldest of too many is evicted. Requests of
+/// clients that have closed do not stop later clients.
 #[test]
 fn silent_and_flooding_clients_do_not_stop_others() {
     run(async {
@@ -167,7 +167,7 @@ fn silent_and_flooding_clients_do_not_stop_others() {
         let silent: Vec<_> = (0..300).map(|_| connect_raw(&listener, None)).collect();
         assert_still_accepts(&mut listener).await;
         let mut last = [0; 20];
-        // `Ready`, and then the end.
+        // The oldest client gets the ready message, and then the end of the connection.
         assert_eq!(
             rustix::net::recv(&silent[0], &mut last, RecvFlags::empty()),
             Ok((20, 20))
@@ -195,7 +195,7 @@ fn silent_and_flooding_clients_do_not_stop_others() {
         }
         assert_still_accepts(&mut listener).await;
         drop(silent);
-        // A client that has ten seconds, and does not use them.
+        // A client that sends no request for ten seconds is rejected.
         let silent = connect_raw(&listener, None);
         let rejected = async {
             loop {
@@ -214,7 +214,7 @@ fn silent_and_flooding_clients_do_not_stop_others() {
     });
 }
 
-/// A request of a client that has left is found out when it is accepted.
+/// Accepting a request whose client has closed fails.
 #[test]
 fn request_of_departed_client_fails_with_peer_gone() {
     run(async {
@@ -234,11 +234,11 @@ fn request_of_departed_client_fails_with_peer_gone() {
     });
 }
 
-/// Messages with descriptors that a server sends instead of a proper answer.
-type Answers = Vec<(Vec<u8>, Vec<OwnedFd>)>;
+/// Malformed responses of a server: messages with their descriptors.
+type Responses = Vec<(Vec<u8>, Vec<OwnedFd>)>;
 
 #[test]
-fn malformed_answer_fails_the_connect() {
+fn malformed_response_fails_the_connect() {
     run(async {
         let ready = || (encode_control(crate::hostile::READY_CODE, 0), vec![]);
         let accept = || encode_cm(1, ACCEPT, 3, b"welcome");
@@ -246,7 +246,7 @@ fn malformed_answer_fails_the_connect() {
         let tcp = || OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let loose = || sealed_memfd(SEGMENT_LEN, SealFlags::empty());
         let too_much = vec![7; MAX_PRIVATE_DATA + 1];
-        let cases: Vec<(&str, Answers)> = vec![
+        let cases: Vec<(&str, Responses)> = vec![
             ("not a shm control", vec![(b"rubbish".to_vec(), vec![])]),
             ("too long", vec![(vec![7; 4000], vec![])]),
             (
@@ -300,12 +300,12 @@ fn malformed_answer_fails_the_connect() {
                 vec![ready(), (accept(), vec![loose(), unix_socket()])],
             ),
         ];
-        for (number, (reason, answers)) in cases.into_iter().enumerate() {
+        for (number, (reason, responses)) in cases.into_iter().enumerate() {
             let name = format!("bad-server-{}-{number}", std::process::id());
             let listener = RawShmListener::listen(&name);
             let serving = std::thread::spawn(move || {
                 let connection = rustix::net::accept(&listener.0).unwrap();
-                for (bytes, fds) in &answers {
+                for (bytes, fds) in &responses {
                     let fds: Vec<_> = fds.iter().collect();
                     // Descriptors are refused until the client has checked the credentials.
                     while try_send_with_fds(&connection, bytes, &fds)
@@ -330,9 +330,9 @@ fn unix_socket() -> OwnedFd {
         .0
 }
 
-/// A server that accepts and then leaves ends the connection, which was established.
+/// A server that accepts and then closes ends the established connection.
 #[test]
-fn server_that_leaves_after_accept_is_reported() {
+fn server_close_after_accept_is_reported() {
     run(async {
         let name = format!("leaving-server-{}", std::process::id());
         let listener = RawShmListener::listen(&name);

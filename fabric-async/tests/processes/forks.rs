@@ -52,7 +52,7 @@ fn descriptor_targets(process: &str) -> Vec<String> {
 #[test]
 fn exec_child_inherits_no_descriptors() {
     run_in_own_process("forks::exec_child_inherits_no_descriptors", || {
-        // The test may have inherited some itself.
+        // The test may have inherited descriptors.
         let before = descriptor_targets("self");
         run(async {
             let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
@@ -81,8 +81,8 @@ fn exec_child_inherits_no_descriptors() {
     });
 }
 
-/// Forks a child that calls `act`, reports to the parent, and lives until the result is dropped.
-fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
+/// Forks a child that calls `action`, reports to the parent, and lives until the result is dropped.
+fn fork_child(mut action: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     struct Forked(
         Option<std::io::PipeWriter>,
         Option<std::thread::JoinHandle<()>>,
@@ -96,15 +96,15 @@ fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     let (mut done, report) = std::io::pipe().unwrap();
     let (mut hold, release) = std::io::pipe().unwrap();
     let mut report = Some(report);
-    let ours = std::os::fd::AsRawFd::as_raw_fd(&release);
+    let release_fd = std::os::fd::AsRawFd::as_raw_fd(&release);
     let mut program = Command::new("true");
     program.stdin(Stdio::null()).stdout(Stdio::null());
     let child = move || {
-        act();
+        action();
         // The child lives until the last copy of the pipe's write end is closed, so it closes its
         // own. SAFETY: nothing else in the child uses the copy, and the child ends without running
         // any other code.
-        drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ours) });
+        drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(release_fd) });
         report
             .take()
             .expect("the child runs once")
@@ -113,7 +113,7 @@ fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
         Ok(())
     };
     // SAFETY: the process that forks has one other thread, which holds the allocator's lock or a
-    // lock of the fabric only for moments; forking such a process is the subject of the test.
+    // lock of the library only briefly; forking such a process is the subject of the test.
     unsafe { program.pre_exec(child) };
     let starter = std::thread::spawn(move || {
         assert!(program.status().expect("fork and exec").success());
@@ -122,8 +122,8 @@ fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     Forked(Some(release), Some(starter))
 }
 
-/// A child that has not called exec shares all descriptors and may even close its endpoints: the
-/// parent's endpoints go on working.
+/// A forked child shares all descriptors. When the child closes its copies of the endpoints, the
+/// parent's endpoints still work.
 #[test]
 fn fork_child_closing_endpoints_does_not_affect_parent() {
     run_in_own_process(
@@ -155,7 +155,8 @@ fn fork_child_closing_endpoints_does_not_affect_parent() {
     );
 }
 
-/// The same over TCP, where every process that has the descriptor could shut the connection down.
+/// As `fork_child_closing_endpoints_does_not_affect_parent`, over TCP, where every process with the
+/// descriptor could shut the connection down.
 #[test]
 fn fork_child_does_not_end_connections_over_tcp() {
     run_in_own_process(
@@ -211,8 +212,8 @@ fn fork_child_receives_no_datagrams() {
                     client.send(to, vec![number]).await.unwrap();
                     let got = ep.recv().await.unwrap();
                     assert_eq!(got[..], [number]);
-                    ep.send(got.source().unwrap(), "heard").await.unwrap();
-                    assert_eq!(&client.recv().await.unwrap()[..], b"heard");
+                    ep.send(got.source().unwrap(), "received").await.unwrap();
+                    assert_eq!(&client.recv().await.unwrap()[..], b"received");
                 }
             }
             drop((child, group));
@@ -220,8 +221,8 @@ fn fork_child_receives_no_datagrams() {
     });
 }
 
-/// A child that lives on keeps no connection open: when the parent closes its endpoint, peers see
-/// the close. Only the name stays bound as long as the child lives.
+/// When the parent closes its endpoint, peers see the close although a child still runs. The name
+/// stays bound until the child ends.
 #[test]
 fn live_fork_child_does_not_keep_connections_open() {
     run_in_own_process(

@@ -38,8 +38,8 @@ fn unnamed_address(transport: &str) -> &'static str {
     }
 }
 
-/// Plays a client of the guide's server: sends long requests forever, or, with `+dies`, ends while
-/// it sends the first.
+/// Plays a client of the guide's server: sends long requests forever, or, with `+dies`, kills
+/// itself while it sends the first.
 pub(crate) async fn guide_client(names: &str) {
     let (transport, server) = names.split_once('/').expect("a transport and a name");
     let (transport, dies) = match transport.split_once('+') {

@@ -9,10 +9,10 @@ use crate::test_peer::TestPeer;
 
 /// Checks that a new peer can connect to the endpoint, send, and get a reply.
 pub(crate) async fn assert_still_works(ep: &Endpoint) {
-    let anywhere = format!("{}://", ep.name().scheme().provider());
-    let client = Endpoint::bind(&anywhere[..]).await.unwrap();
+    let unnamed = format!("{}://", ep.name().scheme().provider());
+    let client = Endpoint::bind(&unnamed[..]).await.unwrap();
     let peer = client.add_peer(ep.name()).await.unwrap();
-    client.send(peer, "are you there").tag(99).await.unwrap();
+    client.send(peer, "still working").tag(99).await.unwrap();
     let got = ep.recv().tag(99).await.unwrap();
     ep.send(got.source().unwrap(), "yes").await.unwrap();
     assert_eq!(&client.recv().await.unwrap()[..], b"yes");
@@ -47,14 +47,14 @@ pub(crate) async fn expect_protocol_violation(events: &mut EventQueue, rule: &st
 
 /// Kills a peer within two milliseconds, at a delay that depends on the round.
 pub(crate) fn kill_within_two_ms(victim: TestPeer, round: u64) -> JoinHandle<()> {
-    let moment = round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff;
-    kill_after(victim, Duration::from_micros(moment))
+    let micros = round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff;
+    kill_after(victim, Duration::from_micros(micros))
 }
 
 /// Kills a peer after this delay.
-pub(crate) fn kill_after(mut victim: TestPeer, time: Duration) -> JoinHandle<()> {
+pub(crate) fn kill_after(mut victim: TestPeer, delay: Duration) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        std::thread::sleep(time);
+        std::thread::sleep(delay);
         victim.0.kill().unwrap();
         victim.0.wait().unwrap();
     })

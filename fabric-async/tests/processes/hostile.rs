@@ -87,7 +87,7 @@ fn malformed_hello_is_rejected_with_reason() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        let (good, loose, small) = (
+        let (good, unsealed, small) = (
             sealed_memfd(SEGMENT_LEN, all),
             sealed_memfd(SEGMENT_LEN, SealFlags::empty()),
             sealed_memfd(4096, all),
@@ -114,7 +114,11 @@ fn malformed_hello_is_rejected_with_reason() {
                 vec![&good, &good],
             ),
             ("name", encode_hello("no/slash", 1, RING_LINES), vec![&good]),
-            ("not sealed", encode_hello("x", 1, RING_LINES), vec![&loose]),
+            (
+                "not sealed",
+                encode_hello("x", 1, RING_LINES),
+                vec![&unsealed],
+            ),
             (
                 "announced size",
                 encode_hello("x", 1, RING_LINES),
@@ -182,8 +186,8 @@ fn corrupted_segment_ends_only_that_connection() {
                 count(event.kind);
             }
         }
-        // Every corruptor is reported, as a protocol violation or as gone, and no connection is
-        // left.
+        // Every corruptor is reported, with a protocol violation or as closed, and no connection
+        // is left.
         assert_still_works(&ep).await;
         while !format!("{:?}", ep.domain()).contains("(0 incoming connections") {
             count(events.read().await.kind);
@@ -238,8 +242,8 @@ fn peer_of_another_user_is_refused_on_both_sides() {
     });
 }
 
-/// Two processes in different PID namespaces, as in two containers that share a network: neither
-/// has a process ID for the other.
+/// Peers work in different PID namespaces, as in two containers that share a network, where neither
+/// has a process id for the other.
 #[test]
 fn peer_in_another_pid_namespace_works() {
     if !rustix::process::geteuid().is_root() {

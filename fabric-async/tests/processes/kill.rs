@@ -1,5 +1,5 @@
-//! Processes that are killed: the survivor gets the event, keeps its buffers, and other peers
-//! notice nothing.
+//! Processes that are killed: the peer gets the event and its buffers, and other peers are not
+//! affected.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut names = vec![ep.name().name().to_owned()];
         let mut events = ep.take_events().unwrap();
-        let third = TestPeer::start("echo", &ep.name().to_string());
+        let echo_process = TestPeer::start("echo", &ep.name().to_string());
         let ready = ep.recv().tag(3).await.unwrap();
         let bystander = ready.source().unwrap();
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
@@ -50,9 +50,9 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let moment = Duration::from_micros(seed >> 33 & 0xfff);
+            let delay = Duration::from_micros(seed >> 33 & 0xfff);
             let killer = std::thread::spawn(move || {
-                std::thread::sleep(moment);
+                std::thread::sleep(delay);
                 victim.0.kill().unwrap();
                 victim.0.wait().unwrap();
             });
@@ -80,7 +80,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
             let back = ep.recv().tag(4).from(bystander).await.unwrap();
             assert_eq!(&back[..], kill.to_le_bytes());
         }
-        drop(third);
+        drop(echo_process);
         names
     });
     assert_eq!(names.len() as u64, 1 + KILLS);
@@ -113,7 +113,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
 }
 
 #[test]
-fn directed_receive_fails_when_silent_peer_is_killed() {
+fn directed_receive_fails_when_its_peer_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.take_events().unwrap();
@@ -174,8 +174,8 @@ fn closed_peer_is_reported_as_closed_not_died() {
     });
 }
 
-/// Starts a process that sends a short message and half of a long one, and kills it when the short
-/// one has been received and the long one has begun to arrive.
+/// Starts a process that sends a short message and half of a long one, and kills the process when
+/// the short message has been received and the long message has begun to arrive.
 async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
     let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
     let half = ep.recv().tag(1).await.unwrap();
@@ -193,8 +193,8 @@ fn kill_and_wait(victim: &mut TestPeer) {
     victim.0.wait().unwrap();
 }
 
-/// Receives from any source stay posted when the sender of the message that is arriving is killed,
-/// and get the next message whole.
+/// Any-source receives stay posted when the sender of their partial message is killed, and get the
+/// next message whole.
 #[test]
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
@@ -243,7 +243,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
             CancelOutcome::Completed(result) => panic!("{result:?}"),
         }
 
-        // A message that arrived meanwhile from another peer is matched at once.
+        // An unexpected message of another peer is matched when the partial message is discarded.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv().start().unwrap();
         let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
@@ -259,7 +259,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
     });
 }
 
-/// Receives of a shared receive context stay posted, too.
+/// As `any_source_receives_stay_posted_when_sender_is_killed`, with a shared receive context.
 #[test]
 fn shared_rx_receives_stay_posted_when_sender_is_killed() {
     run(async {

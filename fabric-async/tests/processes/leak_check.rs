@@ -27,14 +27,15 @@ impl ResourceUsage {
         }
     }
 
-    /// Whether every count is at most that of `other`.
+    /// Returns whether every count is at most that of `other`.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         self.descriptors <= other.descriptors
             && self.mappings <= other.mappings
             && self.threads <= other.threads
     }
 
-    /// Returns the resources of this process once no background close changes them any more.
+    /// Waits until the counts have not changed for 50 ms, since descriptors are closed in the
+    /// background; returns the counts.
     pub(crate) async fn wait_stable() -> Self {
         let (mut usage, mut same) = (Self::current(), 0);
         while same < 50 {

@@ -1,4 +1,5 @@
-//! Loans that are passed from process to process: pipelines, and stages that are killed or stopped.
+//! Loans that are relayed from process to process: pipelines, and stages that are killed or
+//! stopped.
 
 use fabric_async::{Endpoint, FiAddr, LoanedBuf};
 use rustix::net::RecvFlags;
@@ -11,7 +12,7 @@ use crate::run;
 use crate::test_peer::TestPeer;
 
 const LEN: usize = 300_000;
-/// Loans that the memory of the source suffices for: chunks are powers of two.
+/// The number of loans that the source can allocate: each takes a power of two.
 const LOANS: usize = 4;
 const LIMIT: usize = LOANS << 19;
 /// Tags of messages to the source.
@@ -29,7 +30,7 @@ struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts the stages. The sink holds as many loans as `held` says.
+    /// Starts the stages. The sink holds the last `held` loans.
     async fn start(held: usize) -> Self {
         let options = Endpoint::options().loan_limit(LIMIT);
         let ep = options.bind("shm://").await.unwrap();
@@ -49,7 +50,7 @@ impl Pipeline {
         }
     }
 
-    /// Lends a message, waiting for memory.
+    /// Waits for memory, and sends a loan to the relay.
     async fn lend(&self, number: u8) -> fabric_async::Result<()> {
         let mut frame = self.ep.domain().loan(LEN).await?;
         frame.fill(number);
@@ -57,13 +58,13 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waits until the sink has this message, in place and whole.
+    /// Waits until the sink has received this message, in place and whole.
     async fn wait_seen(&self, number: u8) {
         let seen = self.ep.recv().tag(SEEN).await.unwrap();
         assert_eq!(seen[..], [number]);
     }
 
-    /// Asserts that all memory of the source can be allocated, once it has returned.
+    /// Waits until all memory of the source can be allocated.
     async fn wait_all_returned(&self) {
         self.ep.domain().loan(LIMIT).await.unwrap();
     }
@@ -77,7 +78,7 @@ fn is_uniform(frame: &LoanedBuf, number: u8) -> bool {
     frame.len() == LEN && frame.to_vec().iter().all(|byte| *byte == number)
 }
 
-/// Sends on to the sink what the source sends, and tells the source how many bytes were copied.
+/// Relays the source's loans to the sink; an empty loan requests a report of the copied bytes.
 pub(crate) async fn relay(names: &str) {
     let (source, sink) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind("shm://").await.expect("bind");
@@ -91,8 +92,8 @@ pub(crate) async fn relay(names: &str) {
             continue;
         }
         if ep.send(to_sink, frame.into_buf()).await.is_err() {
-            // The sink is gone: its loans are lost.
-            ep.send(to_source, "sink is gone")
+            // The sink has ended: its loans are lost.
+            ep.send(to_source, "sink has ended")
                 .tag(COPIED)
                 .await
                 .expect("send");
@@ -100,7 +101,7 @@ pub(crate) async fn relay(names: &str) {
     }
 }
 
-/// Receives in place what the relay sends, tells the source, and holds the last `held` loans.
+/// Receives loans in place, reports each to the source, and holds the last `held` loans.
 pub(crate) async fn sink(name_and_held: &str) {
     let (source, held) = name_and_held.split_once(' ').expect("a name and a number");
     let held_count: usize = held.parse().expect("a number");
@@ -145,8 +146,8 @@ async fn report_copied(ep: &Endpoint, to_source: FiAddr) {
     ep.send(to_source, report).tag(COPIED).await.expect("send");
 }
 
-/// No process of the pipeline copies a message, and the memory returns through the relay: with
-/// memory for a few messages the source sends many.
+/// No process of the pipeline copies a message, and the memory returns through the relay: the
+/// source sends more messages than its memory holds at a time.
 #[test]
 fn three_stage_pipeline_copies_nothing() {
     run(async {
@@ -175,10 +176,10 @@ fn three_stage_pipeline_copies_nothing() {
     });
 }
 
-/// A killed sink costs the source the loans that the sink held, whose memory is given up; the relay
-/// goes on.
+/// When the sink is killed, the source does not reuse the memory of the sink's loans, and can
+/// allocate new memory; the relay still works.
 #[test]
-fn memory_returns_when_the_sink_of_a_pipeline_is_killed() {
+fn source_can_lend_again_when_the_sink_of_a_pipeline_is_killed() {
     run(async {
         let mut pipeline = Pipeline::start(LOANS).await;
         for number in 0..LOANS as u8 {
@@ -187,21 +188,21 @@ fn memory_returns_when_the_sink_of_a_pipeline_is_killed() {
         }
         assert!(
             pipeline.ep.domain().try_loan(1).is_err(),
-            "the sink holds all"
+            "the sink holds all loans"
         );
         pipeline.sink.0.kill().unwrap();
         pipeline.wait_all_returned().await;
         // The relay still receives.
         pipeline.lend(9).await.unwrap();
         let report = pipeline.ep.recv().tag(COPIED).await.unwrap();
-        assert_eq!(text(&report), "sink is gone");
+        assert_eq!(text(&report), "sink has ended");
         pipeline.wait_all_returned().await;
         assert_still_works(&pipeline.ep).await;
     });
 }
 
-/// When the relay is killed, its loans are given up by the source, and the sink, which still reads
-/// them, goes on.
+/// When the relay is killed, the source does not reuse the memory of its loans, and the sink still
+/// reads them.
 #[test]
 fn sink_reads_on_when_the_relay_of_a_pipeline_is_killed() {
     run(async {
@@ -212,7 +213,7 @@ fn sink_reads_on_when_the_relay_of_a_pipeline_is_killed() {
         }
         pipeline.relay.0.kill().unwrap();
         pipeline.wait_all_returned().await;
-        // New memory, from the source directly: the sink compares what it holds.
+        // The source sends new loans to the sink, which compares the bytes of the loans it holds.
         for number in 10..13 {
             let mut frame = pipeline.ep.domain().loan(LEN).await.unwrap();
             frame.fill(number);
@@ -223,8 +224,8 @@ fn sink_reads_on_when_the_relay_of_a_pipeline_is_killed() {
     });
 }
 
-/// Relay and sink keep what they hold when the source is killed. In a process of its own, because
-/// the descriptors that a process keeps for relays are limited.
+/// Relay and sink keep their loans when the source is killed. The test runs in a process of its
+/// own, because the descriptors that a process keeps for relays are limited.
 #[test]
 fn relayed_loans_stay_readable_when_their_source_is_killed() {
     run_in_own_process(
@@ -272,8 +273,8 @@ async fn relay_until_the_source_is_killed() {
     assert_still_works(&relay).await;
 }
 
-/// A stopped sink keeps the memory of what was sent to it, and nothing else: the source waits for
-/// memory, others are served, and everything returns when the sink goes on.
+/// A stopped sink holds only the memory of loans that were sent to it: the source waits for memory,
+/// other peers are served, and all memory returns when the sink continues.
 #[test]
 fn stopped_sink_of_a_pipeline_holds_only_its_loans() {
     run(async {
@@ -288,16 +289,16 @@ fn stopped_sink_of_a_pipeline_holds_only_its_loans() {
         assert_still_works(&pipeline.ep).await;
         assert!(
             pipeline.ep.domain().try_loan(1).is_err(),
-            "the sink holds all"
+            "the sink holds all loans"
         );
         let all_returned = pipeline.wait_all_returned();
-        let goes_on = async {
+        let resumed = async {
             pipeline.sink.resume();
             for number in 0..LOANS as u8 {
                 pipeline.wait_seen(number).await;
             }
         };
-        tokio::join!(all_returned, goes_on);
+        tokio::join!(all_returned, resumed);
         assert_still_works(&pipeline.ep).await;
     });
 }
@@ -325,8 +326,8 @@ fn forge_returns(listener: &RawShmListener) {
     }
 }
 
-/// A receiver that returns what it does not hold, twice, or as lost costs the source no more than
-/// the memory that it held.
+/// A receiver that returns loans that it does not hold, returns loans twice, or reports them as
+/// lost, affects only the memory of loans that it held.
 #[test]
 fn forged_returns_free_only_what_the_forger_held() {
     run(async {
@@ -345,7 +346,7 @@ fn forged_returns_free_only_what_the_forger_held() {
             source.send(to_relay, frame).await.unwrap();
             let frame = relay.recv_loan().await.unwrap().into_buf();
             let frame = relay.send(to_forger, frame).await.unwrap().into_buf();
-            // The relay reads on, whatever the receiver returns.
+            // The relay's loans are not affected by forged returns.
             assert!(frame.is_in_place() && is_uniform(&frame, number));
             kept.push(frame);
             if kept.len() == LOANS {

@@ -1,4 +1,4 @@
-//! Tasks that wait for memory of loans until others return some.
+//! Tasks that wait in `Domain::loan` until loans are returned.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -18,7 +18,7 @@ async fn bind_with_limit(limit: usize) -> Endpoint {
     options.bind("shm://").await.unwrap()
 }
 
-/// Polls a future some times; it must not be ready.
+/// Polls a future 20 times, and panics if it is ready.
 async fn assert_pending<F: Future>(mut future: std::pin::Pin<&mut F>) {
     for _ in 0..20 {
         let polled = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
@@ -27,9 +27,9 @@ async fn assert_pending<F: Future>(mut future: std::pin::Pin<&mut F>) {
     }
 }
 
-/// A long loan is not overtaken by short ones that were asked for later, also not by `try_loan`.
+/// Short loans that are requested later, also by `try_loan`, do not overtake a long loan.
 #[test]
-fn loans_are_given_out_in_the_order_of_requests() {
+fn loans_are_granted_in_the_order_of_requests() {
     run(async {
         let ep = bind_with_limit(2 * LEN).await;
         let (first, second) = (
@@ -60,7 +60,7 @@ fn loans_are_given_out_in_the_order_of_requests() {
     });
 }
 
-/// A dropped request gives its turn to the next one, also after it was woken.
+/// When a waiting request is dropped, also after its wake-up, the next request gets the memory.
 #[test]
 fn dropped_loan_request_passes_its_turn_on() {
     run(async {
@@ -104,8 +104,8 @@ fn loan_longer_than_the_limit_fails_at_once() {
     });
 }
 
-/// A peer that returns a loan wakes the task that waits, whatever the domain sleeps on. The loan
-/// may have been lent while the task waited.
+/// The return of loans wakes a waiting task under every wait policy and progress mode. One loan is
+/// sent before the task waits, and one while it waits.
 #[test]
 fn returned_loan_wakes_waiting_task() {
     for (policy, progress) in [

@@ -16,8 +16,8 @@ pub(crate) const LOAN_LEN: usize = 300_000;
 pub(crate) const SHORT_LOAN_LEN: usize = 256 << 10;
 const ROUNDS: u64 = 30;
 
-/// The death of a process that holds loans costs the lender these loans and nothing else, and their
-/// memory is not lent again.
+/// When a process that holds loans is killed, the lender loses these loans and no others, and does
+/// not reuse their memory.
 #[test]
 fn killed_loan_receiver_loses_only_its_loans() {
     run(async {
@@ -82,8 +82,8 @@ fn assert_uniform(frame: &LoanedBuf) {
     assert!(bytes.len() == LOAN_LEN && bytes.iter().all(|byte| *byte == bytes[0]));
 }
 
-/// Loans of memory that was not granted, with lengths outside of it, and without a valid slot to
-/// return them.
+/// Loans of memory that was not granted, with lengths beyond the memory, and without a valid slot
+/// to return them.
 #[test]
 fn invalid_loans_end_only_that_connection() {
     run(async {

@@ -58,7 +58,7 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     })
 }
 
-/// The entry point of the peers, not a test by itself.
+/// The entry point of peer processes; not a test.
 #[test]
 fn peer_entry_point() {
     test_peer::run_role();

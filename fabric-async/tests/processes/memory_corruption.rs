@@ -1,6 +1,7 @@
-//! A hostile peer writes over the shared memory of its connections at random while they are in use.
+//! A hostile peer overwrites the shared memory of its connections at random while they are in use.
 //! The victim receives, sends, lends, reads and writes, with the corruptor and with honest peers at
-//! the same time: it neither panics nor hangs nor grows, and the data of the honest peers is exact.
+//! the same time. The victim must not panic, hang or leak, and the honest peers' data must be
+//! exact.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -65,10 +66,10 @@ impl HonestPeers {
         let _echo = TestPeer::start("echo", &name);
         let echo = ep.recv().tag(3).await.unwrap().source().unwrap();
         let _target = TestPeer::start("rma_target", &name);
-        let place = ep.recv().await.unwrap();
+        let announcement = ep.recv().await.unwrap();
         let (target, remote) = (
-            place.source().unwrap(),
-            RemoteRegion::from_bytes(&place).unwrap(),
+            announcement.source().unwrap(),
+            RemoteRegion::from_bytes(&announcement).unwrap(),
         );
         ep.write(target, remote.at(0), vec![0; 16]).await.unwrap();
         Self {
@@ -135,7 +136,7 @@ fn spawn_all_ops(
             .is_ok()
         {}
     });
-    // The times of these completions are unknown, but each must come.
+    // Each of these sends must complete.
     let (confirmed, mut lengths) = (ep.clone(), XorshiftRng::new(!seed));
     tasks.spawn(async move {
         let mut buf = || vec![5; lengths.below(20_000) as usize];
@@ -236,7 +237,7 @@ fn corrupting_peer_affects_only_its_own_connections() {
     run_in_own_process(
         "memory_corruption::corrupting_peer_affects_only_its_own_connections",
         || {
-            // Every run has another seed. FABRIC_SEED repeats a run.
+            // Every run has a random seed; FABRIC_SEED sets it.
             let given = std::env::var("FABRIC_SEED")
                 .ok()
                 .and_then(|seed| seed.parse().ok());
@@ -265,7 +266,7 @@ fn corrupting_peer_affects_only_its_own_connections() {
                             .now_or_never()
                         {}
                         while let Some(Ok(_)) = ep.recv().into_future().now_or_never() {}
-                        // The first run allocates what is allocated only once.
+                        // The first run makes the allocations that are made only once.
                         match &before {
                             None => {
                                 before = Some((PeerResources::wait_stable().await, private_bytes()))

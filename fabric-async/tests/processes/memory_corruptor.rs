@@ -1,9 +1,9 @@
 //! A peer that writes over all memory it shares with other processes while it communicates. It
 //! connects to its victim and posts ordinary operations. Meanwhile a thread writes through
 //! `/proc/self/mem` over every writable mapping of the fabric: the rings of both directions,
-//! control words, regions of both sides, loans. The corruptor's own library must stand this as well
-//! as the victim's. Only when a write hits other memory that has been mapped at the same address
-//! since, the process may crash, and the test starts it again.
+//! control words, regions of both sides, loans. The library must survive that in the corruptor too.
+//! The corruptor may crash when a write hits other memory that was mapped at the same address after
+//! the mappings were read; then the test starts it again.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -125,15 +125,15 @@ fn corrupt_forever(seed: u64) {
         .open("/proc/self/mem")
         .expect("read /proc");
     loop {
-        let life = ENDPOINT_GENERATION.load(Ordering::Relaxed);
-        if life & 1 == 0 {
+        let generation = ENDPOINT_GENERATION.load(Ordering::Relaxed);
+        if generation & 1 == 0 {
             std::thread::sleep(Duration::from_micros(200));
             continue;
         }
         let mappings = shared_mappings();
         // Each endpoint has its own style of corruption: some leave a ring valid for long.
         let (style, pause) = (random.below(5), random.below(300));
-        while ENDPOINT_GENERATION.load(Ordering::Relaxed) == life && !mappings.is_empty() {
+        while ENDPOINT_GENERATION.load(Ordering::Relaxed) == generation && !mappings.is_empty() {
             let (start, len) = mappings[random.below(mappings.len() as u64) as usize];
             let (at, mut bytes) = random_write(&mut random, style, len);
             bytes.truncate((len - at) as usize);
@@ -183,8 +183,8 @@ fn random_write(random: &mut XorshiftRng, style: u64, len: u64) -> (u64, Vec<u8>
         }
         // A range.
         3 => {
-            let stretch = 1 + random.below(4096) as usize;
-            (random.below(len), random.bytes(stretch))
+            let count = 1 + random.below(4096) as usize;
+            (random.below(len), random.bytes(count))
         }
         // The whole mapping.
         _ => (0, random.bytes(len as usize)),

@@ -46,7 +46,7 @@ fn claims_lose_no_messages() {
                 }
             }
         }
-        ep.send(peer.unwrap(), "enough").await.unwrap();
+        ep.send(peer.unwrap(), "done").await.unwrap();
     });
 }
 
@@ -73,11 +73,11 @@ fn peer_death_truncates_claimed_message() {
             }
             match end {
                 0 => {
-                    let cut = half.recv().await.unwrap_err();
-                    assert!(matches!(cut.error, Error::PeerGone(_)), "{cut}");
+                    let failed = half.recv().await.unwrap_err();
+                    assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
                     assert!(
-                        (1..1 << 20).contains(&cut.buf.len())
-                            && cut.buf.iter().all(|byte| *byte == 7)
+                        (1..1 << 20).contains(&failed.buf.len())
+                            && failed.buf.iter().all(|byte| *byte == 7)
                     );
                 }
                 1 => half.discard(),

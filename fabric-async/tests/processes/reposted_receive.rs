@@ -1,5 +1,5 @@
-//! A receive that is posted again because its sender failed, while another connection holds back a
-//! message that the receive accepts.
+//! A receive that is reposted because its sender violated the protocol, while a message that the
+//! receive accepts waits in the ring of another connection.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +19,7 @@ fn write_record(segment: &OwnedFd, line: u64, header: u64, payload: u64) {
 }
 
 #[test]
-fn reposted_receive_takes_a_message_that_was_held_back() {
+fn reposted_receive_takes_a_message_that_waits_in_a_ring() {
     run(async {
         let ep = Endpoint::options()
             .wait_policy(WaitPolicy::Park)
@@ -27,7 +27,7 @@ fn reposted_receive_takes_a_message_that_was_held_back() {
             .await
             .unwrap();
         // The program inserts the address of the hostile peer, because the release of an
-        // auto-inserted handle retries held messages too.
+        // auto-inserted handle also retries messages that wait in rings.
         ep.address_vector().insert("shm://hostile").unwrap();
         // Uses the budget of unexpected messages up to 85 bytes.
         let filler = Endpoint::bind("shm://").await.unwrap();

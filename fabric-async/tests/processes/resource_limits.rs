@@ -15,7 +15,7 @@ use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::{TestPeer, wait_for_parent};
 
-const MESSAGE: &str = "are you there?";
+const MESSAGE: &str = "hello";
 /// Exit codes of a connecting process: served, or refused for lack of resources.
 const EXIT_SERVED: i32 = 0;
 const EXIT_REFUSED: i32 = 10;
@@ -60,13 +60,13 @@ impl EchoHostFixture {
     async fn open() -> Self {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let events = ep.take_events().unwrap();
-        let _bystander = TestPeer::start("echo", &ep.name().to_string());
-        let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let _echo_process = TestPeer::start("echo", &ep.name().to_string());
+        let echo_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
         let host = Self {
             ep,
             events,
-            echo_peer: bystander,
-            _echo_process: _bystander,
+            echo_peer,
+            _echo_process,
         };
         host.assert_echo_works().await;
         host
@@ -86,7 +86,9 @@ impl EchoHostFixture {
         }
     }
 
-    /// Starts a process that connects once the parent lets it.
+    /// Starts a process that connects when [`wait_for_connect_outcome`] is called.
+    ///
+    /// [`wait_for_connect_outcome`]: Self::wait_for_connect_outcome
     fn start_connecting_peer(&self) -> TestPeer {
         TestPeer::start("connect_once", &self.ep.name().to_string())
     }
@@ -168,16 +170,16 @@ fn address_space_bytes() -> u64 {
 struct RlimitGuard(Resource, Option<u64>);
 
 fn set_rlimit(resource: Resource, to: u64) -> RlimitGuard {
-    let was = getrlimit(resource);
+    let previous = getrlimit(resource);
     setrlimit(
         resource,
         Rlimit {
             current: Some(to),
-            maximum: was.maximum,
+            maximum: previous.maximum,
         },
     )
     .unwrap();
-    RlimitGuard(resource, was.current)
+    RlimitGuard(resource, previous.current)
 }
 
 impl Drop for RlimitGuard {
@@ -202,7 +204,7 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
                 let mut host = EchoHostFixture::open().await;
-                // The first connection that ends leaves what is allocated only once.
+                // The first connection makes the allocations that are made only once.
                 let connector = host.start_connecting_peer();
                 assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 let before = ResourceUsage::wait_stable().await;
@@ -250,14 +252,14 @@ fn at_fd_limit_operations_fail_and_recover() {
             run(async {
                 let host = EchoHostFixture::open().await;
                 let target = TestPeer::start("rma_target", &host.ep.name().to_string());
-                let place = host.ep.recv().await.unwrap();
+                let announcement = host.ep.recv().await.unwrap();
                 let (owner, remote) = (
-                    place.source().unwrap(),
-                    RemoteRegion::from_bytes(&place).unwrap(),
+                    announcement.source().unwrap(),
+                    RemoteRegion::from_bytes(&announcement).unwrap(),
                 );
                 let other = Endpoint::bind("shm://").await.unwrap();
                 let unconnected = host.ep.address_vector().insert(other.name()).unwrap();
-                // Connects first, so that the write lacks nothing but the memory.
+                // Connects first, so that the write lacks only a descriptor for the region.
                 host.ep.send(owner, "hello").await.unwrap();
                 let before = ResourceUsage::wait_stable().await;
 
@@ -422,8 +424,8 @@ fn at_memory_limit_operations_fail_without_leaks() {
     );
 }
 
-/// A receive of a message for which there is no address space fails with the length of the message.
-/// The endpoint and the process go on.
+/// A receive of a message that does not fit into the address space fails with the length of the
+/// message. The endpoint still works.
 #[test]
 fn out_of_memory_fails_only_the_receive_of_the_huge_message() {
     run_in_own_process(
@@ -455,8 +457,8 @@ fn out_of_memory_fails_only_the_receive_of_the_huge_message() {
     );
 }
 
-/// A sender whose message is in its own memory sleeps until the receiver is done with the message.
-/// It is woken also if the receiver has no memory for the message.
+/// The sender of a single-copy message sleeps until the receiver has copied the message. The sender
+/// is woken also if the receiver has no memory for the message.
 #[test]
 fn out_of_memory_receive_wakes_the_sleeping_sender() {
     run_in_own_process(
@@ -494,17 +496,17 @@ fn out_of_memory_receive_wakes_the_sleeping_sender() {
     );
 }
 
-/// A read into a new buffer fails in the same way.
+/// A read into a pooled buffer fails if the buffer cannot be allocated.
 #[test]
 fn read_fails_when_out_of_memory() {
     run_in_own_process("resource_limits::read_fails_when_out_of_memory", || {
         run(async {
             let ep = Endpoint::bind("shm://").await.unwrap();
             let target = TestPeer::start("rma_target", &ep.name().to_string());
-            let place = ep.recv().await.unwrap();
+            let announcement = ep.recv().await.unwrap();
             let (owner, remote) = (
-                place.source().unwrap(),
-                RemoteRegion::from_bytes(&place).unwrap(),
+                announcement.source().unwrap(),
+                RemoteRegion::from_bytes(&announcement).unwrap(),
             );
             ep.write(owner, remote.at(0), "hello").await.unwrap();
             let mut huge = remote;

@@ -65,7 +65,7 @@ pub(crate) async fn client(args: &str) {
     let other = bind_over(transport, unnamed_address(transport)).await;
     let to_server = other.add_peer(server).await.expect("add_peer");
     other.send(to_server, "bound").tag(4).await.expect("send");
-    // Messages that arrive before the server's signal are meant for the predecessor.
+    // Messages that arrive before the server's signal were sent to the killed process.
     let mut early = Vec::new();
     let signal = other.recv().tag(5).start().expect("post a receive");
     let mut signal = std::pin::pin!(signal);
@@ -91,8 +91,8 @@ pub(crate) async fn client(args: &str) {
     let _ = ep.recv().tag(7).await;
 }
 
-/// Replies to a client that died never reach its successor under the same name, connected or not,
-/// and each message has the source handle of the process that sent it.
+/// Replies to a killed client never reach a later process with the same name, connected or not, and
+/// each message has the source handle of the process that sent it.
 #[test]
 fn restarted_client_gets_no_replies_for_its_predecessor() {
     run(async {
@@ -112,9 +112,13 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
             let successor = start("second");
             let bound = ep.recv().tag(4).await.unwrap();
             let other = bound.source().unwrap();
-            // The successor has bound the name, and this endpoint knows nothing of it yet.
+            // The successor has bound the name, and has not connected to this endpoint.
             for tag in 10..13 {
-                let failed = ep.send(old, "for the dead").tag(tag).await.unwrap_err();
+                let failed = ep
+                    .send(old, "for the first process")
+                    .tag(tag)
+                    .await
+                    .unwrap_err();
                 assert!(failed.error.is_peer_unavailable(), "{transport}: {failed}");
             }
             let error = directed.await.unwrap_err().error;
@@ -129,27 +133,31 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
                     break;
                 }
             }
-            // The dead client's message is received only now.
+            // The killed client's message is received only now.
             let first = ep.recv().tag(1).start().unwrap();
-            let for_the_dead = ep.send(old, "for the dead").tag(13).start();
+            let for_first_process = ep.send(old, "for the first process").tag(13).start();
             let first = first.await.unwrap();
             assert_eq!((&first[..], first.source()), (&b"first"[..], Ok(old)));
-            let error = match for_the_dead {
+            let error = match for_first_process {
                 Ok(sent) => sent.await.unwrap_err().error,
                 Err(failed) => failed.error,
             };
             assert!(error.is_peer_unavailable(), "{transport}: {error}");
-            let failed = ep.send(old, "for the dead").tag(14).await.unwrap_err();
+            let failed = ep
+                .send(old, "for the first process")
+                .tag(14)
+                .await
+                .unwrap_err();
             assert!(failed.error.is_peer_unavailable(), "{transport}: {failed}");
             let second = ep.recv().tag(1).await.unwrap();
             let new = second.source().unwrap();
             assert_eq!(&second[..], b"second");
             assert_ne!(old, new, "{transport}: another process has the handle");
-            ep.send(new, "that is all").tag(9).await.unwrap();
+            ep.send(new, "last").tag(9).await.unwrap();
             let got = ep.recv().tag(6).from(new).await.unwrap();
             assert_eq!(
                 String::from_utf8_lossy(&got),
-                "that is all",
+                "last",
                 "{transport}: the successor received other messages"
             );
             drop(successor);
@@ -157,7 +165,7 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
     });
 }
 
-/// A handle inserted by name reaches whichever process has bound the name.
+/// A handle inserted by name reaches the process that has bound the name.
 #[test]
 fn inserted_handle_reaches_the_restarted_client() {
     run(async {
@@ -180,9 +188,9 @@ fn inserted_handle_reaches_the_restarted_client() {
                 let got = ep.recv().tag(1).from(handle).await.unwrap();
                 assert_eq!((&got[..], got.source()), (text.as_bytes(), Ok(handle)));
             }
-            ep.send(handle, "that is all").tag(9).await.unwrap();
+            ep.send(handle, "last").tag(9).await.unwrap();
             let got = ep.recv().tag(6).from(handle).await.unwrap();
-            assert_eq!(&got[..], b"that is all", "{transport}");
+            assert_eq!(&got[..], b"last", "{transport}");
         }
     });
 }

@@ -1,4 +1,4 @@
-//! One-sided operations between processes that die or lie.
+//! One-sided operations between processes that are killed or violate the protocol.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,18 +61,18 @@ fn rma_iov_ops_fail_when_target_is_killed() {
             let victim = TestPeer::start("rma_target", &ep.name().to_string());
             let (peer, remote) = recv_region(&ep).await;
             let end = REGION_LEN as u64;
-            let places = [
+            let segments = [
                 remote.slice(end - 8..),
                 remote.slice(..400_000),
                 remote.slice(500_000..500_100),
             ];
             let bytes: Vec<u8> = (0..400_108).map(|at| (at % 251) as u8).collect();
-            ep.write(peer, places, bytes.clone()).await.unwrap();
+            ep.write(peer, segments, bytes.clone()).await.unwrap();
             let beyond = [
-                places[1],
+                segments[1],
                 fabric_async::RemoteSlice {
                     len: 9,
-                    ..places[0]
+                    ..segments[0]
                 },
             ];
             let refused = ep
@@ -84,11 +84,11 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 "{}",
                 refused.error
             );
-            assert_eq!(ep.read(peer, places).await.unwrap()[..], bytes[..]);
+            assert_eq!(ep.read(peer, segments).await.unwrap()[..], bytes[..]);
             let killer = kill_within_two_ms(victim, round);
             let mut buf = bytes;
             let failed = loop {
-                match ep.write(peer, places, buf).await {
+                match ep.write(peer, segments, buf).await {
                     Ok(done) => buf = done.into_buf(),
                     Err(failed) => break failed,
                 }
@@ -105,7 +105,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
     });
 }
 
-/// RMA operations fail when the target process is killed, and nothing of it stays mapped.
+/// RMA operations fail when the target process is killed, and none of its regions stays mapped.
 #[test]
 fn rma_ops_fail_when_target_is_killed() {
     run(async {
@@ -137,8 +137,8 @@ fn rma_ops_fail_when_target_is_killed() {
     });
 }
 
-/// A window on the memory of a killed process closes when the death is detected, and nothing stays
-/// mapped.
+/// A window on the memory of a killed process closes when the death is detected, and the region is
+/// unmapped.
 #[test]
 fn remote_window_closes_when_owner_is_killed() {
     run(async {
@@ -324,21 +324,20 @@ fn invalid_key_responses_fail_the_operation() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let page = move |size: usize| sealed_memfd(4096 + size, all);
-        let (good, small, loose) = (
+        let (good, small, unsealed) = (
             page(64),
             page(8),
             sealed_memfd(4096 + 64, SealFlags::empty()),
         );
         let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-        let cut = encode_grant(5, 64, 3)[..28].to_vec();
+        let truncated = encode_grant(5, 64, 3)[..28].to_vec();
         let cases: [(Vec<u8>, Vec<&OwnedFd>, &str); 11] = [
             (encode_control(104, 5), vec![], "is unknown"),
             (encode_grant(5, 64, 3), vec![&small], "another size"),
             (encode_grant(5, u64::MAX, 3), vec![&good], "too large"),
-            (encode_grant(5, 64, 3), vec![&loose], "not sealed"),
+            (encode_grant(5, 64, 3), vec![&unsealed], "not sealed"),
             (encode_grant(5, 64, 3), vec![&null], "sealed"),
             // A valid grant and a refusal, both for a key that was not queried.
-            // until it hangs up.
             (
                 encode_grant(6, 64, 3),
                 vec![&good],
@@ -346,7 +345,7 @@ fn invalid_key_responses_fail_the_operation() {
             ),
             (encode_control(104, 6), vec![], "unsolicited response"),
             (encode_grant(5, 64, 0xff), vec![&good], "not a memory grant"),
-            (cut, vec![&good], "not a memory grant"),
+            (truncated, vec![&good], "not a memory grant"),
             (encode_grant(5, 64, 3), vec![], "did not arrive"),
             (
                 encode_grant(5, 64, 3),

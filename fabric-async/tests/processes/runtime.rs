@@ -64,7 +64,8 @@ fn domain_outlives_the_runtime_that_drove_it() {
     }
 }
 
-/// The test's own timer wakes this thread now and then; a driver that polls would keep it busy.
+/// A driver that polls would keep this thread busy; the timer of the test wakes it only for
+/// moments.
 #[test]
 fn parked_domain_uses_no_cpu_of_the_runtime_thread() {
     run(async move {

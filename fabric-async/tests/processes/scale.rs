@@ -1,5 +1,5 @@
-//! Many peers of one endpoint, and many endpoints of one process: idle ones cost next to nothing,
-//! and their messages are not lost.
+//! Many peers of one endpoint, and many endpoints of one process: idle ones are not polled, and
+//! their messages are not lost.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(crate) async fn many_endpoints(name: &str) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// Raises the descriptor limit, and returns false when the hard limit is lower.
+/// Raises the descriptor limit; if the hard limit is lower, skips the test and returns false.
 fn raise_descriptor_limit(count: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
     let allowed = limit.maximum.is_none_or(|most| most >= count);

@@ -35,7 +35,7 @@ fn select_loop_dropping_receives_loses_no_messages() {
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             let yields = seed >> 60;
-            let give_up = async {
+            let yielding = async {
                 for _ in 0..yields {
                     tokio::task::yield_now().await;
                 }
@@ -47,10 +47,10 @@ fn select_loop_dropping_receives_loses_no_messages() {
                     peer = message.transfer.source;
                     next += 1;
                 }
-                () = give_up => dropped += 1,
+                () = yielding => dropped += 1,
             }
         }
         assert!(dropped > 100, "the loop dropped only {dropped} receives");
-        ep.send(peer.unwrap(), "enough").await.unwrap();
+        ep.send(peer.unwrap(), "done").await.unwrap();
     });
 }

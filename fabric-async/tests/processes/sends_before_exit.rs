@@ -1,5 +1,5 @@
-//! A completed send has left its process: the data is in the kernel or at the peer, and arrives
-//! even when the process exits, or computes without polling, right afterwards.
+//! The bytes of a completed send are in the kernel or at the peer. They arrive even if the process
+//! exits, or computes without polling, right after the completion.
 
 use fabric_async::ops::{RecvOp, SendOp};
 use fabric_async::{
@@ -13,7 +13,7 @@ use crate::test_peer::{TestPeer, wait_for_parent};
 
 /// Messages of one sender.
 const MESSAGES: usize = 10;
-/// Far more in all than sockets with buffers of this size take at once.
+/// Together more bytes than socket buffers of `SOCKET_BUFFER` bytes hold.
 const LONG_LEN: usize = 10_000;
 const LONG_MESSAGES: usize = 100;
 const SOCKET_BUFFER: usize = 1 << 13;
@@ -86,8 +86,8 @@ impl TransportCase {
         options.bind(self.scheme).await.expect("bind")
     }
 
-    /// Returns the argument of a peer's role: the position in [`all`](Self::all), the mode and the
-    /// name.
+    /// Returns the argument of a peer's role: the position in [`all`](Self::all), the mode, and the
+    /// name of this process's endpoint.
     fn role_argument(number: usize, mode: &str, name: &str) -> String {
         format!("{number} {mode} {name}")
     }
@@ -305,7 +305,7 @@ pub(crate) async fn send_and_block(argument: &str) {
     let peer = ep.add_peer(name).await.expect("add_peer");
     let sender = Sender::Rdm(ep, peer);
     send_all(&sender, mode, &message_lens(mode, case.scheme)).await;
-    // Blocks the runtime until the parent lets it go on.
+    // Blocks the runtime until the parent ends the wait.
     wait_for_parent();
     std::process::exit(0);
 }
@@ -356,7 +356,7 @@ fn flush_waits_for_pending_sends_even_if_they_fail() {
             for sent in sent {
                 sent.await.unwrap();
             }
-            // Neither canceled operations nor a dropped flush hold up another flush.
+            // A dropped flush and canceled operations do not delay another flush.
             drop(a.flush());
             let closing = a.clone();
             closing.close().unwrap();

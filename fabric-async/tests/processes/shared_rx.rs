@@ -15,7 +15,7 @@ use crate::test_peer::TestPeer;
 
 const ENDPOINTS: usize = 8;
 const KILLS: u64 = 30;
-/// Messages from this length on are copied once, where the sender allows it, too.
+/// The length from which messages of one kind of sender are single-copy.
 const LONG_MESSAGE: usize = 100_000;
 
 /// Sends numbered messages of all sizes to all endpoints, forever.
@@ -169,9 +169,9 @@ fn killed_senders_do_not_affect_shared_rx() {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let moment = Duration::from_micros(seed >> 33 & 0x3fff);
+            let delay = Duration::from_micros(seed >> 33 & 0x3fff);
             let killer = std::thread::spawn(move || {
-                std::thread::sleep(moment);
+                std::thread::sleep(delay);
                 victim.0.kill().unwrap();
                 victim.0.wait().unwrap();
             });

@@ -17,22 +17,22 @@ const ROUNDS: u64 = 30;
 /// Message lengths, the first of which is copied in one segment.
 const LENGTHS: [usize; 3] = [100_000, 3 << 20, 8 << 20];
 
-/// Binds an endpoint that copies once or twice.
-async fn bind_endpoint(once: bool) -> Endpoint {
+/// Binds an endpoint that copies long messages once (single copy), or twice (through the ring).
+async fn bind_endpoint(single_copy: bool) -> Endpoint {
     Endpoint::options()
-        .single_copy_threshold(single_copy_threshold(once))
+        .single_copy_threshold(single_copy_threshold(single_copy))
         .bind("shm://")
         .await
         .unwrap()
 }
 
-fn single_copy_threshold(once: bool) -> usize {
-    if once { 0 } else { usize::MAX }
+fn single_copy_threshold(single_copy: bool) -> usize {
+    if single_copy { 0 } else { usize::MAX }
 }
 
 /// Returns the role of a peer whose endpoint copies once or twice.
-fn role_name(role: &str, once: bool) -> String {
-    format!("{role}-{}", if once { "once" } else { "twice" })
+fn role_name(role: &str, single_copy: bool) -> String {
+    format!("{role}-{}", if single_copy { "once" } else { "twice" })
 }
 
 /// Plays the role of this name, and returns whether there is one.
@@ -61,7 +61,7 @@ async fn send_until_error(ep: &Endpoint, peer: FiAddr) -> Error {
             assert_eq!(
                 failed.buf.len(),
                 LENGTHS[round % 3],
-                "the buffer comes back"
+                "the buffer is returned"
             );
             return failed.error;
         }
@@ -72,13 +72,13 @@ async fn send_until_error(ep: &Endpoint, peer: FiAddr) -> Error {
 /// Receives long messages until a receive fails, and returns the error.
 async fn recv_until_error(ep: &Endpoint, peer: FiAddr, tag: u64) -> Error {
     for round in 0u64.. {
-        let room = if round.is_multiple_of(2) {
+        let capacity = if round.is_multiple_of(2) {
             8 << 20
         } else {
             50_000
         };
         let got = match ep
-            .recv_into(Vec::with_capacity(room))
+            .recv_into(Vec::with_capacity(capacity))
             .tag(tag)
             .from(peer)
             .await
@@ -87,7 +87,7 @@ async fn recv_until_error(ep: &Endpoint, peer: FiAddr, tag: u64) -> Error {
             Err(failed) => return failed.error,
             Ok(message) => message.into_buf(),
         };
-        let whole = LENGTHS.iter().any(|len| got.len() == room.min(*len));
+        let whole = LENGTHS.iter().any(|len| got.len() == capacity.min(*len));
         assert!(
             whole && got.iter().all(|byte| *byte == got[0]),
             "{} bytes",
@@ -97,11 +97,14 @@ async fn recv_until_error(ep: &Endpoint, peer: FiAddr, tag: u64) -> Error {
     unreachable!("rounds do not end");
 }
 
-fn check_killed_sender(once: bool) {
+fn check_killed_sender(single_copy: bool) {
     run(async {
-        let ep = bind_endpoint(once).await;
+        let ep = bind_endpoint(single_copy).await;
         for round in 0..ROUNDS {
-            let victim = TestPeer::start(&role_name("long_sender", once), &ep.name().to_string());
+            let victim = TestPeer::start(
+                &role_name("long_sender", single_copy),
+                &ep.name().to_string(),
+            );
             let first = ep.recv().tag(2).await.unwrap();
             let killer = kill_within_two_ms(victim, round);
             let error = recv_until_error(&ep, first.source().unwrap(), 2).await;
@@ -111,7 +114,7 @@ fn check_killed_sender(once: bool) {
         let stats = ep.stats();
         assert_eq!(
             (stats.single_copy_rx.count > 0, stats.unexpected),
-            (once, 0)
+            (single_copy, 0)
         );
         assert_still_works(&ep).await;
     });
@@ -128,11 +131,14 @@ fn ring_messages_are_whole_when_sender_is_killed() {
     check_killed_sender(false);
 }
 
-fn check_killed_receiver(once: bool) {
+fn check_killed_receiver(single_copy: bool) {
     run(async {
-        let ep = bind_endpoint(once).await;
+        let ep = bind_endpoint(single_copy).await;
         for round in 0..ROUNDS {
-            let victim = TestPeer::start(&role_name("long_receiver", once), &ep.name().to_string());
+            let victim = TestPeer::start(
+                &role_name("long_receiver", single_copy),
+                &ep.name().to_string(),
+            );
             let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
             let killer = kill_within_two_ms(victim, round);
             let error = send_until_error(&ep, peer).await;
@@ -142,7 +148,7 @@ fn check_killed_receiver(once: bool) {
         let stats = ep.stats();
         assert_eq!(
             (stats.single_copy_tx.count > 0, stats.segmented.count > 0),
-            (once, !once),
+            (single_copy, !single_copy),
             "{stats:?}"
         );
         assert_still_works(&ep).await;
@@ -172,8 +178,8 @@ fn messages_go_through_the_ring_when_peer_memory_is_unreadable() {
     }
     run(async {
         let ep = bind_endpoint(true).await;
-        let _apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
-            Ok(apart) => apart,
+        let _peer_process = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
+            Ok(peer_process) => peer_process,
             Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
         };
         let peer = ep.recv().tag(3).await.unwrap().source().unwrap();

@@ -8,9 +8,9 @@ use rustix::net::sockopt::socket_type;
 use rustix::net::{SocketType, getpeername, getsockname};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-/// Returns a duplicate of the descriptor of the `tcp` or `udp` socket with the local address
-/// `here`, and with the peer `there`, or with none.
-pub(crate) fn find_socket(kind: &str, here: SocketAddr, there: Option<SocketAddr>) -> OwnedFd {
+/// Returns a duplicate of the descriptor of the `tcp` or `udp` socket with this local address and
+/// this peer address; `None` is a socket without a peer.
+pub(crate) fn find_socket(kind: &str, local: SocketAddr, peer: Option<SocketAddr>) -> OwnedFd {
     let wanted = if kind == "tcp" {
         SocketType::STREAM
     } else {
@@ -18,14 +18,14 @@ pub(crate) fn find_socket(kind: &str, here: SocketAddr, there: Option<SocketAddr
     };
     let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let is_it = |socket: &OwnedFd| {
-        let own = getsockname(socket)
+        let local_addr = getsockname(socket)
             .ok()
             .and_then(|at| SocketAddr::try_from(at).ok());
-        let peer = getpeername(socket)
+        let peer_addr = getpeername(socket)
             .ok()
             .flatten()
             .and_then(|at| SocketAddr::try_from(at).ok());
-        socket_type(socket) == Ok(wanted) && own == Some(here) && peer == there
+        socket_type(socket) == Ok(wanted) && local_addr == Some(local) && peer_addr == peer
     };
     let own = std::fs::read_dir("/proc/self/fd")
         .unwrap()

@@ -88,7 +88,7 @@ fn ops_fail_when_stopped_peer_is_killed() {
     });
 }
 
-/// A buffer that counts itself among the live ones until it is dropped.
+/// A buffer that is counted in `live` until it is dropped.
 struct LiveBuffer {
     bytes: Vec<u8>,
     live: Arc<AtomicUsize>,
@@ -135,7 +135,7 @@ fn timed_out_sends_with_cancel_on_drop_free_their_buffers() {
                 let sent = timeout(Duration::from_millis(1), send.cancel_on_drop()).await;
                 timed_out += usize::from(sent.is_err());
             }
-            // The socket buffers may take the first messages.
+            // The socket buffers may hold the first messages.
             assert!(timed_out > 300, "{address}: {timed_out} of 400 timed out");
             let held = live.load(Ordering::Relaxed);
             assert!(

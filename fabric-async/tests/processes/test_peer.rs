@@ -79,8 +79,7 @@ impl TestPeer {
 }
 
 impl TestPeer {
-    /// Stops the process (`SIGSTOP`), and waits until it has stopped: the signal is delivered
-    /// later.
+    /// Sends `SIGSTOP` to the process, and waits until the process has stopped.
     pub(crate) fn stop(&self) {
         let process = Pid::from_child(&self.0);
         kill_process(process, Signal::STOP).expect("signal a child");
@@ -92,7 +91,7 @@ impl TestPeer {
         kill_process(Pid::from_child(&self.0), Signal::CONT).expect("signal a child");
     }
 
-    /// Lets a peer go on that has called [`wait_for_parent`].
+    /// Ends the wait of a peer that has called [`wait_for_parent`].
     pub(crate) fn signal_start(&mut self) {
         drop(self.0.stdin.take());
     }
@@ -196,7 +195,7 @@ pub(crate) fn run_role() {
     }
 }
 
-/// Sends messages of all sizes, each after the reply to the one before, forever.
+/// Sends messages of all sizes forever; each is sent after the reply to the previous message.
 async fn ping_forever(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
@@ -237,11 +236,14 @@ async fn rma_target(name: &str, len: usize) {
     while ep.recv().from(peer).await.is_ok() {}
 }
 
-/// Writes to and adds in the region of the peer, forever.
+/// Writes to the region of the peer and adds to its values, forever.
 async fn rma_writer(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
-    ep.send(peer, "where?").tag(1).await.expect("send");
+    ep.send(peer, "send me a region")
+        .tag(1)
+        .await
+        .expect("send");
     let remote =
         RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("a reply")).expect("a region");
     let mut buf = vec![7; REGION_LEN];

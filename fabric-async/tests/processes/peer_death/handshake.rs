@@ -1,4 +1,4 @@
-//! Victims that die during the handshake of a connection, and speak its protocol by hand.
+//! Victims that die during the handshake of a connection. They send its messages over raw sockets.
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::SealFlags;
@@ -46,8 +46,8 @@ pub(super) fn connect_and_die(stage: &str, name: &str) -> ! {
 pub(super) fn accept_and_die(stage: &str, name: &str) -> ! {
     let listener = RawShmListener::listen(without_scheme(name));
     if stage == "before_accept" {
-        let mut waits = [PollFd::new(&listener.0, PollFlags::IN)];
-        rustix::event::poll(&mut waits, None).unwrap();
+        let mut fds = [PollFd::new(&listener.0, PollFlags::IN)];
+        rustix::event::poll(&mut fds, None).unwrap();
         super::kill_self()
     }
     let connection = rustix::net::accept(&listener.0).unwrap();
@@ -107,7 +107,7 @@ pub(super) mod survives {
             .unwrap();
         let (mut connected, mut sent) = (false, 0);
         let error = loop {
-            match survivor.ep.send(peer, "are you there?").await {
+            match survivor.ep.send(peer, "hello").await {
                 Ok(_) => (connected, sent) = (true, sent + 1),
                 Err(failed) if connected || !matches!(failed.error, Error::NoSuchPeer(_)) => {
                     break failed.error;

@@ -1,4 +1,4 @@
-//! Victims that die with memory of the survivor, or with memory that the survivor uses.
+//! Victims that die while they use memory of the survivor, or while the survivor uses theirs.
 
 use fabric_async::atomic::AtomicOp;
 use fabric_async::{Access, Endpoint, FiAddr, RemoteRegion};
@@ -17,7 +17,7 @@ async fn bind_and_add_peer(name: &str) -> (Endpoint, FiAddr) {
 
 /// Asks the survivor for a region.
 async fn request_region(ep: &Endpoint, peer: FiAddr) -> RemoteRegion {
-    ep.send(peer, "where?").tag(1).await.unwrap();
+    ep.send(peer, "send me a region").tag(1).await.unwrap();
     RemoteRegion::from_bytes(&ep.recv().tag(2).from(peer).await.unwrap()).unwrap()
 }
 
@@ -32,7 +32,7 @@ pub(super) async fn holding_loans(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies while the survivor holds its loans, and with one that was not sent.
+/// Dies while the survivor holds its loans, and while it has a loan that was not sent.
 pub(super) async fn with_lent_loans(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     for _ in 0..LOANS {
@@ -63,7 +63,7 @@ pub(super) async fn mid_write(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies with a region that the survivor is adding to.
+/// Dies while the survivor adds to its region.
 pub(super) async fn owning_rma_target(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     let region = ep.domain().alloc(4096, READ_WRITE).unwrap();
@@ -77,7 +77,7 @@ pub(super) async fn owning_rma_target(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies with a lock in the survivor's memory.
+/// Dies while it holds a lock in the survivor's memory.
 pub(super) async fn holding_remote_lock(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     let remote = request_region(&ep, peer).await;

@@ -1,7 +1,7 @@
-//! A process kills itself at every stage of its communication with a peer; checked are the events
-//! and errors of the survivor, and that the survivor keeps no resources. Each stage is a function
-//! that the victim runs until it dies, and a function in a `survives` module that the survivor runs
-//! meanwhile.
+//! A process, the victim, kills itself at a stage of its communication with a peer, the survivor.
+//! The tests check the events and errors of the survivor, and that the survivor leaks no resources.
+//! A stage has a function that the victim runs until it dies, and a function in a `survives` module
+//! that the survivor runs.
 
 mod handshake;
 mod memory;
@@ -16,7 +16,7 @@ use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Victims of each test in each progress mode; after the first nothing may grow.
+/// Victims of each test in each progress mode; resources may grow only with the first.
 const ROUNDS: usize = 3;
 
 /// The process that stays alive.
@@ -133,12 +133,12 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .await
                     .unwrap();
                 let events = ep.take_events().unwrap();
-                let _bystander = TestPeer::start("echo", &ep.name().to_string());
-                let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
+                let _echo_process = TestPeer::start("echo", &ep.name().to_string());
+                let echo_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
                 let mut survivor = Survivor {
                     ep,
                     events,
-                    echo_peer: bystander,
+                    echo_peer,
                     round: 0,
                     progress,
                 };
@@ -160,7 +160,7 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .await;
                     survivor.assert_works().await;
                     match before {
-                        // The first round allocates what is allocated only once.
+                        // The first round makes the allocations that are made only once.
                         None => before = Some(ResourceUsage::wait_stable().await),
                         Some(usage) => usage.wait_restored().await,
                     }

@@ -5,7 +5,7 @@ use fabric_async::{Endpoint, Error, SocketIo, WaitPolicy};
 use crate::run;
 use crate::skip::{Facility, skip};
 
-/// Whether a connection that was not accepted yet has data in its receive queue.
+/// Returns whether a connection that was not accepted yet has data in its receive queue.
 fn has_unaccepted_data(listening: &Endpoint) -> bool {
     let port = listening
         .name()
@@ -15,22 +15,21 @@ fn has_unaccepted_data(listening: &Endpoint) -> bool {
         .1
         .parse::<u16>()
         .unwrap();
-    let here = format!("0100007F:{port:04X}");
+    let local = format!("0100007F:{port:04X}");
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     table
         .lines()
         .map(|row| row.split_ascii_whitespace().collect::<Vec<_>>())
         .any(|row| {
             // Established, with data, and without an inode: no process has a descriptor of it.
-            row[1] == here && row[3] == "01" && !row[4].ends_with(":00000000") && row[9] == "0"
+            row[1] == local && row[3] == "01" && !row[4].ends_with(":00000000") && row[9] == "0"
         })
 }
 
 #[test]
 fn message_of_closed_peer_is_received_after_its_address_is_rebound() {
     for io in [SocketIo::Epoll, SocketIo::IoUring] {
-        // A runtime on which nothing runs, so that the endpoint progresses only when the test polls
-        // it.
+        // No task runs on this runtime, so the endpoint makes progress only when the test polls.
         let idle_runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

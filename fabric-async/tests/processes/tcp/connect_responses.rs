@@ -42,8 +42,8 @@ async fn send_error_when_peer<F: Future<Output = ()>>(
 fn closed_port_fails_at_once() {
     run(async {
         let (ep, _events) = bind_with_events().await;
-        let (gone, name) = raw_listener().await;
-        drop(gone);
+        let (closed, name) = raw_listener().await;
+        drop(closed);
         let error = ep.add_peer(&name[..]).await.unwrap_err();
         assert!(matches!(error, Error::NoSuchPeer(_)), "{error}");
         let peer = ep.address_vector().insert(&name[..]).unwrap();
@@ -96,8 +96,8 @@ fn invalid_connect_responses_are_errors() {
     });
 }
 
-/// A peer that keeps rejecting as if it connected itself, and never does, and a silent peer: the
-/// connect fails after its timeout.
+/// A connect to a silent peer fails after its timeout, and so does a connect to a peer that rejects
+/// as in a simultaneous connect, and never connects.
 #[test]
 fn silent_or_refusing_peer_fails_connect() {
     run(async {
@@ -124,8 +124,8 @@ fn silent_or_refusing_peer_fails_connect() {
     });
 }
 
-/// The peer connects at the same time, and its connection wins; but the peer resets the connection
-/// before it is accepted. The pending send connects again.
+/// In a simultaneous connect the peer's connection wins, but the peer resets it before it is
+/// accepted. The pending send connects again.
 #[test]
 fn reset_inbound_connection_is_replaced_by_outbound() {
     run(async {

@@ -51,8 +51,8 @@ pub(crate) async fn accept_and_echo(parent: &str) {
 /// Fetching additions of each client.
 const FETCH_ADDS: u64 = 200;
 
-/// Gets the address of a region, does [`FETCH_ADDS`] fetching additions, sends the sum of the
-/// results, and then adds to a second counter until it is killed.
+/// Receives the description of a region, does [`FETCH_ADDS`] fetching additions, sends the sum of
+/// the results, and then adds to a second counter until it is killed.
 pub(crate) async fn fetch_add_client(name: &str) {
     let id = std::process::id().to_le_bytes();
     let ep = ConnectedEndpoint::connect(name)
@@ -137,7 +137,7 @@ fn killed_atomic_clients_do_not_affect_others() {
                 assert_eq!(&gone, ep.peer());
                 let failed = ep.send("x").tag(1).await.unwrap_err();
                 assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
-                // The other clients go on adding.
+                // The other clients still add.
                 let before: u64 = region.load(8).unwrap();
                 while !clients.is_empty() && region.load(8) == Ok(before) {
                     domain.progress();
@@ -225,7 +225,7 @@ fn killed_clients_are_reported_and_others_accepted() {
                 let victim = TestPeer::start("tcp connect_and_echo", &name);
                 let ep = next_request_from(&mut listener, &victim)
                     .await
-                    .accept("come in")
+                    .accept("welcome")
                     .unwrap();
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
@@ -243,9 +243,13 @@ fn killed_server_is_reported_and_can_be_replaced() {
             for _ in 0..5 {
                 let child = TestPeer::start("tcp accept_and_echo", &listener.name().to_string());
                 let request = listener.accept().await.unwrap();
-                let there = String::from_utf8(request.private_data().to_vec()).unwrap();
-                let _told = request.accept("").unwrap();
-                let connect = || Endpoint::options().progress(progress).connect(&there[..]);
+                let server_name = String::from_utf8(request.private_data().to_vec()).unwrap();
+                let _name_connection = request.accept("").unwrap();
+                let connect = || {
+                    Endpoint::options()
+                        .progress(progress)
+                        .connect(&server_name[..])
+                };
                 let (one, two) = tokio::join!(async { connect().await }, async { connect().await });
                 let (one, two) = (one.unwrap(), two.unwrap());
                 assert_eq!(
@@ -257,16 +261,17 @@ fn killed_server_is_reported_and_can_be_replaced() {
                 assert!(two.recv().await.unwrap_err().error.is_peer_unavailable());
                 assert_eq!(
                     connect().await.unwrap_err(),
-                    Error::NoSuchPeer(there.parse().unwrap())
+                    Error::NoSuchPeer(server_name.parse().unwrap())
                 );
             }
         });
     }
 }
 
-/// The death of a client costs the server nothing but the client's connection request.
+/// A request of a killed client can be dropped and rejected; accepting it fails, or the accepted
+/// endpoint does.
 #[test]
-fn clients_may_be_killed_before_accept() {
+fn accept_of_killed_client_fails() {
     run(async {
         let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
         let name = listener.name().to_string();
@@ -332,10 +337,10 @@ fn connections_without_a_request_time_out() {
     });
 }
 
-/// Under automatic progress, a domain starts a thread and opens descriptors.
+/// A connect opens a domain, with its thread and descriptors, only when it is polled.
 #[test]
-fn dropped_connect_has_opened_nothing() {
-    run_in_own_process("tcp::connected::dropped_connect_has_opened_nothing", || {
+fn unpolled_connect_opens_nothing() {
+    run_in_own_process("tcp::connected::unpolled_connect_opens_nothing", || {
         run(async {
             let listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
             let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
@@ -355,9 +360,9 @@ fn dropped_connect_has_opened_nothing() {
     });
 }
 
-/// Under manual progress, a domain can be opened on a runtime only.
+/// A connect opens its domain, which needs a runtime, when it is polled.
 #[test]
-fn connect_made_outside_of_a_runtime_works_on_one() {
+fn connect_created_outside_a_runtime_works() {
     let absent = Address::from_socket_addr(Scheme::Tcp, ([127, 0, 0, 1], 1).into()).unwrap();
     let connect = ConnectedEndpoint::connect(&absent);
     run(async {

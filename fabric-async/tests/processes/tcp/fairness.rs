@@ -1,4 +1,4 @@
-//! Read responses and messages to one peer take turns.
+//! Read responses and messages to one peer alternate.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use crate::run;
 
 /// Operations in flight at the same time.
 const IN_FLIGHT: usize = 16;
-/// Bytes of each: more in all than the network takes at once.
+/// Bytes of each operation: together more than the socket buffers hold.
 const LONG_LEN: usize = 3_000_001;
-/// The most operations of the other kind that may complete first: the network and the peer may have
-/// buffered some already.
+/// The most operations of the other kind that may complete first: the socket buffers and the peer
+/// may hold some of them.
 const MAX_OVERTAKING: usize = 20 * IN_FLIGHT;
 
 /// Opens two endpoints with a handle of each other and a region of the first.
@@ -29,7 +29,7 @@ async fn open_connected_pair(
     (owner, reader, to_reader, to_owner, region)
 }
 
-/// A constant load of reads does not keep a message from being sent.
+/// A message is sent under a constant load of reads.
 #[test]
 fn read_responses_do_not_starve_messages() {
     for progress in [Progress::Manual, Progress::Auto] {
@@ -51,7 +51,7 @@ fn read_responses_do_not_starve_messages() {
                 assert_eq!(reads.pop_front().unwrap().await.unwrap().len(), LONG_LEN);
                 reads.push_back(read());
                 completed += 1;
-                assert!(completed < MAX_OVERTAKING, "the message is starved");
+                assert!(completed < MAX_OVERTAKING, "the message was not sent");
             }
             assert_eq!(&stop.await.unwrap().unwrap()[..], b"stop");
             for read in reads {
@@ -62,7 +62,7 @@ fn read_responses_do_not_starve_messages() {
     }
 }
 
-/// A constant load of messages does not keep a read response from being sent.
+/// A read response is sent under a constant load of messages.
 #[test]
 fn messages_do_not_starve_read_responses() {
     for progress in [Progress::Manual, Progress::Auto] {
@@ -82,7 +82,7 @@ fn messages_do_not_starve_read_responses() {
                 sends.push_back(send());
                 assert_eq!(reader.recv().await.unwrap().len(), LONG_LEN);
                 received += 1;
-                assert!(received < MAX_OVERTAKING, "the read response is starved");
+                assert!(received < MAX_OVERTAKING, "the read response was not sent");
             }
             assert_eq!(read.await.unwrap().unwrap().len(), LONG_LEN);
             for _ in received + 1..sends.len() {

@@ -44,7 +44,7 @@ pub(super) fn encode_header(code: u8, flags: u16, op: u8, len: u8, total: u64) -
 /// Reads until the endpoint closes the connection, and returns the data.
 pub(super) async fn read_until_closed(mut socket: TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
-    // A reset is as good as an orderly end.
+    // The endpoint may reset the connection.
     let _ = socket.read_to_end(&mut received).await;
     received
 }
@@ -111,8 +111,7 @@ fn connect_request_is_accepted_byte_by_byte() {
     });
 }
 
-/// The vendor extension, by which connected endpoints of this implementation recognize each other,
-/// is neither sent nor understood by RDM endpoints.
+/// RDM endpoints do not send the vendor extension of connected endpoints, and ignore it.
 #[test]
 fn vendor_extension_is_ignored_by_rdm_endpoints() {
     run(async {
@@ -142,7 +141,7 @@ fn vendor_extension_is_ignored_by_rdm_endpoints() {
             next_down_reason(&mut events).await;
         }
         assert!(responses.iter().all(|response| *response == responses[0]));
-        // Nor is the extension sent in a request, or understood in a response.
+        // The endpoint sends no extension in a request, and ignores it in a response.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let name = format!("tcp://{}", listener.local_addr().unwrap());
         let handshake = async {
@@ -189,7 +188,7 @@ fn silent_connections_are_evicted_or_time_out() {
 }
 
 #[test]
-fn receive_stays_posted_when_its_message_is_cut_off() {
+fn receive_stays_posted_when_connection_ends_mid_message() {
     for is_reset in [true, false] {
         run(async {
             let (ep, mut events) = bind_with_events().await;
@@ -289,8 +288,8 @@ fn announced_length_alone_uses_no_memory() {
                 next_down_reason(&mut events).await;
                 let bystander = Endpoint::bind("tcp://").await.unwrap();
                 let to_ep = bystander.add_peer(ep.name()).await.unwrap();
-                bystander.send(to_ep, "all of it").await.unwrap();
-                assert_eq!(&receiving.await.unwrap()[..], b"all of it");
+                bystander.send(to_ep, "whole").await.unwrap();
+                assert_eq!(&receiving.await.unwrap()[..], b"whole");
             });
         },
     );
@@ -394,7 +393,7 @@ fn peer_that_does_not_read_acks_is_not_read() {
         let messages = std::iter::repeat_n(encode_header(0, 4, 0, 16, 16), 1 << 12)
             .collect::<Vec<_>>()
             .concat();
-        // The network holds some tens of megabytes; without a bound the loop would go on.
+        // The socket buffers hold some tens of megabytes; without a bound the loop would not end.
         let mut sent_bytes = 0usize;
         loop {
             let received = async {
@@ -443,8 +442,8 @@ async fn wait_until_idle(ep: &Endpoint) {
     }
 }
 
-/// A connection that this side has closed for writing, in the middle of a message, is still read,
-/// so that its end is detected. Read requests on it get no response.
+/// The endpoint still reads a connection that it has closed for writing in the middle of a message,
+/// so that it detects the end. Read requests on that connection get no response.
 #[test]
 fn read_requests_after_write_close_get_no_response() {
     for requests in [1, 2000] {

@@ -43,12 +43,12 @@ fn endpoints_use_the_chosen_network() {
             );
             for info in &found {
                 let (a, b) = (open_endpoint_in(info), open_endpoint_in(info));
-                let at = a.name().socket_addr().unwrap();
+                let addr = a.name().socket_addr().unwrap();
                 assert_eq!(
-                    at.ip(),
+                    addr.ip(),
                     info.src_addr.as_ref().unwrap().socket_addr().unwrap().ip()
                 );
-                assert!(at.port() != 0);
+                assert!(addr.port() != 0);
                 let (to_b, to_a) = (
                     a.add_peer(b.name()).await.unwrap(),
                     b.add_peer(a.name()).await.unwrap(),
@@ -102,7 +102,7 @@ fn network_is_chosen_by_fabric_domain_or_source_hint() {
     });
 }
 
-/// fi_info lists the same networks and interfaces, in any order.
+/// Discovery and fi_info list the same networks and interfaces, in any order.
 #[test]
 fn discovered_networks_match_fi_info() {
     let outputs = ["net", "tcp"].map(|provider| {
@@ -129,7 +129,7 @@ fn discovered_networks_match_fi_info() {
             .collect()
     };
     let theirs = values("fabric:").into_iter().zip(values("domain:"));
-    // Link-local addresses make no sense to peers on other links.
+    // Discovery does not offer link-local addresses.
     let theirs: BTreeSet<_> = theirs
         .filter(|(fabric, _)| !fabric.starts_with("fe80:"))
         .collect();
@@ -171,7 +171,7 @@ fn messages_round_trip_over_ipv6() {
     }
 }
 
-/// A simultaneous connect is resolved for IPv6 addresses, too.
+/// As `simultaneous_connects_leave_one_connection`, over IPv6.
 #[test]
 fn simultaneous_connects_over_ipv6_leave_one_connection() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {

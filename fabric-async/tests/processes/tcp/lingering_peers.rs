@@ -1,4 +1,5 @@
-//! Peers that leave unread data behind, and peers that keep sending after they were disconnected.
+//! Peers that close while their messages are unread, and peers that keep sending after they were
+//! disconnected.
 
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ fn encode_read_request(region: &RemoteRegion) -> Vec<u8> {
     writer.pending().to_vec()
 }
 
-/// Returns how often the domain polls while nothing happens.
+/// Returns the number of passes and sleeps of the domain in 500 ms without messages.
 async fn count_idle_passes(ep: &Endpoint) -> u64 {
     let polls = || ep.domain().stats().passes + ep.domain().stats().parks;
     let before = polls();
@@ -36,8 +37,8 @@ async fn count_idle_passes(ep: &Endpoint) -> u64 {
     polls() - before
 }
 
-/// A peer that has closed keeps its connection as long as its messages wait for receives; pending
-/// read responses to it are dropped.
+/// The connection of a peer that has closed stays as long as its messages wait for receives;
+/// pending read responses to the peer are dropped.
 #[test]
 fn pending_response_to_closed_peer_lets_driver_sleep() {
     const PART: usize = 16 << 10;
@@ -110,7 +111,7 @@ fn disconnected_peer_that_keeps_sending_blocks_nothing() {
             next_down_reason(&mut events).await;
             assert_still_works(&ep).await;
         }
-        // The connection of each is closed in the end.
+        // Each sender ends when its connection is closed.
         for sender in senders {
             sender.join().unwrap();
         }
@@ -147,12 +148,12 @@ fn partial_message_is_not_continued_after_reconnect() {
         assert!(long.await.unwrap_err().error.is_peer_unavailable());
         assert!(queued.await.unwrap_err().error.is_peer_unavailable());
         next_down_reason(&mut events).await;
-        ep.send(peer, "anew").await.unwrap();
-        let mut received = [0; 16 + 4];
+        ep.send(peer, "again").await.unwrap();
+        let mut received = [0; 16 + 5];
         second.read_exact(&mut received).await.unwrap();
         assert_eq!(
             received[..],
-            [&hostile::encode_header(0, 0, 0, 16, 20)[..], b"anew"].concat()
+            [&hostile::encode_header(0, 0, 0, 16, 21)[..], b"again"].concat()
         );
         drop(first);
         assert_still_works(&ep).await;

@@ -1,4 +1,4 @@
-//! Peers over TCP that die and restart, and raw sockets as peers.
+//! Peers over TCP: processes that are killed and restarted, and raw sockets.
 
 mod address_reuse;
 mod connect_responses;
@@ -87,7 +87,7 @@ fn restarted_peer_is_reached_by_its_old_address() {
                 .await
                 .unwrap();
             let mut events = ep.take_events().unwrap();
-            // A port that was free a moment ago, on an address of this process alone.
+            // A port that was just free, on an address that only this process uses.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 3 } else { 2 };
             let port = Endpoint::bind(&format!("tcp://127.{high}.{low}.{host}:0"))
@@ -97,20 +97,20 @@ fn restarted_peer_is_reached_by_its_old_address() {
                 .clone();
             let name = port.to_string();
             let mut addr = None;
-            for life in 0..10u8 {
+            for round in 0..10u8 {
                 let mut peer = TestPeer::start("tcp echo", &format!("{name} {}", ep.name()));
                 let ready = ep.recv().tag(3).await.unwrap();
-                // A handle inserted by name means the address, whichever process is there.
+                // A handle inserted by name reaches the process that has bound the address.
                 let addr = match addr {
                     Some(addr) => addr,
                     None => *addr.insert(ep.add_peer(&name[..]).await.unwrap()),
                 };
-                assert!(life == 0 || ready.source().unwrap() == addr);
-                ep.send(addr, vec![life; 1000]).await.unwrap();
-                assert_eq!(ep.recv().tag(4).await.unwrap()[..], [life; 1000]);
+                assert!(round == 0 || ready.source().unwrap() == addr);
+                ep.send(addr, vec![round; 1000]).await.unwrap();
+                assert_eq!(ep.recv().tag(4).await.unwrap()[..], [round; 1000]);
                 // Pending when the peer dies: a message longer than the socket buffers, and a
                 // receive without a message.
-                let sent = ep.send(addr, vec![life; 100 << 20]).start().unwrap();
+                let sent = ep.send(addr, vec![round; 100 << 20]).start().unwrap();
                 let receiving = ep.recv().tag(5).from(addr).start().unwrap();
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();

@@ -19,7 +19,7 @@ use crate::skip::{Facility, skip};
 use crate::sockets::find_socket;
 use crate::test_peer::{EXIT_NO_MOUNT, TestPeer};
 
-/// The protocol is that of the hints: connected endpoints have only libfabric's tcp format.
+/// Connected endpoints support only the native protocol of the provider.
 #[test]
 fn protocol_that_connected_endpoints_lack_is_refused() {
     run(async {
@@ -40,7 +40,7 @@ fn system_congestion_control() -> String {
     name.trim().into()
 }
 
-/// Returns socket options that set everything.
+/// Returns socket options with every option set.
 fn all_socket_options() -> SocketOptions {
     let idle_timeout = Duration::from_secs(40);
     let options = SocketOptions::new()
@@ -71,7 +71,7 @@ async fn connect_and_accept(
     info: &Info,
 ) -> (ConnectedEndpoint, ConnectedEndpoint) {
     let cq = domain.completion_queue(16).unwrap();
-    let calling = ConnectedEndpoint::connect(listener.name());
+    let connecting = ConnectedEndpoint::connect(listener.name());
     let accepting = async {
         let request = listener.accept().await.unwrap();
         let ep = domain
@@ -81,7 +81,7 @@ async fn connect_and_accept(
             .unwrap();
         ep.accept(request, "").unwrap()
     };
-    let (connector, accepted) = tokio::join!(calling, accepting);
+    let (connector, accepted) = tokio::join!(connecting, accepting);
     (connector.unwrap(), accepted)
 }
 
@@ -168,11 +168,11 @@ fn bind_options_apply_to_listener_and_connections() {
             "{}",
             listener.name()
         );
-        let calling = Endpoint::options()
+        let connecting = Endpoint::options()
             .socket_options(all_socket_options())
             .connect(listener.name());
         let accepting = async { listener.accept().await.unwrap().accept("") };
-        let (connector, accepted) = tokio::join!(calling, accepting);
+        let (connector, accepted) = tokio::join!(connecting, accepting);
         for ep in [connector.unwrap(), accepted.unwrap()] {
             let socket = connected_socket(&ep);
             assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
@@ -190,9 +190,9 @@ fn bind_options_apply_to_listener_and_connections() {
             taken.await.unwrap_err(),
             Error::AddressInUse(listener.name().clone())
         );
-        let wrong = SocketOptions::new().send_buffer(usize::MAX);
+        let invalid = SocketOptions::new().send_buffer(usize::MAX);
         let refused = Endpoint::options()
-            .socket_options(wrong)
+            .socket_options(invalid)
             .listen("tcp://")
             .await
             .unwrap_err();
@@ -256,14 +256,14 @@ fn connect_resolves_host_names() {
 const HOSTS_FILE: &str = "\
 127.0.0.1 localhost twin
 127.0.0.2 twin
-203.0.113.7 lodge
-127.0.0.1 lodge
+203.0.113.7 partly-local
+127.0.0.1 partly-local
 ";
 
-/// Connects to `twin`, which listens at only one of its two addresses, and binds `lodge`, of whose
-/// two addresses only one is local.
-pub(crate) async fn host_name_client(home: &str) {
-    let mut listener = PassiveEndpoint::bind(home)
+/// Connects to `twin`, which listens at only one of its two addresses, and binds `partly-local`,
+/// one of whose two addresses is local.
+pub(crate) async fn host_name_client(listen_name: &str) {
+    let mut listener = PassiveEndpoint::bind(listen_name)
         .await
         .expect("a loopback address");
     let name = format!("tcp://twin:{}", socket_addr(listener.name()).port());
@@ -280,11 +280,11 @@ pub(crate) async fn host_name_client(home: &str) {
         (listener.name(), &b"welcome"[..])
     );
     accepted.expect("accept");
-    let lodge = PassiveEndpoint::bind("tcp://lodge:0")
+    let partly_local = PassiveEndpoint::bind("tcp://partly-local:0")
         .await
         .expect("one of the addresses is local");
     assert_eq!(
-        socket_addr(lodge.name()).ip(),
+        socket_addr(partly_local.name()).ip(),
         std::net::Ipv4Addr::LOCALHOST
     );
 }
@@ -297,21 +297,21 @@ fn connect_tries_every_address_of_a_host() {
     }
     let hosts = std::env::temp_dir().join(format!("fabric-hosts-{}", std::process::id()));
     std::fs::write(&hosts, HOSTS_FILE).unwrap();
-    for home in ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"] {
-        let ended = TestPeer::start_with_hosts_file(&hosts, "tcp host_name_client", home)
+    for listen_name in ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"] {
+        let ended = TestPeer::start_with_hosts_file(&hosts, "tcp host_name_client", listen_name)
             .and_then(|mut client| client.0.wait());
         match ended.map(|status| status.code()) {
             Ok(Some(0)) => {}
             Ok(Some(EXIT_NO_MOUNT)) => skip(Facility::Netns, "no hosts file can be mounted"),
-            Ok(code) => panic!("{home}: {code:?}"),
+            Ok(code) => panic!("{listen_name}: {code:?}"),
             Err(error) => skip(Facility::Netns, format!("unshare: {error}")),
         }
     }
     std::fs::remove_file(&hosts).unwrap();
 }
 
-/// A connect passes over addresses of another family than the source address; hosts have names in
-/// the object model, too.
+/// A connect with a source address skips addresses of another family. Objects that are opened one
+/// by one can connect to host names, and cannot listen at them.
 #[test]
 fn connect_skips_addresses_of_another_family() {
     run(async {

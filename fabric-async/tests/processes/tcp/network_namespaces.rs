@@ -73,7 +73,7 @@ impl PeerOutput {
         Self(BufReader::new(peer.0.stdout.take().expect("piped")))
     }
 
-    /// Waits for a line that contains `text`; the test harness of the peer prints lines, too.
+    /// Waits for a line that contains `text`, and skips lines of the peer's test harness.
     fn wait_for(&mut self, text: &str) {
         let mut line = String::new();
         while !line.contains(text) {
@@ -115,7 +115,7 @@ pub(crate) async fn link_loss_client(names: &str) {
         sent.expect("send");
         assert_eq!(got.expect("a reply")[..], message[..]);
     }
-    println!("[met]");
+    println!("[connected]");
     let failed = ep.recv().from(peer).await.expect_err("the peer is gone");
     assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
     println!("[gone]");
@@ -148,7 +148,7 @@ pub(crate) async fn rma_owner(name: &str) {
     let mut written = vec![0; REGION_LEN];
     region.read(0, &mut written).expect("read the region");
     assert!(written == pattern(2), "the second pattern");
-    ep.send(requester, "as it was written").await.expect("send");
+    ep.send(requester, "written").await.expect("send");
     let last = ep
         .recv()
         .from(requester)
@@ -162,18 +162,18 @@ pub(crate) async fn rma_client(names: &str) {
     let (name, owner) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
     let peer = ep.add_peer(owner).await.expect("add_peer");
-    ep.send(peer, "where?").await.expect("send");
+    ep.send(peer, "send me a region").await.expect("send");
     let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("a reply")).expect("a region");
     ep.write(peer, remote.at(0), pattern(1))
         .await
         .expect("write");
     assert!(ep.read(peer, remote.slice(..)).await.expect("read")[..] == pattern(1)[..]);
-    let places = [
+    let segments = [
         remote.slice(..10),
         remote.slice(1_000_000..2_000_000),
         remote.slice(20..30),
     ];
-    let read = ep.read(peer, places).await.expect("read_rma_iov");
+    let read = ep.read(peer, segments).await.expect("read_rma_iov");
     assert!(
         read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]
     );
@@ -185,10 +185,7 @@ pub(crate) async fn rma_client(names: &str) {
         .data(77)
         .await
         .expect("write");
-    assert_eq!(
-        &ep.recv().await.expect("a message")[..],
-        b"as it was written"
-    );
+    assert_eq!(&ep.recv().await.expect("a message")[..], b"written");
     println!("[written]");
 }
 
@@ -204,20 +201,20 @@ fn rma_works_across_network_namespaces() {
         return;
     };
     let [a, b] = &veth.0;
-    let at = format!("tcp://{FIRST_IP}:7000");
-    let mut owner = TestPeer::start_in_netns(a, "tcp rma_owner", &at);
+    let name = format!("tcp://{FIRST_IP}:7000");
+    let mut owner = TestPeer::start_in_netns(a, "tcp rma_owner", &name);
     // The pipes must be read, so that the peers can print.
     let mut owner_output = PeerOutput::from_peer(&mut owner);
     owner_output.wait_for("[ready]");
     let mut client =
-        TestPeer::start_in_netns(b, "tcp rma_client", &format!("tcp://{SECOND_IP}:0 {at}"));
+        TestPeer::start_in_netns(b, "tcp rma_client", &format!("tcp://{SECOND_IP}:0 {name}"));
     let mut client_output = PeerOutput::from_peer(&mut client);
     client_output.wait_for("[written]");
     assert!(client.0.wait().expect("wait for the process").success());
     assert!(owner.0.wait().expect("wait for the process").success());
 }
 
-/// After the loss of the link no kernel reports anything, so only the idle timeout detects it.
+/// No kernel reports the loss of the link, so only the idle timeout detects it.
 #[test]
 fn link_loss_is_detected_by_idle_timeout() {
     for (number, cut) in ["link set veth0 down", "link del veth0"]
@@ -228,16 +225,16 @@ fn link_loss_is_detected_by_idle_timeout() {
             return;
         };
         let [a, b] = &veth.0;
-        let at = format!("tcp://{FIRST_IP}:7000");
-        let mut echo_peer = TestPeer::start_in_netns(a, "tcp echo_any_peer", &at);
+        let name = format!("tcp://{FIRST_IP}:7000");
+        let mut echo_peer = TestPeer::start_in_netns(a, "tcp echo_any_peer", &name);
         PeerOutput::from_peer(&mut echo_peer).wait_for("[ready]");
         let mut client = TestPeer::start_in_netns(
             b,
             "tcp link_loss_client",
-            &format!("tcp://{SECOND_IP}:0 {at}"),
+            &format!("tcp://{SECOND_IP}:0 {name}"),
         );
         let mut output = PeerOutput::from_peer(&mut client);
-        output.wait_for("[met]");
+        output.wait_for("[connected]");
         let cut_output = run_ip(&format!("-n {a} {cut}")).expect("start ip");
         assert!(
             cut_output.status.success(),

@@ -66,7 +66,7 @@ fn unknown_host_error_names_the_host() {
     });
 }
 
-/// Endpoints pass over addresses of the other family, so that a host may have no usable address.
+/// Endpoints skip addresses of the other family; a host without another address is unknown.
 #[test]
 fn add_peer_skips_addresses_of_another_family() {
     run(async {

@@ -151,10 +151,7 @@ impl PingPongSide {
     async fn finish(self, mut program: TestPeer) {
         self.ep.send(self.peer, "fin\0").await.unwrap();
         assert_eq!(&self.ep.recv().await.unwrap()[..], b"fin\0");
-        assert!(
-            exited_successfully(&mut program.0),
-            "fi_pingpong is not content"
-        );
+        assert!(exited_successfully(&mut program.0), "fi_pingpong failed");
         assert_eq!(
             (self.sent, self.ep.stats().failed, self.ep.stats().dropped),
             (self.received, 0, 0)

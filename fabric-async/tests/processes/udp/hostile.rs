@@ -75,7 +75,7 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
                 .unwrap();
             for _ in 0..2 {
                 let mut peer = TestPeer::start("udp flood", &ep.name().to_string());
-                // The endpoint progresses meanwhile; the kernel may drop datagrams.
+                // The kernel may drop datagrams.
                 while peer.0.try_wait().unwrap().is_none() {
                     ep.domain().progress();
                     assert!(ep.stats().unexpected_bytes <= 4 << 20);

@@ -1,4 +1,5 @@
-//! Peers over UDP that die and restart, multicast groups, floods, and libfabric's fi_pingpong.
+//! Peers over UDP: processes that are killed and restarted, multicast groups, floods, and
+//! libfabric's fi_pingpong.
 
 mod fi_pingpong;
 mod hostile;
@@ -18,9 +19,9 @@ use crate::test_peer::TestPeer;
 async fn assert_still_works(ep: &Endpoint) {
     let client = Endpoint::bind("udp://").await.unwrap();
     let peer = client.add_peer(ep.name()).await.unwrap();
-    client.send(peer, "are you there").await.unwrap();
+    client.send(peer, "still working").await.unwrap();
     let got = ep.recv().await.unwrap();
-    assert_eq!(&got[..], b"are you there");
+    assert_eq!(&got[..], b"still working");
     ep.send(got.source().unwrap(), "yes").await.unwrap();
     assert_eq!(&client.recv().await.unwrap()[..], b"yes");
 }
@@ -70,7 +71,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 .bind("udp://")
                 .await
                 .unwrap();
-            // A port that was free a moment ago, on an address of this process alone.
+            // A port that was just free, on an address that only this process uses.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 5 } else { 4 };
             let at = UdpSocket::bind(format!("127.{high}.{low}.{host}:0"))
@@ -79,19 +80,19 @@ fn restarted_peer_keeps_its_address_handle() {
                 .unwrap();
             let (name, mut events) = (format!("udp://{at}"), ep.take_events().unwrap());
             let addr = ep.add_peer(&name[..]).await.unwrap();
-            for life in 0..10u8 {
+            for round in 0..10u8 {
                 let mut peer = TestPeer::start("udp echo", &format!("{name} {}", ep.name()));
                 let ready = ep.recv().await.unwrap();
                 assert_eq!((&ready[..], ready.source()), (&b"ready"[..], Ok(addr)));
                 for len in [0, 1, 1000, 1472] {
-                    ep.send(addr, vec![life; len]).await.unwrap();
-                    assert_eq!(ep.recv().await.unwrap()[..], vec![life; len]);
+                    ep.send(addr, vec![round; len]).await.unwrap();
+                    assert_eq!(ep.recv().await.unwrap()[..], vec![round; len]);
                 }
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();
-                // Over UDP no error reports that the peer is gone.
+                // Over UDP no error reports that the peer has ended.
                 for _ in 0..3 {
-                    ep.send(addr, "into the dark").await.unwrap();
+                    ep.send(addr, "to a closed port").await.unwrap();
                 }
                 assert_eq!(ep.probe().try_probe().unwrap(), None);
             }

@@ -69,12 +69,12 @@ fn traffic_class_is_set_on_every_packet() {
     };
     // An address of this process alone, so that the raw socket gets no other packets.
     let [.., high, low] = std::process::id().to_be_bytes();
-    let here = SocketAddr::from(([127, high, low, 251], 0));
-    rustix::net::bind(&raw, &here).unwrap();
+    let local = SocketAddr::from(([127, high, low, 251], 0));
+    rustix::net::bind(&raw, &local).unwrap();
     run(async {
         for (class, dscp) in CLASSES {
             let ep = open_endpoint("udp://127.0.0.1:0", class).unwrap();
-            let plain = UdpSocket::bind(here).unwrap();
+            let plain = UdpSocket::bind(local).unwrap();
             let name = format!("udp://{}", plain.local_addr().unwrap());
             let peer = ep.address_vector().insert(&name[..]).unwrap();
             // A single send, and a batch.
@@ -83,7 +83,7 @@ fn traffic_class_is_set_on_every_packet() {
             for _ in 0..9 {
                 plain.recv(&mut [0; 8]).unwrap();
             }
-            // The raw socket has got every packet that the plain socket has.
+            // The raw socket has received the same packets as the plain socket.
             let mut packet = [0; 100];
             for _ in 0..9 {
                 let (len, _) = rustix::net::recv(&raw, &mut packet, RecvFlags::empty()).unwrap();
