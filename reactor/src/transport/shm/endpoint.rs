@@ -348,7 +348,7 @@ impl Drop for ShmEndpoint {
     }
 }
 
-/// Fails an operation that was posted on a closed endpoint.
-pub(crate) fn complete_closed(engine: &mut impl EngineContext, op: OpKey) {
+/// Completes an operation that was posted on a closed endpoint with [`Error::Closed`].
+pub(crate) fn fail_closed(engine: &mut impl EngineContext, op: OpKey) {
     engine.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

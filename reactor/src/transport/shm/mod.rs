@@ -96,7 +96,7 @@ const MSG_ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::WAR)
     .union(MsgOrder::WAW);
 
-/// Limit of `rma_iov_limit`: few enough that walking the ranges costs nothing noticeable.
+/// Remote ranges that one operation may have (`rma_iov_limit`).
 const RMA_IOV_LIMIT: usize = 64;
 
 impl Transport for ShmTransport {
@@ -147,28 +147,30 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     }
 }
 
-/// The data path of a domain: its endpoints.
+/// A domain of the transport: its endpoints and passive endpoints. The engine calls it under the
+/// domain's lock. The *position* of an endpoint is its index in `endpoints`.
 struct ShmDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<ShmEndpoint>,
     /// Passive endpoints, which passes do not poll.
     passive: Vec<ShmPassiveEndpoint>,
-    /// Index of each endpoint in `endpoints`, by [`EpId::index`].
+    /// Position of each endpoint by [`EpId::index`]; `None` for a passive or closed endpoint.
     positions: Vec<Option<u32>>,
-    /// Indices of the endpoints that every pass polls; `rx_table` says why idle endpoints may be
-    /// left out.
+    /// Positions of the endpoints that every pass polls: those with `active` set. `rx_table`
+    /// explains why passes need not poll idle endpoints.
     active: Vec<usize>,
-    /// Index of the idle endpoint that was polled last.
+    /// Position that [`poll_idle`](Self::poll_idle) looked at last.
     idle_cursor: usize,
-    /// A forked child makes no progress passes: the connections belong to the parent.
+    /// In a forked child the domain makes no progress: the connections belong to the parent.
     fork_guard: ForkGuard,
     loan_pool: LoanPool,
-    /// Which messages use single copy; set by the application, or when the first endpoint is
-    /// opened.
+    /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when the
+    /// first endpoint is opened.
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 
-/// Settings that the endpoints of a domain use to send long messages.
+/// The loan pool and the single-copy policy of a domain, which its endpoints send long messages
+/// with.
 #[derive(Clone, Debug)]
 struct TxResources {
     loan_pool: LoanPool,
@@ -177,34 +179,34 @@ struct TxResources {
 }
 
 impl ShmDomain {
-    /// Returns an endpoint and marks it active, because an operation concerns it.
+    /// Returns an endpoint and marks it active.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if the domain has no such endpoint.
     #[inline(always)] // fast path of small messages
     fn activate_endpoint(&mut self, ep: EpId) -> Result<&mut ShmEndpoint> {
-        let position = self.position(ep).unwrap_or(usize::MAX);
-        let Some(endpoint) = self.endpoints.get_mut(position) else {
-            return Err(Error::Closed(Class::Endpoint));
-        };
-        if !std::mem::replace(&mut endpoint.active, true) {
-            self.active.push(position);
-        }
-        Ok(endpoint)
+        let position = self.position(ep).ok_or(Error::Closed(Class::Endpoint))?;
+        self.mark_active(position);
+        Ok(&mut self.endpoints[position])
     }
 
-    /// Marks the endpoint at this index active.
+    /// Marks the endpoint at this position active.
+    #[inline]
     fn mark_active(&mut self, position: usize) {
         if !std::mem::replace(&mut self.endpoints[position].active, true) {
             self.active.push(position);
         }
     }
 
-    /// Returns the index of an endpoint in `endpoints`.
+    /// Returns the position of an endpoint.
     #[inline]
     fn position(&self, ep: EpId) -> Option<usize> {
         let position = self.positions.get(ep.index()).copied().flatten()? as usize;
         (self.endpoints[position].id() == ep).then_some(position)
     }
 
-    /// Polls one idle endpoint, round-robin. Returns whether anything progressed.
+    /// Polls the next endpoint, round-robin, if the endpoint is idle. Returns whether anything
+    /// progressed.
     fn poll_idle(&mut self, engine: &mut impl EngineContext) -> bool {
         self.idle_cursor = if self.idle_cursor + 1 < self.endpoints.len() {
             self.idle_cursor + 1
@@ -225,6 +227,7 @@ impl ShmDomain {
         progressed
     }
 
+    /// Adds an endpoint.
     fn insert(&mut self, ep: EpId, endpoint: ShmEndpoint) {
         let index = ep.index();
         if index >= self.positions.len() {
@@ -234,7 +237,8 @@ impl ShmDomain {
         self.endpoints.push(endpoint);
     }
 
-    /// Returns the settings for a new endpoint.
+    /// Returns the resources of a new endpoint. From then on the single-copy policy is fixed unless
+    /// the application sets it.
     fn tx_resources(&mut self) -> TxResources {
         let single_copy = *self
             .single_copy
@@ -245,6 +249,7 @@ impl ShmDomain {
         }
     }
 
+    /// Removes an endpoint. The last endpoint takes its position.
     fn remove(&mut self, ep: EpId) -> Option<ShmEndpoint> {
         let position = self.position(ep)?;
         self.positions[ep.index()] = None;
@@ -262,7 +267,8 @@ impl ShmDomain {
     }
 }
 
-/// Opens at this name, or at a generated name where `at` is `None` or has an empty name.
+/// Calls `open` with the name `at`. If `at` is `None` or has an empty name, calls `open` with
+/// generated names until one is free.
 fn with_free_name<T>(
     at: Option<&Address>,
     mut open: impl FnMut(&Address) -> Result<T>,
@@ -274,7 +280,8 @@ fn with_free_name<T>(
             return open(at);
         }
     }
-    // A process in another PID namespace on the same network may have an endpoint of the same name.
+    // A process in another PID namespace may have an endpoint of the generated name: abstract names
+    // are per network namespace.
     loop {
         let index = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.{index}", std::process::id());
@@ -438,14 +445,14 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     fn post_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_recv(engine, op, spec),
-            Err(_) => endpoint::complete_closed(engine, op),
+            Err(_) => endpoint::fail_closed(engine, op),
         }
     }
 
     fn post_multi_recv(&mut self, engine: &mut E, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
-            Err(_) => endpoint::complete_closed(engine, op),
+            Err(_) => endpoint::fail_closed(engine, op),
         }
     }
 
@@ -477,7 +484,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     }
 
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
-        // An endpoint without buffered messages from this address stays idle.
+        // Only an endpoint that has something to do now becomes active.
         let Some(position) = self.position(ep) else {
             return;
         };

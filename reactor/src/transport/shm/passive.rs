@@ -129,7 +129,7 @@ impl ShmPassiveEndpoint {
             if self.requests.len() >= MAX_PENDING_REQUESTS {
                 return self.stop_accepting(AcceptState::QueueFull);
             }
-            if closer::wake_when_free(&self.wait_set) {
+            if closer::register_if_full(&self.wait_set) {
                 return self.retry_accept();
             }
             match self.listener.accept() {

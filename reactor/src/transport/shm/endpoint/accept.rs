@@ -31,7 +31,7 @@ impl ShmEndpoint {
     pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
-            if closer::wake_when_free(&self.wait_set) {
+            if closer::register_if_full(&self.wait_set) {
                 return self.stop_accepting();
             }
             if !self
@@ -90,7 +90,7 @@ impl ShmEndpoint {
             return;
         };
         // The queue may be full again: the endpoint registers again then.
-        if closer::wake_when_free(&self.wait_set)
+        if closer::register_if_full(&self.wait_set)
             || self.wait_set.watch(listener.as_fd(), token).is_err()
         {
             return;
