@@ -73,7 +73,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use crate::transport::fork_guard::ForkGuard;
 use crate::transport::info_templates;
 
-use endpoint::{ShmEndpoint, ShmToken};
+use endpoint::{ShmConfig, ShmEndpoint, ShmToken};
 use loans::LoanPool;
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
@@ -237,15 +237,20 @@ impl ShmDomain {
         self.endpoints.push(endpoint);
     }
 
-    /// Returns the resources of a new endpoint. From then on the single-copy policy is fixed unless
-    /// the application sets it.
-    fn tx_resources(&mut self) -> TxResources {
+    /// Returns the configuration of a new endpoint. Sets the single-copy policy if it is not set.
+    fn endpoint_config<'a>(&mut self, info: &'a Info, rx_source: RxSource<'a>) -> ShmConfig<'a> {
         let single_copy = *self
             .single_copy
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
-        TxResources {
-            loan_pool: self.loan_pool.clone(),
-            single_copy,
+        let loan_pool = self.loan_pool.clone();
+        ShmConfig {
+            info,
+            tx_resources: TxResources {
+                loan_pool,
+                single_copy,
+            },
+            wait_set: self.wait_set.clone(),
+            rx_source,
         }
     }
 
@@ -300,11 +305,9 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         at: Option<&Address>,
         receiving: RxSource<'_>,
     ) -> Result<Address> {
-        let resources = self.tx_resources();
+        let config = self.endpoint_config(info, receiving);
         let opened = with_free_name(at, |name| {
-            let wait = self.wait_set.clone();
-            let resources = (info, resources.clone());
-            ShmEndpoint::open(ep, name.clone(), resources, wait, receiving)
+            ShmEndpoint::open(ep, name.clone(), config.clone())
         })?;
         let name = opened.name().clone();
         self.insert(ep, opened);
@@ -339,9 +342,8 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Domain));
         }
-        let resources = (info, self.tx_resources());
-        let waits = (self.wait_set.clone(), receiving);
-        let opened = ShmEndpoint::open_connected(engine, ep, resources, params, waits)?;
+        let config = self.endpoint_config(info, receiving);
+        let opened = ShmEndpoint::open_connected(engine, ep, config, params)?;
         self.insert(ep, opened);
         // An accepted endpoint can receive now.
         self.mark_active(self.endpoints.len() - 1);

@@ -1,4 +1,5 @@
-//! Acks and returned slots: what an endpoint reports to the senders of its messages.
+//! Acks and returned slots, which an endpoint reports to the senders of its messages. A slot is
+//! returned when its loan was dropped or its single-copy message was copied.
 
 use fabric_core::event::DownReason;
 use fabric_core::transport::EngineContext;
@@ -34,15 +35,15 @@ impl ShmEndpoint {
         self.wake_for_returned_slots(engine);
     }
 
-    /// Copies one chunk of a message from its sender's memory; the sender is woken after the last
-    /// one.
+    /// Copies one chunk of a message from its sender's memory; after the last chunk wakes the sender.
+    /// Returns whether anything was copied.
     #[cold]
     pub(super) fn progress_copies(&mut self, engine: &mut impl EngineContext) -> bool {
         let copied = self.rx.own.copy_next_chunk(engine);
         self.send_acks();
         self.wake_for_returned_slots(engine);
         if self.rx.own.has_work() {
-            // The sender waits for the copy even if no local task does.
+            // The copy must progress even if no local task waits, because the sender waits.
             engine.request_progress();
         }
         copied

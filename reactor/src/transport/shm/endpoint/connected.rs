@@ -1,9 +1,9 @@
 //! Connected endpoints (`FI_EP_MSG`): one peer, one connection in each direction, no listener.
 //!
-//! `cm` describes how they connect. Afterwards the endpoint sends and receives as a connectionless
-//! one does. What differs is the end: the connection ends in both directions at once and is not
+//! `cm` describes how endpoints connect. An established endpoint sends and receives as a
+//! connectionless endpoint does, but its connection ends in both directions at once and is not
 //! made again. The end of either direction fails the sends. Records that the peer left in its ring
-//! are still received; then the event is reported, and receives fail.
+//! are still received; then `Shutdown` is reported, and receives fail.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,9 +11,7 @@ use std::time::Duration;
 
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
-use fabric_core::info::Info;
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::RxSource;
 use fabric_core::transport::{
     ConnReqHandle, ConnectMode, ConnectParams, Connected, EngineContext, EpId, WaitSet,
 };
@@ -28,54 +26,84 @@ use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
 use super::super::socket::{self, PeerCredentials, ShmSocket};
 use super::super::tx_connection::TxConnection;
-use super::super::{TxResources, with_free_name};
+use super::super::with_free_name;
 use super::disconnect::end_tx_connection;
-use super::{ShmEndpoint, ShmToken};
+use super::{ShmConfig, ShmEndpoint, ShmEndpointKind, ShmToken};
 use crate::transport::timer::Timer;
 
-/// Polls of the peer's control messages when the connection ends.
-const LAST_POLLS: usize = 4;
+/// Times that the control messages of the peer are read when the connection ends; each time reads
+/// up to `READS_PER_POLL` messages.
+const MAX_FINAL_READS: usize = 4;
 
 /// The connection of a connected endpoint.
 pub(super) struct MsgConnection {
+    /// Name of the peer: that of the passive endpoint, or of the client.
     peer: Address,
+    /// Address handle of the peer, whose index is that of the sending end in the connection table.
     addr: FiAddr,
-    state: MsgState,
-    /// Whether the end was reported to the event queue.
-    end_reported: bool,
+    state: MsgConnectionState,
+    /// Whether `Shutdown` was reported to the event queue.
+    shutdown_reported: bool,
+    /// Whether the next pass has to fail receives: a multi-receive takes its messages in passes and
+    /// fails afterwards.
+    pub(super) has_recvs_to_fail: bool,
 }
 
 /// State of the connection of a connected endpoint.
-enum MsgState {
-    /// The program of the peer has not answered the request yet.
+enum MsgConnectionState {
+    /// The client waits for the answer of the server's program.
     Connecting(ShmConnectAttempt),
+    /// The connection is established, or the endpoint is being opened to accept a request.
     Connected,
-    /// There is no connection any more, for this reason.
+    /// The connection has ended or was not established, for this reason.
     Disconnected(Error),
 }
 
 /// A connection attempt that waits for its answer.
 struct ShmConnectAttempt {
+    /// `FI_TAGGED` and `FI_ATOMIC` if the endpoint has them.
     caps: Caps,
     private_data: Vec<u8>,
+    /// Expires when the connect timeout has passed.
     timer: Timer,
     wait_set: Arc<dyn WaitSet>,
 }
 
-/// A step of a connection attempt.
+/// Result of receiving one message while the client waits for the answer.
 enum AnswerStep {
-    /// The answer has not arrived.
+    /// No message has arrived.
     Pending,
-    /// Another message may have arrived.
-    Again,
-    /// The program of the peer, whose process has these credentials, has accepted.
+    /// A message was handled, and another one may have arrived.
+    Continue,
+    /// The program of the server, whose process has these credentials, has accepted.
     Accepted(CmAccept, PeerCredentials),
     Failed(Error),
 }
 
+/// Returns the failure of an attempt whose server violates the protocol.
 fn violation(peer: Address, what: &'static str) -> AnswerStep {
     let what = what.into();
     AnswerStep::Failed(Error::Protocol { peer, what })
+}
+
+impl ShmConnectAttempt {
+    /// Starts the timer of an attempt, and watches the timer.
+    fn start(
+        (caps, private_data): (Caps, &[u8]),
+        timeout: Duration,
+        wait_set: &Arc<dyn WaitSet>,
+        token: u64,
+    ) -> Result<Self> {
+        let timer = Timer::new()?;
+        timer.watch(&**wait_set, token)?;
+        timer.set(Some(timeout));
+        Ok(Self {
+            caps,
+            private_data: private_data.to_vec(),
+            timer,
+            wait_set: wait_set.clone(),
+        })
+    }
 }
 
 impl Drop for ShmConnectAttempt {
@@ -89,30 +117,35 @@ impl ShmEndpoint {
     pub(crate) fn open_connected(
         engine: &mut impl EngineContext,
         id: EpId,
-        (info, tx_resources): (&Info, TxResources),
+        config: ShmConfig<'_>,
         params: ConnectParams<'_>,
-        (wait, receiving): (Arc<dyn WaitSet>, RxSource<'_>),
     ) -> Result<Self> {
         let (peer, addr) = (params.peer, params.fi_addr);
         peer.check_scheme(Scheme::Shm)?;
-        // The name is known once the connection is established.
-        let resources = (info, tx_resources.clone());
-        let mut endpoint = Self::new(id, peer.clone(), None, resources, wait, receiving);
-        let at = addr.index();
-        let tx = TxConnection::new(peer.clone(), addr, tx_resources);
-        endpoint.tx_connections.insert(at, tx);
-        endpoint.tx_indices.push(at);
-        endpoint.msg = Some(Box::new(MsgConnection {
+        let caps = config.info.caps & (Caps::TAGGED | Caps::ATOMIC);
+        let state = match &params.mode {
+            ConnectMode::Connect { timeout, .. } => {
+                let (local, token) = ((caps, params.data), ShmToken::Timer.pack(id));
+                let attempt = ShmConnectAttempt::start(local, *timeout, &config.wait_set, token)?;
+                MsgConnectionState::Connecting(attempt)
+            }
+            ConnectMode::Accept(_) => MsgConnectionState::Connected,
+        };
+        let kind = ShmEndpointKind::Msg(Box::new(MsgConnection {
             peer: peer.clone(),
             addr,
-            state: MsgState::Connected,
-            end_reported: false,
+            state,
+            shutdown_reported: false,
+            has_recvs_to_fail: false,
         }));
-        let caps = info.caps & (Caps::TAGGED | Caps::ATOMIC);
+        let tx_index = addr.index();
+        let tx = TxConnection::new(peer.clone(), addr, config.tx_resources.clone());
+        // The name is replaced when the endpoint has connected or accepted.
+        let mut endpoint = Self::new(id, peer.clone(), kind, config);
+        endpoint.tx_connections.insert(tx_index, tx);
+        endpoint.tx_indices.push(tx_index);
         match params.mode {
-            ConnectMode::Connect { from, timeout } => {
-                endpoint.start_connect(engine, from, (caps, params.data), timeout)?;
-            }
+            ConnectMode::Connect { from, .. } => endpoint.start_connect(engine, from)?,
             ConnectMode::Accept(request) => {
                 endpoint.accept_request(engine, request, (caps, params.data))?;
             }
@@ -120,39 +153,29 @@ impl ShmEndpoint {
         Ok(endpoint)
     }
 
-    /// Connects to the passive endpoint. A failure is the result of the attempt, unless it is this
-    /// side's.
+    /// Connects to the passive endpoint. An error of the server is reported as the result of the
+    /// attempt, and an error of this process is returned.
     fn start_connect(
         &mut self,
         engine: &mut impl EngineContext,
         from: Option<&Address>,
-        (caps, private_data): (Caps, &[u8]),
-        timeout: Duration,
     ) -> Result<()> {
-        let Some((peer, at)) = self.msg_peer() else {
+        let Some((peer, tx_index)) = self.msg_peer() else {
             return Ok(());
         };
         if let Some(from) = from {
             from.check_scheme(Scheme::Shm)?;
         }
-        let timer = Timer::new()?;
-        timer.watch(&*self.wait_set, ShmToken::Timer.pack(self.id))?;
-        let attempt = ShmConnectAttempt {
-            caps,
-            private_data: private_data.to_vec(),
-            timer,
-            wait_set: self.wait_set.clone(),
-        };
-        attempt.timer.set(Some(timeout));
-        self.set_msg_state(MsgState::Connecting(attempt));
         let (token, incarnation) = (
-            ShmToken::Tx(at as u32).pack(self.id),
+            ShmToken::Tx(tx_index as u32).pack(self.id),
             self.local.incarnation,
         );
         let connected = with_free_name(from, |name| {
-            self.tx_connections.lock(at).map_or(Ok(()), |mut tx| {
-                tx.connect_from(name, incarnation, token, &self.wait_set)
-            })?;
+            self.tx_connections
+                .lock(tx_index)
+                .map_or(Ok(()), |mut tx| {
+                    tx.connect_from(name, incarnation, token, &self.wait_set)
+                })?;
             Ok(name.clone())
         });
         match connected {
@@ -162,7 +185,7 @@ impl ShmEndpoint {
                 | Error::ConnectionRefused { .. }
                 | Error::OtherUser { .. }),
             ) => {
-                self.set_msg_state(MsgState::Disconnected(error.clone()));
+                self.set_msg_state(MsgConnectionState::Disconnected(error.clone()));
                 engine.on_connected(self.id, &peer, Err(error));
             }
             Err(error) => return Err(error),
@@ -170,12 +193,12 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Handles a readable socket while the answer is awaited.
-    pub(super) fn on_answer_ready(&mut self, engine: &mut impl EngineContext) {
+    /// Handles a readable socket of the client while it waits for the answer.
+    pub(super) fn on_connect_readable(&mut self, engine: &mut impl EngineContext) {
         loop {
             let error = match self.poll_answer() {
                 AnswerStep::Pending => return,
-                AnswerStep::Again => continue,
+                AnswerStep::Continue => continue,
                 AnswerStep::Failed(error) => error,
                 AnswerStep::Accepted(accept, credentials) => {
                     match self.on_accepted(engine, accept, credentials) {
@@ -194,9 +217,9 @@ impl ShmEndpoint {
         let Some(MsgConnection {
             peer,
             addr,
-            state: MsgState::Connecting(attempt),
+            state: MsgConnectionState::Connecting(attempt),
             ..
-        }) = self.msg.as_deref()
+        }) = self.msg()
         else {
             return AnswerStep::Pending;
         };
@@ -229,7 +252,7 @@ impl ShmEndpoint {
                 Err(errno) if !is_gone(errno) => {
                     AnswerStep::Failed(Error::os("sendmsg", errno.raw_os_error()))
                 }
-                _ => AnswerStep::Again,
+                _ => AnswerStep::Continue,
             },
             (CmAnswer::Accepted(accept), Some(credentials)) if tx.is_segment_sent() => {
                 AnswerStep::Accepted(accept, credentials)
@@ -250,7 +273,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Handles the timer: the answer did not arrive in time.
+    /// Handles the timer of an attempt: the answer has not arrived in time.
     pub(super) fn on_connect_timeout(&mut self, engine: &mut impl EngineContext) {
         if let Some((peer, _)) = self.msg_peer() {
             self.on_connect_failed(engine, Error::TimedOut(peer));
@@ -258,17 +281,18 @@ impl ShmEndpoint {
     }
 
     fn on_connect_failed(&mut self, engine: &mut impl EngineContext, error: Error) {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return;
         };
-        if !matches!(msg.state, MsgState::Connecting(_)) {
+        if !matches!(msg.state, MsgConnectionState::Connecting(_)) {
             return;
         }
-        msg.state = MsgState::Disconnected(error.clone());
-        if let Some(mut tx) = self.tx_connections.lock(msg.addr.index()) {
+        msg.state = MsgConnectionState::Disconnected(error.clone());
+        let (peer, tx_index) = (msg.peer.clone(), msg.addr.index());
+        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.close(engine, &error);
         }
-        engine.on_connected(self.id, &msg.peer, Err(error));
+        engine.on_connected(self.id, &peer, Err(error));
     }
 
     /// Handles the accept of the peer's program.
@@ -296,7 +320,7 @@ impl ShmEndpoint {
         if let Some(mut tx) = self.tx_connections.lock(at) {
             tx.establish(server.incarnation);
         }
-        self.set_msg_state(MsgState::Connected);
+        self.set_msg_state(MsgConnectionState::Connected);
         let connected = Connected {
             name: self.name.clone(),
             data: server.private_data,
@@ -367,10 +391,9 @@ impl ShmEndpoint {
         segment: Segment,
         socket: ShmSocket,
     ) -> RxConnection {
-        let peer = match self.msg.as_deref() {
-            Some(msg) => msg.peer.clone(),
-            None => self.name.clone(),
-        };
+        let peer = self
+            .msg()
+            .map_or_else(|| self.name.clone(), |msg| msg.peer.clone());
         self.last_peer_key += 1;
         let key = PeerKey(self.last_peer_key);
         let key = self.rx.peer_connected(engine, key, &peer);
@@ -388,49 +411,72 @@ impl ShmEndpoint {
         rx.ok_or(Error::Closed(Class::Endpoint))
     }
 
-    /// Returns whether this is a connected endpoint whose request was not answered yet.
-    pub(super) fn is_connecting(&self) -> bool {
-        let is_connecting = |msg: &MsgConnection| matches!(msg.state, MsgState::Connecting(_));
-        self.msg.as_deref().is_some_and(is_connecting)
+    /// Returns the connection of a connected endpoint; `None` for a connectionless endpoint.
+    fn msg(&self) -> Option<&MsgConnection> {
+        match &self.kind {
+            ShmEndpointKind::Msg(msg) => Some(msg),
+            ShmEndpointKind::Rdm(_) => None,
+        }
     }
 
-    /// Returns why a connected endpoint has no connection; `None` for a connectionless endpoint,
-    /// which connects again.
+    /// Returns the connection of a connected endpoint; `None` for a connectionless endpoint.
+    fn msg_mut(&mut self) -> Option<&mut MsgConnection> {
+        match &mut self.kind {
+            ShmEndpointKind::Msg(msg) => Some(msg),
+            ShmEndpointKind::Rdm(_) => None,
+        }
+    }
+
+    /// Returns whether the endpoint is a client that waits for its answer.
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(
+            self.msg(),
+            Some(MsgConnection {
+                state: MsgConnectionState::Connecting(_),
+                ..
+            })
+        )
+    }
+
+    /// Returns the error of a transmit operation that finds no connection. `None` for a
+    /// connectionless endpoint, which connects again.
     pub(super) fn disconnect_error(&self) -> Option<Error> {
-        let msg = self.msg.as_deref()?;
+        let msg = self.msg()?;
         Some(match &msg.state {
-            MsgState::Disconnected(error) => error.clone(),
-            MsgState::Connecting(_) | MsgState::Connected => Error::PeerGone(msg.peer.clone()),
+            MsgConnectionState::Disconnected(error) => error.clone(),
+            MsgConnectionState::Connecting(_) | MsgConnectionState::Connected => {
+                Error::PeerGone(msg.peer.clone())
+            }
         })
     }
 
-    /// Returns the name of the peer, and the index of the connection to it.
+    /// Returns the name of the peer, and the index of the sending end in the connection table.
     fn msg_peer(&self) -> Option<(Address, usize)> {
-        let msg = self.msg.as_deref()?;
+        let msg = self.msg()?;
         Some((msg.peer.clone(), msg.addr.index()))
     }
 
-    fn set_msg_state(&mut self, state: MsgState) {
-        if let Some(msg) = self.msg.as_deref_mut() {
+    fn set_msg_state(&mut self, state: MsgConnectionState) {
+        if let Some(msg) = self.msg_mut() {
             msg.state = state;
         }
     }
 
-    /// Shuts the connection down: completed sends stay in the ring for the peer.
+    /// Shuts the connection down. The peer still receives the completed sends from the ring.
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented.
     pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) -> Result<()> {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return Err(Error::NotSupported(
                 "shutdown of endpoints other than FI_EP_MSG",
             ));
         };
-        if !matches!(msg.state, MsgState::Connected) {
+        if !matches!(msg.state, MsgConnectionState::Connected) {
             return Ok(());
         }
-        msg.state = MsgState::Disconnected(Error::Closed(Class::Endpoint));
-        msg.end_reported = true;
+        msg.state = MsgConnectionState::Disconnected(Error::Closed(Class::Endpoint));
+        msg.shutdown_reported = true;
         let peer = msg.peer.clone();
         self.rx.collect_acks();
         self.send_acks();
@@ -444,9 +490,9 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Handles the end of one direction: the connection ends.
+    /// Handles the end of one direction: ends the other direction too.
     pub(super) fn on_msg_ended(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return;
         };
         let peer = msg.peer.clone();
@@ -457,13 +503,14 @@ impl ShmEndpoint {
             },
             _ => Error::PeerGone(peer),
         };
-        if matches!(msg.state, MsgState::Connected) {
-            msg.state = MsgState::Disconnected(error.clone());
+        if matches!(msg.state, MsgConnectionState::Connected) {
+            msg.state = MsgConnectionState::Disconnected(error.clone());
         }
         self.end_directions(engine, reason, &error);
     }
 
-    /// Fails the sends, and receives from now on only what is in the ring of the peer.
+    /// Ends both directions: fails the sends with `error`. From then on only records that are in the
+    /// peer's ring are received.
     fn end_directions(
         &mut self,
         engine: &mut impl EngineContext,
@@ -474,15 +521,16 @@ impl ShmEndpoint {
             tx.send_control(ControlMessage::EndpointClosed);
             end_tx_connection(tx, self.id, engine, error);
         });
-        let mut ats = Vec::new();
-        self.rx_connections.for_each_peer(|at, _| ats.push(at));
-        for at in ats {
-            self.rx_connections.activate(at);
-            let Some(rx) = self.rx_connections.get_mut(at) else {
+        let mut rx_indices = Vec::new();
+        self.rx_connections
+            .for_each_peer(|rx_index, _| rx_indices.push(rx_index));
+        for rx_index in rx_indices {
+            self.rx_connections.activate(rx_index);
+            let Some(rx) = self.rx_connections.get_mut(rx_index) else {
                 continue;
             };
-            // Records in the ring may refer to memory that the peer has granted.
-            let _ = (0..LAST_POLLS).find(|_| rx.on_readable(engine).is_some());
+            // Records in the ring may refer to loans whose grants are still in the socket.
+            let _ = (0..MAX_FINAL_READS).find(|_| rx.on_readable(engine).is_some());
             // A socket that has hung up stays readable and would keep the domain awake.
             rx.unwatch();
             if rx.mark_down(reason) {
@@ -496,12 +544,12 @@ impl ShmEndpoint {
         engine.request_rearm();
     }
 
-    /// Handles that everything the peer has sent was received, after the connection has ended.
+    /// Reports `Shutdown` and fails receives: the connection has ended and the peer's ring is empty.
     pub(super) fn on_msg_drained(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return;
         };
-        if !std::mem::replace(&mut msg.end_reported, true) {
+        if !std::mem::replace(&mut msg.shutdown_reported, true) {
             let peer = msg.peer.clone();
             engine.event(self.id, EventKind::Shutdown { peer, reason });
         }
@@ -513,18 +561,16 @@ impl ShmEndpoint {
     /// is empty. Receives of a shared context stay posted for its other endpoints.
     #[cold]
     pub(super) fn fail_recvs(&mut self, engine: &mut impl EngineContext) {
-        let Some(MsgConnection {
-            state: MsgState::Disconnected(error),
-            ..
-        }) = self.msg.as_deref()
-        else {
+        let ShmEndpointKind::Msg(msg) = &mut self.kind else {
+            return;
+        };
+        let MsgConnectionState::Disconnected(error) = &msg.state else {
             return;
         };
         if self.rx.is_shared() || self.rx_connections.peers().next().is_some() {
             return;
         }
         self.rx.own.fail_posted(engine, error);
-        // A multi-receive takes its messages in passes, and fails afterwards.
-        self.resume_due = self.rx.own.is_busy();
+        msg.has_recvs_to_fail = self.rx.own.is_busy();
     }
 }

@@ -31,15 +31,15 @@ impl ShmEndpoint {
         &mut self.rx.own
     }
 
-    /// Continues after a receive was posted or a message was discarded or, in a shared receive
-    /// queue, copied.
+    /// Handles a change of the receive queue: a receive was posted, a message was discarded, or a
+    /// message of a shared receive queue was copied.
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
         if self.has_rx_hook {
             self.run_rx_hook(engine);
         }
         self.send_acks();
         if self.rx.own.has_work() {
-            // The sender waits for the copy even if no local task does.
+            // The copy must progress even if no local task waits, because the sender waits.
             engine.request_progress();
             engine.request_rearm();
         }
@@ -57,16 +57,18 @@ impl ShmEndpoint {
         }
     }
 
+    /// Cancels a posted receive, or a queued transmit operation of which nothing was sent. Returns
+    /// whether the operation was cancelled.
     pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
         if self.rx.own.cancel(engine, op) {
             return true;
         }
-        let cancels = |peer_index: &usize| {
+        let is_cancelled = |peer_index: &usize| {
             self.tx_connections
                 .lock(*peer_index)
                 .is_some_and(|mut tx| tx.cancel(op))
         };
-        let Some(peer_index) = self.tx_queued.iter().copied().find(cancels) else {
+        let Some(peer_index) = self.tx_queued.iter().copied().find(is_cancelled) else {
             return false;
         };
         // Operations queued behind the cancelled one may go now.
@@ -85,7 +87,7 @@ impl ShmEndpoint {
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        // The sender may have got an address handle since, or lost it.
+        // The sender's address handle may have been inserted or removed since the message arrived.
         let mut peers = self.rx_connections.peers();
         let peer = peers.find(|peer| peer.peer_key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
@@ -102,19 +104,18 @@ impl ShmEndpoint {
         addr: FiAddr,
         address: &Address,
     ) {
-        let bound = engine.incarnation_of(self.id, addr);
+        let expected = engine.incarnation_of(self.id, addr);
         let rx = &mut self.rx.own;
         self.rx_connections.for_each_at(address, |peer| {
-            let is_of_peer = bound.is_none_or(|bound| bound == peer.identity.into());
-            if peer.source.is_none() && is_of_peer {
+            let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
+            if peer.source.is_none() && is_expected {
                 peer.source = Some(addr);
                 rx.assign_source(engine, peer.peer_key, addr);
             }
         });
         if let Some(mut tx) = self.tx_connection(addr) {
-            // The application may have inserted the address itself: the handle then stands for any
-            // incarnation.
-            tx.expected = bound;
+            // An address that the application has inserted stands for any incarnation.
+            tx.expected = expected;
         }
         self.rx.own.address_inserted(engine, addr, address);
     }
@@ -134,7 +135,7 @@ impl ShmEndpoint {
             end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
             self.counters += tx.counters();
         }
-        // A receive that fails makes room for messages that were held back for it.
+        // Receives that have failed no longer match, so a held message may match another receive.
         self.on_rx_queue_changed(engine);
     }
 }

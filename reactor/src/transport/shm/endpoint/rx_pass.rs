@@ -14,7 +14,7 @@ struct RxPass {
     progressed: bool,
     /// Whether the oldest message of some connection waits for a receive.
     message_held: bool,
-    /// Connections that have ended, with the protocol violation if there was one.
+    /// Indices of connections that have ended, and the protocol violation if there was one.
     ended: Vec<(usize, Option<&'static str>)>,
 }
 
@@ -55,7 +55,7 @@ impl RxPass {
         connections.on_idle_polled(connection_index, progressed);
     }
 
-    /// Receives the records of this connection. Returns whether there were any.
+    /// Receives records of one connection. Returns whether there were any.
     #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
@@ -81,7 +81,8 @@ impl RxPass {
 }
 
 impl ShmEndpoint {
-    /// Receives the records of the incoming connections. Returns whether there were any.
+    /// Makes a pass over the incoming connections and removes those that have ended. Returns whether
+    /// anything progressed.
     #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut pass = RxPass::default();

@@ -23,7 +23,8 @@ impl ShmEndpoint {
         self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
-    /// Executes an operation now or not at all.
+    /// Executes an operation on the connection to its peer, if the connection exists and has room
+    /// now. Nothing is queued.
     #[inline]
     pub(crate) fn try_inline(
         &mut self,
@@ -51,7 +52,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Returns the mapping of a peer's region, if the region was mapped by an access before.
+    /// Returns the mapping of a peer's region, if an access has mapped the region.
     pub(crate) fn region_handle(&mut self, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         self.tx_connection(peer)
             .map_or(Ok(None), |mut tx| tx.region_handle(key))
@@ -92,30 +93,34 @@ impl ShmEndpoint {
     }
 
     /// Wakes the peers that were sent messages with `FI_MORE`.
+    ///
+    /// # Errors
+    /// The error of the last peer whose endpoint has closed.
     pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) -> Result<()> {
-        let mut flushed = Ok(());
+        let mut result = Ok(());
         while let Some(peer_index) = self.tx_unflushed.pop() {
-            let pushed = self
+            let flushed = self
                 .tx_connections
                 .lock(peer_index)
                 .map(|mut tx| tx.flush());
-            if pushed == Some(PushOutcome::Closed) {
-                flushed = Err(self.on_tx_peer_closed(engine, peer_index));
+            if flushed == Some(PushOutcome::Closed) {
+                result = Err(self.on_tx_peer_closed(engine, peer_index));
             }
         }
-        flushed
+        result
     }
 
-    /// Collects the chunks and buffers that peers have returned.
+    /// Collects the loans and the buffers of single-copy sends that peers have returned.
     pub(crate) fn collect_returned_loans(&mut self) {
         self.for_each_tx(TxConnection::collect_returned);
     }
 
-    /// Polls the connections of peers that hold loans, which somebody waits for.
+    /// Makes passes poll the connections whose peers hold loans or owe acks, because a task waits for
+    /// the return of a loan.
     pub(crate) fn watch_loans(&mut self) {
-        for &at in &self.tx_indices {
-            if !self.tx_queued.contains(&at) && !self.is_tx_idle(at) {
-                self.tx_queued.push(at);
+        for &peer_index in &self.tx_indices {
+            if !self.tx_queued.contains(&peer_index) && !self.is_tx_idle(peer_index) {
+                self.tx_queued.push(peer_index);
             }
         }
     }
@@ -136,8 +141,8 @@ impl ShmEndpoint {
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }
 
-    /// Handles a peer whose endpoint has closed according to its ring; its socket will report it
-    /// too.
+    /// Handles a peer whose endpoint has marked its ring as closed. Returns the error for the
+    /// operation. The socket of the peer will report the end too.
     #[cold]
     pub(super) fn on_tx_peer_closed(
         &mut self,
@@ -178,6 +183,8 @@ impl ShmEndpoint {
             .for_each(|mut tx| act(&mut tx));
     }
 
+    /// Returns whether a connection has no queued operation and waits for nothing from the peer; true
+    /// if there is no connection.
     pub(super) fn is_tx_idle(&self, peer_index: usize) -> bool {
         self.tx_connections
             .lock(peer_index)
