@@ -12,6 +12,8 @@
 //!   refuses descriptors to their sender until then.
 //! * Kernels before 6.16 may queue descriptors before the credentials are checked. Nothing is
 //!   received from such a peer, and its connection is closed like any other.
+//! * This process has created or accepted each of its sockets. A socket that a peer creates and sends
+//!   is never used: its creator can hold a duplicate and set options (`SO_PEEK_OFF`).
 //! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
 //!   descriptors that are not memory.
@@ -49,10 +51,6 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Socket option that permits the peer to send descriptors (Linux 6.16), which the libraries lack.
 /// Accepted connections inherit it from their listener.
 const SO_PASSRIGHTS: libc::c_int = 83;
-/// Control message with a pidfd of the sender (Linux 6.5), which the libraries lack.
-const SCM_PIDFD: libc::c_int = 4;
-/// Room for the control messages of one message, in words: descriptors, and 512 bytes for others.
-const CONTROL_WORDS: usize = (SCM_MAX_FD * size_of::<libc::c_int>() + 512) / size_of::<u64>();
 
 /// A listening Unix socket.
 #[derive(Debug)]
@@ -68,8 +66,6 @@ pub(crate) struct ShmSocket {
     /// The wait set that watches the socket.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
-    /// Whether the peer created the socket, and so may hold a duplicate of it.
-    is_from_peer: bool,
 }
 
 /// A handle by which any thread sends on a socket, as long as the socket is open.
@@ -160,12 +156,12 @@ impl Drop for ShmListener {
 }
 
 impl ShmSocket {
+    /// Wraps a socket that this process has created or accepted.
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self {
             fd: Some(Arc::new(fd)),
             wait_set: None,
             fork_guard: ForkGuard::current_process(),
-            is_from_peer: false,
         }
     }
 
@@ -183,37 +179,6 @@ impl ShmSocket {
         let socket = new_socket()?;
         bind(&socket, from)?;
         Self::new(socket).connect_to(to)
-    }
-
-    /// Creates a connected pair: a socket of this process, and a descriptor for a peer.
-    pub(crate) fn pair() -> Result<(Self, OwnedFd)> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (own, peer) = rustix::net::socketpair(family, kind, flags, None)
-            .map_err(|errno| Error::os("socketpair", errno.raw_os_error()))?;
-        Ok((Self::new(own), peer))
-    }
-
-    /// Wraps a descriptor that a peer with these credentials has sent, if it is one end of a
-    /// [pair](Self::pair) that the peer has created. Closes it otherwise, without blocking.
-    pub(crate) fn from_peer(fd: OwnedFd, peer: PeerCredentials) -> Result<Self, &'static str> {
-        use rustix::net::sockopt;
-
-        let is_unix = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
-            && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
-        if !is_unix {
-            close_in_background(vec![fd]);
-            return Err("descriptor is not a Unix socket");
-        }
-        let mut socket = Self::new(fd);
-        socket.is_from_peer = true;
-        if sockopt::socket_acceptconn(&socket) != Ok(false) {
-            return Err("socket listens instead of being connected");
-        }
-        if socket.credentials() != Ok(peer) {
-            return Err("socket leads to another process");
-        }
-        Ok(socket)
     }
 
     /// Connects this socket to a name, if the owner of the name is of this user; then permits
@@ -392,15 +357,6 @@ impl ShmSocket {
 
     /// Peeks at the next message and its descriptors.
     fn peek(&self, bytes: &mut [u8]) -> PeekedMessage {
-        if self.is_from_peer {
-            return match self.recv_from_peer(bytes, libc::MSG_PEEK) {
-                Ok((0, _, fds)) if fds.is_empty() => PeekedMessage::HungUp,
-                Ok((len, flags, fds)) => PeekedMessage::Message { len, flags, fds },
-                // With `SO_PEEK_OFF` messages cannot be peeked, and the socket stays readable.
-                Err(Errno::AGAIN) if !self.has_peek_offset() => PeekedMessage::Nothing,
-                Err(_) => PeekedMessage::HungUp,
-            };
-        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -430,100 +386,8 @@ impl ShmSocket {
         }
     }
 
-    /// Receives or peeks at a message on a socket that the peer created, with its descriptors. The
-    /// peer may have set `SO_PASSPIDFD`: then each message comes with a pidfd, which is closed
-    /// here.
-    fn recv_from_peer(
-        &self,
-        bytes: &mut [u8],
-        flags: libc::c_int,
-    ) -> Result<(usize, ReturnFlags, Vec<OwnedFd>), Errno> {
-        let mut control = [0u64; CONTROL_WORDS];
-        let mut into = libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        };
-        // SAFETY: all bits zero are a valid header without name, data and control messages.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_iov = &raw mut into;
-        header.msg_iovlen = 1;
-        let flags = flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-        let len = loop {
-            header.msg_control = control.as_mut_ptr().cast();
-            header.msg_controllen = size_of_val(&control);
-            // SAFETY: the header points to `bytes` and `control`, which live and are exclusive
-            // during the call, with their lengths.
-            let len = unsafe { libc::recvmsg(self.as_fd().as_raw_fd(), &raw mut header, flags) };
-            match usize::try_from(len) {
-                Ok(len) => break len,
-                Err(_) => {
-                    let errno = std::io::Error::last_os_error();
-                    match Errno::from_io_error(&errno).unwrap_or(Errno::IO) {
-                        Errno::INTR | Errno::CONNRESET => {}
-                        errno => return Err(errno),
-                    }
-                }
-            }
-        };
-        let mut fds = Vec::new();
-        // SAFETY: the kernel has filled the header and its control messages, which these macros
-        // walk within `msg_controllen`. The data of the two kinds are open descriptors that belong
-        // to this process since the call, and to nothing else in it.
-        unsafe {
-            let mut part = libc::CMSG_FIRSTHDR(&raw const header);
-            while !part.is_null() {
-                let head = part.read();
-                let data_len = head.cmsg_len - libc::CMSG_LEN(0) as usize;
-                let data = libc::CMSG_DATA(part).cast::<libc::c_int>();
-                let is_rights = head.cmsg_type == libc::SCM_RIGHTS;
-                if head.cmsg_level == libc::SOL_SOCKET && (is_rights || head.cmsg_type == SCM_PIDFD)
-                {
-                    for index in 0..data_len / size_of::<libc::c_int>() {
-                        let fd = data.add(index).read_unaligned();
-                        // A pidfd that could not be made is a negative number.
-                        if fd >= 0 {
-                            let fd = OwnedFd::from_raw_fd(fd);
-                            if is_rights {
-                                fds.push(fd);
-                            }
-                        }
-                    }
-                }
-                part = libc::CMSG_NXTHDR(&raw const header, part);
-            }
-        }
-        let flags = ReturnFlags::from_bits_retain(header.msg_flags as u32);
-        Ok((len, flags, fds))
-    }
-
-    /// Returns whether a peek skips bytes (`SO_PEEK_OFF`).
-    fn has_peek_offset(&self) -> bool {
-        let mut value: libc::c_int = -1;
-        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most an integer and its length.
-        unsafe {
-            libc::getsockopt(
-                self.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEEK_OFF,
-                (&raw mut value).cast(),
-                &raw mut len,
-            );
-        }
-        value >= 0
-    }
-
     /// Removes the peeked message from the socket.
-    ///
-    /// With `SO_PEEK_OFF`, which the peer can set on a socket that it created, this is another
-    /// message than the peeked one: its descriptors are received, and closed in the background.
     fn remove_peeked(&self) {
-        if self.is_from_peer {
-            if let Ok((.., fds)) = self.recv_from_peer(&mut [0; 1], 0) {
-                close_in_background(fds);
-            }
-            return;
-        }
         while let Err(Errno::INTR | Errno::CONNRESET) =
             rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
         {}
@@ -594,14 +458,8 @@ impl Drop for ShmSocket {
             return;
         }
         self.unwatch();
-        // The shutdown tells the peer now, even if the descriptor is closed later. A socket that the
-        // peer created is not drained: the peer may hold a duplicate and change its options.
-        let is_drained = if self.is_from_peer {
-            let _ = rustix::net::shutdown(&*self, Shutdown::Both);
-            false
-        } else {
-            self.shut_down_and_drain()
-        };
+        // The shutdown tells the peer now, even if the descriptor is closed later.
+        let is_drained = self.shut_down_and_drain();
         // `into_inner` returns nothing while another thread sends by a handle; that thread then
         // closes the descriptor.
         let fd = self.fd.take().and_then(Arc::into_inner);

@@ -19,12 +19,12 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 
-use super::super::cm::{CmAccept, CmAnswer, is_gone};
-use super::super::control::{ControlMessage, ControlRead, VERSION};
-use super::super::passive::ShmConnReqHandle;
+use super::super::cm::{self, CmAccept, CmAnswer, is_gone};
+use super::super::control::{self, ControlEvent, ControlMessage, ControlRead, VERSION};
+use super::super::passive::{PendingRequest, ShmConnReqHandle};
 use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
-use super::super::socket::{self, PeerCredentials, ShmSocket};
+use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::tx_connection::TxConnection;
 use super::super::with_free_name;
 use super::disconnect::end_tx_connection;
@@ -64,6 +64,8 @@ struct ShmConnectAttempt {
     /// `FI_TAGGED` and `FI_ATOMIC` if the endpoint has them.
     caps: Caps,
     private_data: Vec<u8>,
+    /// The socket of the direction from the server to the client, once it is connected.
+    reverse: Option<ShmSocket>,
     /// Expires when the connect timeout has passed.
     timer: Timer,
     wait_set: Arc<dyn WaitSet>,
@@ -77,6 +79,9 @@ enum AnswerStep {
     Continue,
     /// The program of the server, whose process has these credentials, has accepted.
     Accepted(CmAccept, PeerCredentials),
+    /// The request is valid: the reverse socket is to be connected to a process with these
+    /// credentials, and to send this nonce.
+    ConnectReverse(u64, PeerCredentials),
     Failed(Error),
 }
 
@@ -100,6 +105,7 @@ impl ShmConnectAttempt {
         Ok(Self {
             caps,
             private_data: private_data.to_vec(),
+            reverse: None,
             timer,
             wait_set: wait_set.clone(),
         })
@@ -199,6 +205,12 @@ impl ShmEndpoint {
             let error = match self.poll_answer() {
                 AnswerStep::Pending => return,
                 AnswerStep::Continue => continue,
+                AnswerStep::ConnectReverse(nonce, credentials) => {
+                    match self.connect_reverse(nonce, credentials) {
+                        Ok(()) => continue,
+                        Err(error) => error,
+                    }
+                }
                 AnswerStep::Failed(error) => error,
                 AnswerStep::Accepted(accept, credentials) => {
                     match self.on_accepted(engine, accept, credentials) {
@@ -254,16 +266,19 @@ impl ShmEndpoint {
                 }
                 _ => AnswerStep::Continue,
             },
-            (CmAnswer::Accepted(accept), Some(credentials)) if tx.is_segment_sent() => {
+            (CmAnswer::Nonce(nonce), Some(credentials))
+                if tx.is_segment_sent() && attempt.reverse.is_none() =>
+            {
+                AnswerStep::ConnectReverse(nonce, credentials)
+            }
+            (CmAnswer::Nonce(_), _) => violation(peer, "connection message out of order: nonce"),
+            (CmAnswer::Accepted(accept), Some(credentials)) if attempt.reverse.is_some() => {
                 AnswerStep::Accepted(accept, credentials)
             }
-            (CmAnswer::Accepted(accept), _) => {
-                socket::close_in_background(vec![accept.socket]);
-                violation(
-                    peer,
-                    "connection message out of order: accept before the request",
-                )
-            }
+            (CmAnswer::Accepted(_), _) => violation(
+                peer,
+                "connection message out of order: accept before the reverse socket",
+            ),
             (CmAnswer::Rejected(data), _) => {
                 AnswerStep::Failed(Error::RejectedByPeer { peer, data })
             }
@@ -271,6 +286,30 @@ impl ShmEndpoint {
                 AnswerStep::Failed(Error::ConnectionRefused { peer, reason })
             }
         }
+    }
+
+    /// Connects the reverse socket and sends the nonce over it.
+    fn connect_reverse(&mut self, nonce: u64, server: PeerCredentials) -> Result<()> {
+        let Some(MsgConnection {
+            peer,
+            state: MsgConnectionState::Connecting(attempt),
+            ..
+        }) = self.msg_mut()
+        else {
+            return Ok(());
+        };
+        let (reverse, credentials) = ShmSocket::connect(peer)?;
+        if credentials != server {
+            // Another process listens at the name now.
+            return Err(Error::PeerGone(peer.clone()));
+        }
+        match cm::send_reverse(&reverse, nonce) {
+            Ok(()) => {}
+            Err(errno) if is_gone(errno) => return Err(Error::PeerGone(peer.clone())),
+            Err(errno) => return Err(Error::os("sendmsg", errno.raw_os_error())),
+        }
+        attempt.reverse = Some(reverse);
+        Ok(())
     }
 
     /// Handles the timer of an attempt: the answer has not arrived in time.
@@ -299,25 +338,36 @@ impl ShmEndpoint {
     fn on_accepted(
         &mut self,
         engine: &mut impl EngineContext,
-        CmAccept {
-            server,
-            segment,
-            socket,
-        }: CmAccept,
+        CmAccept { server, segment }: CmAccept,
         credentials: PeerCredentials,
     ) -> Result<()> {
-        let Some((peer, at)) = self.msg_peer() else {
+        let Some(MsgConnection {
+            peer,
+            addr,
+            state: MsgConnectionState::Connecting(ShmConnectAttempt { reverse, .. }),
+            ..
+        }) = self.msg_mut()
+        else {
             return Ok(());
         };
-        let socket = ShmSocket::from_peer(socket, credentials).map_err(|what| Error::Protocol {
-            peer: peer.clone(),
-            what: what.into(),
-        })?;
+        let (peer, tx_index) = (peer.clone(), addr.index());
+        let Some(reverse) = reverse.take() else {
+            return Ok(());
+        };
+        // The server has admitted the reverse socket before it accepted.
+        match control::recv_control(&reverse) {
+            ControlRead::Message(ControlEvent::Message(ControlMessage::Ready)) => {}
+            ControlRead::HungUp => return Err(Error::PeerGone(peer)),
+            _ => {
+                let what = "no ready message on the reverse socket before the accept".into();
+                return Err(Error::Protocol { peer, what });
+            }
+        }
         let segment = Segment::map_from_peer(&segment, server.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()).error)?;
-        let rx = self.msg_rx(engine, (credentials, server.incarnation), segment, socket);
+        let rx = self.new_msg_rx(engine, (credentials, server.incarnation), segment, reverse);
         self.insert_msg_rx(rx)?.send_accept();
-        if let Some(mut tx) = self.tx_connections.lock(at) {
+        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.establish(server.incarnation);
         }
         self.set_msg_state(MsgConnectionState::Connected);
@@ -331,14 +381,14 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Accepts a connection request.
+    /// Accepts a connection request: creates the ring to the client, and sends its segment.
     fn accept_request(
         &mut self,
         engine: &mut impl EngineContext,
         request: Box<dyn ConnReqHandle>,
         (caps, private_data): (Caps, &[u8]),
     ) -> Result<()> {
-        let Some((peer, at)) = self.msg_peer() else {
+        let Some((peer, tx_index)) = self.msg_peer() else {
             return Ok(());
         };
         let request: Box<dyn Any> = request;
@@ -349,24 +399,34 @@ impl ShmEndpoint {
             });
         };
         let gone = || Error::PeerGone(peer.clone());
-        let pending = request.pending().ok_or_else(gone)?;
-        self.name = pending.local.clone();
-        let token = ShmToken::Tx(at as u32).pack(self.id);
+        let PendingRequest {
+            socket,
+            reverse,
+            request,
+            passive_name,
+        } = request.take_if_alive().ok_or_else(gone)?;
+        self.name = passive_name;
+        // The sending end, over the reverse socket.
+        let token = ShmToken::Tx(tx_index as u32).pack(self.id);
         let local = (&self.name, self.local.incarnation);
+        let channel = (reverse, request.credentials);
         let opened = self
             .tx_connections
-            .lock(at)
-            .map(|mut tx| tx.open_pair(pending.credentials, local, token, &self.wait_set));
-        let peer_socket = opened.ok_or_else(gone)??;
-        let request = request.take().ok_or_else(gone)?;
+            .lock(tx_index)
+            .map(|mut tx| tx.open_channel(channel, local, token, &self.wait_set));
+        if let Err(error) = opened.unwrap_or_else(|| Err(gone())) {
+            cm::send_reject(&socket, &[]);
+            return Err(error);
+        }
+        // The receiving end, over the socket of the request.
         let peer_caps = request.client.caps;
         let identity = (request.credentials, request.client.incarnation);
-        let rx = self.msg_rx(engine, identity, request.segment, request.socket);
+        let rx = self.new_msg_rx(engine, identity, request.segment, socket);
         let tx_connections = self.tx_connections.clone();
         let rx = self.insert_msg_rx(rx)?;
         let sent = tx_connections
-            .lock(at)
-            .map(|mut tx| tx.send_accept(rx.socket(), &peer_socket, caps, private_data));
+            .lock(tx_index)
+            .map(|mut tx| tx.send_accept(rx.socket(), caps, private_data));
         match sent {
             Some(Err(errno)) if !is_gone(errno) => {
                 return Err(Error::os("sendmsg", errno.raw_os_error()));
@@ -383,8 +443,8 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Creates the receiving end.
-    fn msg_rx(
+    /// Creates the receiving end for a peer with these credentials and this incarnation.
+    fn new_msg_rx(
         &mut self,
         engine: &mut impl EngineContext,
         (credentials, incarnation): (PeerCredentials, u64),

@@ -1,6 +1,6 @@
 //! The sending end of a connected endpoint (`FI_EP_MSG`), until it is established.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
@@ -26,24 +26,12 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         let socket = ShmSocket::connect_from(from, &self.peer_address)?;
-        self.connecting(socket, (from, incarnation), token, wait)
+        self.open_channel(socket, (from, incarnation), token, wait)
     }
 
-    /// Creates the socket pair of a connection that this side accepts. Returns the end for the
-    /// peer.
-    pub(crate) fn open_pair(
-        &mut self,
-        peer: PeerCredentials,
-        local: (&Address, u64),
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<OwnedFd> {
-        let (socket, peer_socket) = ShmSocket::pair()?;
-        self.connecting((socket, peer), local, token, wait)?;
-        Ok(peer_socket)
-    }
-
-    fn connecting(
+    /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
+    /// socket. `from` and `incarnation` are those of this endpoint.
+    pub(crate) fn open_channel(
         &mut self,
         socket: (ShmSocket, PeerCredentials),
         (from, incarnation): (&Address, u64),
@@ -96,7 +84,6 @@ impl TxConnection {
     pub(crate) fn send_accept(
         &mut self,
         request: &ShmSocket,
-        peer_socket: &OwnedFd,
         caps: Caps,
         private_data: &[u8],
     ) -> rustix::io::Result<()> {
@@ -107,7 +94,7 @@ impl TxConnection {
             return Ok(());
         };
         let server = cm_endpoint(incarnation, caps, private_data);
-        cm::send_accept(request, &server, segment.as_fd(), peer_socket.as_fd())
+        cm::send_accept(request, &server, segment.as_fd())
     }
 
     /// Makes the connection established: the peer has accepted, and has this incarnation.
