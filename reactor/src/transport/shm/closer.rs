@@ -69,12 +69,7 @@ fn closer() -> &'static Closer {
         }
         // A lock held by a thread of the parent stays held in a child, so the child uses a new
         // closer.
-        let own = Box::into_raw(Box::new(Closer {
-            fork_guard: ForkGuard::current_process(),
-            state: Mutex::default(),
-            work_available: Condvar::new(),
-            reserve: Mutex::default(),
-        }));
+        let own = Box::into_raw(Box::new(Closer::new()));
         let exchanged = CURRENT.compare_exchange(current, own, Ordering::AcqRel, Ordering::Acquire);
         if exchanged.is_err() {
             // SAFETY: the exchange failed, so no other thread has seen this closer.
@@ -85,36 +80,15 @@ fn closer() -> &'static Closer {
 
 /// Queues descriptors for the closing threads; does not block.
 pub(crate) fn enqueue(fds: Vec<OwnedFd>) {
-    if fds.is_empty() {
-        return;
+    if !fds.is_empty() {
+        closer().enqueue(fds);
     }
-    let closer = closer();
-    let mut state = closer.lock();
-    state.queue.extend(fds);
-    let idle_threads = usize::from(std::mem::take(&mut state.permanent_is_idle));
-    if idle_threads > 0 {
-        closer.work_available.notify_one();
-    }
-    let wanted = state.queue.len().saturating_sub(idle_threads);
-    closer.start_threads(&mut state, wanted);
 }
 
 /// Returns whether the queue is full. If so, registers a wait set, which is woken once when the
 /// queue has room again.
 pub(crate) fn register_if_full(wait_set: &Arc<dyn WaitSet>) -> bool {
-    let closer = closer();
-    let mut state = closer.lock();
-    let is_full = state.is_full();
-    if is_full {
-        // Threads that could not be started before may start now.
-        let wanted = state.queue.len();
-        closer.start_threads(&mut state, wanted);
-        let wait_set = Arc::downgrade(wait_set);
-        if !state.wait_sets.iter().any(|other| other.ptr_eq(&wait_set)) {
-            state.wait_sets.push(wait_set);
-        }
-    }
-    is_full
+    closer().register_if_full(wait_set)
 }
 
 /// Locks the reserve descriptor. A caller at the descriptor limit closes the reserve descriptor,
@@ -125,8 +99,44 @@ pub(crate) fn lock_reserve() -> MutexGuard<'static, Option<OwnedFd>> {
 }
 
 impl Closer {
+    /// Creates a closer without threads.
+    fn new() -> Self {
+        Self {
+            fork_guard: ForkGuard::current_process(),
+            state: Mutex::default(),
+            work_available: Condvar::new(),
+            reserve: Mutex::default(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, CloserState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn enqueue(&'static self, fds: Vec<OwnedFd>) {
+        let mut state = self.lock();
+        state.queue.extend(fds);
+        let idle_threads = usize::from(std::mem::take(&mut state.permanent_is_idle));
+        if idle_threads > 0 {
+            self.work_available.notify_one();
+        }
+        let wanted = state.queue.len().saturating_sub(idle_threads);
+        self.start_threads(&mut state, wanted);
+    }
+
+    fn register_if_full(&'static self, wait_set: &Arc<dyn WaitSet>) -> bool {
+        let mut state = self.lock();
+        let is_full = state.is_full();
+        if is_full {
+            // Threads that could not be started before may start now.
+            let wanted = state.queue.len();
+            self.start_threads(&mut state, wanted);
+            let wait_set = Arc::downgrade(wait_set);
+            if !state.wait_sets.iter().any(|other| other.ptr_eq(&wait_set)) {
+                state.wait_sets.push(wait_set);
+            }
+        }
+        is_full
     }
 
     /// Starts up to `wanted` threads, as far as [`MAX_THREADS`] and the system allow. If no thread
@@ -180,8 +190,40 @@ impl Closer {
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::BorrowedFd;
+    use std::sync::mpsc;
 
     use super::*;
+
+    /// A wait set that reports each wake.
+    struct WakeReporter(mpsc::Sender<()>);
+
+    impl WaitSet for WakeReporter {
+        fn wake(&self) {
+            let _ = self.0.send(());
+        }
+
+        fn watch(&self, _: BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn unwatch(&self, _: BorrowedFd<'_>) {}
+    }
+
+    fn wake_reporter() -> (Arc<dyn WaitSet>, mpsc::Receiver<()>) {
+        let (sender, wakes) = mpsc::channel();
+        (Arc::new(WakeReporter(sender)), wakes)
+    }
+
+    /// Returns a closer apart from that of the process.
+    fn new_closer() -> &'static Closer {
+        Box::leak(Box::new(Closer::new()))
+    }
+
+    /// Returns a descriptor whose close does not block.
+    fn plain_fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
 
     /// Returns a socket whose close blocks until the other end, which is returned too, is dropped.
     fn lingering_socket() -> (OwnedFd, TcpStream) {
@@ -200,14 +242,58 @@ mod tests {
     /// end of the pipe.
     #[test]
     fn blocked_close_delays_no_other_descriptor() {
+        let closer = new_closer();
         let (fds, other_ends): (Vec<_>, Vec<_>) =
             (1..MAX_THREADS).map(|_| lingering_socket()).unzip();
-        enqueue(fds);
+        closer.enqueue(fds);
         for _ in 0..100 {
             let (mut reader, writer) = std::io::pipe().unwrap();
-            enqueue(vec![writer.into()]);
+            closer.enqueue(vec![writer.into()]);
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
         drop(other_ends);
+    }
+
+    #[test]
+    fn registered_wait_set_is_woken_once_each_time_the_queue_drains() {
+        let closer = new_closer();
+        let (wait_set, wakes) = wake_reporter();
+        assert!(!closer.register_if_full(&wait_set), "the queue is empty");
+        for _ in 0..2 {
+            let (fds, other_ends): (Vec<_>, Vec<_>) =
+                (0..MAX_THREADS).map(|_| lingering_socket()).unzip();
+            closer.enqueue(fds);
+            // Every thread takes a descriptor that blocks; then others stay queued.
+            while !closer.lock().queue.is_empty() {
+                std::thread::yield_now();
+            }
+            while !closer.register_if_full(&wait_set) {
+                closer.enqueue(vec![plain_fd()]);
+            }
+            assert!(closer.register_if_full(&wait_set), "registered twice");
+            assert!(wakes.try_recv().is_err());
+            drop(other_ends);
+            wakes.recv().unwrap();
+            while closer.lock().threads > 1 {
+                std::thread::yield_now();
+            }
+            assert!(wakes.try_recv().is_err());
+            assert!(!closer.register_if_full(&wait_set), "the queue is drained");
+        }
+    }
+
+    /// The queue is filled as if no thread could be started (`EAGAIN`).
+    #[test]
+    fn registering_starts_threads_that_could_not_be_started_before() {
+        let closer = new_closer();
+        let (wait_set, wakes) = wake_reporter();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut state = closer.lock();
+        state.queue.extend((0..QUEUE_LIMIT).map(|_| plain_fd()));
+        state.queue.push_back(writer.into());
+        drop(state);
+        assert!(closer.register_if_full(&wait_set));
+        wakes.recv().unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }
