@@ -1,5 +1,5 @@
-//! Connected endpoints (`FI_EP_MSG`) over shared memory: peers that are killed or stopped at every
-//! stage, on either side, and servers that are started again.
+//! Connected endpoints (`FI_EP_MSG`) over shared memory: clients and servers that are killed or
+//! stopped before and after the accept, and servers that are restarted at their name.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::test_peer::TestPeer;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
 const MODES: [Progress; 2] = [Progress::Manual, Progress::Auto];
 
-/// Connects, and sends back every message that it receives.
+/// Plays a client: connects with its process id as private data, and sends back every message.
 pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
     let connecting = ConnectedEndpoint::connect(name).private_data(id);
@@ -24,7 +24,7 @@ pub(crate) async fn connect_and_echo(name: &str) {
     }
 }
 
-/// Listens at this name, accepts every request, and sends back every message.
+/// Plays a server: listens at this name, accepts every request, and sends back every message.
 pub(crate) async fn accept_and_echo(name: &str) {
     let mut listener = PassiveEndpoint::bind(name).await.expect("bind");
     while let Ok(request) = listener.accept().await {
@@ -34,6 +34,7 @@ pub(crate) async fn accept_and_echo(name: &str) {
     }
 }
 
+/// Sends back every message until the connection ends.
 async fn echo_loop(ep: &ConnectedEndpoint) {
     while let Ok(message) = ep.recv().await {
         if send(ep, message.into_bytes().to_vec()).await.is_err() {
@@ -48,12 +49,13 @@ pub(crate) async fn send(ep: &ConnectedEndpoint, bytes: Vec<u8>) -> Result<(), E
     sent.map(drop).map_err(|failed| failed.error)
 }
 
+/// Opens a passive endpoint at a generated name.
 pub(crate) async fn listen(progress: Progress) -> PassiveEndpoint {
     let options = Endpoint::options().progress(progress);
     options.listen("shm://").await.unwrap()
 }
 
-/// Returns the next connection request, which must be from this peer.
+/// Returns the next connection request, which must be from this process.
 async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
     let request = listener.accept().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
@@ -67,7 +69,7 @@ async fn accept_client(listener: &mut PassiveEndpoint) -> (ConnectedEndpoint, Te
     (request.accept("come in").unwrap(), client)
 }
 
-/// Starts a server at this name, and connects to it.
+/// Starts a server at this name, and connects to it once it listens.
 async fn start_server(name: &str, progress: Progress) -> (ConnectedEndpoint, TestPeer) {
     let server = TestPeer::start("shm accept_and_echo", name);
     loop {
@@ -79,6 +81,7 @@ async fn start_server(name: &str, progress: Progress) -> (ConnectedEndpoint, Tes
     }
 }
 
+/// Checks that the peer sends back messages of all lengths.
 pub(crate) async fn assert_echo_works(ep: &ConnectedEndpoint) {
     for len in [0, 8, 100_000, 3_000_000] {
         let (sent, got) = tokio::join!(send(ep, vec![len as u8; len]), ep.recv());
@@ -120,12 +123,12 @@ fn killed_clients_are_reported_and_others_accepted() {
     for progress in MODES {
         run(async {
             let mut listener = listen(progress).await;
-            let bystander = accept_client(&mut listener).await;
+            let (bystander, _client) = accept_client(&mut listener).await;
             for _ in 0..5 {
                 let (ep, victim) = accept_client(&mut listener).await;
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
-                assert_echo_works(&bystander.0).await;
+                assert_echo_works(&bystander).await;
             }
         });
     }
@@ -137,12 +140,12 @@ fn killed_server_can_be_restarted_at_its_name() {
         run(async {
             let name = format!("shm://connected-server-{}", std::process::id());
             for _ in 0..3 {
-                let (one, server) = start_server(&name, progress).await;
-                assert_eq!(one.private_data(), b"welcome");
-                let two = ConnectedEndpoint::connect(&name[..]).await.unwrap();
-                tokio::join!(assert_echo_works(&one), assert_echo_works(&two));
-                kill_and_assert_ops_fail(one, server).await;
-                assert!(two.recv().await.unwrap_err().error.is_peer_unavailable());
+                let (first, server) = start_server(&name, progress).await;
+                assert_eq!(first.private_data(), b"welcome");
+                let second = ConnectedEndpoint::connect(&name[..]).await.unwrap();
+                tokio::join!(assert_echo_works(&first), assert_echo_works(&second));
+                kill_and_assert_ops_fail(first, server).await;
+                assert!(second.recv().await.unwrap_err().error.is_peer_unavailable());
                 let absent = ConnectedEndpoint::connect(&name[..])
                     .await
                     .map(drop)
@@ -153,9 +156,10 @@ fn killed_server_can_be_restarted_at_its_name() {
     }
 }
 
-/// The death of a client costs the server nothing but the client's connection request.
+/// Rejecting the request of a dead client succeeds, accepting it fails, and the passive endpoint
+/// accepts other clients.
 #[test]
-fn client_killed_before_accept_is_found_gone() {
+fn accept_of_a_killed_client_fails_with_peer_gone() {
     run(async {
         let mut listener = listen(Progress::Manual).await;
         let name = listener.name().to_string();
@@ -179,7 +183,7 @@ fn client_killed_before_accept_is_found_gone() {
     });
 }
 
-/// A server that is killed while a request waits ends the attempt at once.
+/// A server that is killed before the accept ends the attempt before the connect timeout.
 #[test]
 fn server_killed_before_accept_fails_the_connect() {
     run(async {
@@ -207,7 +211,7 @@ fn stopped_client_delays_only_its_own_connection() {
             let name = listener.name().to_string();
             let stopped_client = TestPeer::start("shm connect_and_echo", &name);
             let request = next_request_from(&mut listener, &stopped_client).await;
-            // Stopped before the accept, which needs nothing of the client.
+            // Stopped before the accept, which does not wait for the client.
             stopped_client.stop();
             let stopped = request.accept("").unwrap();
             let queued: Vec<_> = (0..50u8)
@@ -221,7 +225,7 @@ fn stopped_client_delays_only_its_own_connection() {
                 sent.unwrap();
                 assert_eq!(got.unwrap()[..], vec![number as u8; 20_000]);
             }
-            // Stopped after the accept, in the middle of messages, and then killed.
+            // Stopped after the accept, and killed in the middle of messages.
             stopped_client.stop();
             kill_and_assert_ops_fail(stopped, stopped_client).await;
             assert_echo_works(&ep).await;
@@ -245,7 +249,8 @@ fn connect_to_stopped_server_times_out() {
     });
 }
 
-/// Neither end of a connection listens, and the two types of endpoint do not connect.
+/// No endpoint listens at the name of a connected client. An endpoint of type `FI_EP_RDM` and one of
+/// type `FI_EP_MSG` reject each other.
 #[test]
 fn third_process_cannot_connect_to_a_connected_endpoint() {
     run(async {

@@ -79,8 +79,7 @@ pub(crate) fn segment() -> OwnedFd {
     sealed_memfd(SEGMENT_LEN, seals)
 }
 
-/// Receives a message of 20 bytes, such as `Ready` and a nonce, from a passive endpoint, whose
-/// program has no request meanwhile.
+/// Receives a message of 20 bytes, such as `Ready` or a nonce, from a passive endpoint.
 async fn recv_20_bytes(socket: &OwnedFd) -> [u8; 20] {
     let mut bytes = [0; 20];
     while rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT).is_err() {
@@ -262,7 +261,7 @@ fn both_sockets_of_a_client_count_as_one_request() {
 /// Clients that connect and send nothing have 10 seconds, and beyond a limit the oldest of them is
 /// evicted. Clients that send a request and leave cost the program a failed accept.
 #[test]
-fn silent_and_flooding_clients_do_not_stop_others() {
+fn silent_and_flooding_clients_do_not_block_others() {
     run(async {
         let (mut listener, mut events) = listen().await;
         let silent: Vec<_> = (0..300).map(|_| connect_raw(&listener, None)).collect();

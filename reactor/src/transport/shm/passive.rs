@@ -120,7 +120,7 @@ impl ShmPassiveEndpoint {
         }
     }
 
-    /// Takes the oldest pending request.
+    /// Takes the oldest pending request. Accepts again when half of the requests have been taken.
     pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
         let request = self.requests.pop_front()?;
         if self.accept_state == AcceptState::QueueFull
@@ -186,6 +186,7 @@ impl ShmPassiveEndpoint {
     fn add_handshake(&mut self, engine: &mut impl EngineContext, mut socket: ShmSocket) {
         let index = self.handshakes.vacant_key();
         let token = ShmToken::Rx(index as u32).pack(self.id);
+        // A socket that cannot be watched (`ENOSPC`, `ENOMEM`) is closed.
         if socket.watch(&self.wait_set, token).is_err() {
             return;
         }
@@ -312,7 +313,7 @@ impl ShmPassiveEndpoint {
             && let Some(handshake) = self.handshakes.get_mut(oldest)
             && handshake.deadline <= now
         {
-            // The reverse socket may wait in the backlog: the client is not late.
+            // While accepting is stopped, the reverse socket may wait in the backlog.
             if handshake.request.is_some() && self.accept_state != AcceptState::Accepting {
                 handshake.deadline = now + REQUEST_TIMEOUT;
                 self.handshake_order.rotate_left(1);
@@ -366,7 +367,7 @@ impl RequestHandshake {
         })?;
         let segment = Segment::map_from_peer(&segment, client.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()))?;
-        // Each hasher has a random key.
+        // The hash is random, because the keys of `RandomState` are.
         let nonce = RandomState::new().hash_one(client.incarnation);
         // A client that reads nothing does not learn the nonce, and its handshake times out.
         let _ = cm::send_nonce(&self.socket, nonce);
@@ -384,7 +385,7 @@ impl RequestHandshake {
 /// A valid request.
 pub(super) struct CheckedRequest {
     /// Name of the client's endpoint.
-    pub(super) peer: Address,
+    peer: Address,
     pub(super) client: CmEndpoint,
     pub(super) credentials: PeerCredentials,
     /// Segment with the ring from the client to the server.
@@ -416,6 +417,7 @@ impl ShmConnReqHandle {
         })
     }
 
+    /// Rejects the request with private data, unless it was taken.
     fn send_reject(&mut self, data: &[u8]) {
         let pending = self.0.take();
         if let Some(pending) = pending.filter(|pending| pending.socket.in_original_process()) {

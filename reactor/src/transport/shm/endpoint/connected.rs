@@ -119,7 +119,11 @@ impl Drop for ShmConnectAttempt {
 }
 
 impl ShmEndpoint {
-    /// Opens an endpoint that connects to a passive endpoint, or accepts a request.
+    /// Opens an endpoint that connects to a passive endpoint, or accepts a request. The result of a
+    /// connection attempt is reported to the engine (`on_connected`), then or later.
+    ///
+    /// # Errors
+    /// Errors of this process, and [`Error::PeerGone`] if the client of the request has disconnected.
     pub(crate) fn open_connected(
         engine: &mut impl EngineContext,
         id: EpId,
@@ -159,8 +163,11 @@ impl ShmEndpoint {
         Ok(endpoint)
     }
 
-    /// Connects to the passive endpoint. An error of the server is reported as the result of the
-    /// attempt, and an error of this process is returned.
+    /// Connects from `from` or a generated name to the passive endpoint. If no connection is
+    /// possible, the attempt has failed, which is reported to the engine.
+    ///
+    /// # Errors
+    /// Errors of this process, such as [`Error::AddressInUse`].
     fn start_connect(
         &mut self,
         engine: &mut impl EngineContext,
@@ -223,8 +230,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Receives one message while the answer is awaited, and sends the request when the passive
-    /// endpoint is ready for it.
+    /// Receives one message while the client waits for the answer, and sends the request when the
+    /// passive endpoint is ready.
     fn poll_answer(&self) -> AnswerStep {
         let Some(MsgConnection {
             peer,
@@ -260,7 +267,7 @@ impl ShmEndpoint {
                 violation(peer, "control message out of order: second ready")
             }
             (CmAnswer::Ready, _) => match tx.send_request(attempt.caps, &attempt.private_data) {
-                // What the passive endpoint has sent before it closed comes next.
+                // If the passive endpoint has closed, its last messages are read next.
                 Err(errno) if !is_gone(errno) => {
                     AnswerStep::Failed(Error::os("sendmsg", errno.raw_os_error()))
                 }
@@ -300,7 +307,7 @@ impl ShmEndpoint {
         };
         let (reverse, credentials) = ShmSocket::connect(peer)?;
         if credentials != server {
-            // Another process listens at the name now.
+            // Since the request another process listens at the name.
             return Err(Error::PeerGone(peer.clone()));
         }
         match cm::send_reverse(&reverse, nonce) {
@@ -319,6 +326,8 @@ impl ShmEndpoint {
         }
     }
 
+    /// Ends an attempt that has failed, and reports the error. Does nothing if the client does not
+    /// wait for an answer.
     fn on_connect_failed(&mut self, engine: &mut impl EngineContext, error: Error) {
         let Some(msg) = self.msg_mut() else {
             return;
@@ -334,7 +343,7 @@ impl ShmEndpoint {
         engine.on_connected(self.id, &peer, Err(error));
     }
 
-    /// Handles the accept of the peer's program.
+    /// Handles the accept of the server's program: the connection is established.
     fn on_accepted(
         &mut self,
         engine: &mut impl EngineContext,
@@ -462,7 +471,8 @@ impl ShmEndpoint {
         RxConnection::establish(end, self.local.clone(), segment, socket, key)
     }
 
-    /// Watches the receiving end, and adds it.
+    /// Watches the socket of the receiving end, and adds the receiving end to the incoming
+    /// connections.
     fn insert_msg_rx(&mut self, mut rx: RxConnection) -> Result<&RxConnection> {
         let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
         rx.watch(&self.wait_set, token)?;
