@@ -57,10 +57,11 @@ const UNEXPECTED_BYTES: usize = 16 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShmToken {
     Listener,
-    /// Socket of the incoming connection or pending handshake with this index.
+    /// Socket of the incoming connection or pending handshake with this `rx_index`.
     Rx(u32),
-    /// Socket of the connection with this index in the connection table.
+    /// Socket of the connection to a peer with this `tx_index`.
     Tx(u32),
+    /// Timer of a connection attempt or of a passive endpoint.
     Timer,
 }
 
@@ -118,6 +119,7 @@ pub(crate) struct ShmEndpoint {
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
     rx: RxBinding,
+    /// The connections from peers and the pending handshakes, by `rx_index`.
     rx_connections: RxConnections,
     /// The last `PeerKey` that an incoming connection or handshake has got.
     last_peer_key: u32,
@@ -126,7 +128,7 @@ pub(crate) struct ShmEndpoint {
     has_rx_hook: bool,
     /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
-    /// The connections to peers, indexed by [`FiAddr::index`](fabric_core::FiAddr::index).
+    /// The connections to peers, by [`FiAddr::index`](fabric_core::FiAddr::index): the `tx_index`.
     tx_connections: Arc<ConnectionTable>,
     /// Indices in `tx_connections` that are in use.
     tx_indices: Vec<usize>,
@@ -137,11 +139,11 @@ pub(crate) struct ShmEndpoint {
 }
 
 impl ShmEndpoint {
-    /// Opens an endpoint at the name `at` and listens for connections.
-    pub(crate) fn open(id: EpId, at: Address, config: ShmConfig<'_>) -> Result<Self> {
+    /// Opens a connectionless endpoint, which listens at this name.
+    pub(crate) fn open(id: EpId, name: Address, config: ShmConfig<'_>) -> Result<Self> {
         let token = ShmToken::Listener.pack(id);
-        let listener = RdmListener::open(&at, &*config.wait_set, token)?;
-        Ok(Self::new(id, at, ShmEndpointKind::Rdm(listener), config))
+        let listener = RdmListener::open(&name, &*config.wait_set, token)?;
+        Ok(Self::new(id, name, ShmEndpointKind::Rdm(listener), config))
     }
 
     fn new(id: EpId, name: Address, kind: ShmEndpointKind, config: ShmConfig<'_>) -> Self {
@@ -248,9 +250,9 @@ impl ShmEndpoint {
     fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut progressed = false;
         let mut index = 0;
-        while let Some(&peer_index) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(engine, peer_index);
-            if self.is_tx_idle(peer_index) {
+        while let Some(&tx_index) = self.tx_queued.get(index) {
+            progressed |= self.progress_tx_connection(engine, tx_index);
+            if self.is_tx_idle(tx_index) {
                 self.tx_queued.swap_remove(index);
             } else {
                 index += 1;
@@ -260,20 +262,16 @@ impl ShmEndpoint {
     }
 
     /// Sends queued operations of one connection. Returns whether anything progressed.
-    fn progress_tx_connection(
-        &mut self,
-        engine: &mut impl EngineContext,
-        peer_index: usize,
-    ) -> bool {
+    fn progress_tx_connection(&mut self, engine: &mut impl EngineContext, tx_index: usize) -> bool {
         let progress = self
             .tx_connections
-            .lock(peer_index)
+            .lock(tx_index)
             .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
             QueueProgress::Moved => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
-                self.on_tx_peer_closed(engine, peer_index);
+                self.on_tx_peer_closed(engine, tx_index);
                 true
             }
         }
@@ -283,20 +281,20 @@ impl ShmEndpoint {
     pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(connection_index) => self.on_rx_ready(engine, connection_index as usize),
+            ShmToken::Rx(rx_index) => self.on_rx_ready(engine, rx_index as usize),
             ShmToken::Timer => self.on_connect_timeout(engine),
             ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(engine),
-            ShmToken::Tx(peer_index) => {
-                let peer_index = peer_index as usize;
+            ShmToken::Tx(tx_index) => {
+                let tx_index = tx_index as usize;
                 let end = self
                     .tx_connections
-                    .lock(peer_index)
+                    .lock(tx_index)
                     .and_then(|mut tx| tx.on_readable());
                 let Some(end) = end else {
                     self.progress_tx(engine);
                     return;
                 };
-                self.on_tx_ended(engine, peer_index, end);
+                self.on_tx_ended(engine, tx_index, end);
             }
         }
     }
@@ -316,7 +314,7 @@ impl ShmEndpoint {
         // A thread that still has the fast path finds no connection in the table.
         self.tx_indices
             .iter()
-            .for_each(|&peer_index| drop(self.tx_connections.remove(peer_index)));
+            .for_each(|&tx_index| drop(self.tx_connections.remove(tx_index)));
     }
 
     /// Tells every peer that the endpoint closes.
@@ -330,10 +328,10 @@ impl ShmEndpoint {
     /// Arms all doorbells before sleeping. Returns false if something can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut is_quiet = !self.rx.own.has_work() & self.rx_connections.arm();
-        for &peer_index in &self.tx_queued {
+        for &tx_index in &self.tx_queued {
             is_quiet &= self
                 .tx_connections
-                .lock(peer_index)
+                .lock(tx_index)
                 .is_none_or(|mut tx| tx.arm());
         }
         is_quiet
@@ -342,8 +340,8 @@ impl ShmEndpoint {
     /// Disarms all doorbells after sleeping.
     pub(crate) fn disarm(&mut self) {
         self.rx_connections.disarm();
-        for &peer_index in &self.tx_queued {
-            if let Some(mut tx) = self.tx_connections.lock(peer_index) {
+        for &tx_index in &self.tx_queued {
+            if let Some(mut tx) = self.tx_connections.lock(tx_index) {
                 tx.disarm();
             }
         }

@@ -80,20 +80,20 @@ struct RequestHandshake {
 }
 
 impl ShmPassiveEndpoint {
-    /// Opens a passive endpoint at the name `at` and listens.
-    pub(crate) fn open(id: EpId, at: Address, wait: Arc<dyn WaitSet>) -> Result<Self> {
+    /// Opens a passive endpoint, which listens at this name.
+    pub(crate) fn open(id: EpId, name: Address, wait_set: Arc<dyn WaitSet>) -> Result<Self> {
         let timer = Timer::new()?;
-        let listener = ShmListener::open(&at)?;
-        timer.watch(&*wait, ShmToken::Timer.pack(id))?;
-        if let Err(error) = wait.watch(listener.as_fd(), ShmToken::Listener.pack(id)) {
-            timer.unwatch(&*wait);
+        let listener = ShmListener::open(&name)?;
+        timer.watch(&*wait_set, ShmToken::Timer.pack(id))?;
+        if let Err(error) = wait_set.watch(listener.as_fd(), ShmToken::Listener.pack(id)) {
+            timer.unwatch(&*wait_set);
             return Err(epoll_ctl_error(error));
         }
         Ok(Self {
             id,
-            name: at,
+            name,
             listener,
-            wait_set: wait,
+            wait_set,
             timer,
             accept_state: AcceptState::Accepting,
             handshakes: Slab::new(),

@@ -44,9 +44,9 @@ enum RdmListenerState {
 }
 
 impl RdmListener {
-    /// Listens at the name `at`; the wait set reports `token` for a new connection.
-    pub(super) fn open(at: &Address, wait_set: &dyn WaitSet, token: u64) -> Result<Self> {
-        let socket = ShmListener::open(at)?;
+    /// Listens at this name; the wait set reports `token` for a new connection.
+    pub(super) fn open(name: &Address, wait_set: &dyn WaitSet, token: u64) -> Result<Self> {
+        let socket = ShmListener::open(name)?;
         wait_set
             .watch(socket.as_fd(), token)
             .map_err(epoll_ctl_error)?;
@@ -94,12 +94,12 @@ impl ShmEndpoint {
             }
             match listener.socket.accept() {
                 Ok(Some(mut socket)) => {
-                    let connection_index = self.rx_connections.vacant_key();
-                    let token = ShmToken::Rx(connection_index as u32).pack(self.id);
+                    let rx_index = self.rx_connections.vacant_key();
+                    let token = ShmToken::Rx(rx_index as u32).pack(self.id);
                     if socket.watch(&self.wait_set, token).is_ok() {
                         self.rx_connections
                             .insert_handshake(PendingHandshake::new(socket));
-                        self.on_rx_ready(engine, connection_index);
+                        self.on_rx_ready(engine, rx_index);
                     }
                 }
                 Ok(None) => return,
@@ -139,18 +139,18 @@ impl ShmEndpoint {
         self.accept(engine);
     }
 
-    /// Handles a readable socket of an incoming connection or pending handshake.
-    pub(super) fn on_rx_ready(&mut self, engine: &mut impl EngineContext, connection_index: usize) {
-        if let Some(handshake) = self.rx_connections.take_handshake(connection_index) {
+    /// Handles a readable socket of an incoming connection or a pending handshake.
+    pub(super) fn on_rx_ready(&mut self, engine: &mut impl EngineContext, rx_index: usize) {
+        if let Some(handshake) = self.rx_connections.take_handshake(rx_index) {
             return self.poll_handshake(engine, handshake);
         }
-        self.rx_connections.activate(connection_index);
+        self.rx_connections.activate(rx_index);
         if let Some(reason) = self
             .rx_connections
-            .get_mut(connection_index)
+            .get_mut(rx_index)
             .and_then(|peer| peer.on_readable(engine))
         {
-            self.on_rx_ended(engine, connection_index, reason);
+            self.on_rx_ended(engine, rx_index, reason);
             self.progress_rx(engine);
         }
     }

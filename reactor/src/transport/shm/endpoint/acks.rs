@@ -52,18 +52,18 @@ impl ShmEndpoint {
     /// Wakes the peers that wait for returned slots.
     fn wake_for_returned_slots(&mut self, engine: &mut impl EngineContext) {
         let mut ended = Vec::new();
-        self.rx_connections.for_each_peer(|connection_index, peer| {
+        self.rx_connections.for_each_peer(|rx_index, peer| {
             if peer.down_reason().is_none()
                 && let Err(reason) = peer.wake_for_returned_slots()
             {
-                ended.push((connection_index, reason));
+                ended.push((rx_index, reason));
             }
         });
-        for (connection_index, reason) in ended {
-            self.on_rx_ended(engine, connection_index, reason);
+        for (rx_index, reason) in ended {
+            self.on_rx_ended(engine, rx_index, reason);
             // Records that a dead peer left in its ring are still received.
             if let DownReason::Protocol(_) = reason {
-                self.remove_rx_connection(engine, connection_index);
+                self.remove_rx_connection(engine, rx_index);
             }
         }
     }

@@ -476,8 +476,8 @@ impl ShmEndpoint {
     fn insert_msg_rx(&mut self, mut rx: RxConnection) -> Result<&RxConnection> {
         let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
         rx.watch(&self.wait_set, token)?;
-        let at = self.rx_connections.insert_established(Box::new(rx));
-        let rx = self.rx_connections.get_mut(at).map(|rx| &*rx);
+        let rx_index = self.rx_connections.insert_established(Box::new(rx));
+        let rx = self.rx_connections.get_mut(rx_index).map(|rx| &*rx);
         rx.ok_or(Error::Closed(Class::Endpoint))
     }
 

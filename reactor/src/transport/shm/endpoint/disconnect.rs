@@ -27,13 +27,13 @@ impl ShmEndpoint {
     pub(super) fn on_tx_ended(
         &mut self,
         engine: &mut impl EngineContext,
-        peer_index: usize,
+        tx_index: usize,
         end: ConnectionEnd,
     ) {
         if let ShmEndpointKind::Msg(_) = self.kind {
             return self.on_msg_ended(engine, end.reason);
         }
-        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
+        let Some(mut tx) = self.tx_connections.lock(tx_index) else {
             return;
         };
         let (name, addr) = (tx.peer_address.clone(), tx.addr);
@@ -66,13 +66,13 @@ impl ShmEndpoint {
     pub(super) fn on_rx_ended(
         &mut self,
         engine: &mut impl EngineContext,
-        connection_index: usize,
+        rx_index: usize,
         reason: DownReason,
     ) {
         if let ShmEndpointKind::Msg(_) = self.kind {
             return self.on_msg_ended(engine, reason);
         }
-        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
+        let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
         // A socket that has hung up stays readable and would keep the domain awake.
@@ -87,7 +87,7 @@ impl ShmEndpoint {
         self.rx.with_queue(|rx| {
             rx.fail_unmapped_from(engine, peer.peer_key, &Error::PeerGone(name.clone()))
         });
-        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
+        let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
         let endpoint_is_gone =
@@ -123,9 +123,9 @@ impl ShmEndpoint {
     pub(super) fn remove_rx_connection(
         &mut self,
         engine: &mut impl EngineContext,
-        connection_index: usize,
+        rx_index: usize,
     ) {
-        let Some(mut peer) = self.rx_connections.remove(connection_index) else {
+        let Some(mut peer) = self.rx_connections.remove(rx_index) else {
             return;
         };
         let gone = Error::PeerGone(peer.peer_address.clone());

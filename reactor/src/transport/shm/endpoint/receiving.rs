@@ -63,16 +63,16 @@ impl ShmEndpoint {
         if self.rx.own.cancel(engine, op) {
             return true;
         }
-        let is_cancelled = |peer_index: &usize| {
+        let is_cancelled = |tx_index: &usize| {
             self.tx_connections
-                .lock(*peer_index)
+                .lock(*tx_index)
                 .is_some_and(|mut tx| tx.cancel(op))
         };
-        let Some(peer_index) = self.tx_queued.iter().copied().find(is_cancelled) else {
+        let Some(tx_index) = self.tx_queued.iter().copied().find(is_cancelled) else {
             return false;
         };
         // Operations queued behind the cancelled one may go now.
-        self.progress_tx_connection(engine, peer_index);
+        self.progress_tx_connection(engine, tx_index);
         engine.request_rearm();
         true
     }
@@ -125,12 +125,12 @@ impl ShmEndpoint {
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
-        let peer_index = addr.index();
+        let tx_index = addr.index();
         if self.tx_connection(addr).is_some()
-            && let Some(mut tx) = self.tx_connections.remove(peer_index)
+            && let Some(mut tx) = self.tx_connections.remove(tx_index)
         {
-            self.tx_indices.retain(|connected| *connected != peer_index);
-            self.tx_queued.retain(|queued| *queued != peer_index);
+            self.tx_indices.retain(|connected| *connected != tx_index);
+            self.tx_queued.retain(|queued| *queued != tx_index);
             tx.send_control(ControlMessage::Disconnect);
             end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
             self.counters += tx.counters();

@@ -29,37 +29,37 @@ impl RxPass {
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
-        while let Some((connection_index, peer)) = connections.active_mut(index) {
-            if self.poll_connection(connection_index, peer, rx, engine) {
+        while let Some((rx_index, peer)) = connections.active_mut(index) {
+            if self.poll_connection(rx_index, peer, rx, engine) {
                 peer.last_active = pass_id;
             }
             index += 1;
         }
-        if let Some(connection_index) = connections.next_idle() {
-            self.poll_idle(connection_index, connections, rx, engine);
+        if let Some(rx_index) = connections.next_idle() {
+            self.poll_idle(rx_index, connections, rx, engine);
         }
     }
 
     #[cold]
     fn poll_idle(
         &mut self,
-        connection_index: usize,
+        rx_index: usize,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
     ) {
-        let Some(peer) = connections.get_mut(connection_index) else {
+        let Some(peer) = connections.get_mut(rx_index) else {
             return;
         };
-        let progressed = self.poll_connection(connection_index, peer, rx, engine);
-        connections.on_idle_polled(connection_index, progressed);
+        let progressed = self.poll_connection(rx_index, peer, rx, engine);
+        connections.on_idle_polled(rx_index, progressed);
     }
 
     /// Receives records of one connection. Returns whether there were any.
     #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
-        connection_index: usize,
+        rx_index: usize,
         peer: &mut RxConnection,
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
@@ -67,14 +67,14 @@ impl RxPass {
         let progressed = match peer.poll_ring(rx, engine) {
             Ok(progressed) => progressed,
             Err(violation) => {
-                self.ended.push((connection_index, Some(violation.0)));
+                self.ended.push((rx_index, Some(violation.0)));
                 false
             }
         };
         self.progressed |= progressed;
         self.message_held |= peer.has_held_message();
         if peer.down_reason().is_some() && peer.is_drained() {
-            self.ended.push((connection_index, None));
+            self.ended.push((rx_index, None));
         }
         progressed
     }
@@ -114,11 +114,11 @@ impl ShmEndpoint {
         ended: Vec<(usize, Option<&'static str>)>,
         engine: &mut impl EngineContext,
     ) {
-        for (connection_index, violation) in ended {
+        for (rx_index, violation) in ended {
             if let Some(what) = violation {
-                self.on_rx_ended(engine, connection_index, DownReason::Protocol(what));
+                self.on_rx_ended(engine, rx_index, DownReason::Protocol(what));
             }
-            self.remove_rx_connection(engine, connection_index);
+            self.remove_rx_connection(engine, rx_index);
         }
     }
 
