@@ -27,7 +27,7 @@ const MAX_PENDING_REQUESTS: usize = 128;
 const RING_LINES: u32 = 64;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
-/// Returns a passive endpoint with its event queue.
+/// Opens a passive endpoint at a generated name, with its event queue.
 async fn listen() -> (PassiveEndpoint, EventQueue) {
     let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
     let info = discover(&hints).unwrap().swap_remove(0);
@@ -148,7 +148,7 @@ async fn assert_still_accepts(listener: &mut PassiveEndpoint) {
 fn malformed_connection_request_is_rejected_with_reason() {
     run(async {
         let (mut listener, mut events) = listen().await;
-        let (good, loose) = (segment(), sealed_memfd(SEGMENT_LEN, SealFlags::empty()));
+        let (good, unsealed) = (segment(), sealed_memfd(SEGMENT_LEN, SealFlags::empty()));
         let small = sealed_memfd(4096, SealFlags::SHRINK | SealFlags::SEAL);
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let request = || encode_cm(1, REQUEST, 3, b"please");
@@ -178,7 +178,7 @@ fn malformed_connection_request_is_rejected_with_reason() {
             ("exactly one", request(), vec![]),
             ("exactly one", request(), vec![&good, &good]),
             ("not sealed memory", request(), vec![&good, &file]),
-            ("not sealed", request(), vec![&loose]),
+            ("not sealed", request(), vec![&unsealed]),
             ("announced size", request(), vec![&small]),
         ];
         for (number, (reason, bytes, fds)) in cases.into_iter().enumerate() {
@@ -266,14 +266,14 @@ fn silent_and_flooding_clients_do_not_block_others() {
         let (mut listener, mut events) = listen().await;
         let silent: Vec<_> = (0..300).map(|_| connect_raw(&listener, None)).collect();
         assert_still_accepts(&mut listener).await;
-        let mut last = [0; 20];
-        // `Ready`, and then the end.
+        // The oldest client has got `Ready`, and then the end of the connection.
+        let mut received = [0; 20];
         assert_eq!(
-            rustix::net::recv(&silent[0], &mut last, RecvFlags::empty()),
+            rustix::net::recv(&silent[0], &mut received, RecvFlags::empty()),
             Ok((20, 20))
         );
         assert_eq!(
-            rustix::net::recv(&silent[0], &mut last, RecvFlags::empty())
+            rustix::net::recv(&silent[0], &mut received, RecvFlags::empty())
                 .unwrap()
                 .1,
             0
@@ -352,7 +352,7 @@ fn malformed_answer_fails_the_connect() {
         let reverse = || AcceptReverse { sends_ready: true };
         let accept = |fds| Send(encode_cm(1, ACCEPT, 3, b"welcome"), fds);
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let loose = || sealed_memfd(SEGMENT_LEN, SealFlags::empty());
+        let unsealed = || sealed_memfd(SEGMENT_LEN, SealFlags::empty());
         let too_much = vec![7; MAX_PRIVATE_DATA + 1];
         let unready = AcceptReverse { sends_ready: false };
         let cases: Vec<(&str, Vec<ServerStep>)> = vec![
@@ -397,7 +397,7 @@ fn malformed_answer_fails_the_connect() {
             ),
             (
                 "not sealed",
-                vec![ready(), nonce(), reverse(), accept(vec![loose()])],
+                vec![ready(), nonce(), reverse(), accept(vec![unsealed()])],
             ),
             (
                 "no ready message",

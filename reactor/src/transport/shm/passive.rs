@@ -313,8 +313,8 @@ impl ShmPassiveEndpoint {
             && let Some(handshake) = self.handshakes.get_mut(oldest)
             && handshake.deadline <= now
         {
-            // While accepting is stopped, the reverse socket may wait in the backlog.
-            if handshake.request.is_some() && self.accept_state != AcceptState::Accepting {
+            // While the queue is full, the reverse socket may wait in the backlog.
+            if handshake.request.is_some() && self.accept_state == AcceptState::QueueFull {
                 handshake.deadline = now + REQUEST_TIMEOUT;
                 self.handshake_order.rotate_left(1);
                 continue;

@@ -40,6 +40,7 @@ impl RxPass {
         }
     }
 
+    /// Polls an idle connection, which becomes active if it has a record.
     #[cold]
     fn poll_idle(
         &mut self,
@@ -100,7 +101,7 @@ impl ShmEndpoint {
         pass.progressed
     }
 
-    /// Receives into the shared receive queue.
+    /// Makes a pass that receives into the shared receive queue.
     #[cold]
     fn progress_shared_rx(&mut self, pass: &mut RxPass, engine: &mut impl EngineContext) {
         let connections = &mut self.rx_connections;
@@ -108,6 +109,8 @@ impl ShmEndpoint {
             .with_queue(|rx| pass.poll_connections(connections, rx, engine));
     }
 
+    /// Ends the connections that have violated the protocol, and removes all connections that a pass
+    /// has reported as ended.
     #[cold]
     fn remove_ended_rx(
         &mut self,
