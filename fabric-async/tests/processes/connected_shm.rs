@@ -9,6 +9,7 @@ use fabric_async::{
 };
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Exceeds the duration of every test.
@@ -286,6 +287,27 @@ fn third_process_cannot_connect_to_a_connected_endpoint() {
         assert_eq!(refused, refused_by(rdm.name()));
         assert!(!serving.is_finished(), "the program gets no request");
         serving.abort();
+        assert_echo_works(&ep).await;
+    });
+}
+
+/// The kernel reports no process id of a client in another PID namespace.
+#[test]
+fn client_in_another_pid_namespace_connects() {
+    if !rustix::process::geteuid().is_root() {
+        return skip(
+            Facility::Netns,
+            "root is needed to make a process namespace",
+        );
+    }
+    run(async {
+        let mut listener = listen(Progress::Manual).await;
+        let name = listener.name().to_string();
+        let _client = match TestPeer::start_in_pid_namespace("shm connect_and_echo", &name) {
+            Ok(client) => client,
+            Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
+        };
+        let ep = listener.accept().await.unwrap().accept("").unwrap();
         assert_echo_works(&ep).await;
     });
 }
