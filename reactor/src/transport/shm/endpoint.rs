@@ -65,6 +65,30 @@ pub(crate) enum ShmToken {
     Timer,
 }
 
+impl ShmToken {
+    /// Packs the endpoint and the descriptor into an epoll token.
+    pub(super) fn pack(self, ep: EpId) -> u64 {
+        match self {
+            Self::Listener => token::pack(0, ep, 0),
+            Self::Rx(id) => token::pack(1, ep, id),
+            Self::Tx(id) => token::pack(2, ep, id),
+            Self::Timer => token::pack(3, ep, 0),
+        }
+    }
+
+    /// Returns the endpoint and the descriptor of an epoll token.
+    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
+        let (kind, ep, id) = token::unpack(token);
+        let descriptor = match kind {
+            0 => Self::Listener,
+            1 => Self::Rx(id),
+            2 => Self::Tx(id),
+            _ => Self::Timer,
+        };
+        (ep, descriptor)
+    }
+}
+
 /// What an endpoint is opened with.
 #[derive(Clone)]
 pub(crate) struct ShmConfig<'a> {
@@ -80,28 +104,6 @@ enum ShmEndpointKind {
     Rdm(RdmListener),
     /// Connected (`FI_EP_MSG`).
     Msg(Box<MsgConnection>),
-}
-
-impl ShmToken {
-    pub(super) fn pack(self, ep: EpId) -> u64 {
-        match self {
-            Self::Listener => token::pack(0, ep, 0),
-            Self::Rx(id) => token::pack(1, ep, id),
-            Self::Tx(id) => token::pack(2, ep, id),
-            Self::Timer => token::pack(3, ep, 0),
-        }
-    }
-
-    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let (kind, ep, id) = token::unpack(token);
-        let what = match kind {
-            0 => Self::Listener,
-            1 => Self::Rx(id),
-            2 => Self::Tx(id),
-            _ => Self::Timer,
-        };
-        (ep, what)
-    }
 }
 
 /// An endpoint of the transport.
@@ -235,6 +237,7 @@ impl ShmEndpoint {
         }
     }
 
+    /// Resumes accepting, or fails receives, as far as possible now.
     #[cold]
     fn run_deferred_work(&mut self, engine: &mut impl EngineContext) {
         match self.kind {
