@@ -79,8 +79,8 @@ pub(crate) fn lingering_socket() -> (OwnedFd, TcpStream) {
     let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other_end, _) = listener.accept().unwrap();
     lingering.set_nonblocking(true).unwrap();
-    // Fills the buffers of both ends, so that data stays unsent. The kernel moves bytes to the other
-    // end with a delay, so only several failed writes show that both buffers are full.
+    // Fills the buffers of both ends, so that data stays unsent. The kernel moves bytes to the
+    // other end with a delay, so only several failed writes show that both buffers are full.
     let mut failed_writes = 0;
     while failed_writes < 5 {
         if lingering.write(&[0; 65_536]).is_ok() {

@@ -250,8 +250,8 @@ fn connect_to_stopped_server_times_out() {
     });
 }
 
-/// No endpoint listens at the name of a connected client. An endpoint of type `FI_EP_RDM` and one of
-/// type `FI_EP_MSG` reject each other.
+/// No endpoint listens at the name of a connected client. An endpoint of type `FI_EP_RDM` and one
+/// of type `FI_EP_MSG` reject each other.
 #[test]
 fn third_process_cannot_connect_to_a_connected_endpoint() {
     run(async {

@@ -1,9 +1,9 @@
 //! An endpoint over shared memory: its connections in both directions and its receive queue.
 //!
-//! A connectionless endpoint (`FI_EP_RDM`) listens at its name and connects to a peer with the first
-//! operation for the peer. A connected endpoint (`FI_EP_MSG`) has one peer and does not listen.
-//! [`ShmEndpointKind`] holds the state that only one type has. The domain calls an endpoint under
-//! the domain's lock; fast-path sends lock a connection only (`connection_table`).
+//! A connectionless endpoint (`FI_EP_RDM`) listens at its name and connects to a peer with the
+//! first operation for the peer. A connected endpoint (`FI_EP_MSG`) has one peer and does not
+//! listen. [`ShmEndpointKind`] holds the state that only one type has. The domain calls an endpoint
+//! under the domain's lock; fast-path sends lock a connection only (`connection_table`).
 //!
 //! | file | subject |
 //! |---|---|

@@ -164,8 +164,8 @@ struct ShmDomain {
     /// In a forked child the domain makes no progress: the connections belong to the parent.
     fork_guard: ForkGuard,
     loan_pool: LoanPool,
-    /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when the
-    /// first endpoint is opened.
+    /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when
+    /// the first endpoint is opened.
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 

@@ -73,8 +73,8 @@ struct RequestHandshake {
     socket: ShmSocket,
     /// Whether the client's user was checked and `Ready` was sent.
     admitted: bool,
-    /// The request, which waits for the reverse socket; `None` until it has arrived, and on a reverse
-    /// socket.
+    /// The request, which waits for the reverse socket; `None` until it has arrived, and on a
+    /// reverse socket.
     request: Option<CheckedRequest>,
     deadline: Instant,
 }
@@ -303,7 +303,8 @@ impl ShmPassiveEndpoint {
             .set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
-    /// Handles the timer: accepts again, and rejects the clients whose time for a request has passed.
+    /// Handles the timer: accepts again, and rejects the clients whose time for a request has
+    /// passed.
     fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
         if matches!(self.accept_state, AcceptState::RetryAt(retry) if retry <= now) {

@@ -12,8 +12,8 @@
 //!   refuses descriptors to their sender until then.
 //! * Kernels before 6.16 may queue descriptors before the credentials are checked. Nothing is
 //!   received from such a peer, and its connection is closed like any other.
-//! * This process has created or accepted each of its sockets. A socket that a peer creates and sends
-//!   is never used: its creator can hold a duplicate and set options (`SO_PEEK_OFF`).
+//! * This process has created or accepted each of its sockets. A socket that a peer creates and
+//!   sends is never used: its creator can hold a duplicate and set options (`SO_PEEK_OFF`).
 //! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
 //!   descriptors that are not memory.
@@ -318,7 +318,7 @@ impl ShmSocket {
     /// limit is removed only if the [reserve descriptor](closer::lock_reserve) makes enough room.
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
-        // Set if the descriptors exceeded the limit. Then the reserve descriptor makes room for one.
+        // Set if the descriptors exceed the limit. The reserve descriptor makes room for one.
         let mut reserve = None;
         if let PeekedMessage::Message { flags, fds, .. } = &mut peeked
             && flags.contains(ReturnFlags::CTRUNC)

@@ -104,8 +104,8 @@ impl ShmEndpoint {
                 }
                 Ok(None) => return,
                 Err(errno) => {
-                    // Most likely this process has no descriptor left. A connection that stayed in the
-                    // backlog would keep the listener readable and the domain awake, so the
+                    // Most likely this process has no descriptor left. A connection that stayed in
+                    // the backlog would keep the listener readable and the domain awake, so the
                     // connection is rejected.
                     listener.reserve_fd = None;
                     if let Ok(Some(socket)) = listener.socket.accept() {
@@ -123,8 +123,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Resumes accepting if the queue of the closing threads has room. Otherwise, or if the listener
-    /// cannot be watched, a later pass tries again.
+    /// Resumes accepting if the queue of the closing threads has room. Otherwise, or if the
+    /// listener cannot be watched, a later pass tries again.
     #[cold]
     pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let token = ShmToken::Listener.pack(self.id);

@@ -35,8 +35,8 @@ impl ShmEndpoint {
         self.wake_for_returned_slots(engine);
     }
 
-    /// Copies one chunk of a message from its sender's memory; after the last chunk wakes the sender.
-    /// Returns whether anything was copied.
+    /// Copies one chunk of a message from its sender's memory; after the last chunk wakes the
+    /// sender. Returns whether anything was copied.
     #[cold]
     pub(super) fn progress_copies(&mut self, engine: &mut impl EngineContext) -> bool {
         let copied = self.rx.own.copy_next_chunk(engine);

@@ -123,7 +123,8 @@ impl ShmEndpoint {
     /// connection attempt is reported to the engine (`on_connected`), then or later.
     ///
     /// # Errors
-    /// Errors of this process, and [`Error::PeerGone`] if the client of the request has disconnected.
+    /// Errors of this process, and [`Error::PeerGone`] if the client of the request has
+    /// disconnected.
     pub(crate) fn open_connected(
         engine: &mut impl EngineContext,
         id: EpId,
@@ -579,8 +580,8 @@ impl ShmEndpoint {
         self.end_directions(engine, reason, &error);
     }
 
-    /// Ends both directions: fails the sends with `error`. From then on only records that are in the
-    /// peer's ring are received.
+    /// Ends both directions: fails the sends with `error`. From then on only records that are in
+    /// the peer's ring are received.
     fn end_directions(
         &mut self,
         engine: &mut impl EngineContext,
@@ -614,7 +615,8 @@ impl ShmEndpoint {
         engine.request_rearm();
     }
 
-    /// Reports `Shutdown` and fails receives: the connection has ended and the peer's ring is empty.
+    /// Reports `Shutdown` and fails receives: the connection has ended and the peer's ring is
+    /// empty.
     pub(super) fn on_msg_drained(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
         let Some(msg) = self.msg_mut() else {
             return;

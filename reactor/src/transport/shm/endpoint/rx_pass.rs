@@ -82,8 +82,8 @@ impl RxPass {
 }
 
 impl ShmEndpoint {
-    /// Makes a pass over the incoming connections and removes those that have ended. Returns whether
-    /// anything progressed.
+    /// Makes a pass over the incoming connections and removes those that have ended. Returns
+    /// whether anything progressed.
     #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut pass = RxPass::default();
@@ -109,8 +109,8 @@ impl ShmEndpoint {
             .with_queue(|rx| pass.poll_connections(connections, rx, engine));
     }
 
-    /// Ends the connections that have violated the protocol, and removes all connections that a pass
-    /// has reported as ended.
+    /// Ends the connections that have violated the protocol, and removes all connections that a
+    /// pass has reported as ended.
     #[cold]
     fn remove_ended_rx(
         &mut self,

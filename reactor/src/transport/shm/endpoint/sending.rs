@@ -112,8 +112,8 @@ impl ShmEndpoint {
         self.for_each_tx(TxConnection::collect_returned);
     }
 
-    /// Makes passes poll the connections whose peers hold loans or owe acks, because a task waits for
-    /// the return of a loan.
+    /// Makes passes poll the connections whose peers hold loans or owe acks, because a task waits
+    /// for the return of a loan.
     pub(crate) fn watch_loans(&mut self) {
         for &tx_index in &self.tx_indices {
             if !self.tx_queued.contains(&tx_index) && !self.is_tx_idle(tx_index) {
@@ -180,8 +180,8 @@ impl ShmEndpoint {
             .for_each(|mut tx| act(&mut tx));
     }
 
-    /// Returns whether a connection has no queued operation and waits for nothing from the peer; true
-    /// if there is no connection.
+    /// Returns whether a connection has no queued operation and waits for nothing from the peer;
+    /// true if there is no connection.
     pub(super) fn is_tx_idle(&self, tx_index: usize) -> bool {
         self.tx_connections
             .lock(tx_index)
