@@ -1,10 +1,9 @@
 //! Descriptors whose close blocks: a process that sends them delays only its own connection.
-#![allow(unsafe_code)] // pre_exec, and socket options that rustix lacks
+#![allow(unsafe_code)] // pre_exec
 
-use std::future::IntoFuture;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -12,27 +11,28 @@ use std::time::Duration;
 use fabric_async::{ConnectedEndpoint, Endpoint, Error, EventKind};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::RecvFlags;
 
-use crate::connected_shm_hostile::{ACCEPT, encode_cm, segment};
+use crate::connected_shm_hostile::{ACCEPT, accept_raw_client, encode_cm, segment};
 use crate::health::assert_still_works;
 use crate::hostile::{connect_raw, connect_raw_to, encode_hello, sealed_memfd, try_send_with_fds};
 use crate::leak_check::{ResourceUsage, run_in_own_process};
-use crate::rma::{RawShmListener, encode_control};
+use crate::rma::RawShmListener;
 use crate::run;
 use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
-/// Connections of an attacker, where the kernel lets descriptors pass: more than there are closing
-/// threads, fewer than stop the endpoint from accepting.
+/// Connections of an attacker of another user. If the kernel permits descriptors (before Linux
+/// 6.16), they block all closing threads but do not fill the queue of these threads.
 const ATTACKS: usize = 60;
-/// Peers that connect and close during the attack. Together they use more descriptors than the
+/// Peers that connect and leave during the attack. Together they use more descriptors than the
 /// attacker.
 const HONEST_PEERS: usize = 40;
-/// More than there are closing threads, fewer than their queue holds.
+/// Connections of an attacker of the same user: they block all closing threads but do not fill
+/// their queue.
 const SAME_USER_ATTACKS: usize = 30;
 
-/// Closing threads, and the descriptors that their queue holds.
+/// Number of closing threads, plus the number of queued descriptors at which accepting stops.
 const CLOSER_CAPACITY: usize = 8 + 64;
 
 /// Waits until this process has no more descriptors than before, and at most one closing thread
@@ -48,20 +48,20 @@ async fn wait_all_closed(before: &ResourceUsage) {
     }
 }
 
-/// Returns whether the endpoint has sent a message.
+/// Returns whether the endpoint has sent a message, which is received.
 fn has_received(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.is_ok_and(|(len, _)| len > 0)
 }
 
-/// Returns whether the endpoint has closed the connection.
+/// Returns whether the endpoint has closed the connection. A message is received.
 fn is_closed(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.map_or_else(|errno| errno != Errno::AGAIN, |(len, _)| len == 0)
 }
 
-/// Lets the endpoint close a descriptor in the background, which starts the closing thread that
-/// stays.
+/// Sends a descriptor to the endpoint, which closes it in the background. This starts the permanent
+/// closing thread.
 pub(crate) async fn start_closing_thread(ep: &Endpoint) {
     let socket = connect_raw(ep).await;
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -70,40 +70,42 @@ pub(crate) async fn start_closing_thread(ep: &Endpoint) {
     assert_still_works(ep).await;
 }
 
-/// Returns a descriptor whose last close blocks (`SO_LINGER`) as long as the returned peer exists.
+/// Returns a socket whose last close blocks (`SO_LINGER`) until the other end, which is returned
+/// too, is dropped.
 pub(crate) fn lingering_socket() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     // Accepted connections inherit the size of the buffer.
     rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
-    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_nonblocking(true).unwrap();
-    // Fills the buffers of both ends, so that data stays unsent.
-    let mut refused = 0;
-    while refused < 5 {
-        if near.write(&[0; 65_536]).is_ok() {
-            refused = 0;
+    let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other_end, _) = listener.accept().unwrap();
+    lingering.set_nonblocking(true).unwrap();
+    // Fills the buffers of both ends, so that data stays unsent. The kernel moves bytes to the
+    // other end with a delay, so only several failed writes show that both buffers are full.
+    let mut failed_writes = 0;
+    while failed_writes < 5 {
+        if lingering.write(&[0; 65_536]).is_ok() {
+            failed_writes = 0;
         } else {
-            refused += 1;
+            failed_writes += 1;
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    near.set_nonblocking(false).unwrap();
+    lingering.set_nonblocking(false).unwrap();
     let hour = Duration::from_secs(3600);
-    rustix::net::sockopt::set_socket_linger(&near, Some(hour)).unwrap();
-    (near.into(), far)
+    rustix::net::sockopt::set_socket_linger(&lingering, Some(hour)).unwrap();
+    (lingering.into(), other_end)
 }
 
 /// Plays an attacker of another user: sends descriptors whose close blocks over many connections,
-/// and stays.
+/// and keeps the connections and the other ends of the descriptors until the process is killed.
 pub(crate) fn lingering_flood(name: &str) {
     let name = name.rsplit("://").next().unwrap();
     let mut kept = Vec::new();
     for _ in 0..ATTACKS {
-        let (fd, far) = lingering_socket();
-        // Before the victim has accepted the connection.
+        let (fd, other_end) = lingering_socket();
+        // The victim has not accepted the connection yet.
         let socket = connect_raw_to(name);
-        // Kernels that know SO_PASSRIGHTS refuse; or the connection has already ended.
+        // The send fails if the kernel supports SO_PASSRIGHTS, or if the connection has ended.
         let sent = try_send_with_fds(&socket, b"x", &[&fd]);
         let expected = [Errno::PERM, Errno::PIPE, Errno::CONNRESET];
         assert!(
@@ -119,7 +121,7 @@ pub(crate) fn lingering_flood(name: &str) {
         while rustix::net::recv(&socket, &mut [0; 64], RecvFlags::empty())
             .is_ok_and(|(len, _)| len > 0)
         {}
-        kept.push((socket, far));
+        kept.push((socket, other_end));
     }
     loop {
         std::thread::park();
@@ -156,7 +158,7 @@ fn descriptors_of_another_user_delay_no_peer() {
                 attacker.signal_start();
                 let mut refused = 0;
                 while refused < ATTACKS {
-                    // The connected peer is served after every rejection.
+                    // The connected peer is served during the attack.
                     ep.send(bystander, "ping").await.unwrap();
                     assert_eq!(
                         &ep.recv().tag(4).from(bystander).await.unwrap()[..],
@@ -167,8 +169,8 @@ fn descriptors_of_another_user_delay_no_peer() {
                             usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
                     }
                 }
-                // Peers that connect and close leave no resources behind. The attacker's
-                // descriptors may still be open, where the kernel passed them on.
+                // Peers that connect and leave use no descriptors afterwards. The attacker's
+                // descriptors may be open still, if the kernel permitted them.
                 for _ in 0..HONEST_PEERS {
                     assert_still_works(&ep).await;
                 }
@@ -187,8 +189,8 @@ fn descriptors_of_another_user_delay_no_peer() {
     );
 }
 
-/// A process of the same user may send descriptors: each of its connections ends, the domain goes
-/// on, and every descriptor is closed once the attacker lets the close return.
+/// A process of the same user may send descriptors. Each of its connections ends, the domain makes
+/// progress, and the descriptors are closed once the attacker drops their other ends.
 #[test]
 fn descriptors_of_the_same_user_do_not_block_the_domain() {
     run_in_own_process(
@@ -201,7 +203,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 let segment = sealed_memfd(4096 + 64 * 64, all);
                 start_closing_thread(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
-                let mut far_sockets = Vec::new();
+                let mut other_ends = Vec::new();
                 for attack in 0..SAME_USER_ATTACKS {
                     let socket = connect_raw(&ep).await;
                     if attack % 3 == 1 {
@@ -213,13 +215,13 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                     if attack % 3 == 2 {
                         try_send_with_fds(&socket, b"x", &[]).unwrap();
                     }
-                    let (fd, far) = lingering_socket();
+                    let (fd, other_end) = lingering_socket();
                     try_send_with_fds(&socket, b"", &[&fd]).unwrap();
                     drop((fd, socket));
-                    far_sockets.push(far);
+                    other_ends.push(other_end);
                     assert_still_works(&ep).await;
                 }
-                drop(far_sockets);
+                drop(other_ends);
                 before.wait_restored().await;
             });
         },
@@ -241,10 +243,10 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                 ep.recv().await.unwrap();
                 assert_still_works(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
-                let mut far_sockets = Vec::new();
-                let pending_socket = loop {
+                let mut other_ends = Vec::new();
+                let waiting_socket = loop {
                     assert!(
-                        far_sockets.len() <= CLOSER_CAPACITY + 1,
+                        other_ends.len() <= CLOSER_CAPACITY + 1,
                         "connections are still accepted"
                     );
                     let socket = connect_raw_to(ep.name().name());
@@ -264,9 +266,9 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                     if !is_accepted {
                         break socket;
                     }
-                    let (fd, far) = lingering_socket();
+                    let (fd, other_end) = lingering_socket();
                     try_send_with_fds(&socket, b"x", &[&fd]).unwrap();
-                    far_sockets.push(far);
+                    other_ends.push(other_end);
                     // Waits for the end of the connection.
                     drop(fd);
                     while has_received(&socket) || !is_closed(&socket) {
@@ -275,15 +277,15 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                     }
                 };
                 assert!(
-                    far_sockets.len() >= CLOSER_CAPACITY,
+                    other_ends.len() >= CLOSER_CAPACITY,
                     "only {} connections were accepted",
-                    far_sockets.len()
+                    other_ends.len()
                 );
-                drop(far_sockets);
-                while !has_received(&pending_socket) {
+                drop(other_ends);
+                while !has_received(&waiting_socket) {
                     tokio::task::yield_now().await;
                 }
-                drop(pending_socket);
+                drop(waiting_socket);
                 assert_still_works(&ep).await;
                 wait_all_closed(&before).await;
             });
@@ -304,16 +306,16 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 let to_ep = bystander.add_peer(ep.name()).await.unwrap();
                 bystander.send(to_ep, "hello").await.unwrap();
                 ep.recv().await.unwrap();
-                let one = connect_raw(&ep).await;
-                let other = connect_raw(&ep).await;
-                let ((fd_a, far_a), (fd_b, far_b)) = (lingering_socket(), lingering_socket());
+                let (first, second) = (connect_raw(&ep).await, connect_raw(&ep).await);
+                let (first_fd, first_end) = lingering_socket();
+                let (second_fd, second_end) = lingering_socket();
                 let mut files = Vec::new();
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     files.push(file);
                 }
-                try_send_with_fds(&one, b"x", &[&fd_a]).unwrap();
-                try_send_with_fds(&other, b"x", &[&fd_b, &fd_b]).unwrap();
-                drop((fd_a, fd_b));
+                try_send_with_fds(&first, b"x", &[&first_fd]).unwrap();
+                try_send_with_fds(&second, b"x", &[&second_fd, &second_fd]).unwrap();
+                drop((first_fd, second_fd));
                 // Uses up the descriptors that became free.
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     files.push(file);
@@ -328,9 +330,9 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                             usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
                     }
                 }
-                drop((files, one, other));
+                drop((files, first, second));
                 assert_still_works(&ep).await;
-                drop((far_a, far_b));
+                drop((first_end, second_end));
             });
         },
     );
@@ -381,123 +383,27 @@ async fn send_unwanted_descriptors() {
     assert_still_works(&ep).await;
 }
 
-/// Sets an integer option of a socket (`SOL_SOCKET`).
-fn set_option(socket: &OwnedFd, option: i32, value: i32) {
-    unsafe extern "C" {
-        fn setsockopt(fd: i32, level: i32, name: i32, value: *const i32, len: u32) -> i32;
-    }
-    // SAFETY: the kernel reads an integer of the given length.
-    let result = unsafe { setsockopt(socket.as_raw_fd(), 1, option, &raw const value, 4) };
-    assert_eq!(result, 0, "option {option}");
-}
-
-/// Code of the control message that rings the doorbell.
-const DOORBELL: u16 = 101;
-const SO_PEEK_OFF: i32 = 42;
-const SO_PASSPIDFD: i32 = 76;
-
-/// A server that accepts a connection by hand.
-struct RawServer {
-    /// Its end of the socket pair, and a duplicate of the end that it has sent.
-    own: OwnedFd,
-    sent: OwnedFd,
-    _connection: OwnedFd,
-}
-
-/// Connects to a server that accepts by hand.
-async fn connect_to_raw_server(what: &str) -> (ConnectedEndpoint, RawServer) {
-    let name = format!("raw-server-{what}-{}", std::process::id());
-    let listener = RawShmListener::listen(&name);
-    let serving = std::thread::spawn(move || {
-        let connection = listener.accept_ready();
-        rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (own, sent) =
-            rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let accept = encode_cm(1, ACCEPT, 3, b"welcome");
-        try_send_with_fds(&connection, &accept, &[&segment(), &sent]).unwrap();
-        RawServer {
-            own,
-            sent,
-            _connection: connection,
-        }
-    });
-    let ep = ConnectedEndpoint::connect(format!("shm://{name}")).await;
-    (ep.unwrap(), serving.join().unwrap())
-}
-
-/// A peek that skips messages shows nothing of the descriptors that the socket holds.
+/// A server's accept may carry a descriptor whose close blocks. The connect fails at once, and the
+/// descriptor is closed in the background.
 #[test]
-fn peek_offset_of_a_server_blocks_no_pass_and_no_close() {
+fn descriptor_in_an_accept_does_not_block_the_client() {
     run(async {
-        for (what, skipped) in [("all", 1 << 20), ("first", 20)] {
-            let (descriptor, far) = lingering_socket();
-            let (ep, server) = connect_to_raw_server(what).await;
-            set_option(&server.sent, SO_PEEK_OFF, skipped);
-            drop(server.sent);
-            try_send_with_fds(&server.own, &[0; 20], &[&descriptor]).unwrap();
-            drop(descriptor);
-            try_send_with_fds(&server.own, &[0; 20], &[]).unwrap();
-            // The connection ends: its messages cannot be read.
-            ep.recv().await.unwrap_err();
-            drop((ep, far));
-        }
-    });
-}
-
-#[test]
-fn listening_socket_of_a_server_is_refused() {
-    run(async {
-        let name = format!("raw-listening-{}", std::process::id());
-        let backlog = format!("raw-backlog-{}", std::process::id());
-        let (descriptor, far) = lingering_socket();
+        let name = format!("lingering-accept-{}", std::process::id());
+        let (lingering, other_end) = lingering_socket();
         let listener = RawShmListener::listen(&name);
-        let address = format!("shm://{name}");
         let serving = std::thread::spawn(move || {
-            let connection = listener.accept_ready();
-            rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
-            // The descriptor waits in a connection that is never accepted.
-            let listening = RawShmListener::listen(&backlog);
-            let client =
-                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-            let full = format!("fabric-async/shm/{backlog}");
-            let at = SocketAddrUnix::new_abstract_name(full.as_bytes()).unwrap();
-            rustix::net::connect(&client, &at).unwrap();
-            try_send_with_fds(&client, b"x", &[&descriptor]).unwrap();
+            let (connection, reverse) = accept_raw_client(&listener);
             let accept = encode_cm(1, ACCEPT, 3, b"welcome");
-            try_send_with_fds(&connection, &accept, &[&segment(), &listening.0]).unwrap();
-            (connection, client)
+            try_send_with_fds(&connection, &accept, &[&segment(), &lingering]).unwrap();
+            drop(lingering);
+            (connection, reverse)
         });
-        let refused = ConnectedEndpoint::connect(&address[..]).await.unwrap_err();
-        assert!(matches!(refused, Error::Protocol { .. }), "{refused}");
-        drop((serving.join().unwrap(), far));
+        let failed = ConnectedEndpoint::connect(format!("shm://{name}")).await;
+        let failed = failed.map(drop).unwrap_err();
+        assert!(
+            matches!(&failed, Error::Protocol { what, .. } if what.contains("not sealed memory")),
+            "{failed}"
+        );
+        drop((serving.join().unwrap(), other_end));
     });
-}
-
-#[test]
-fn pidfds_that_a_server_requests_are_closed() {
-    run_in_own_process(
-        "blocking_close::pidfds_that_a_server_requests_are_closed",
-        || {
-            let pidfds = || {
-                let open = std::fs::read_dir("/proc/self/fd").unwrap();
-                let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-                let is_pidfd =
-                    |target: &std::path::PathBuf| target.to_string_lossy().contains("pidfd");
-                targets.filter(is_pidfd).count()
-            };
-            run(async {
-                let (ep, server) = connect_to_raw_server("pidfd").await;
-                set_option(&server.sent, SO_PASSPIDFD, 1);
-                let before = pidfds();
-                let mut receive = std::pin::pin!(ep.recv().into_future());
-                for _ in 0..100 {
-                    try_send_with_fds(&server.own, &encode_control(DOORBELL, 0), &[]).unwrap();
-                    let polled = tokio::time::timeout(Duration::from_millis(1), &mut receive).await;
-                    assert!(polled.is_err(), "{polled:?}");
-                }
-                assert_eq!(pidfds(), before);
-            });
-        },
-    );
 }

@@ -1,5 +1,5 @@
-//! Connected endpoints (`FI_EP_MSG`) over shared memory: peers that are killed or stopped at every
-//! stage, on either side, and servers that are started again.
+//! Connected endpoints (`FI_EP_MSG`) over shared memory: clients and servers that are killed or
+//! stopped before and after the accept, and servers that are restarted at their name.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use fabric_async::{
 };
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Exceeds the duration of every test.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
 const MODES: [Progress; 2] = [Progress::Manual, Progress::Auto];
 
-/// Connects, and sends back every message that it receives.
+/// Plays a client: connects with its process id as private data, and sends back every message.
 pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
     let connecting = ConnectedEndpoint::connect(name).private_data(id);
@@ -24,7 +25,7 @@ pub(crate) async fn connect_and_echo(name: &str) {
     }
 }
 
-/// Listens at this name, accepts every request, and sends back every message.
+/// Plays a server: listens at this name, accepts every request, and sends back every message.
 pub(crate) async fn accept_and_echo(name: &str) {
     let mut listener = PassiveEndpoint::bind(name).await.expect("bind");
     while let Ok(request) = listener.accept().await {
@@ -34,6 +35,7 @@ pub(crate) async fn accept_and_echo(name: &str) {
     }
 }
 
+/// Sends back every message until the connection ends.
 async fn echo_loop(ep: &ConnectedEndpoint) {
     while let Ok(message) = ep.recv().await {
         if send(ep, message.into_bytes().to_vec()).await.is_err() {
@@ -48,12 +50,13 @@ pub(crate) async fn send(ep: &ConnectedEndpoint, bytes: Vec<u8>) -> Result<(), E
     sent.map(drop).map_err(|failed| failed.error)
 }
 
+/// Opens a passive endpoint at a generated name.
 pub(crate) async fn listen(progress: Progress) -> PassiveEndpoint {
     let options = Endpoint::options().progress(progress);
     options.listen("shm://").await.unwrap()
 }
 
-/// Returns the next connection request, which must be from this peer.
+/// Returns the next connection request, which must be from this process.
 async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
     let request = listener.accept().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
@@ -67,7 +70,7 @@ async fn accept_client(listener: &mut PassiveEndpoint) -> (ConnectedEndpoint, Te
     (request.accept("welcome").unwrap(), client)
 }
 
-/// Starts a server at this name, and connects to it.
+/// Starts a server at this name, and connects to it once it listens.
 async fn start_server(name: &str, progress: Progress) -> (ConnectedEndpoint, TestPeer) {
     let server = TestPeer::start("shm accept_and_echo", name);
     loop {
@@ -79,6 +82,7 @@ async fn start_server(name: &str, progress: Progress) -> (ConnectedEndpoint, Tes
     }
 }
 
+/// Checks that the peer sends back messages of all lengths.
 pub(crate) async fn assert_echo_works(ep: &ConnectedEndpoint) {
     for len in [0, 8, 100_000, 3_000_000] {
         let (sent, got) = tokio::join!(send(ep, vec![len as u8; len]), ep.recv());
@@ -120,12 +124,12 @@ fn killed_clients_are_reported_and_others_accepted() {
     for progress in MODES {
         run(async {
             let mut listener = listen(progress).await;
-            let bystander = accept_client(&mut listener).await;
+            let (bystander, _client) = accept_client(&mut listener).await;
             for _ in 0..5 {
                 let (ep, victim) = accept_client(&mut listener).await;
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
-                assert_echo_works(&bystander.0).await;
+                assert_echo_works(&bystander).await;
             }
         });
     }
@@ -137,12 +141,12 @@ fn killed_server_can_be_restarted_at_its_name() {
         run(async {
             let name = format!("shm://connected-server-{}", std::process::id());
             for _ in 0..3 {
-                let (one, server) = start_server(&name, progress).await;
-                assert_eq!(one.private_data(), b"welcome");
-                let two = ConnectedEndpoint::connect(&name[..]).await.unwrap();
-                tokio::join!(assert_echo_works(&one), assert_echo_works(&two));
-                kill_and_assert_ops_fail(one, server).await;
-                assert!(two.recv().await.unwrap_err().error.is_peer_unavailable());
+                let (first, server) = start_server(&name, progress).await;
+                assert_eq!(first.private_data(), b"welcome");
+                let second = ConnectedEndpoint::connect(&name[..]).await.unwrap();
+                tokio::join!(assert_echo_works(&first), assert_echo_works(&second));
+                kill_and_assert_ops_fail(first, server).await;
+                assert!(second.recv().await.unwrap_err().error.is_peer_unavailable());
                 let absent = ConnectedEndpoint::connect(&name[..])
                     .await
                     .map(drop)
@@ -153,9 +157,10 @@ fn killed_server_can_be_restarted_at_its_name() {
     }
 }
 
-/// A request of a killed client can be dropped and rejected; accepting it fails with `PeerGone`.
+/// Rejecting the request of a dead client succeeds, accepting it fails, and the passive endpoint
+/// accepts other clients.
 #[test]
-fn accept_of_killed_client_fails_with_peer_gone() {
+fn accept_of_a_killed_client_fails_with_peer_gone() {
     run(async {
         let mut listener = listen(Progress::Manual).await;
         let name = listener.name().to_string();
@@ -179,7 +184,7 @@ fn accept_of_killed_client_fails_with_peer_gone() {
     });
 }
 
-/// A connect fails at once when the server is killed while the request waits.
+/// A server that is killed before the accept ends the attempt before the connect timeout.
 #[test]
 fn server_killed_before_accept_fails_the_connect() {
     run(async {
@@ -207,7 +212,7 @@ fn stopped_client_delays_only_its_own_connection() {
             let name = listener.name().to_string();
             let stopped_client = TestPeer::start("shm connect_and_echo", &name);
             let request = next_request_from(&mut listener, &stopped_client).await;
-            // The client is stopped before the accept, which does not wait for the client.
+            // Stopped before the accept, which does not wait for the client.
             stopped_client.stop();
             let stopped = request.accept("").unwrap();
             let queued: Vec<_> = (0..50u8)
@@ -221,7 +226,7 @@ fn stopped_client_delays_only_its_own_connection() {
                 sent.unwrap();
                 assert_eq!(got.unwrap()[..], vec![number as u8; 20_000]);
             }
-            // Stopped after the accept, in the middle of messages, and then killed.
+            // Stopped after the accept, and killed in the middle of messages.
             stopped_client.stop();
             kill_and_assert_ops_fail(stopped, stopped_client).await;
             assert_echo_works(&ep).await;
@@ -245,8 +250,8 @@ fn connect_to_stopped_server_times_out() {
     });
 }
 
-/// Connected endpoints do not listen, and endpoints of types `FI_EP_MSG` and `FI_EP_RDM` do not
-/// connect to each other.
+/// No endpoint listens at the name of a connected client. An endpoint of type `FI_EP_RDM` and one
+/// of type `FI_EP_MSG` reject each other.
 #[test]
 fn third_process_cannot_connect_to_a_connected_endpoint() {
     run(async {
@@ -282,6 +287,27 @@ fn third_process_cannot_connect_to_a_connected_endpoint() {
         assert_eq!(refused, refused_by(rdm.name()));
         assert!(!serving.is_finished(), "the program gets no request");
         serving.abort();
+        assert_echo_works(&ep).await;
+    });
+}
+
+/// The kernel reports no process id of a client in another PID namespace.
+#[test]
+fn client_in_another_pid_namespace_connects() {
+    if !rustix::process::geteuid().is_root() {
+        return skip(
+            Facility::Netns,
+            "root is needed to make a process namespace",
+        );
+    }
+    run(async {
+        let mut listener = listen(Progress::Manual).await;
+        let name = listener.name().to_string();
+        let _client = match TestPeer::start_in_pid_namespace("shm connect_and_echo", &name) {
+            Ok(client) => client,
+            Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
+        };
+        let ep = listener.accept().await.unwrap().accept("").unwrap();
         assert_echo_works(&ep).await;
     });
 }

@@ -1,28 +1,33 @@
 //! Clients and servers that violate the connection management of connected endpoints over shared
-//! memory lose their own connection and affect nothing else.
+//! memory. Each loses its own connection and affects nothing else.
 
 use std::future::IntoFuture;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use fabric_async::{
     ConnectedEndpoint, EpType, Error, EventKind, EventQueue, Fabric, Hints, MAX_PRIVATE_DATA,
     PassiveEndpoint, discover,
 };
 use rustix::fs::SealFlags;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 
 use crate::health::next_rejection;
-use crate::hostile::{sealed_memfd, try_send_with_fds};
+use crate::hostile::{READY_CODE, sealed_memfd, try_send_with_fds};
 use crate::rma::{RawShmListener, encode_control};
 use crate::run;
 
 const REQUEST: u16 = 1;
 pub(crate) const ACCEPT: u16 = 2;
 const REJECT: u16 = 3;
+const NONCE: u16 = 4;
+const REVERSE: u16 = 5;
+/// Pending requests at which a passive endpoint stops accepting connections.
+const MAX_PENDING_REQUESTS: usize = 128;
 const RING_LINES: u32 = 64;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
-/// Returns a passive endpoint with its event queue.
+/// Opens a passive endpoint at a generated name, with its event queue.
 async fn listen() -> (PassiveEndpoint, EventQueue) {
     let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
     let info = discover(&hints).unwrap().swap_remove(0);
@@ -36,7 +41,7 @@ fn abstract_name(name: &str) -> SocketAddrUnix {
     SocketAddrUnix::new_abstract_name(format!("fabric-async/shm/{name}").as_bytes()).unwrap()
 }
 
-/// Connects to a passive endpoint from this name.
+/// Connects to a passive endpoint, from this name if there is one.
 fn connect_raw(listener: &PassiveEndpoint, from: Option<&str>) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     if let Some(from) = from {
@@ -46,6 +51,7 @@ fn connect_raw(listener: &PassiveEndpoint, from: Option<&str>) -> OwnedFd {
     socket
 }
 
+/// Encodes a request, an accept or a rejection.
 pub(crate) fn encode_cm(version: u16, code: u16, caps: u32, private_data: &[u8]) -> Vec<u8> {
     let mut bytes = b"fab-scm\0".to_vec();
     bytes.extend(version.to_le_bytes());
@@ -59,25 +65,63 @@ pub(crate) fn encode_cm(version: u16, code: u16, caps: u32, private_data: &[u8])
     bytes
 }
 
+/// Encodes a message that carries a nonce.
+fn encode_nonce(code: u16, nonce: u64) -> Vec<u8> {
+    let mut bytes = b"fab-scm\0\x01\0".to_vec();
+    bytes.extend(code.to_le_bytes());
+    bytes.extend(nonce.to_le_bytes());
+    bytes
+}
+
+/// Returns a valid segment.
 pub(crate) fn segment() -> OwnedFd {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     sealed_memfd(SEGMENT_LEN, seals)
 }
 
-/// Waits for the passive endpoint's ready message, and sends the request.
-async fn send_request(
-    listener: &mut PassiveEndpoint,
-    socket: &OwnedFd,
-    bytes: &[u8],
-    fds: &[&OwnedFd],
-) {
-    let mut ready = [0; 20];
-    while rustix::net::recv(socket, &mut ready, RecvFlags::DONTWAIT).is_err() {
-        assert!(listener.try_accept().is_none());
+/// Receives a message of 20 bytes, such as `Ready` or a nonce, from a passive endpoint.
+async fn recv_20_bytes(socket: &OwnedFd) -> [u8; 20] {
+    let mut bytes = [0; 20];
+    while rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT).is_err() {
         tokio::task::yield_now().await;
     }
-    assert_eq!(ready[..], encode_control(crate::hostile::READY_CODE, 0));
+    bytes
+}
+
+/// Waits until the passive endpoint is ready for the request, and sends the request.
+async fn send_request(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
+    let ready = recv_20_bytes(socket).await;
+    assert_eq!(ready[..], encode_control(READY_CODE, 0));
     try_send_with_fds(socket, bytes, fds).unwrap();
+}
+
+/// Sends a valid request and returns its nonce.
+async fn request_nonce(socket: &OwnedFd) -> u64 {
+    let request = encode_cm(1, REQUEST, 0, b"raw");
+    send_request(socket, &request, &[&segment()]).await;
+    let message = recv_20_bytes(socket).await;
+    let nonce = u64::from_le_bytes(message[12..].try_into().unwrap());
+    assert_eq!(message[..], encode_nonce(NONCE, nonce));
+    nonce
+}
+
+/// Connects a reverse socket that sends this nonce.
+fn connect_reverse(listener: &PassiveEndpoint, nonce: u64) -> OwnedFd {
+    let reverse = connect_raw(listener, None);
+    try_send_with_fds(&reverse, &encode_nonce(REVERSE, nonce), &[]).unwrap();
+    reverse
+}
+
+/// Accepts both sockets of a client by hand: that of the request, and the reverse socket.
+pub(crate) fn accept_raw_client(listener: &RawShmListener) -> (OwnedFd, OwnedFd) {
+    let connection = listener.accept_ready();
+    rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
+    try_send_with_fds(&connection, &encode_nonce(NONCE, 9), &[]).unwrap();
+    let reverse = listener.accept_ready();
+    let mut message = [0; 20];
+    rustix::net::recv(&reverse, &mut message, RecvFlags::empty()).unwrap();
+    assert_eq!(message[..], encode_nonce(REVERSE, 9));
+    (connection, reverse)
 }
 
 /// Checks that a client can connect and exchange messages.
@@ -104,7 +148,7 @@ async fn assert_still_accepts(listener: &mut PassiveEndpoint) {
 fn malformed_connection_request_is_rejected_with_reason() {
     run(async {
         let (mut listener, mut events) = listen().await;
-        let (good, loose) = (segment(), sealed_memfd(SEGMENT_LEN, SealFlags::empty()));
+        let (good, unsealed) = (segment(), sealed_memfd(SEGMENT_LEN, SealFlags::empty()));
         let small = sealed_memfd(4096, SealFlags::SHRINK | SealFlags::SEAL);
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let request = || encode_cm(1, REQUEST, 3, b"please");
@@ -134,13 +178,13 @@ fn malformed_connection_request_is_rejected_with_reason() {
             ("exactly one", request(), vec![]),
             ("exactly one", request(), vec![&good, &good]),
             ("not sealed memory", request(), vec![&good, &file]),
-            ("not sealed", request(), vec![&loose]),
+            ("not sealed", request(), vec![&unsealed]),
             ("announced size", request(), vec![&small]),
         ];
         for (number, (reason, bytes, fds)) in cases.into_iter().enumerate() {
             let name = format!("hostile-{}-{number}", std::process::id());
             let socket = connect_raw(&listener, Some(&name));
-            send_request(&mut listener, &socket, &bytes, &fds).await;
+            send_request(&socket, &bytes, &fds).await;
             let error = next_rejection(&mut events).await;
             assert!(error.to_string().contains(reason), "{reason}: {error}");
         }
@@ -150,7 +194,7 @@ fn malformed_connection_request_is_rejected_with_reason() {
             ("has no endpoint name", request(), None),
         ] {
             let socket = connect_raw(&listener, from);
-            send_request(&mut listener, &socket, &bytes, &[&good]).await;
+            send_request(&socket, &bytes, &[&good]).await;
             let error = next_rejection(&mut events).await;
             assert!(error.to_string().contains(reason), "{reason}: {error}");
         }
@@ -158,22 +202,78 @@ fn malformed_connection_request_is_rejected_with_reason() {
     });
 }
 
-/// Clients that send no request time out, and the oldest of too many is evicted. Requests of
-/// clients that have closed do not stop later clients.
+/// A nonce is valid once, and only the nonce of a pending request is accepted.
 #[test]
-fn silent_and_flooding_clients_do_not_stop_others() {
+fn wrong_or_reused_nonce_is_rejected() {
+    run(async {
+        let (mut listener, mut events) = listen().await;
+        let name = format!("nonce-{}", std::process::id());
+        let socket = connect_raw(&listener, Some(&name));
+        let nonce = request_nonce(&socket).await;
+        let _wrong = connect_reverse(&listener, !nonce);
+        let error = next_rejection(&mut events).await;
+        assert!(error.to_string().contains("nonce of no pending"), "{error}");
+        assert!(listener.try_accept().is_none());
+
+        let _reverse = connect_reverse(&listener, nonce);
+        let request = listener.accept().await.unwrap();
+        assert_eq!(request.peer().name(), name);
+        let _reused = connect_reverse(&listener, nonce);
+        let error = next_rejection(&mut events).await;
+        assert!(error.to_string().contains("nonce of no pending"), "{error}");
+
+        // The socket of a request carries no second message.
+        let socket = connect_raw(&listener, Some("second-message"));
+        let nonce = request_nonce(&socket).await;
+        try_send_with_fds(&socket, &encode_nonce(REVERSE, nonce), &[]).unwrap();
+        let error = next_rejection(&mut events).await;
+        assert!(
+            error.to_string().contains("second connection message"),
+            "{error}"
+        );
+        drop(request);
+        assert_still_accepts(&mut listener).await;
+    });
+}
+
+/// The limit of pending requests counts clients, each of which has two sockets.
+#[test]
+fn both_sockets_of_a_client_count_as_one_request() {
+    run(async {
+        let (mut listener, _events) = listen().await;
+        let mut sockets = Vec::new();
+        for number in 0..MAX_PENDING_REQUESTS {
+            let name = format!("pending-{}-{number}", std::process::id());
+            let socket = connect_raw(&listener, Some(&name));
+            let nonce = request_nonce(&socket).await;
+            let reverse = connect_reverse(&listener, nonce);
+            sockets.push((socket, reverse));
+        }
+        for number in 0..MAX_PENDING_REQUESTS {
+            let request = listener.accept().await.unwrap();
+            let name = format!("pending-{}-{number}", std::process::id());
+            assert_eq!(request.peer().name(), name);
+        }
+        assert_still_accepts(&mut listener).await;
+    });
+}
+
+/// Clients that connect and send nothing have 10 seconds, and beyond a limit the oldest of them is
+/// evicted. Clients that send a request and leave cost the program a failed accept.
+#[test]
+fn silent_and_flooding_clients_do_not_block_others() {
     run(async {
         let (mut listener, mut events) = listen().await;
         let silent: Vec<_> = (0..300).map(|_| connect_raw(&listener, None)).collect();
         assert_still_accepts(&mut listener).await;
-        let mut last = [0; 20];
-        // The oldest client gets the ready message, and then the end of the connection.
+        // The oldest client has got `Ready`, and then the end of the connection.
+        let mut received = [0; 20];
         assert_eq!(
-            rustix::net::recv(&silent[0], &mut last, RecvFlags::empty()),
+            rustix::net::recv(&silent[0], &mut received, RecvFlags::empty()),
             Ok((20, 20))
         );
         assert_eq!(
-            rustix::net::recv(&silent[0], &mut last, RecvFlags::empty())
+            rustix::net::recv(&silent[0], &mut received, RecvFlags::empty())
                 .unwrap()
                 .1,
             0
@@ -181,21 +281,23 @@ fn silent_and_flooding_clients_do_not_stop_others() {
         for number in 0..200 {
             let name = format!("flood-{}-{number}", std::process::id());
             let socket = connect_raw(&listener, Some(&name));
-            let fd = segment();
-            let mut ready = [0; 20];
             // The passive endpoint queues some of the requests, and then accepts no connections.
+            let mut requesting = std::pin::pin!(request_nonce(&socket));
             for _ in 0..100 {
-                if rustix::net::recv(&socket, &mut ready, RecvFlags::DONTWAIT).is_ok() {
-                    let request = encode_cm(1, REQUEST, 0, b"flood");
-                    let _ = try_send_with_fds(&socket, &request, &[&fd]);
+                let requested = tokio::select! {
+                    biased;
+                    nonce = &mut requesting => Some(nonce),
+                    () = tokio::task::yield_now() => None,
+                };
+                if let Some(nonce) = requested {
+                    connect_reverse(&listener, nonce);
                     break;
                 }
-                tokio::task::yield_now().await;
             }
         }
         assert_still_accepts(&mut listener).await;
         drop(silent);
-        // A client that sends no request for ten seconds is rejected.
+        // A client that sends nothing for ten seconds is rejected.
         let silent = connect_raw(&listener, None);
         let rejected = async {
             loop {
@@ -214,18 +316,17 @@ fn silent_and_flooding_clients_do_not_stop_others() {
     });
 }
 
-/// Accepting a request whose client has closed fails.
 #[test]
 fn request_of_departed_client_fails_with_peer_gone() {
     run(async {
         let mut listener = PassiveEndpoint::bind("shm://").await.unwrap();
         let name = format!("departed-{}", std::process::id());
         let socket = connect_raw(&listener, Some(&name));
-        let request = encode_cm(1, REQUEST, 0, b"bye");
-        send_request(&mut listener, &socket, &request, &[&segment()]).await;
+        let nonce = request_nonce(&socket).await;
+        let reverse = connect_reverse(&listener, nonce);
         let request = listener.accept().await.unwrap();
         assert_eq!(request.peer().name(), name);
-        drop(socket);
+        drop((socket, reverse));
         let refused = request.accept("").map(drop).unwrap_err();
         assert_eq!(
             refused,
@@ -234,85 +335,116 @@ fn request_of_departed_client_fails_with_peer_gone() {
     });
 }
 
-/// Malformed responses of a server: messages with their descriptors.
-type Responses = Vec<(Vec<u8>, Vec<OwnedFd>)>;
+/// A step of a server that answers by hand.
+enum ServerStep {
+    /// Sends a message with descriptors over the socket of the request.
+    Send(Vec<u8>, Vec<OwnedFd>),
+    /// Accepts the reverse socket, and sends `Ready` over it if this is true.
+    AcceptReverse { sends_ready: bool },
+}
 
 #[test]
 fn malformed_response_fails_the_connect() {
     run(async {
-        let ready = || (encode_control(crate::hostile::READY_CODE, 0), vec![]);
-        let accept = || encode_cm(1, ACCEPT, 3, b"welcome");
+        use ServerStep::{AcceptReverse, Send};
+        let ready = || Send(encode_control(READY_CODE, 0), vec![]);
+        let nonce = || Send(encode_nonce(NONCE, 9), vec![]);
+        let reverse = || AcceptReverse { sends_ready: true };
+        let accept = |fds| Send(encode_cm(1, ACCEPT, 3, b"welcome"), fds);
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let tcp = || OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-        let loose = || sealed_memfd(SEGMENT_LEN, SealFlags::empty());
+        let unsealed = || sealed_memfd(SEGMENT_LEN, SealFlags::empty());
         let too_much = vec![7; MAX_PRIVATE_DATA + 1];
-        let cases: Vec<(&str, Responses)> = vec![
-            ("not a shm control", vec![(b"rubbish".to_vec(), vec![])]),
-            ("too long", vec![(vec![7; 4000], vec![])]),
+        let unready = AcceptReverse { sends_ready: false };
+        let cases: Vec<(&str, Vec<ServerStep>)> = vec![
+            ("not a shm control", vec![Send(b"rubbish".to_vec(), vec![])]),
+            ("too long", vec![Send(vec![7; 4000], vec![])]),
             (
                 "version 999",
-                vec![(encode_cm(999, ACCEPT, 0, b""), vec![])],
+                vec![Send(encode_cm(999, ACCEPT, 0, b""), vec![])],
+            ),
+            ("out of order: nonce", vec![nonce()]),
+            ("out of order: nonce", vec![ready(), nonce(), nonce()]),
+            (
+                "nonce of a connection message",
+                vec![ready(), Send(encode_cm(1, NONCE, 0, b""), vec![])],
             ),
             (
-                "accept before the request",
-                vec![(accept(), vec![segment(), null()])],
+                "nonce or rejection",
+                vec![ready(), Send(encode_nonce(NONCE, 9), vec![segment()])],
+            ),
+            ("accept before the reverse", vec![accept(vec![segment()])]),
+            (
+                "accept before the reverse",
+                vec![ready(), accept(vec![segment()])],
             ),
             ("second ready", vec![ready(), ready()]),
-            ("segment and a socket", vec![ready(), (accept(), vec![])]),
             (
-                "segment and a socket",
-                vec![ready(), (accept(), vec![segment()])],
+                "exactly one",
+                vec![ready(), nonce(), reverse(), accept(vec![])],
             ),
             (
-                "segment and a socket",
-                vec![ready(), (accept(), vec![segment(), segment()])],
+                "exactly one",
+                vec![
+                    ready(),
+                    nonce(),
+                    reverse(),
+                    accept(vec![segment(), segment()]),
+                ],
             ),
             (
-                "segment and a socket",
-                vec![ready(), (accept(), vec![null(), tcp()])],
-            ),
-            (
-                "not a Unix socket",
-                vec![ready(), (accept(), vec![segment(), null()])],
-            ),
-            (
-                "not a Unix socket",
-                vec![ready(), (accept(), vec![segment(), tcp()])],
-            ),
-            (
-                "exceeds 256",
-                vec![ready(), (encode_cm(1, REJECT, 0, &too_much), vec![])],
-            ),
-            (
-                "on a rejection",
-                vec![ready(), (encode_cm(1, REJECT, 0, b""), vec![null()])],
-            ),
-            (
-                "expected an answer",
-                vec![ready(), (encode_cm(1, REQUEST, 0, b""), vec![])],
-            ),
-            (
-                "passive endpoint",
-                vec![ready(), (encode_control(101, 0), vec![])],
+                "not sealed memory",
+                vec![ready(), nonce(), reverse(), accept(vec![segment(), null()])],
             ),
             (
                 "not sealed",
-                vec![ready(), (accept(), vec![loose(), unix_socket()])],
+                vec![ready(), nonce(), reverse(), accept(vec![unsealed()])],
+            ),
+            (
+                "no ready message",
+                vec![ready(), nonce(), unready, accept(vec![segment()])],
+            ),
+            (
+                "exceeds 256",
+                vec![ready(), Send(encode_cm(1, REJECT, 0, &too_much), vec![])],
+            ),
+            (
+                "on a nonce or rejection",
+                vec![ready(), Send(encode_cm(1, REJECT, 0, b""), vec![segment()])],
+            ),
+            (
+                "expected an answer",
+                vec![ready(), Send(encode_cm(1, REQUEST, 0, b""), vec![])],
+            ),
+            (
+                "passive endpoint",
+                vec![ready(), Send(encode_control(101, 0), vec![])],
             ),
         ];
-        for (number, (reason, responses)) in cases.into_iter().enumerate() {
+        for (number, (reason, steps)) in cases.into_iter().enumerate() {
             let name = format!("bad-server-{}-{number}", std::process::id());
             let listener = RawShmListener::listen(&name);
             let serving = std::thread::spawn(move || {
                 let connection = rustix::net::accept(&listener.0).unwrap();
-                for (bytes, fds) in &responses {
-                    let fds: Vec<_> = fds.iter().collect();
-                    // Descriptors are refused until the client has checked the credentials.
-                    while try_send_with_fds(&connection, bytes, &fds)
-                        == Err(rustix::io::Errno::PERM)
-                    {}
+                let mut reverse = None;
+                for step in steps {
+                    match step {
+                        // The kernel refuses descriptors until the client has checked the
+                        // credentials.
+                        Send(bytes, fds) => {
+                            let fds: Vec<_> = fds.iter().collect();
+                            while try_send_with_fds(&connection, &bytes, &fds)
+                                == Err(rustix::io::Errno::PERM)
+                            {}
+                        }
+                        AcceptReverse { sends_ready: true } => {
+                            reverse = Some(listener.accept_ready());
+                        }
+                        AcceptReverse { sends_ready: false } => {
+                            reverse = Some(rustix::net::accept(&listener.0).unwrap());
+                        }
+                    }
                 }
-                (listener, connection)
+                (listener, connection, reverse)
             });
             let failed = ConnectedEndpoint::connect(format!("shm://{name}")).await;
             let failed = failed.map(drop).unwrap_err();
@@ -322,12 +454,25 @@ fn malformed_response_fails_the_connect() {
     });
 }
 
-/// Returns one end of a pair whose other end is closed.
-fn unix_socket() -> OwnedFd {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    rustix::net::socketpair(family, kind, SocketFlags::empty(), None)
-        .unwrap()
-        .0
+/// A server that does not accept the reverse socket, and so does not answer.
+#[test]
+fn reverse_socket_that_is_not_accepted_fails_the_connect_by_timeout() {
+    run(async {
+        let name = format!("no-reverse-{}", std::process::id());
+        let listener = RawShmListener::listen(&name);
+        let serving = std::thread::spawn(move || {
+            let connection = listener.accept_ready();
+            rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
+            try_send_with_fds(&connection, &encode_nonce(NONCE, 9), &[]).unwrap();
+            (listener, connection)
+        });
+        let address = format!("shm://{name}");
+        let connecting = ConnectedEndpoint::connect(&address[..]);
+        let timed_out = connecting.timeout(Duration::from_millis(50)).await;
+        let timed_out = timed_out.map(drop).unwrap_err();
+        assert_eq!(timed_out, Error::TimedOut(address.parse().unwrap()));
+        drop(serving.join().unwrap());
+    });
 }
 
 /// A server that accepts and then closes ends the established connection.
@@ -337,11 +482,9 @@ fn server_close_after_accept_is_reported() {
         let name = format!("leaving-server-{}", std::process::id());
         let listener = RawShmListener::listen(&name);
         let serving = std::thread::spawn(move || {
-            let connection = listener.accept_ready();
+            let (connection, _reverse) = accept_raw_client(&listener);
             let accept = encode_cm(1, ACCEPT, 3, b"welcome");
-            let mut request = [0; 400];
-            rustix::net::recv(&connection, &mut request, RecvFlags::empty()).unwrap();
-            try_send_with_fds(&connection, &accept, &[&segment(), &unix_socket()]).unwrap();
+            try_send_with_fds(&connection, &accept, &[&segment()]).unwrap();
         });
         let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
             .await

@@ -4,13 +4,13 @@
 //! file of a file system in user space. So a thread that makes progress closes no descriptor of a
 //! peer, unless the descriptor is known to be memory.
 //!
-//! **Invariant.** A descriptor waits behind at most [`THREADS`] other closes: while fewer threads
-//! exist, a descriptor for which no thread is free starts one. When all threads are blocked and
-//! [`QUEUE`] descriptors wait, the closer is *full*, and endpoints stop accepting
-//! connections until a thread is free again.
+//! **Invariant.** A descriptor waits in the queue only while [`MAX_THREADS`] threads are closing
+//! others, or while the system cannot start a thread: each queued descriptor for which no thread
+//! waits starts one. With [`QUEUE_LIMIT`] descriptors in the queue the closer is full, and
+//! endpoints stop accepting connections until a thread has taken descriptors from the queue.
 //!
 //! A forked child has none of its parent's threads, so it creates a closer of its own.
-#![allow(unsafe_code)] // pointer to a leaked value, which a forked child can replace
+#![allow(unsafe_code)] // pointer to a leaked closer, which a forked child replaces
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -21,33 +21,38 @@ use fabric_core::transport::WaitSet;
 
 use crate::transport::fork_guard::ForkGuard;
 
-/// Maximum number of closing threads. The first one stays; the others end when nothing waits.
-pub(crate) const THREADS: usize = 8;
-/// Number of waiting descriptors at which endpoints stop accepting connections.
-pub(crate) const QUEUE: usize = 64;
+/// Maximum number of closing threads. The first one is permanent; the others end when the queue is
+/// empty.
+const MAX_THREADS: usize = 8;
+/// Number of queued descriptors at which endpoints stop accepting connections.
+const QUEUE_LIMIT: usize = 64;
 
 /// The closing threads of one process and the descriptors that wait for them.
 struct Closer {
-    origin: ForkGuard,
+    fork_guard: ForkGuard,
     state: Mutex<CloserState>,
+    /// Wakes the permanent thread.
     work_available: Condvar,
+    /// The descriptor that [`lock_reserve`] returns.
     reserve: Mutex<Option<OwnedFd>>,
 }
 
 /// The queue and the threads of a closer.
 #[derive(Default)]
 struct CloserState {
-    waiting: VecDeque<OwnedFd>,
+    /// Descriptors to be closed.
+    queue: VecDeque<OwnedFd>,
+    /// Number of threads.
     threads: usize,
-    /// Whether the first thread waits for work.
-    idle: bool,
+    /// Whether the permanent thread waits for work.
+    permanent_is_idle: bool,
     /// Wait sets of domains that have stopped accepting, to be woken when the queue has room.
-    waiters: Vec<Weak<dyn WaitSet>>,
+    wait_sets: Vec<Weak<dyn WaitSet>>,
 }
 
 impl CloserState {
     fn is_full(&self) -> bool {
-        self.waiting.len() >= QUEUE
+        self.queue.len() >= QUEUE_LIMIT
     }
 }
 
@@ -58,18 +63,13 @@ fn closer() -> &'static Closer {
         let current = CURRENT.load(Ordering::Acquire);
         // SAFETY: the pointer is null, or points to a closer that was leaked.
         if let Some(closer) = unsafe { current.as_ref() }
-            && closer.origin.in_original_process()
+            && closer.fork_guard.in_original_process()
         {
             return closer;
         }
         // A lock held by a thread of the parent stays held in a child, so the child uses a new
         // closer.
-        let own = Box::into_raw(Box::new(Closer {
-            origin: ForkGuard::current_process(),
-            state: Mutex::default(),
-            work_available: Condvar::new(),
-            reserve: Mutex::default(),
-        }));
+        let own = Box::into_raw(Box::new(Closer::new()));
         let exchanged = CURRENT.compare_exchange(current, own, Ordering::AcqRel, Ordering::Acquire);
         if exchanged.is_err() {
             // SAFETY: the exchange failed, so no other thread has seen this closer.
@@ -78,60 +78,75 @@ fn closer() -> &'static Closer {
     }
 }
 
-/// Closes descriptors of a peer on background threads; does not block.
-pub(crate) fn discard(fds: Vec<OwnedFd>) {
-    if fds.is_empty() {
-        return;
+/// Queues descriptors for the closing threads; does not block.
+pub(crate) fn enqueue(fds: Vec<OwnedFd>) {
+    if !fds.is_empty() {
+        closer().enqueue(fds);
     }
-    let closer = closer();
-    let mut state = closer.lock();
-    state.waiting.extend(fds);
-    let free = usize::from(std::mem::take(&mut state.idle));
-    if free > 0 {
-        closer.work_available.notify_one();
-    }
-    let wanted = state.waiting.len().saturating_sub(free);
-    closer.start_threads(&mut state, wanted);
 }
 
-/// Registers a wait set to be woken when the queue has room again. Returns false, without
-/// registering it, if the queue has room now.
-pub(crate) fn wake_when_free(wait: &Arc<dyn WaitSet>) -> bool {
-    let closer = closer();
-    let mut state = closer.lock();
-    let full = state.is_full();
-    if full {
-        // Threads that could not be started before may start now.
-        let wanted = state.waiting.len();
-        closer.start_threads(&mut state, wanted);
-        let wait = Arc::downgrade(wait);
-        if !state.waiters.iter().any(|other| other.ptr_eq(&wait)) {
-            state.waiters.push(wait);
-        }
-    }
-    full
+/// Returns whether the queue is full. If so, registers a wait set, which is woken once when the
+/// queue has room again.
+pub(crate) fn register_if_full(wait_set: &Arc<dyn WaitSet>) -> bool {
+    closer().register_if_full(wait_set)
 }
 
-/// Returns the reserve descriptor. It is closed for a moment when the process has no descriptor
-/// left, so that a message with one descriptor can be received and discarded.
-pub(crate) fn reserve() -> MutexGuard<'static, Option<OwnedFd>> {
+/// Locks the reserve descriptor. A caller at the descriptor limit closes the reserve descriptor,
+/// receives and closes a message with one descriptor, and creates the reserve descriptor anew.
+pub(crate) fn lock_reserve() -> MutexGuard<'static, Option<OwnedFd>> {
     let reserve = &closer().reserve;
     reserve.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Closer {
+    /// Creates a closer without threads.
+    fn new() -> Self {
+        Self {
+            fork_guard: ForkGuard::current_process(),
+            state: Mutex::default(),
+            work_available: Condvar::new(),
+            reserve: Mutex::default(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, CloserState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Starts up to `wanted` threads, as far as [`THREADS`] and the system allow. Descriptors wait
-    /// for an existing thread, or for the next call, if none can be started.
+    fn enqueue(&'static self, fds: Vec<OwnedFd>) {
+        let mut state = self.lock();
+        state.queue.extend(fds);
+        let idle_threads = usize::from(std::mem::take(&mut state.permanent_is_idle));
+        if idle_threads > 0 {
+            self.work_available.notify_one();
+        }
+        let wanted = state.queue.len().saturating_sub(idle_threads);
+        self.start_threads(&mut state, wanted);
+    }
+
+    fn register_if_full(&'static self, wait_set: &Arc<dyn WaitSet>) -> bool {
+        let mut state = self.lock();
+        let is_full = state.is_full();
+        if is_full {
+            // Threads that could not be started before may start now.
+            let wanted = state.queue.len();
+            self.start_threads(&mut state, wanted);
+            let wait_set = Arc::downgrade(wait_set);
+            if !state.wait_sets.iter().any(|other| other.ptr_eq(&wait_set)) {
+                state.wait_sets.push(wait_set);
+            }
+        }
+        is_full
+    }
+
+    /// Starts up to `wanted` threads, as far as [`MAX_THREADS`] and the system allow. If no thread
+    /// can be started, descriptors wait for an existing thread or for the next call.
     fn start_threads(&'static self, state: &mut CloserState, wanted: usize) {
-        for _ in 0..wanted.min(THREADS.saturating_sub(state.threads)) {
-            let is_first = state.threads == 0;
+        for _ in 0..wanted.min(MAX_THREADS.saturating_sub(state.threads)) {
+            let is_permanent = state.threads == 0;
             let spawned = std::thread::Builder::new()
                 .name("fab-close".into())
-                .spawn(move || self.run(is_first));
+                .spawn(move || self.run(is_permanent));
             if spawned.is_err() {
                 return;
             }
@@ -139,29 +154,30 @@ impl Closer {
         }
     }
 
-    /// Closes descriptors until none waits; the first thread then sleeps until more arrive.
+    /// Closes descriptors until the queue is empty. Then the permanent thread sleeps until more are
+    /// queued, and another thread returns.
     fn run(&self, is_permanent: bool) {
         let mut state = self.lock();
         loop {
-            if let Some(fd) = state.waiting.pop_front() {
-                let waiters = if state.is_full() {
+            if let Some(fd) = state.queue.pop_front() {
+                let wait_sets = if state.is_full() {
                     Vec::new()
                 } else {
-                    std::mem::take(&mut state.waiters)
+                    std::mem::take(&mut state.wait_sets)
                 };
                 drop(state);
-                for wait in waiters.iter().filter_map(Weak::upgrade) {
-                    wait.wake();
+                for wait_set in wait_sets.iter().filter_map(Weak::upgrade) {
+                    wait_set.wake();
                 }
                 drop(fd);
                 state = self.lock();
             } else if is_permanent {
-                state.idle = true;
+                state.permanent_is_idle = true;
                 state = self
                     .work_available
                     .wait(state)
                     .unwrap_or_else(|e| e.into_inner());
-                state.idle = false;
+                state.permanent_is_idle = false;
             } else {
                 state.threads -= 1;
                 return;
@@ -174,34 +190,110 @@ impl Closer {
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::BorrowedFd;
+    use std::sync::mpsc;
 
     use super::*;
 
-    /// Returns a socket whose close blocks until the other end is dropped.
-    fn lingering_socket() -> (OwnedFd, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (far, _) = listener.accept().unwrap();
-        near.set_nonblocking(true).unwrap();
-        while std::io::Write::write(&mut near, &[0; 65_536]).is_ok() {}
-        near.set_nonblocking(false).unwrap();
-        let hour = std::time::Duration::from_secs(3600);
-        rustix::net::sockopt::set_socket_linger(&near, Some(hour)).unwrap();
-        (near.into(), far)
+    /// A wait set that reports each wake.
+    struct WakeReporter(mpsc::Sender<()>);
+
+    impl WaitSet for WakeReporter {
+        fn wake(&self) {
+            let _ = self.0.send(());
+        }
+
+        fn watch(&self, _: BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn unwatch(&self, _: BorrowedFd<'_>) {}
     }
 
-    /// With fewer blocked descriptors than threads, every other descriptor is closed: its reader
-    /// sees the end of the pipe.
+    fn wake_reporter() -> (Arc<dyn WaitSet>, mpsc::Receiver<()>) {
+        let (sender, wakes) = mpsc::channel();
+        (Arc::new(WakeReporter(sender)), wakes)
+    }
+
+    /// Returns a closer apart from that of the process.
+    fn new_closer() -> &'static Closer {
+        Box::leak(Box::new(Closer::new()))
+    }
+
+    /// Returns a descriptor whose close does not block.
+    fn plain_fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    /// Returns a socket whose close blocks until the other end, which is returned too, is dropped.
+    fn lingering_socket() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other_end, _) = listener.accept().unwrap();
+        lingering.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut lingering, &[0; 65_536]).is_ok() {}
+        lingering.set_nonblocking(false).unwrap();
+        let hour = std::time::Duration::from_secs(3600);
+        rustix::net::sockopt::set_socket_linger(&lingering, Some(hour)).unwrap();
+        (lingering.into(), other_end)
+    }
+
+    /// While fewer closes block than there may be threads, a pipe is closed: its reader sees the
+    /// end of the pipe.
     #[test]
-    fn blocked_descriptor_delays_no_other() {
-        let (fds, blocked_peers): (Vec<_>, Vec<_>) =
-            (1..THREADS).map(|_| lingering_socket()).unzip();
-        discard(fds);
+    fn blocked_close_delays_no_other_descriptor() {
+        let closer = new_closer();
+        let (fds, other_ends): (Vec<_>, Vec<_>) =
+            (1..MAX_THREADS).map(|_| lingering_socket()).unzip();
+        closer.enqueue(fds);
         for _ in 0..100 {
             let (mut reader, writer) = std::io::pipe().unwrap();
-            discard(vec![writer.into()]);
+            closer.enqueue(vec![writer.into()]);
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
-        drop(blocked_peers);
+        drop(other_ends);
+    }
+
+    #[test]
+    fn registered_wait_set_is_woken_once_each_time_the_queue_drains() {
+        let closer = new_closer();
+        let (wait_set, wakes) = wake_reporter();
+        assert!(!closer.register_if_full(&wait_set), "the queue is empty");
+        for _ in 0..2 {
+            let (fds, other_ends): (Vec<_>, Vec<_>) =
+                (0..MAX_THREADS).map(|_| lingering_socket()).unzip();
+            closer.enqueue(fds);
+            // Every thread takes a descriptor that blocks; then others stay queued.
+            while !closer.lock().queue.is_empty() {
+                std::thread::yield_now();
+            }
+            while !closer.register_if_full(&wait_set) {
+                closer.enqueue(vec![plain_fd()]);
+            }
+            assert!(closer.register_if_full(&wait_set), "registered twice");
+            assert!(wakes.try_recv().is_err());
+            drop(other_ends);
+            wakes.recv().unwrap();
+            while closer.lock().threads > 1 {
+                std::thread::yield_now();
+            }
+            assert!(wakes.try_recv().is_err());
+            assert!(!closer.register_if_full(&wait_set), "the queue is drained");
+        }
+    }
+
+    /// The queue is filled as if no thread could be started (`EAGAIN`).
+    #[test]
+    fn registering_starts_threads_that_could_not_be_started_before() {
+        let closer = new_closer();
+        let (wait_set, wakes) = wake_reporter();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut state = closer.lock();
+        state.queue.extend((0..QUEUE_LIMIT).map(|_| plain_fd()));
+        state.queue.push_back(writer.into());
+        drop(state);
+        assert!(closer.register_if_full(&wait_set));
+        wakes.recv().unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -1,11 +1,15 @@
-//! An endpoint over shared memory: connections in both directions and a receive queue, and a name
-//! where peers connect unless it is a connected endpoint.
+//! An endpoint over shared memory: its connections in both directions and its receive queue.
+//!
+//! A connectionless endpoint (`FI_EP_RDM`) listens at its name and connects to a peer with the
+//! first operation for the peer. A connected endpoint (`FI_EP_MSG`) has one peer and does not
+//! listen. [`ShmEndpointKind`] holds the state that only one type has. The domain calls an endpoint
+//! under the domain's lock; fast-path sends lock a connection only (`connection_table`).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | the endpoint: progress, arming and closing |
+//! | `endpoint` | opening, progress, arming and closing |
 //! | `sending`, `receiving` | transmit operations and connections; receive operations |
-//! | `accept` | accepting connections and their handshakes |
+//! | `accept` | the listener of a connectionless endpoint, and handshakes |
 //! | `rx_pass` | polling incoming connections in a pass |
 //! | `acks` | acks and returned slots for senders |
 //! | `disconnect` | the end of connections, and its events |
@@ -22,7 +26,6 @@ mod sending;
 mod stats;
 
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
@@ -37,11 +40,11 @@ use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
-use super::socket::{self, ShmListener};
 use super::tx_connection::{QueueProgress, TxStats};
 use crate::transport::fork_guard::ForkGuard;
 use crate::transport::token;
 
+use accept::RdmListener;
 use connected::MsgConnection;
 use disconnect::end_tx_connection;
 use rx_pass::EndedRx;
@@ -49,16 +52,20 @@ use rx_pass::EndedRx;
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
 pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 
-/// What a watched descriptor of an endpoint belongs to; packed into the epoll token.
+/// A watched descriptor of an endpoint or passive endpoint; packed into the epoll token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShmToken {
     Listener,
+    /// Socket of the incoming connection or pending handshake with this `rx_index`.
     Rx(u32),
+    /// Socket of the connection to a peer with this `tx_index`.
     Tx(u32),
+    /// Timer of a connection attempt or of a passive endpoint.
     Timer,
 }
 
 impl ShmToken {
+    /// Packs the endpoint and the descriptor into an epoll token.
     pub(super) fn pack(self, ep: EpId) -> u64 {
         match self {
             Self::Listener => token::pack(0, ep, 0),
@@ -68,91 +75,95 @@ impl ShmToken {
         }
     }
 
+    /// Returns the endpoint and the descriptor of an epoll token.
     pub(crate) fn unpack(token: u64) -> (EpId, Self) {
         let (kind, ep, id) = token::unpack(token);
-        let what = match kind {
+        let descriptor = match kind {
             0 => Self::Listener,
             1 => Self::Rx(id),
             2 => Self::Tx(id),
             _ => Self::Timer,
         };
-        (ep, what)
+        (ep, descriptor)
     }
+}
+
+/// What an endpoint is opened with.
+#[derive(Clone)]
+pub(crate) struct ShmConfig<'a> {
+    pub(crate) info: &'a Info,
+    pub(crate) tx_settings: TxSettings,
+    pub(crate) wait_set: Arc<dyn WaitSet>,
+    /// Whether the endpoint uses the receive queue of a shared context.
+    pub(crate) shares_rx: bool,
+}
+
+/// The type of an endpoint, with the state that only this type has.
+enum ShmEndpointKind {
+    /// Connectionless (`FI_EP_RDM`).
+    Rdm(RdmListener),
+    /// Connected (`FI_EP_MSG`).
+    Msg(Box<MsgConnection>),
 }
 
 /// An endpoint of the transport.
 pub(crate) struct ShmEndpoint {
-    /// Whether every pass polls this endpoint; other endpoints wait for a doorbell.
+    /// Whether every pass polls this endpoint. The domain sets and clears it.
     pub(crate) active: bool,
     id: EpId,
+    /// Name of the endpoint. That of an accepted endpoint is the name of its passive endpoint.
     name: Address,
+    kind: ShmEndpointKind,
     local: LocalEndpoint,
     tx_settings: TxSettings,
     /// Counters of connections that were removed.
     counters: TxStats,
-    /// `None` for a connected endpoint, to which no other peer can connect.
-    listener: Option<ShmListener>,
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
     /// Whether the endpoint uses the receive queue of a shared context.
     shares_rx: bool,
+    /// The connections from peers and the pending handshakes, by `rx_index`.
     rx_connections: RxConnections,
     /// Incoming connections that have ended in this pass.
     ended_rx: Vec<EndedRx>,
+    /// The last `PeerKey` that an incoming connection or handshake has got.
     last_peer_key: u32,
-    /// Closed for a moment when this process has no descriptor left, so that a connection can be
-    /// accepted and rejected.
-    reserve_fd: Option<OwnedFd>,
-    /// The connection of a connected endpoint (`FI_EP_MSG`).
-    msg: Option<Box<MsgConnection>>,
-    /// Whether the next pass has to resume: the endpoint accepts no connections because the closing
-    /// threads are blocked, or receives of a connected endpoint are still to be failed.
-    resume_due: bool,
-    /// Whether a change of the receive queue has further effects: the queue is shared, or receives
+    /// Whether a change of the receive queue calls `run_rx_hook`: the queue is shared, or receives
     /// fail because the connection of a connected endpoint has ended.
     has_rx_hook: bool,
     /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
-    /// The connections to peers.
+    /// The connections to peers, by [`FiAddr::index`](fabric_core::FiAddr::index): the `tx_index`.
     tx_connections: Arc<ConnectionTable>,
     /// Indices in `tx_connections` that are in use.
     tx_indices: Vec<usize>,
-    /// Indices of connections with queued operations.
+    /// Indices of connections with queued operations, or whose peer holds loans.
     tx_queued: Vec<usize>,
     /// Indices of connections whose peer must still be woken (`FI_MORE`).
     tx_unflushed: Vec<usize>,
 }
 
 impl ShmEndpoint {
-    /// Opens an endpoint at the name `at` and listens for connections.
-    pub(crate) fn open(
-        id: EpId,
-        at: Address,
-        (info, tx_settings): (&Info, TxSettings),
-        wait: Arc<dyn WaitSet>,
-        shares_rx: bool,
-    ) -> Result<Self> {
-        let listener = ShmListener::open(&at)?;
-        wait.watch(listener.as_fd(), ShmToken::Listener.pack(id))
-            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
-        let settings = (info, tx_settings);
-        Ok(Self::new(id, at, Some(listener), settings, wait, shares_rx))
+    /// Opens a connectionless endpoint, which listens at this name.
+    pub(crate) fn open(id: EpId, name: Address, config: ShmConfig<'_>) -> Result<Self> {
+        let token = ShmToken::Listener.pack(id);
+        let listener = RdmListener::open(&name, &*config.wait_set, token)?;
+        Ok(Self::new(id, name, ShmEndpointKind::Rdm(listener), config))
     }
 
-    fn new(
-        id: EpId,
-        name: Address,
-        listener: Option<ShmListener>,
-        (info, tx_settings): (&Info, TxSettings),
-        wait: Arc<dyn WaitSet>,
-        shares_rx: bool,
-    ) -> Self {
+    fn new(id: EpId, name: Address, kind: ShmEndpointKind, config: ShmConfig<'_>) -> Self {
+        let ShmConfig {
+            info,
+            tx_settings,
+            wait_set,
+            shares_rx,
+        } = config;
         let caps = info.caps;
-        let reserve_fd = listener.as_ref().and_then(|_| socket::reserve_fd().ok());
         Self {
             active: false,
             id,
             name,
+            kind,
             local: LocalEndpoint {
                 ep: id,
                 incarnation: RandomState::new().hash_one(id.0),
@@ -163,17 +174,13 @@ impl ShmEndpoint {
             },
             tx_settings,
             counters: TxStats::default(),
-            listener,
             fork_guard: ForkGuard::current_process(),
-            wait_set: wait,
+            wait_set,
             has_rx_hook: shares_rx,
             shares_rx,
             rx_connections: RxConnections::default(),
             ended_rx: Vec::new(),
             last_peer_key: 0,
-            reserve_fd,
-            msg: None,
-            resume_due: false,
             message_held: false,
             tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),
             tx_indices: Vec::new(),
@@ -190,31 +197,37 @@ impl ShmEndpoint {
         &self.name
     }
 
-    /// Makes progress; returns whether anything progressed. With more than [`ALWAYS_ACTIVE`]
-    /// endpoints or incoming connections, connections that have been silent for long become idle.
-    pub(crate) fn progress(&mut self, engine: &mut impl EngineContext, endpoints: usize) -> bool {
-        if self.resume_due {
-            self.resume(engine);
+    /// Makes progress; returns whether anything progressed. `active_endpoints` is the number of
+    /// endpoints of the domain that passes poll. With more than [`ALWAYS_ACTIVE`] of them, or of
+    /// active incoming connections, connections that have been silent for long become idle.
+    pub(crate) fn progress(
+        &mut self,
+        engine: &mut impl EngineContext,
+        active_endpoints: usize,
+    ) -> bool {
+        if self.has_deferred_work() {
+            self.run_deferred_work(engine);
         }
         let pass = self.progress_rx(engine);
-        let mut received = pass.progressed;
+        let mut progressed = pass.progressed;
         // Copies run after the records that have just arrived, so that a long copy does not delay
         // them.
-        received |= pass.has_copies && self.progress_copies(engine);
-        let active_count = self.rx_connections.active_count().max(endpoints);
+        progressed |= pass.has_copies && self.progress_copies(engine);
+        let active_count = self.rx_connections.active_count().max(active_endpoints);
         if active_count > ALWAYS_ACTIVE {
-            received |= self.rx_connections.demote_idle(active_count);
+            progressed |= self.rx_connections.demote_idle(active_count);
         }
-        received | (!self.tx_queued.is_empty() && self.progress_tx(engine))
+        progressed | (!self.tx_queued.is_empty() && self.progress_tx(engine))
     }
 
-    /// Returns whether a pass has nothing to do for this endpoint before a doorbell or a post.
+    /// Returns whether passes have nothing to do for this endpoint until a doorbell rings or an
+    /// operation is posted.
     pub(crate) fn is_quiescent(&self, engine: &mut impl EngineContext) -> bool {
         let waits = |rx: &mut RxQueue, _: &mut _| rx.has_work() || rx.waits_for_cq_room();
         self.rx_connections.active_count() == 0
             && self.tx_queued.is_empty()
             && !self.message_held
-            && !self.resume_due
+            && !self.has_deferred_work()
             && !engine.with_rx(self.id, waits)
     }
 
@@ -224,22 +237,34 @@ impl ShmEndpoint {
         engine.with_rx(self.id, |rx, _| self.update_change_reports(rx));
     }
 
-    #[cold]
-    fn resume(&mut self, engine: &mut impl EngineContext) {
-        if self.msg.is_some() {
-            engine.with_rx(self.id, RxQueue::drain_unexpected);
-            self.fail_recvs(engine);
-        } else {
-            self.accept_again(engine);
+    /// Returns whether the next pass has to resume accepting or to fail receives.
+    #[inline]
+    fn has_deferred_work(&self) -> bool {
+        match &self.kind {
+            ShmEndpointKind::Rdm(listener) => listener.is_paused(),
+            ShmEndpointKind::Msg(msg) => msg.has_recvs_to_fail,
         }
     }
 
+    /// Resumes accepting, or fails receives, as far as possible now.
+    #[cold]
+    fn run_deferred_work(&mut self, engine: &mut impl EngineContext) {
+        match self.kind {
+            ShmEndpointKind::Rdm(_) => self.resume_accept(engine),
+            ShmEndpointKind::Msg(_) => {
+                engine.with_rx(self.id, RxQueue::drain_unexpected);
+                self.fail_recvs(engine);
+            }
+        }
+    }
+
+    /// Sends queued operations of all connections. Returns whether anything progressed.
     fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut progressed = false;
         let mut index = 0;
-        while let Some(&peer_index) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(engine, peer_index);
-            if self.is_tx_idle(peer_index) {
+        while let Some(&tx_index) = self.tx_queued.get(index) {
+            progressed |= self.progress_tx_connection(engine, tx_index);
+            if self.is_tx_idle(tx_index) {
                 self.tx_queued.swap_remove(index);
             } else {
                 index += 1;
@@ -248,20 +273,17 @@ impl ShmEndpoint {
         progressed
     }
 
-    fn progress_tx_connection(
-        &mut self,
-        engine: &mut impl EngineContext,
-        peer_index: usize,
-    ) -> bool {
+    /// Sends queued operations of one connection. Returns whether anything progressed.
+    fn progress_tx_connection(&mut self, engine: &mut impl EngineContext, tx_index: usize) -> bool {
         let progress = self
             .tx_connections
-            .lock(peer_index)
+            .lock(tx_index)
             .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
             QueueProgress::Progressed => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
-                self.on_tx_peer_closed(engine, peer_index);
+                self.on_tx_peer_closed(engine, tx_index);
                 true
             }
         }
@@ -271,20 +293,20 @@ impl ShmEndpoint {
     pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(connection_index) => self.on_rx_ready(engine, connection_index as usize),
+            ShmToken::Rx(rx_index) => self.on_rx_ready(engine, rx_index as usize),
             ShmToken::Timer => self.on_connect_timeout(engine),
-            ShmToken::Tx(_) if self.is_connecting() => self.on_answer_ready(engine),
-            ShmToken::Tx(peer_index) => {
-                let peer_index = peer_index as usize;
+            ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(engine),
+            ShmToken::Tx(tx_index) => {
+                let tx_index = tx_index as usize;
                 let end = self
                     .tx_connections
-                    .lock(peer_index)
+                    .lock(tx_index)
                     .and_then(|mut tx| tx.on_readable());
                 let Some(end) = end else {
                     self.progress_tx(engine);
                     return;
                 };
-                self.on_tx_ended(engine, peer_index, end);
+                self.on_tx_ended(engine, tx_index, end);
             }
         }
     }
@@ -299,14 +321,15 @@ impl ShmEndpoint {
         }
         self.send_endpoint_closed();
         self.for_each_tx(|tx| end_tx_connection(tx, self.id, engine, &Error::Canceled));
-        // A thread that still holds the fast path finds no connection.
+        // A thread that still has the fast path finds no connection in the table.
         self.tx_indices
             .iter()
-            .for_each(|&peer_index| drop(self.tx_connections.remove(peer_index)));
+            .for_each(|&tx_index| drop(self.tx_connections.remove(tx_index)));
     }
 
+    /// Tells every peer that the endpoint closes.
     fn send_endpoint_closed(&self) {
-        // A passive endpoint expects a request or the end of the connection.
+        // A passive endpoint would take the message for a malformed request.
         if self.fork_guard.in_original_process() && !self.is_connecting() {
             self.for_each_tx(|tx| tx.send_control(ControlMessage::EndpointClosed));
         }
@@ -315,20 +338,21 @@ impl ShmEndpoint {
     /// Arms all doorbells before sleeping. Returns false if something can progress now.
     pub(crate) fn arm(&mut self, engine: &mut impl EngineContext) -> bool {
         let has_work = engine.with_rx(self.id, |rx, _| rx.has_work());
-        let mut quiet = !has_work & self.rx_connections.arm();
-        for &peer_index in &self.tx_queued {
-            quiet &= self
+        let mut is_quiet = !has_work & self.rx_connections.arm();
+        for &tx_index in &self.tx_queued {
+            is_quiet &= self
                 .tx_connections
-                .lock(peer_index)
+                .lock(tx_index)
                 .is_none_or(|mut tx| tx.arm());
         }
-        quiet
+        is_quiet
     }
 
+    /// Disarms all doorbells after sleeping.
     pub(crate) fn disarm(&mut self) {
         self.rx_connections.disarm();
-        for &peer_index in &self.tx_queued {
-            if let Some(mut tx) = self.tx_connections.lock(peer_index) {
+        for &tx_index in &self.tx_queued {
+            if let Some(mut tx) = self.tx_connections.lock(tx_index) {
                 tx.disarm();
             }
         }
@@ -340,8 +364,8 @@ impl Drop for ShmEndpoint {
         if !self.fork_guard.in_original_process() {
             return;
         }
-        if let Some(listener) = self.listener.as_ref().filter(|_| !self.resume_due) {
-            self.wait_set.unwatch(listener.as_fd());
+        if let ShmEndpointKind::Rdm(listener) = &mut self.kind {
+            listener.pause(&*self.wait_set);
         }
         self.rx_connections.peers().for_each(RxConnection::close);
         self.send_endpoint_closed();

@@ -1,7 +1,7 @@
 //! Parsers of what peers write, applied to arbitrary bytes: for the fuzz targets, and for the tests
 //! that replay their corpora.
 
-use super::cm::{CmAnswer, parse_answer, parse_request};
+use super::cm::{CmAnswer, CmClientMessage, parse_answer, parse_client_message};
 use super::control::{ControlRead, parse_hello};
 use super::record::RecordLayout;
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, RingMemory};
@@ -29,21 +29,24 @@ pub fn hello(bytes: &[u8]) -> bool {
 /// endpoint. Returns whether the bytes are valid as one of the two.
 ///
 /// # Panics
-/// If a request or an accept without its descriptors is accepted, which is the defect that the
+/// If a request or an accept without its descriptor is accepted, which is the defect that the
 /// target looks for, or if this process has no descriptor left.
 pub fn connect(bytes: &[u8]) -> bool {
     let fd = || socket::reserve_fd().expect("eventfd for the reserve descriptor");
-    if let ControlRead::Message(request) = parse_request(bytes, Vec::new()) {
-        panic!("a request without descriptors was accepted: {request:?}");
+    let client_without_fd = parse_client_message(bytes, Vec::new());
+    if let ControlRead::Message(CmClientMessage::Request(request)) = client_without_fd {
+        panic!("a request without a descriptor was accepted: {request:?}");
     }
-    let without_fds = parse_answer(bytes, Vec::new(), &mut Vec::new());
-    if let ControlRead::Message(CmAnswer::Accepted(accept)) = without_fds {
-        panic!("an accept without descriptors was accepted: {accept:?}");
+    let answer_without_fd = parse_answer(bytes, Vec::new());
+    if let ControlRead::Message(CmAnswer::Accepted(accept)) = answer_without_fd {
+        panic!("an accept without a descriptor was accepted: {accept:?}");
     }
-    let with_fds = parse_answer(bytes, vec![fd()], &mut vec![fd()]);
-    matches!(without_fds, ControlRead::Message(_))
-        || matches!(with_fds, ControlRead::Message(_))
-        || matches!(parse_request(bytes, vec![fd()]), ControlRead::Message(_))
+    let client_with_fd = parse_client_message(bytes, vec![fd()]);
+    let answer_with_fd = parse_answer(bytes, vec![fd()]);
+    matches!(client_without_fd, ControlRead::Message(_))
+        || matches!(answer_without_fd, ControlRead::Message(_))
+        || matches!(client_with_fd, ControlRead::Message(_))
+        || matches!(answer_with_fd, ControlRead::Message(_))
 }
 
 /// Consumes the records of a ring whose memory holds these bytes, followed by zeros. Returns the

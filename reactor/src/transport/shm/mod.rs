@@ -72,7 +72,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use crate::transport::fork_guard::ForkGuard;
 use crate::transport::info_templates;
 
-use endpoint::{ShmEndpoint, ShmToken, UNEXPECTED_BYTES};
+use endpoint::{ShmConfig, ShmEndpoint, ShmToken, UNEXPECTED_BYTES};
 use loans::LoanPool;
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
@@ -95,7 +95,7 @@ const MSG_ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::WAR)
     .union(MsgOrder::WAW);
 
-/// Limit of `rma_iov_limit`: few enough that walking the ranges costs nothing noticeable.
+/// Remote ranges that one operation may have (`rma_iov_limit`).
 const RMA_IOV_LIMIT: usize = 64;
 
 impl Transport for ShmTransport {
@@ -146,28 +146,30 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     }
 }
 
-/// The data path of a domain: its endpoints.
+/// A domain of the transport: its endpoints and passive endpoints. The engine calls it under the
+/// domain's lock. The *position* of an endpoint is its index in `endpoints`.
 struct ShmDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<ShmEndpoint>,
     /// Passive endpoints, which passes do not poll.
     passive: Vec<ShmPassiveEndpoint>,
-    /// Index of each endpoint in `endpoints`, by [`EpId::index`].
+    /// Position of each endpoint by [`EpId::index`]; `None` for a passive or closed endpoint.
     positions: Vec<Option<u32>>,
-    /// Indices of the endpoints that every pass polls; `rx_table` says why idle endpoints may be
-    /// left out.
+    /// Positions of the endpoints that every pass polls: those with `active` set. `rx_table`
+    /// explains why passes need not poll idle endpoints.
     active: Vec<usize>,
-    /// Index of the idle endpoint that was polled last.
+    /// Position that [`poll_idle`](Self::poll_idle) looked at last.
     idle_cursor: usize,
-    /// A forked child makes no progress passes: the connections belong to the parent.
+    /// In a forked child the domain makes no progress: the connections belong to the parent.
     fork_guard: ForkGuard,
     loan_pool: LoanPool,
-    /// Which messages use single copy; set by the application, or when the first endpoint is
-    /// opened.
+    /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when
+    /// the first endpoint is opened.
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 
-/// Settings of the transmit side, equal for all endpoints of a domain.
+/// The loan pool and the single-copy policy of a domain, which its endpoints send long messages
+/// with.
 #[derive(Clone, Debug)]
 struct TxSettings {
     /// The domain's chunks, which carry messages that are sent as loans.
@@ -177,34 +179,34 @@ struct TxSettings {
 }
 
 impl ShmDomain {
-    /// Returns an endpoint and marks it active, because an operation concerns it.
+    /// Returns an endpoint and marks it active.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if the domain has no such endpoint.
     #[inline(always)] // fast path of small messages
     fn activate_endpoint(&mut self, ep: EpId) -> Result<&mut ShmEndpoint> {
-        let position = self.position(ep).unwrap_or(usize::MAX);
-        let Some(endpoint) = self.endpoints.get_mut(position) else {
-            return Err(Error::Closed(Class::Endpoint));
-        };
-        if !std::mem::replace(&mut endpoint.active, true) {
-            self.active.push(position);
-        }
-        Ok(endpoint)
+        let position = self.position(ep).ok_or(Error::Closed(Class::Endpoint))?;
+        self.mark_active(position);
+        Ok(&mut self.endpoints[position])
     }
 
-    /// Marks the endpoint at this index active.
+    /// Marks the endpoint at this position active.
+    #[inline]
     fn mark_active(&mut self, position: usize) {
         if !std::mem::replace(&mut self.endpoints[position].active, true) {
             self.active.push(position);
         }
     }
 
-    /// Returns the index of an endpoint in `endpoints`.
+    /// Returns the position of an endpoint.
     #[inline]
     fn position(&self, ep: EpId) -> Option<usize> {
         let position = self.positions.get(ep.index()).copied().flatten()? as usize;
         (self.endpoints[position].id() == ep).then_some(position)
     }
 
-    /// Polls one idle endpoint, round-robin. Returns whether anything progressed.
+    /// Polls the next endpoint, round-robin, if the endpoint is idle. Returns whether anything
+    /// progressed.
     fn poll_idle(&mut self, engine: &mut impl EngineContext) -> bool {
         self.idle_cursor = if self.idle_cursor + 1 < self.endpoints.len() {
             self.idle_cursor + 1
@@ -225,6 +227,7 @@ impl ShmDomain {
         progressed
     }
 
+    /// Adds an endpoint.
     fn insert(&mut self, ep: EpId, endpoint: ShmEndpoint) {
         let index = ep.index();
         if index >= self.positions.len() {
@@ -234,17 +237,24 @@ impl ShmDomain {
         self.endpoints.push(endpoint);
     }
 
-    /// Returns the settings for a new endpoint.
-    fn tx_settings(&mut self) -> TxSettings {
+    /// Returns the configuration of a new endpoint. Sets the single-copy policy if it is not set.
+    fn endpoint_config<'a>(&mut self, info: &'a Info, shares_rx: bool) -> ShmConfig<'a> {
         let single_copy = *self
             .single_copy
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
-        TxSettings {
-            loan_pool: self.loan_pool.clone(),
-            single_copy,
+        let loan_pool = self.loan_pool.clone();
+        ShmConfig {
+            info,
+            tx_settings: TxSettings {
+                loan_pool,
+                single_copy,
+            },
+            wait_set: self.wait_set.clone(),
+            shares_rx,
         }
     }
 
+    /// Removes an endpoint. The last endpoint takes its position.
     fn remove(&mut self, ep: EpId) -> Option<ShmEndpoint> {
         let position = self.position(ep)?;
         self.positions[ep.index()] = None;
@@ -262,7 +272,8 @@ impl ShmDomain {
     }
 }
 
-/// Opens at this name, or at a generated name where `at` is `None` or has an empty name.
+/// Calls `open` with the name `at`. If `at` is `None` or has an empty name, calls `open` with
+/// generated names until one is free.
 fn with_free_name<T>(
     at: Option<&Address>,
     mut open: impl FnMut(&Address) -> Result<T>,
@@ -274,7 +285,8 @@ fn with_free_name<T>(
             return open(at);
         }
     }
-    // A process in another PID namespace on the same network may have an endpoint of the same name.
+    // A process in another PID namespace may have an endpoint of the generated name: abstract names
+    // are per network namespace.
     loop {
         let index = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.{index}", std::process::id());
@@ -293,12 +305,10 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         info: &Info,
         at: Option<&Address>,
     ) -> Result<Address> {
-        let settings = self.tx_settings();
         let shares_rx = engine.with_rx(ep, |rx, _| rx.is_shared());
+        let config = self.endpoint_config(info, shares_rx);
         let opened = with_free_name(at, |name| {
-            let wait = self.wait_set.clone();
-            let settings = (info, settings.clone());
-            ShmEndpoint::open(ep, name.clone(), settings, wait, shares_rx)
+            ShmEndpoint::open(ep, name.clone(), config.clone())
         })?;
         let name = opened.name().clone();
         self.insert(ep, opened);
@@ -332,9 +342,9 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Domain));
         }
-        let settings = (info, self.tx_settings());
-        let wait = self.wait_set.clone();
-        let opened = ShmEndpoint::open_connected(engine, ep, settings, params, wait)?;
+        let shares_rx = engine.with_rx(ep, |rx, _| rx.is_shared());
+        let config = self.endpoint_config(info, shares_rx);
+        let opened = ShmEndpoint::open_connected(engine, ep, config, params)?;
         self.insert(ep, opened);
         // An accepted endpoint can receive now.
         self.mark_active(self.endpoints.len() - 1);
@@ -454,7 +464,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     }
 
     fn address_inserted(&mut self, engine: &mut E, ep: EpId, addr: FiAddr, address: &Address) {
-        // An endpoint without buffered messages from this address stays idle.
+        // Only an endpoint that has something to do now becomes active.
         let Some(position) = self.position(ep) else {
             return;
         };

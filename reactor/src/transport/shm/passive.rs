@@ -1,11 +1,15 @@
-//! Passive endpoints (`FI_EP_MSG`): they listen, and have pending requests but no peers.
+//! Passive endpoints (`FI_EP_MSG`): they listen, and hand connection requests to the program.
 //!
-//! A client has 10 seconds to send its request after it has connected. The request waits until the
-//! program takes it. The connection of a taken request belongs to no domain and is not watched,
-//! until the request is accepted or rejected. The number of connections without a request is
-//! bounded, and so is the number of requests.
+//! A *handshake* is a socket whose request is not complete. A client has 10 seconds to send its
+//! request and to connect its reverse socket (see `cm`). Then both sockets form one pending
+//! request, which waits until the program takes it. No wait set watches these sockets until an
+//! endpoint is opened for the request. A request that is dropped is rejected.
+//!
+//! At most 256 handshakes are pending; a new one evicts the oldest. With 128 pending requests the
+//! passive endpoint accepts no connections until the program has taken half of them.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +20,7 @@ use fabric_core::{Address, Error, RefusalReason, Result};
 use slab::Slab;
 
 use super::closer;
-use super::cm::{self, CmEndpoint, CmRequest};
+use super::cm::{self, CmClientMessage, CmEndpoint, CmRequest};
 use super::control::{self, ControlMessage, ControlRead};
 use super::endpoint::ShmToken;
 use super::rx_connection::{Rejection, admit, placeholder_address};
@@ -27,13 +31,14 @@ use crate::wait::epoll_ctl_error;
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
-/// Connections that may be without a request. The oldest one is evicted for a new one.
+/// Limit of pending handshakes. At the limit the oldest one is evicted for a new one.
 const MAX_PENDING_HANDSHAKES: usize = 256;
-/// Time limit for a client to send its request.
+/// Time that a client has for its request and its reverse socket.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Requests that may wait to be taken. Further connections wait in the kernel's backlog.
+/// Number of pending requests at which further connections stay in the kernel's backlog.
 const MAX_PENDING_REQUESTS: usize = 128;
-/// When to accept again after the process ran out of descriptors.
+/// Time after which accepting is tried again: after `accept` has failed, or while the queue of the
+/// closing threads is full.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A passive endpoint.
@@ -42,50 +47,55 @@ pub(crate) struct ShmPassiveEndpoint {
     name: Address,
     listener: ShmListener,
     wait_set: Arc<dyn WaitSet>,
+    /// Expires at the earliest deadline of a handshake, or when accepting is tried again.
     timer: Timer,
-    accepting: AcceptState,
+    accept_state: AcceptState,
     handshakes: Slab<RequestHandshake>,
-    /// Indices in `handshakes`, oldest first.
+    /// Indices in `handshakes`, earliest deadline first.
     handshake_order: VecDeque<usize>,
+    /// Pending requests, oldest first.
     requests: VecDeque<ConnReq>,
 }
 
 /// Whether a passive endpoint accepts connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcceptState {
+    /// The wait set watches the listener.
     Accepting,
-    /// Stopped until the program has taken requests.
+    /// Connections stay in the backlog until the program has taken requests.
     QueueFull,
-    /// Stopped until then, because the process has no descriptors left, or the closing threads are
-    /// blocked.
+    /// Connections stay in the backlog until this time.
     RetryAt(Instant),
 }
 
-/// A connection whose request has not arrived yet.
+/// A socket of a client that has not completed its request.
 struct RequestHandshake {
     socket: ShmSocket,
-    /// Whether the peer's user was checked and `Ready` was sent.
+    /// Whether the client's user was checked and `Ready` was sent.
     admitted: bool,
+    /// The request, which waits for the reverse socket; `None` until it has arrived, and on a
+    /// reverse socket.
+    request: Option<CheckedRequest>,
     deadline: Instant,
 }
 
 impl ShmPassiveEndpoint {
-    /// Opens a passive endpoint at the name `at` and listens.
-    pub(crate) fn open(id: EpId, at: Address, wait: Arc<dyn WaitSet>) -> Result<Self> {
+    /// Opens a passive endpoint, which listens at this name.
+    pub(crate) fn open(id: EpId, name: Address, wait_set: Arc<dyn WaitSet>) -> Result<Self> {
         let timer = Timer::new()?;
-        let listener = ShmListener::open(&at)?;
-        timer.watch(&*wait, ShmToken::Timer.pack(id))?;
-        if let Err(error) = wait.watch(listener.as_fd(), ShmToken::Listener.pack(id)) {
-            timer.unwatch(&*wait);
+        let listener = ShmListener::open(&name)?;
+        timer.watch(&*wait_set, ShmToken::Timer.pack(id))?;
+        if let Err(error) = wait_set.watch(listener.as_fd(), ShmToken::Listener.pack(id)) {
+            timer.unwatch(&*wait_set);
             return Err(epoll_ctl_error(error));
         }
         Ok(Self {
             id,
-            name: at,
+            name,
             listener,
-            wait_set: wait,
+            wait_set,
             timer,
-            accepting: AcceptState::Accepting,
+            accept_state: AcceptState::Accepting,
             handshakes: Slab::new(),
             handshake_order: VecDeque::new(),
             requests: VecDeque::new(),
@@ -104,16 +114,16 @@ impl ShmPassiveEndpoint {
     pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(at) => self.poll_handshake(engine, at as usize),
+            ShmToken::Rx(index) => self.poll_handshake(engine, index as usize),
             ShmToken::Timer => self.on_timer(engine),
             ShmToken::Tx(_) => {}
         }
     }
 
-    /// Takes the oldest request.
+    /// Takes the oldest pending request. Accepts again when half of the requests have been taken.
     pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
         let request = self.requests.pop_front()?;
-        if self.accepting == AcceptState::QueueFull
+        if self.accept_state == AcceptState::QueueFull
             && self.requests.len() <= MAX_PENDING_REQUESTS / 2
         {
             self.resume_accept(engine);
@@ -122,127 +132,169 @@ impl ShmPassiveEndpoint {
         Some(request)
     }
 
+    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog.
     fn accept(&mut self, engine: &mut impl EngineContext) {
         for _ in 0..ACCEPTS_PER_POLL {
-            if self.accepting != AcceptState::Accepting {
+            if self.accept_state != AcceptState::Accepting {
                 return;
             }
             if self.requests.len() >= MAX_PENDING_REQUESTS {
                 return self.stop_accepting(AcceptState::QueueFull);
             }
-            if closer::wake_when_free(&self.wait_set) {
-                return self.retry_accept();
+            if closer::register_if_full(&self.wait_set) {
+                return self.pause_accept();
             }
             match self.listener.accept() {
-                Ok(Some(socket)) => self.on_accepted(engine, socket),
+                Ok(Some(socket)) => self.add_handshake(engine, socket),
                 Ok(None) => return,
                 Err(errno) => {
                     let error = Error::os("accept4", errno.raw_os_error());
                     engine.event(self.id, EventKind::InboundRefused { error });
-                    return self.retry_accept();
+                    return self.pause_accept();
                 }
             }
         }
     }
 
-    fn retry_accept(&mut self) {
+    /// Stops accepting for [`ACCEPT_RETRY_DELAY`].
+    fn pause_accept(&mut self) {
         self.stop_accepting(AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY));
         self.arm_timer();
     }
 
-    /// Stops accepting: connections wait in the kernel's backlog, and keep the listener readable.
-    fn stop_accepting(&mut self, why: AcceptState) {
+    /// Stops accepting. The listener is not watched, because connections in the backlog keep it
+    /// readable.
+    fn stop_accepting(&mut self, state: AcceptState) {
         self.wait_set.unwatch(self.listener.as_fd());
-        self.accepting = why;
+        self.accept_state = state;
     }
 
+    /// Watches the listener again and accepts. If the listener cannot be watched, the next call of
+    /// `arm_timer` sets the timer for another try.
     fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
         if self.wait_set.watch(self.listener.as_fd(), token).is_err() {
-            self.accepting = AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY);
+            self.accept_state = AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY);
             return;
         }
-        self.accepting = AcceptState::Accepting;
+        self.accept_state = AcceptState::Accepting;
         self.accept(engine);
     }
 
-    fn on_accepted(&mut self, engine: &mut impl EngineContext, mut socket: ShmSocket) {
-        let at = self.handshakes.vacant_key();
-        let token = ShmToken::Rx(at as u32).pack(self.id);
+    /// Adds a connection that the kernel has accepted. Evicts the oldest handshake if there are too
+    /// many.
+    fn add_handshake(&mut self, engine: &mut impl EngineContext, mut socket: ShmSocket) {
+        let index = self.handshakes.vacant_key();
+        let token = ShmToken::Rx(index as u32).pack(self.id);
+        // A socket that cannot be watched (`ENOSPC`, `ENOMEM`) is closed.
         if socket.watch(&self.wait_set, token).is_err() {
             return;
         }
         self.handshakes.insert(RequestHandshake {
             socket,
             admitted: false,
+            request: None,
             deadline: Instant::now() + REQUEST_TIMEOUT,
         });
-        self.handshake_order.push_back(at);
+        self.handshake_order.push_back(index);
         if self.handshake_order.len() == 1 {
             self.arm_timer();
         }
-        self.poll_handshake(engine, at);
+        self.poll_handshake(engine, index);
         if self.handshake_order.len() > MAX_PENDING_HANDSHAKES {
             let oldest = self.handshake_order[0];
             self.take_handshake(oldest);
         }
     }
 
-    /// Checks the client, and receives its request.
-    fn poll_handshake(&mut self, engine: &mut impl EngineContext, at: usize) {
-        let Some(handshake) = self.handshakes.get_mut(at) else {
+    /// Checks the client, and receives the message of its socket.
+    fn poll_handshake(&mut self, engine: &mut impl EngineContext, index: usize) {
+        let Some(handshake) = self.handshakes.get_mut(index) else {
             return;
         };
-        let read = match admit(&handshake.socket, &mut handshake.admitted) {
-            Ok(client) => match cm::recv_request(&handshake.socket) {
-                ControlRead::WouldBlock => return,
-                ControlRead::HungUp => None,
-                ControlRead::Message(request) => Some(Ok((client, request))),
-                refused => Some(Err(Rejection::of_read(&refused, client))),
-            },
-            Err(rejection) => Some(Err(rejection)),
+        let client = match admit(&handshake.socket, &mut handshake.admitted) {
+            Ok(client) => client,
+            Err(rejection) => return self.reject(engine, index, rejection),
         };
-        let Some(RequestHandshake { mut socket, .. }) = self.take_handshake(at) else {
-            return;
+        let message = match cm::recv_client_message(&handshake.socket) {
+            ControlRead::WouldBlock => return,
+            ControlRead::HungUp => return drop(self.take_handshake(index)),
+            ControlRead::Message(message) => message,
+            refused => return self.reject(engine, index, Rejection::of_read(&refused, client)),
         };
-        let opened = match read {
-            None => return,
-            Some(read) => {
-                read.and_then(|(client, request)| pending_request(&socket, client, request))
-            }
+        let handled = match message {
+            _ if handshake.request.is_some() => Err(malformed(client, "second connection message")),
+            CmClientMessage::Request(request) => handshake.on_request(client, request),
+            CmClientMessage::Reverse(nonce) => self.on_reverse(engine, index, client, nonce),
         };
-        match opened {
-            Ok((peer, client, credentials, segment)) => {
-                socket.unwatch();
-                let data = client.private_data.clone();
-                engine.on_connreq(self.id, &peer, &data);
-                let pending = PendingRequest {
-                    socket,
-                    segment,
-                    client,
-                    credentials,
-                    local: self.name.clone(),
-                };
-                let handle = Box::new(ShmConnReqHandle(Some(pending)));
-                self.requests.push_back(ConnReq { peer, data, handle });
-            }
-            Err(Rejection { reason, error }) => {
-                control::send_control(&socket, ControlMessage::Reject(reason));
-                engine.event(self.id, EventKind::InboundRefused { error });
-            }
+        if let Err(rejection) = handled {
+            self.reject(engine, index, rejection);
         }
     }
 
-    fn take_handshake(&mut self, at: usize) -> Option<RequestHandshake> {
-        self.handshake_order.retain(|pending| *pending != at);
-        self.handshakes.try_remove(at)
+    /// Handles the nonce on the reverse socket of a client: queues the request that was given this
+    /// nonce. The nonce becomes invalid, because the handshake ends.
+    fn on_reverse(
+        &mut self,
+        engine: &mut impl EngineContext,
+        reverse_index: usize,
+        client: PeerCredentials,
+        nonce: u64,
+    ) -> Result<(), Rejection> {
+        let has_nonce = |(_, handshake): &(usize, &RequestHandshake)| {
+            let request = handshake.request.as_ref();
+            request.is_some_and(|request| request.nonce == nonce && request.credentials == client)
+        };
+        let found = self.handshakes.iter().find(has_nonce);
+        let request_index = found.map(|(index, _)| index);
+        let request_index = request_index
+            .ok_or_else(|| malformed(client, "nonce of no pending connection request"))?;
+        let (Some(requesting), Some(reverse)) = (
+            self.take_handshake(request_index),
+            self.take_handshake(reverse_index),
+        ) else {
+            return Ok(());
+        };
+        let Some(request) = requesting.request else {
+            return Ok(());
+        };
+        let (mut socket, mut reverse) = (requesting.socket, reverse.socket);
+        socket.unwatch();
+        reverse.unwatch();
+        let data = request.client.private_data.clone();
+        engine.on_connreq(self.id, &request.peer, &data);
+        let peer = request.peer.clone();
+        let pending = PendingRequest {
+            socket,
+            reverse,
+            request,
+            passive_name: self.name.clone(),
+        };
+        let handle = Box::new(ShmConnReqHandle(Some(pending)));
+        self.requests.push_back(ConnReq { peer, data, handle });
+        Ok(())
     }
 
-    /// Sets the timer to the earliest deadline.
+    /// Rejects a client, reports the rejection, and closes the socket.
+    fn reject(&mut self, engine: &mut impl EngineContext, index: usize, rejection: Rejection) {
+        let Rejection { reason, error } = rejection;
+        if let Some(handshake) = self.take_handshake(index) {
+            control::send_control(&handshake.socket, ControlMessage::Reject(reason));
+            engine.event(self.id, EventKind::InboundRefused { error });
+        }
+    }
+
+    /// Removes a handshake.
+    fn take_handshake(&mut self, index: usize) -> Option<RequestHandshake> {
+        self.handshake_order.retain(|pending| *pending != index);
+        self.handshakes.try_remove(index)
+    }
+
+    /// Sets the timer to the earliest deadline of a handshake or of accepting again.
     fn arm_timer(&self) {
         let oldest = self.handshake_order.front();
-        let oldest = oldest.and_then(|at| Some(self.handshakes.get(*at)?.deadline));
-        let retry = match self.accepting {
+        let oldest = oldest.and_then(|index| Some(self.handshakes.get(*index)?.deadline));
+        let retry = match self.accept_state {
             AcceptState::RetryAt(retry) => Some(retry),
             AcceptState::Accepting | AcceptState::QueueFull => None,
         };
@@ -251,28 +303,33 @@ impl ShmPassiveEndpoint {
             .set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
-    /// Accepts again, and closes the connections whose deadline for a request has passed.
+    /// Handles the timer: accepts again, and rejects the clients whose time for a request has
+    /// passed.
     fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
-        if matches!(self.accepting, AcceptState::RetryAt(retry) if retry <= now) {
+        if matches!(self.accept_state, AcceptState::RetryAt(retry) if retry <= now) {
             self.resume_accept(engine);
         }
         while let Some(&oldest) = self.handshake_order.front()
-            && let Some(handshake) = self.handshakes.get(oldest)
+            && let Some(handshake) = self.handshakes.get_mut(oldest)
             && handshake.deadline <= now
         {
+            // While the queue is full, the reverse socket may wait in the backlog.
+            if handshake.request.is_some() && self.accept_state == AcceptState::QueueFull {
+                handshake.deadline = now + REQUEST_TIMEOUT;
+                self.handshake_order.rotate_left(1);
+                continue;
+            }
             let client = handshake.socket.credentials().ok();
             let peer = placeholder_address(client.and_then(|client| client.pid));
-            let what = "no connection request before the handshake timeout (10 s)";
-            let Rejection { reason, error } =
-                Rejection::protocol(RefusalReason::Malformed, peer, what);
-            control::send_control(&handshake.socket, ControlMessage::Reject(reason));
-            engine.event(self.id, EventKind::InboundRefused { error });
-            self.take_handshake(oldest);
+            let what = "no connect request before the handshake timeout (10 s)";
+            let rejection = Rejection::protocol(RefusalReason::Malformed, peer, what);
+            self.reject(engine, oldest, rejection);
         }
         self.arm_timer();
     }
 
+    /// Returns the name and the number of pending requests, for the description of the domain.
     pub(crate) fn describe(&self) -> String {
         format!("{} ({} requests)", self.name, self.requests.len())
     }
@@ -283,64 +340,89 @@ impl Drop for ShmPassiveEndpoint {
         if !self.listener.in_original_process() {
             return;
         }
-        if self.accepting == AcceptState::Accepting {
+        if self.accept_state == AcceptState::Accepting {
             self.wait_set.unwatch(self.listener.as_fd());
         }
         self.timer.unwatch(&*self.wait_set);
     }
 }
 
-/// Checks a request; maps its segment.
-fn pending_request(
-    socket: &ShmSocket,
-    credentials: PeerCredentials,
-    request: CmRequest,
-) -> Result<(Address, CmEndpoint, PeerCredentials, Segment), Rejection> {
-    let CmRequest { client, segment } = request;
-    let peer = socket.peer_name().ok_or_else(|| {
-        let peer = placeholder_address(credentials.pid);
-        let what = "the socket of the connection request has no endpoint name";
-        Rejection::protocol(RefusalReason::Malformed, peer, what)
-    })?;
-    match Segment::map_from_peer(&segment, client.lines) {
-        Ok(segment) => Ok((peer, client, credentials, segment)),
-        Err(error) => Err(Rejection::of_segment(error, peer)),
+/// Returns the rejection of a client that violates the protocol.
+fn malformed(client: PeerCredentials, what: &'static str) -> Rejection {
+    let peer = placeholder_address(client.pid);
+    Rejection::protocol(RefusalReason::Malformed, peer, what)
+}
+
+impl RequestHandshake {
+    /// Checks a request, maps its segment, and sends a nonce to the client.
+    fn on_request(
+        &mut self,
+        credentials: PeerCredentials,
+        CmRequest { client, segment }: CmRequest,
+    ) -> Result<(), Rejection> {
+        let peer = self.socket.peer_name().ok_or_else(|| {
+            malformed(
+                credentials,
+                "the socket of the connection request has no endpoint name",
+            )
+        })?;
+        let segment = Segment::map_from_peer(&segment, client.lines)
+            .map_err(|error| Rejection::of_segment(error, peer.clone()))?;
+        // The hash is random, because the keys of `RandomState` are.
+        let nonce = RandomState::new().hash_one(client.incarnation);
+        // A client that reads nothing does not learn the nonce, and its handshake times out.
+        let _ = cm::send_nonce(&self.socket, nonce);
+        self.request = Some(CheckedRequest {
+            peer,
+            client,
+            credentials,
+            segment,
+            nonce,
+        });
+        Ok(())
     }
 }
 
-/// The connection of a pending request.
-pub(super) struct PendingRequest {
-    /// The socket of the direction from the client.
-    pub(super) socket: ShmSocket,
-    /// The client's ring.
-    pub(super) segment: Segment,
+/// A valid request.
+pub(super) struct CheckedRequest {
+    /// Name of the client's endpoint.
+    peer: Address,
     pub(super) client: CmEndpoint,
     pub(super) credentials: PeerCredentials,
-    /// Name of the passive endpoint.
-    pub(super) local: Address,
+    /// Segment with the ring from the client to the server.
+    pub(super) segment: Segment,
+    /// Random number that the client sends over its reverse socket.
+    nonce: u64,
 }
 
-/// The handle of a connection request; rejects the request when it is dropped.
+/// A request with both sockets of the client.
+pub(super) struct PendingRequest {
+    /// Socket of the direction from the client to the server.
+    pub(super) socket: ShmSocket,
+    /// Socket of the direction from the server to the client.
+    pub(super) reverse: ShmSocket,
+    pub(super) request: CheckedRequest,
+    /// Name of the passive endpoint.
+    pub(super) passive_name: Address,
+}
+
+/// The handle of a connection request; rejects the request when the handle is dropped. `None` once
+/// the request was accepted or rejected.
 pub(super) struct ShmConnReqHandle(Option<PendingRequest>);
 
 impl ShmConnReqHandle {
-    /// Returns the request, unless the client has disconnected.
-    pub(super) fn pending(&self) -> Option<&PendingRequest> {
-        let is_alive = |request: &&PendingRequest| {
-            request.socket.in_original_process() && !request.socket.has_hung_up()
-        };
-        self.0.as_ref().filter(is_alive)
+    /// Takes the request to accept it. `None` if the client has disconnected, or in a forked child.
+    pub(super) fn take_if_alive(mut self) -> Option<PendingRequest> {
+        self.0.take_if(|pending| {
+            pending.socket.in_original_process() && !pending.socket.has_hung_up()
+        })
     }
 
-    /// Takes the request to accept it.
-    pub(super) fn take(mut self) -> Option<PendingRequest> {
-        self.0.take()
-    }
-
+    /// Rejects the request with private data, unless it was taken.
     fn send_reject(&mut self, data: &[u8]) {
-        let request = self.0.take();
-        if let Some(request) = request.filter(|request| request.socket.in_original_process()) {
-            cm::send_reject(&request.socket, data);
+        let pending = self.0.take();
+        if let Some(pending) = pending.filter(|pending| pending.socket.in_original_process()) {
+            cm::send_reject(&pending.socket, data);
         }
     }
 }

@@ -12,6 +12,8 @@
 //!   refuses descriptors to their sender until then.
 //! * Kernels before 6.16 may queue descriptors before the credentials are checked. Nothing is
 //!   received from such a peer, and its connection is closed like any other.
+//! * This process has created or accepted each of its sockets. A socket that a peer creates and
+//!   sends is never used: its creator can hold a duplicate and set options (`SO_PEEK_OFF`).
 //! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
 //!   descriptors that are not memory.
@@ -36,9 +38,10 @@ use crate::wait::epoll_ctl_error;
 
 /// Backlog of a listener: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Prefix of the abstract names of endpoints.
+/// Prefix of the abstract name of an endpoint.
 const NAME_PREFIX: &str = "fabric-async/shm/";
-/// Messages discarded when a connection is closed, before the closer takes over.
+/// Messages that are discarded when a connection is closed. If there are more, the closing threads
+/// close the socket.
 const MAX_DRAINED_MESSAGES: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const SCM_MAX_FD: usize = 253;
@@ -48,10 +51,6 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Socket option that permits the peer to send descriptors (Linux 6.16), which the libraries lack.
 /// Accepted connections inherit it from their listener.
 const SO_PASSRIGHTS: libc::c_int = 83;
-/// Control message with a pidfd of the sender (Linux 6.5), which the libraries lack.
-const SCM_PIDFD: libc::c_int = 4;
-/// Room for the control messages of one message, in words: descriptors, and 512 bytes for others.
-const CONTROL_WORDS: usize = (SCM_MAX_FD * size_of::<libc::c_int>() + 512) / size_of::<u64>();
 
 /// A listening Unix socket.
 #[derive(Debug)]
@@ -67,11 +66,9 @@ pub(crate) struct ShmSocket {
     /// The wait set that watches the socket.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
-    /// Whether the peer created the socket, and so may hold a duplicate of it.
-    is_from_peer: bool,
 }
 
-/// A handle to send by a socket from any thread, as long as the socket is open.
+/// A handle by which any thread sends on a socket, as long as the socket is open.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketHandle(Weak<OwnedFd>);
 
@@ -89,13 +86,15 @@ pub(crate) enum SeqpacketRecv {
     WouldBlock,
     /// A message of this many bytes, and the descriptors that came with it.
     Message(usize, Vec<OwnedFd>),
-    /// A message of this many bytes whose descriptor was closed: this process has too many
-    /// (`EMFILE`).
+    /// A message of this many bytes whose only descriptor was closed, because this process has
+    /// reached its descriptor limit.
     ControlTruncated(usize),
-    /// A message whose descriptors exceed this process's limit and which stays in the socket: the
-    /// connection cannot be used any more.
+    /// The descriptors of the next message exceed this process's limit. The message stays in the
+    /// socket, so the connection cannot be used any more.
     Stuck,
+    /// A message longer than the buffer. Its descriptors were closed.
     Truncated,
+    /// The peer has closed the socket, or receiving failed.
     HungUp,
 }
 
@@ -104,8 +103,8 @@ impl ShmListener {
     pub(crate) fn open(at: &Address) -> Result<Self> {
         let socket = new_socket()?;
         // Set before `listen`, so that every connection inherits the option.
-        set_rights(&socket, false);
-        let mut reserve = closer::reserve();
+        set_passrights(&socket, false);
+        let mut reserve = closer::lock_reserve();
         *reserve = reserve.take().or_else(|| reserve_fd().ok());
         drop(reserve);
         bind(&socket, at)?;
@@ -147,8 +146,8 @@ impl Drop for ShmListener {
         if !self.in_original_process() {
             return;
         }
-        // No peer can connect any more. Connections in the backlog are accepted, so that they are
-        // closed without blocking, like others.
+        // No peer can connect any more. Connections in the backlog may hold descriptors of peers,
+        // so they are closed as accepted ones are.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
         while let Ok(Some(socket)) = self.accept() {
             drop(socket);
@@ -157,22 +156,22 @@ impl Drop for ShmListener {
 }
 
 impl ShmSocket {
+    /// Wraps a socket that this process has created or accepted.
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self {
             fd: Some(Arc::new(fd)),
             wait_set: None,
             fork_guard: ForkGuard::current_process(),
-            is_from_peer: false,
         }
     }
 
-    /// Connects to a name, if its owner is of this user.
+    /// Connects to a name, if its owner is of this user. Returns the credentials of the owner.
     pub(crate) fn connect(to: &Address) -> Result<(Self, PeerCredentials)> {
         Self::new(new_socket()?).connect_to(to)
     }
 
-    /// Connects from a name, which the socket has until it is dropped, as
-    /// [`connect`](Self::connect) does.
+    /// Binds a socket to the name `from` and connects it as [`connect`](Self::connect) does. The
+    /// name is in use until the socket is closed.
     ///
     /// # Errors
     /// [`Error::AddressInUse`], and those of `connect`.
@@ -182,43 +181,13 @@ impl ShmSocket {
         Self::new(socket).connect_to(to)
     }
 
-    /// Creates a connected pair: a socket of this process, and a descriptor for a peer.
-    pub(crate) fn pair() -> Result<(Self, OwnedFd)> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (own, peer) = rustix::net::socketpair(family, kind, flags, None)
-            .map_err(|errno| Error::os("socketpair", errno.raw_os_error()))?;
-        Ok((Self::new(own), peer))
-    }
-
-    /// Wraps a descriptor that a peer with these credentials has sent, if it is one end of a
-    /// [pair](Self::pair) that the peer has created. Closes it otherwise, without blocking.
-    pub(crate) fn from_peer(fd: OwnedFd, peer: PeerCredentials) -> Result<Self, &'static str> {
-        use rustix::net::sockopt;
-
-        let is_unix = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
-            && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
-        if !is_unix {
-            close_in_background(vec![fd]);
-            return Err("descriptor is not a Unix socket");
-        }
-        let mut socket = Self::new(fd);
-        socket.is_from_peer = true;
-        if sockopt::socket_acceptconn(&socket) != Ok(false) {
-            return Err("socket listens instead of being connected");
-        }
-        if socket.credentials() != Ok(peer) {
-            return Err("socket leads to another process");
-        }
-        Ok(socket)
-    }
-
+    /// Connects this socket to a name, if the owner of the name is of this user; then permits
+    /// descriptors. Returns the credentials of the owner.
     fn connect_to(self, to: &Address) -> Result<(Self, PeerCredentials)> {
-        let socket = self;
-        set_rights(&socket, false);
-        match rustix::net::connect(&socket, &socket_address(to, "connect")?) {
+        set_passrights(&self, false);
+        match rustix::net::connect(&self, &socket_address(to, "connect")?) {
             Ok(()) => {}
-            // The backlog of the listener is full: it has accepted no connection for a while.
+            // The backlog of the listener is full.
             Err(Errno::AGAIN) => {
                 return Err(Error::ConnectionRefused {
                     peer: to.clone(),
@@ -228,16 +197,16 @@ impl ShmSocket {
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
             Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
         }
-        let (theirs, ours) = (socket.credentials()?, rustix::process::geteuid().as_raw());
-        if theirs.uid != ours {
+        let (peer, ours) = (self.credentials()?, rustix::process::geteuid().as_raw());
+        if peer.uid != ours {
             return Err(Error::OtherUser {
                 peer: to.clone(),
-                theirs: theirs.uid,
+                theirs: peer.uid,
                 ours,
             });
         }
-        socket.admit_rights();
-        Ok((socket, theirs))
+        self.admit_rights();
+        Ok((self, peer))
     }
 
     /// Returns a handle that does not keep the socket open.
@@ -245,9 +214,9 @@ impl ShmSocket {
         SocketHandle(self.fd.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 
-    /// Lets the peer, whose user was checked, send descriptors from now on.
+    /// Permits the peer to send descriptors from now on. The caller has checked the peer's user.
     pub(crate) fn admit_rights(&self) {
-        set_rights(self, true);
+        set_passrights(self, true);
     }
 
     /// Returns false in a forked child.
@@ -255,7 +224,8 @@ impl ShmSocket {
         self.fork_guard.in_original_process()
     }
 
-    /// Watches the socket in a wait set until the socket is dropped or unwatched.
+    /// Watches the socket in a wait set, which reports `token`, until the socket is dropped or
+    /// unwatched.
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
         wait.watch(self.as_fd(), token).map_err(epoll_ctl_error)?;
         self.wait_set = Some(wait.clone());
@@ -320,13 +290,14 @@ impl ShmSocket {
             // SAFETY: the kernel has just created this descriptor, for this call.
             return Some(unsafe { OwnedFd::from_raw_fd(fd) });
         }
-        // Kernels before 6.5. The id may have been reused by now; the marker of single copy detects
-        // that.
+        // Kernels before 6.5. The process id may have been reused; the marker in the segment that
+        // `cma` checks detects the reuse.
         let pid = rustix::process::Pid::from_raw(pid)?;
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
     }
 
-    /// Returns the name that the peer's socket is bound to, if that is the name of an endpoint.
+    /// Returns the name that the peer's socket is bound to. `None` if the socket is not bound to an
+    /// endpoint name.
     pub(crate) fn peer_name(&self) -> Option<Address> {
         let name = SocketAddrUnix::try_from(rustix::net::getpeername(self).ok()??).ok()?;
         let name = name.abstract_name()?.strip_prefix(NAME_PREFIX.as_bytes())?;
@@ -334,25 +305,26 @@ impl ShmSocket {
         (!name.name().is_empty()).then_some(name)
     }
 
-    /// Returns whether the peer has hung up and everything that it sent was received.
+    /// Returns whether the peer has hung up and all its messages were received.
     pub(crate) fn has_hung_up(&self) -> bool {
         matches!(self.peek(&mut [0; 1]), PeekedMessage::HungUp)
     }
 
     /// Receives a message, without blocking.
     ///
-    /// The message is first peeked, which gives this process descriptors of its own beside the
-    /// queued ones, and then taken. So what the kernel closes when the message is taken is never
-    /// the last reference, and the close cannot block. A message whose descriptors exceed this
-    /// process's limit is taken only if the [reserve](closer::reserve) makes enough room.
+    /// The message is peeked, which installs duplicates of its descriptors, and then removed from
+    /// the socket. The descriptors that the kernel closes at the removal are not the last
+    /// references, so their close cannot block. A message whose descriptors exceed this process's
+    /// limit is removed only if the [reserve descriptor](closer::lock_reserve) makes enough room.
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
+        // Set if the descriptors exceed the limit. The reserve descriptor makes room for one.
         let mut reserve = None;
         if let PeekedMessage::Message { flags, fds, .. } = &mut peeked
             && flags.contains(ReturnFlags::CTRUNC)
         {
-            closer::discard(std::mem::take(fds));
-            reserve = Some(closer::reserve());
+            closer::enqueue(std::mem::take(fds));
+            reserve = Some(closer::lock_reserve());
             drop(reserve.as_mut().and_then(|reserve| reserve.take()));
             peeked = self.peek(bytes);
         }
@@ -361,16 +333,17 @@ impl ShmSocket {
             PeekedMessage::HungUp => return SeqpacketRecv::HungUp,
             PeekedMessage::Message { len, flags, fds } => (len, flags, fds),
         };
-        let is_whole = !flags.contains(ReturnFlags::CTRUNC);
-        if is_whole {
-            self.take();
+        let has_all_fds = !flags.contains(ReturnFlags::CTRUNC);
+        if has_all_fds {
+            self.remove_peeked();
         }
-        if reserve.is_some() || !is_whole || flags.contains(ReturnFlags::TRUNC) {
+        // Returns the message, or closes what was received of the message and reports why.
+        if reserve.is_some() || !has_all_fds || flags.contains(ReturnFlags::TRUNC) {
             close_in_background(std::mem::take(&mut fds));
         }
         if let Some(mut reserve) = reserve {
             *reserve = reserve_fd().ok();
-            return if is_whole {
+            return if has_all_fds {
                 SeqpacketRecv::ControlTruncated(len)
             } else {
                 SeqpacketRecv::Stuck
@@ -384,15 +357,6 @@ impl ShmSocket {
 
     /// Peeks at the next message and its descriptors.
     fn peek(&self, bytes: &mut [u8]) -> PeekedMessage {
-        if self.is_from_peer {
-            return match self.recv_from_peer(bytes, libc::MSG_PEEK) {
-                Ok((0, _, fds)) if fds.is_empty() => PeekedMessage::HungUp,
-                Ok((len, flags, fds)) => PeekedMessage::Message { len, flags, fds },
-                // With `SO_PEEK_OFF` messages cannot be peeked, and the socket stays readable.
-                Err(Errno::AGAIN) if !self.has_peek_offset() => PeekedMessage::Nothing,
-                Err(_) => PeekedMessage::HungUp,
-            };
-        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -422,112 +386,19 @@ impl ShmSocket {
         }
     }
 
-    /// Receives or peeks at a message on a socket that the peer created, with its descriptors. The
-    /// peer may have set `SO_PASSPIDFD`: then each message comes with a pidfd, which is closed
-    /// here.
-    fn recv_from_peer(
-        &self,
-        bytes: &mut [u8],
-        flags: libc::c_int,
-    ) -> Result<(usize, ReturnFlags, Vec<OwnedFd>), Errno> {
-        let mut control = [0u64; CONTROL_WORDS];
-        let mut into = libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        };
-        // SAFETY: all bits zero are a valid header without name, data and control messages.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_iov = &raw mut into;
-        header.msg_iovlen = 1;
-        let flags = flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-        let len = loop {
-            header.msg_control = control.as_mut_ptr().cast();
-            header.msg_controllen = size_of_val(&control);
-            // SAFETY: the header points to `bytes` and `control`, which live and are exclusive
-            // during the call, with their lengths.
-            let len = unsafe { libc::recvmsg(self.as_fd().as_raw_fd(), &raw mut header, flags) };
-            match usize::try_from(len) {
-                Ok(len) => break len,
-                Err(_) => {
-                    let errno = std::io::Error::last_os_error();
-                    match Errno::from_io_error(&errno).unwrap_or(Errno::IO) {
-                        Errno::INTR | Errno::CONNRESET => {}
-                        errno => return Err(errno),
-                    }
-                }
-            }
-        };
-        let mut fds = Vec::new();
-        // SAFETY: the kernel has filled the header and its control messages, which these macros
-        // walk within `msg_controllen`. The data of the two kinds are open descriptors that belong
-        // to this process since the call, and to nothing else in it.
-        unsafe {
-            let mut part = libc::CMSG_FIRSTHDR(&raw const header);
-            while !part.is_null() {
-                let head = part.read();
-                let data_len = head.cmsg_len - libc::CMSG_LEN(0) as usize;
-                let data = libc::CMSG_DATA(part).cast::<libc::c_int>();
-                let is_rights = head.cmsg_type == libc::SCM_RIGHTS;
-                if head.cmsg_level == libc::SOL_SOCKET && (is_rights || head.cmsg_type == SCM_PIDFD)
-                {
-                    for index in 0..data_len / size_of::<libc::c_int>() {
-                        let fd = data.add(index).read_unaligned();
-                        // A pidfd that could not be made is a negative number.
-                        if fd >= 0 {
-                            let fd = OwnedFd::from_raw_fd(fd);
-                            if is_rights {
-                                fds.push(fd);
-                            }
-                        }
-                    }
-                }
-                part = libc::CMSG_NXTHDR(&raw const header, part);
-            }
-        }
-        let flags = ReturnFlags::from_bits_retain(header.msg_flags as u32);
-        Ok((len, flags, fds))
-    }
-
-    /// Returns whether a peek skips bytes (`SO_PEEK_OFF`).
-    fn has_peek_offset(&self) -> bool {
-        let mut value: libc::c_int = -1;
-        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most an integer and its length.
-        unsafe {
-            libc::getsockopt(
-                self.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEEK_OFF,
-                (&raw mut value).cast(),
-                &raw mut len,
-            );
-        }
-        value >= 0
-    }
-
-    /// Takes the peeked message.
-    ///
-    /// With `SO_PEEK_OFF`, which the peer can set on a socket that it created, this is another
-    /// message than the peeked one: its descriptors are received, and closed in the background.
-    fn take(&self) {
-        if self.is_from_peer {
-            if let Ok((.., fds)) = self.recv_from_peer(&mut [0; 1], 0) {
-                close_in_background(fds);
-            }
-            return;
-        }
+    /// Removes the peeked message from the socket.
+    fn remove_peeked(&self) {
         while let Err(Errno::INTR | Errno::CONNRESET) =
             rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
         {}
     }
 
-    /// Shuts the connection down and discards its messages. Returns whether none of them can hold
-    /// descriptors, so that closing the socket cannot block.
-    fn is_drained(&self) -> bool {
+    /// Shuts the connection down and discards its messages up to the first one with descriptors.
+    /// Returns whether all were discarded, so that closing the socket cannot block.
+    fn shut_down_and_drain(&self) -> bool {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
-        // With `SO_PASSCRED` a message carries credentials, and so differs from the end of the
-        // stream, which otherwise looks like an empty message. There is no room for descriptors:
-        // none are received.
+        // With `SO_PASSCRED` each message carries credentials, which tell an empty message from the
+        // end of the stream. The control buffer has no room for descriptors, so none is received.
         if rustix::net::sockopt::set_socket_passcred(self, true).is_err() {
             return false;
         }
@@ -544,7 +415,7 @@ impl ShmSocket {
                 Err(_) => return false,
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => return false,
                 Ok(_) if control.drain().next().is_none() => return true,
-                Ok(_) => self.take(),
+                Ok(_) => self.remove_peeked(),
             }
         }
         false
@@ -562,11 +433,11 @@ enum PeekedMessage {
     },
 }
 
-/// Closes descriptors of a peer: memory at once, since that cannot block, and others on the closing
+/// Closes descriptors of a peer without blocking: memory in this thread, and others on the closing
 /// threads.
 pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
     let is_other = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_err();
-    closer::discard(fds.into_iter().filter(is_other).collect());
+    closer::enqueue(fds.into_iter().filter(is_other).collect());
 }
 
 impl AsFd for ShmSocket {
@@ -587,19 +458,13 @@ impl Drop for ShmSocket {
             return;
         }
         self.unwatch();
-        // The shutdown tells the peer now, whenever the descriptor is closed. What a socket that
-        // the peer created says of its messages proves nothing: the peer may hold a duplicate, and
-        // change its options.
-        let is_drained = if self.is_from_peer {
-            let _ = rustix::net::shutdown(&*self, Shutdown::Both);
-            false
-        } else {
-            self.is_drained()
-        };
-        // A thread that sends by a handle just now closes the descriptor instead.
+        // The shutdown tells the peer now, even if the descriptor is closed later.
+        let is_drained = self.shut_down_and_drain();
+        // `into_inner` returns nothing while another thread sends by a handle; that thread then
+        // closes the descriptor.
         let fd = self.fd.take().and_then(Arc::into_inner);
         if !is_drained {
-            closer::discard(fd.into_iter().collect());
+            closer::enqueue(fd.into_iter().collect());
         }
     }
 }
@@ -611,20 +476,22 @@ impl SocketHandle {
             return;
         };
         act(fd.as_fd());
-        // The socket may have been dropped meanwhile, with descriptors that were not received.
-        closer::discard(Arc::into_inner(fd).into_iter().collect());
+        // The socket may have been dropped during `act`, so that this is the last reference. Its
+        // messages may hold descriptors.
+        closer::enqueue(Arc::into_inner(fd).into_iter().collect());
     }
 }
 
-/// Creates a descriptor that is held in reserve.
+/// Creates a descriptor (an eventfd) that is closed when another one is needed at the descriptor
+/// limit.
 pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
 
-/// Sets whether descriptors may be sent to a socket. Kernels before 6.16 do not know the option and
-/// always accept descriptors.
-fn set_rights(socket: impl AsFd, admitted: bool) {
-    let value = libc::c_int::from(admitted);
+/// Sets whether the peer of a socket may send descriptors (`SO_PASSRIGHTS`). Kernels before 6.16
+/// lack the option and always permit descriptors.
+fn set_passrights(socket: impl AsFd, permitted: bool) {
+    let value = libc::c_int::from(permitted);
     // SAFETY: the kernel reads an integer of the given length.
     unsafe {
         libc::setsockopt(
@@ -637,6 +504,7 @@ fn set_rights(socket: impl AsFd, admitted: bool) {
     }
 }
 
+/// Creates an unconnected socket.
 fn new_socket() -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

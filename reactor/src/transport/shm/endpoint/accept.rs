@@ -1,38 +1,87 @@
-//! Accepting connections from peers, and their handshakes.
+//! The listener of a connectionless endpoint, and the handshakes of peers that connect.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::EngineContext;
-use fabric_core::{Error, RefusalReason};
+use fabric_core::transport::{EngineContext, WaitSet};
+use fabric_core::{Address, Error, RefusalReason, Result};
 
+use super::super::closer;
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
-use super::super::{closer, socket};
-use super::{ShmEndpoint, ShmToken};
+use super::super::socket::{self, ShmListener};
+use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
+use crate::wait::epoll_ctl_error;
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
-/// Pending handshakes of an endpoint. At this limit further connections stay in the backlog until a
+/// Limit of pending handshakes. At the limit further connections stay in the backlog until a
 /// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is
 /// evicted.
 const MAX_PENDING_HANDSHAKES: usize = 64;
-/// Time that a peer has for its hello when others wait for its place.
+/// Time that a peer has for its hello before another peer may evict its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The listener of a connectionless endpoint.
+pub(super) struct RdmListener {
+    socket: ShmListener,
+    state: RdmListenerState,
+    /// Closed for a moment when this process has no descriptor left, so that a connection can be
+    /// accepted and rejected.
+    reserve_fd: Option<OwnedFd>,
+}
+
+/// Whether a listener accepts connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RdmListenerState {
+    /// The wait set watches the listener.
+    Accepting,
+    /// Connections stay in the backlog, because the queue of the closing threads was full. Each
+    /// pass tries to resume.
+    Paused,
+}
+
+impl RdmListener {
+    /// Listens at this name; the wait set reports `token` for a new connection.
+    pub(super) fn open(name: &Address, wait_set: &dyn WaitSet, token: u64) -> Result<Self> {
+        let socket = ShmListener::open(name)?;
+        wait_set
+            .watch(socket.as_fd(), token)
+            .map_err(epoll_ctl_error)?;
+        Ok(Self {
+            socket,
+            state: RdmListenerState::Accepting,
+            reserve_fd: socket::reserve_fd().ok(),
+        })
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.state == RdmListenerState::Paused
+    }
+
+    /// Stops watching the listener.
+    pub(super) fn pause(&mut self, wait_set: &dyn WaitSet) {
+        if !self.is_paused() {
+            wait_set.unwatch(self.socket.as_fd());
+            self.state = RdmListenerState::Paused;
+        }
+    }
+}
+
 impl ShmEndpoint {
-    /// Accepts waiting connections, up to [`ACCEPTS_PER_POLL`].
+    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog.
     ///
-    /// A handshake takes a round trip, so peers that connect at the same time are pending together.
-    /// None of them is evicted before it had time to answer. Meanwhile the listener stays ready and
-    /// keeps the domain awake.
+    /// A handshake takes a round trip, so many may be pending at once. At the limit of pending
+    /// handshakes the listener stays readable and keeps the domain awake.
     pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
-        self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
-            if closer::wake_when_free(&self.wait_set) {
-                return self.stop_accepting();
+            let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
+                return;
+            };
+            if closer::register_if_full(&self.wait_set) {
+                return listener.pause(&*self.wait_set);
             }
             if !self
                 .rx_connections
@@ -40,25 +89,26 @@ impl ShmEndpoint {
             {
                 return;
             }
-            let Some(listener) = &self.listener else {
-                return;
-            };
-            match listener.accept() {
+            if listener.reserve_fd.is_none() {
+                listener.reserve_fd = socket::reserve_fd().ok();
+            }
+            match listener.socket.accept() {
                 Ok(Some(mut socket)) => {
-                    let connection_index = self.rx_connections.vacant_key();
-                    let token = ShmToken::Rx(connection_index as u32).pack(self.id);
+                    let rx_index = self.rx_connections.vacant_key();
+                    let token = ShmToken::Rx(rx_index as u32).pack(self.id);
                     if socket.watch(&self.wait_set, token).is_ok() {
                         self.rx_connections
                             .insert_handshake(PendingHandshake::new(socket));
-                        self.on_rx_ready(engine, connection_index);
+                        self.on_rx_ready(engine, rx_index);
                     }
                 }
                 Ok(None) => return,
                 Err(errno) => {
-                    // Most likely this process has no descriptor left. The connection must not stay
-                    // in the backlog: it would keep the listener ready, and the domain awake.
-                    self.reserve_fd = None;
-                    if let Ok(Some(socket)) = listener.accept() {
+                    // Most likely this process has no descriptor left. A connection that stayed in
+                    // the backlog would keep the listener readable and the domain awake, so the
+                    // connection is rejected.
+                    listener.reserve_fd = None;
+                    if let Ok(Some(socket)) = listener.socket.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());
                         engine.event(self.id, EventKind::InboundRefused { error });
                         control::send_control(
@@ -66,51 +116,41 @@ impl ShmEndpoint {
                             ControlMessage::Reject(RefusalReason::Resources),
                         );
                     }
-                    self.reserve_fd = socket::reserve_fd().ok();
+                    listener.reserve_fd = socket::reserve_fd().ok();
                     return;
                 }
             }
         }
     }
 
-    /// Stops accepting: connections wait in the kernel's backlog until descriptors can be closed.
+    /// Resumes accepting if the queue of the closing threads has room. Otherwise, or if the
+    /// listener cannot be watched, a later pass tries again.
     #[cold]
-    fn stop_accepting(&mut self) {
-        if let Some(listener) = &self.listener {
-            self.wait_set.unwatch(listener.as_fd());
-            self.resume_due = true;
-        }
-    }
-
-    /// Resumes accepting if the closing threads have room.
-    #[cold]
-    pub(super) fn accept_again(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
-        let Some(listener) = &self.listener else {
+        let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
             return;
         };
-        // The queue may be full again: the endpoint registers again then.
-        if closer::wake_when_free(&self.wait_set)
-            || self.wait_set.watch(listener.as_fd(), token).is_err()
-        {
+        let socket = listener.socket.as_fd();
+        if closer::register_if_full(&self.wait_set) || self.wait_set.watch(socket, token).is_err() {
             return;
         }
-        self.resume_due = false;
+        listener.state = RdmListenerState::Accepting;
         self.accept(engine);
     }
 
-    /// Handles a readable socket of an incoming connection or pending handshake.
-    pub(super) fn on_rx_ready(&mut self, engine: &mut impl EngineContext, connection_index: usize) {
-        if let Some(handshake) = self.rx_connections.take_handshake(connection_index) {
+    /// Handles a readable socket of an incoming connection or a pending handshake.
+    pub(super) fn on_rx_ready(&mut self, engine: &mut impl EngineContext, rx_index: usize) {
+        if let Some(handshake) = self.rx_connections.take_handshake(rx_index) {
             return self.poll_handshake(engine, handshake);
         }
-        self.rx_connections.activate(connection_index);
+        self.rx_connections.activate(rx_index);
         if let Some(reason) = self
             .rx_connections
-            .get_mut(connection_index)
+            .get_mut(rx_index)
             .and_then(|peer| peer.on_readable(engine))
         {
-            self.on_rx_ended(engine, connection_index, reason);
+            self.on_rx_ended(engine, rx_index, reason);
             self.progress_rx(engine);
         }
     }

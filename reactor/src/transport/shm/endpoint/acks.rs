@@ -1,4 +1,5 @@
-//! Acks and returned slots: what an endpoint reports to the senders of its messages.
+//! Acks and returned slots, which an endpoint reports to the senders of its messages. A slot is
+//! returned when its loan was dropped or its single-copy message was copied.
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
@@ -28,8 +29,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Copies one chunk of a message from its sender's memory; the sender is woken after the last
-    /// one.
+    /// Copies one chunk of a message from its sender's memory; after the last chunk wakes the
+    /// sender. Returns whether anything was copied.
     #[cold]
     pub(super) fn progress_copies(&mut self, engine: &mut impl EngineContext) -> bool {
         let (copied, has_work) = engine.with_rx(self.id, |rx, engine| {
@@ -39,7 +40,7 @@ impl ShmEndpoint {
         });
         self.wake_for_returned_slots(engine);
         if has_work {
-            // The sender waits for the copy even if no local task does.
+            // The copy must progress even if no local task waits, because the sender waits.
             engine.request_progress();
         }
         copied
@@ -48,18 +49,18 @@ impl ShmEndpoint {
     /// Wakes the peers that wait for returned slots.
     pub(super) fn wake_for_returned_slots(&mut self, engine: &mut impl EngineContext) {
         let mut ended = Vec::new();
-        self.rx_connections.for_each_peer(|connection_index, peer| {
+        self.rx_connections.for_each_peer(|rx_index, peer| {
             if peer.down_reason().is_none()
                 && let Err(reason) = peer.wake_for_returned_slots()
             {
-                ended.push((connection_index, reason));
+                ended.push((rx_index, reason));
             }
         });
-        for (connection_index, reason) in ended {
-            self.on_rx_ended(engine, connection_index, reason);
+        for (rx_index, reason) in ended {
+            self.on_rx_ended(engine, rx_index, reason);
             // Records that a dead peer left in its ring are still received.
             if let DownReason::Protocol(_) = reason {
-                self.remove_rx_connection(engine, connection_index);
+                self.remove_rx_connection(engine, rx_index);
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Connected endpoints (`FI_EP_MSG`): one peer, one connection in each direction, no listener.
 //!
-//! The module `cm` describes how they connect. A connected endpoint sends and receives as a
-//! connectionless one does. Its connection ends in both directions at once, and the endpoint does
-//! not connect again. The end of either direction fails the sends. Records that the peer has left
-//! in its ring are still received; then the endpoint reports the event, and receives fail.
+//! `cm` describes how endpoints connect. An established endpoint sends and receives as a
+//! connectionless endpoint does, but its connection ends in both directions at once and is not
+//! made again. The end of either direction fails the sends. Records that the peer left in its ring
+//! are still received; then `Shutdown` is reported, and receives fail.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
-use fabric_core::info::Info;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{
     ConnReqHandle, ConnectMode, ConnectParams, Connected, EngineContext, EpId, WaitSet,
@@ -20,61 +19,97 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 
-use super::super::cm::{CmAccept, CmAnswer, is_gone};
-use super::super::control::{ControlMessage, ControlRead, VERSION};
-use super::super::passive::ShmConnReqHandle;
+use super::super::cm::{self, CmAccept, CmAnswer, is_gone};
+use super::super::control::{self, ControlEvent, ControlMessage, ControlRead, VERSION};
+use super::super::passive::{PendingRequest, ShmConnReqHandle};
 use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
-use super::super::socket::{self, PeerCredentials, ShmSocket};
+use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::tx_connection::TxConnection;
-use super::super::{TxSettings, with_free_name};
+use super::super::with_free_name;
 use super::disconnect::end_tx_connection;
-use super::{ShmEndpoint, ShmToken};
+use super::{ShmConfig, ShmEndpoint, ShmEndpointKind, ShmToken};
 use crate::transport::timer::Timer;
 
-/// Polls of the peer's control messages when the connection ends.
-const LAST_POLLS: usize = 4;
+/// Times that the control messages of the peer are read when the connection ends; each time reads
+/// up to `READS_PER_POLL` messages.
+const MAX_FINAL_READS: usize = 4;
 
 /// The connection of a connected endpoint.
 pub(super) struct MsgConnection {
+    /// Name of the peer: that of the passive endpoint, or of the client.
     peer: Address,
+    /// Address handle of the peer, whose index is that of the sending end in the connection table.
     addr: FiAddr,
-    state: MsgState,
-    /// Whether the end was reported to the event queue.
-    end_reported: bool,
+    state: MsgConnectionState,
+    /// Whether `Shutdown` was reported to the event queue.
+    shutdown_reported: bool,
+    /// Whether the next pass has to fail receives: a multi-receive takes its messages in passes and
+    /// fails afterwards.
+    pub(super) has_recvs_to_fail: bool,
 }
 
 /// State of the connection of a connected endpoint.
-enum MsgState {
-    /// The program of the peer has not answered the request yet.
+enum MsgConnectionState {
+    /// The client waits for the answer of the server's program.
     Connecting(ShmConnectAttempt),
+    /// The connection is established, or the endpoint is being opened to accept a request.
     Connected,
-    /// There is no connection any more, for this reason.
+    /// The connection has ended or was not established, for this reason.
     Disconnected(Error),
 }
 
 /// A connection attempt that waits for its answer.
 struct ShmConnectAttempt {
+    /// `FI_TAGGED` and `FI_ATOMIC` if the endpoint has them.
     caps: Caps,
     private_data: Vec<u8>,
+    /// The socket of the direction from the server to the client, once it is connected.
+    reverse: Option<ShmSocket>,
+    /// Expires when the connect timeout has passed.
     timer: Timer,
     wait_set: Arc<dyn WaitSet>,
 }
 
-/// A step of a connection attempt.
+/// Result of receiving one message while the client waits for the answer.
 enum AnswerStep {
-    /// The answer has not arrived.
+    /// No message has arrived.
     Pending,
-    /// Another message may have arrived.
-    Again,
-    /// The program of the peer, whose process has these credentials, has accepted.
+    /// A message was handled, and another one may have arrived.
+    Continue,
+    /// The program of the server, whose process has these credentials, has accepted.
     Accepted(CmAccept, PeerCredentials),
+    /// The request is valid: the reverse socket is to be connected to a process with these
+    /// credentials, and to send this nonce.
+    ConnectReverse(u64, PeerCredentials),
     Failed(Error),
 }
 
+/// Returns the failure of an attempt whose server violates the protocol.
 fn violation(peer: Address, what: &'static str) -> AnswerStep {
     let what = what.into();
     AnswerStep::Failed(Error::Protocol { peer, what })
+}
+
+impl ShmConnectAttempt {
+    /// Starts the timer of an attempt, and watches the timer.
+    fn start(
+        (caps, private_data): (Caps, &[u8]),
+        timeout: Duration,
+        wait_set: &Arc<dyn WaitSet>,
+        token: u64,
+    ) -> Result<Self> {
+        let timer = Timer::new()?;
+        timer.watch(&**wait_set, token)?;
+        timer.set(Some(timeout));
+        Ok(Self {
+            caps,
+            private_data: private_data.to_vec(),
+            reverse: None,
+            timer,
+            wait_set: wait_set.clone(),
+        })
+    }
 }
 
 impl Drop for ShmConnectAttempt {
@@ -84,35 +119,44 @@ impl Drop for ShmConnectAttempt {
 }
 
 impl ShmEndpoint {
-    /// Opens an endpoint that connects to a passive endpoint, or accepts a request.
+    /// Opens an endpoint that connects to a passive endpoint, or accepts a request. The result of a
+    /// connection attempt is reported to the engine (`on_connected`), then or later.
+    ///
+    /// # Errors
+    /// Errors of this process, and [`Error::PeerGone`] if the client of the request has
+    /// disconnected.
     pub(crate) fn open_connected(
         engine: &mut impl EngineContext,
         id: EpId,
-        (info, tx_settings): (&Info, TxSettings),
+        config: ShmConfig<'_>,
         params: ConnectParams<'_>,
-        wait: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let (peer, addr) = (params.peer, params.fi_addr);
         peer.check_scheme(Scheme::Shm)?;
-        // The name is known once the connection is established.
-        let settings = (info, tx_settings.clone());
-        let shares_rx = engine.with_rx(id, |rx, _| rx.is_shared());
-        let mut endpoint = Self::new(id, peer.clone(), None, settings, wait, shares_rx);
-        let at = addr.index();
-        let tx = TxConnection::new(peer.clone(), addr, tx_settings);
-        endpoint.tx_connections.insert(at, tx);
-        endpoint.tx_indices.push(at);
-        endpoint.msg = Some(Box::new(MsgConnection {
+        let caps = config.info.caps & (Caps::TAGGED | Caps::ATOMIC);
+        let state = match &params.mode {
+            ConnectMode::Connect { timeout, .. } => {
+                let (local, token) = ((caps, params.data), ShmToken::Timer.pack(id));
+                let attempt = ShmConnectAttempt::start(local, *timeout, &config.wait_set, token)?;
+                MsgConnectionState::Connecting(attempt)
+            }
+            ConnectMode::Accept(_) => MsgConnectionState::Connected,
+        };
+        let kind = ShmEndpointKind::Msg(Box::new(MsgConnection {
             peer: peer.clone(),
             addr,
-            state: MsgState::Connected,
-            end_reported: false,
+            state,
+            shutdown_reported: false,
+            has_recvs_to_fail: false,
         }));
-        let caps = info.caps & (Caps::TAGGED | Caps::ATOMIC);
+        let tx_index = addr.index();
+        let tx = TxConnection::new(peer.clone(), addr, config.tx_settings.clone());
+        // The name is replaced when the endpoint has connected or accepted.
+        let mut endpoint = Self::new(id, peer.clone(), kind, config);
+        endpoint.tx_connections.insert(tx_index, tx);
+        endpoint.tx_indices.push(tx_index);
         match params.mode {
-            ConnectMode::Connect { from, timeout } => {
-                endpoint.start_connect(engine, from, (caps, params.data), timeout)?;
-            }
+            ConnectMode::Connect { from, .. } => endpoint.start_connect(engine, from)?,
             ConnectMode::Accept(request) => {
                 endpoint.accept_request(engine, request, (caps, params.data))?;
             }
@@ -120,39 +164,32 @@ impl ShmEndpoint {
         Ok(endpoint)
     }
 
-    /// Connects to the passive endpoint. The engine gets the peer's refusal as the result of the
-    /// attempt; the caller gets an error of this side.
+    /// Connects from `from` or a generated name to the passive endpoint. If no connection is
+    /// possible, the attempt has failed, which is reported to the engine.
+    ///
+    /// # Errors
+    /// Errors of this process, such as [`Error::AddressInUse`].
     fn start_connect(
         &mut self,
         engine: &mut impl EngineContext,
         from: Option<&Address>,
-        (caps, private_data): (Caps, &[u8]),
-        timeout: Duration,
     ) -> Result<()> {
-        let Some((peer, at)) = self.msg_peer() else {
+        let Some((peer, tx_index)) = self.msg_peer() else {
             return Ok(());
         };
         if let Some(from) = from {
             from.check_scheme(Scheme::Shm)?;
         }
-        let timer = Timer::new()?;
-        timer.watch(&*self.wait_set, ShmToken::Timer.pack(self.id))?;
-        let attempt = ShmConnectAttempt {
-            caps,
-            private_data: private_data.to_vec(),
-            timer,
-            wait_set: self.wait_set.clone(),
-        };
-        attempt.timer.set(Some(timeout));
-        self.set_msg_state(MsgState::Connecting(attempt));
         let (token, incarnation) = (
-            ShmToken::Tx(at as u32).pack(self.id),
+            ShmToken::Tx(tx_index as u32).pack(self.id),
             self.local.incarnation,
         );
         let connected = with_free_name(from, |name| {
-            self.tx_connections.lock(at).map_or(Ok(()), |mut tx| {
-                tx.connect_from(name, incarnation, token, &self.wait_set)
-            })?;
+            self.tx_connections
+                .lock(tx_index)
+                .map_or(Ok(()), |mut tx| {
+                    tx.connect_from(name, incarnation, token, &self.wait_set)
+                })?;
             Ok(name.clone())
         });
         match connected {
@@ -162,7 +199,7 @@ impl ShmEndpoint {
                 | Error::ConnectionRefused { .. }
                 | Error::OtherUser { .. }),
             ) => {
-                self.set_msg_state(MsgState::Disconnected(error.clone()));
+                self.set_msg_state(MsgConnectionState::Disconnected(error.clone()));
                 engine.on_connected(self.id, &peer, Err(error));
             }
             Err(error) => return Err(error),
@@ -170,12 +207,18 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Handles a readable socket while the answer is awaited.
-    pub(super) fn on_answer_ready(&mut self, engine: &mut impl EngineContext) {
+    /// Handles a readable socket of the client while it waits for the answer.
+    pub(super) fn on_connect_readable(&mut self, engine: &mut impl EngineContext) {
         loop {
             let error = match self.poll_answer() {
                 AnswerStep::Pending => return,
-                AnswerStep::Again => continue,
+                AnswerStep::Continue => continue,
+                AnswerStep::ConnectReverse(nonce, credentials) => {
+                    match self.connect_reverse(nonce, credentials) {
+                        Ok(()) => continue,
+                        Err(error) => error,
+                    }
+                }
                 AnswerStep::Failed(error) => error,
                 AnswerStep::Accepted(accept, credentials) => {
                     match self.on_accepted(engine, accept, credentials) {
@@ -188,15 +231,15 @@ impl ShmEndpoint {
         }
     }
 
-    /// Receives one message while the answer is awaited, and sends the request when the passive
-    /// endpoint is ready for it.
+    /// Receives one message while the client waits for the answer, and sends the request when the
+    /// passive endpoint is ready.
     fn poll_answer(&self) -> AnswerStep {
         let Some(MsgConnection {
             peer,
             addr,
-            state: MsgState::Connecting(attempt),
+            state: MsgConnectionState::Connecting(attempt),
             ..
-        }) = self.msg.as_deref()
+        }) = self.msg()
         else {
             return AnswerStep::Pending;
         };
@@ -225,22 +268,25 @@ impl ShmEndpoint {
                 violation(peer, "control message out of order: second ready")
             }
             (CmAnswer::Ready, _) => match tx.send_request(attempt.caps, &attempt.private_data) {
-                // The passive endpoint has closed, and may have sent an answer before.
+                // If the passive endpoint has closed, its last messages are read next.
                 Err(errno) if !is_gone(errno) => {
                     AnswerStep::Failed(Error::os("sendmsg", errno.raw_os_error()))
                 }
-                _ => AnswerStep::Again,
+                _ => AnswerStep::Continue,
             },
-            (CmAnswer::Accepted(accept), Some(credentials)) if tx.is_segment_sent() => {
+            (CmAnswer::Nonce(nonce), Some(credentials))
+                if tx.is_segment_sent() && attempt.reverse.is_none() =>
+            {
+                AnswerStep::ConnectReverse(nonce, credentials)
+            }
+            (CmAnswer::Nonce(_), _) => violation(peer, "connection message out of order: nonce"),
+            (CmAnswer::Accepted(accept), Some(credentials)) if attempt.reverse.is_some() => {
                 AnswerStep::Accepted(accept, credentials)
             }
-            (CmAnswer::Accepted(accept), _) => {
-                socket::close_in_background(vec![accept.socket]);
-                violation(
-                    peer,
-                    "connection message out of order: accept before the request",
-                )
-            }
+            (CmAnswer::Accepted(_), _) => violation(
+                peer,
+                "connection message out of order: accept before the reverse socket",
+            ),
             (CmAnswer::Rejected(data), _) => {
                 AnswerStep::Failed(Error::RejectedByPeer { peer, data })
             }
@@ -250,53 +296,91 @@ impl ShmEndpoint {
         }
     }
 
-    /// Handles the timer: the answer did not arrive in time.
+    /// Connects the reverse socket and sends the nonce over it.
+    fn connect_reverse(&mut self, nonce: u64, server: PeerCredentials) -> Result<()> {
+        let Some(MsgConnection {
+            peer,
+            state: MsgConnectionState::Connecting(attempt),
+            ..
+        }) = self.msg_mut()
+        else {
+            return Ok(());
+        };
+        let (reverse, credentials) = ShmSocket::connect(peer)?;
+        if credentials != server {
+            // Since the request another process listens at the name.
+            return Err(Error::PeerGone(peer.clone()));
+        }
+        match cm::send_reverse(&reverse, nonce) {
+            Ok(()) => {}
+            Err(errno) if is_gone(errno) => return Err(Error::PeerGone(peer.clone())),
+            Err(errno) => return Err(Error::os("sendmsg", errno.raw_os_error())),
+        }
+        attempt.reverse = Some(reverse);
+        Ok(())
+    }
+
+    /// Handles the timer of an attempt: the answer has not arrived in time.
     pub(super) fn on_connect_timeout(&mut self, engine: &mut impl EngineContext) {
         if let Some((peer, _)) = self.msg_peer() {
             self.on_connect_failed(engine, Error::TimedOut(peer));
         }
     }
 
+    /// Ends an attempt that has failed, and reports the error. Does nothing if the client does not
+    /// wait for an answer.
     fn on_connect_failed(&mut self, engine: &mut impl EngineContext, error: Error) {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return;
         };
-        if !matches!(msg.state, MsgState::Connecting(_)) {
+        if !matches!(msg.state, MsgConnectionState::Connecting(_)) {
             return;
         }
-        msg.state = MsgState::Disconnected(error.clone());
-        if let Some(mut tx) = self.tx_connections.lock(msg.addr.index()) {
+        msg.state = MsgConnectionState::Disconnected(error.clone());
+        let (peer, tx_index) = (msg.peer.clone(), msg.addr.index());
+        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.close(engine, &error);
         }
-        engine.on_connected(self.id, &msg.peer, Err(error));
+        engine.on_connected(self.id, &peer, Err(error));
     }
 
-    /// Handles the accept of the peer's program.
+    /// Handles the accept of the server's program: the connection is established.
     fn on_accepted(
         &mut self,
         engine: &mut impl EngineContext,
-        CmAccept {
-            server,
-            segment,
-            socket,
-        }: CmAccept,
+        CmAccept { server, segment }: CmAccept,
         credentials: PeerCredentials,
     ) -> Result<()> {
-        let Some((peer, at)) = self.msg_peer() else {
+        let Some(MsgConnection {
+            peer,
+            addr,
+            state: MsgConnectionState::Connecting(ShmConnectAttempt { reverse, .. }),
+            ..
+        }) = self.msg_mut()
+        else {
             return Ok(());
         };
-        let socket = ShmSocket::from_peer(socket, credentials).map_err(|what| Error::Protocol {
-            peer: peer.clone(),
-            what: what.into(),
-        })?;
+        let (peer, tx_index) = (peer.clone(), addr.index());
+        let Some(reverse) = reverse.take() else {
+            return Ok(());
+        };
+        // The server has admitted the reverse socket before it accepted.
+        match control::recv_control(&reverse) {
+            ControlRead::Message(ControlEvent::Message(ControlMessage::Ready)) => {}
+            ControlRead::HungUp => return Err(Error::PeerGone(peer)),
+            _ => {
+                let what = "no ready message on the reverse socket before the accept".into();
+                return Err(Error::Protocol { peer, what });
+            }
+        }
         let segment = Segment::map_from_peer(&segment, server.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()).error)?;
-        let rx = self.msg_rx(engine, (credentials, server.incarnation), segment, socket);
+        let rx = self.new_msg_rx(engine, (credentials, server.incarnation), segment, reverse);
         self.insert_msg_rx(rx)?.send_accept();
-        if let Some(mut tx) = self.tx_connections.lock(at) {
+        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.establish(server.incarnation);
         }
-        self.set_msg_state(MsgState::Connected);
+        self.set_msg_state(MsgConnectionState::Connected);
         let connected = Connected {
             name: self.name.clone(),
             data: server.private_data,
@@ -307,14 +391,14 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Accepts a connection request.
+    /// Accepts a connection request: creates the ring to the client, and sends its segment.
     fn accept_request(
         &mut self,
         engine: &mut impl EngineContext,
         request: Box<dyn ConnReqHandle>,
         (caps, private_data): (Caps, &[u8]),
     ) -> Result<()> {
-        let Some((peer, at)) = self.msg_peer() else {
+        let Some((peer, tx_index)) = self.msg_peer() else {
             return Ok(());
         };
         let request: Box<dyn Any> = request;
@@ -325,24 +409,34 @@ impl ShmEndpoint {
             });
         };
         let gone = || Error::PeerGone(peer.clone());
-        let pending = request.pending().ok_or_else(gone)?;
-        self.name = pending.local.clone();
-        let token = ShmToken::Tx(at as u32).pack(self.id);
+        let PendingRequest {
+            socket,
+            reverse,
+            request,
+            passive_name,
+        } = request.take_if_alive().ok_or_else(gone)?;
+        self.name = passive_name;
+        // The sending end, over the reverse socket.
+        let token = ShmToken::Tx(tx_index as u32).pack(self.id);
         let local = (&self.name, self.local.incarnation);
+        let channel = (reverse, request.credentials);
         let opened = self
             .tx_connections
-            .lock(at)
-            .map(|mut tx| tx.open_pair(pending.credentials, local, token, &self.wait_set));
-        let peer_socket = opened.ok_or_else(gone)??;
-        let request = request.take().ok_or_else(gone)?;
+            .lock(tx_index)
+            .map(|mut tx| tx.open_channel(channel, local, token, &self.wait_set));
+        if let Err(error) = opened.unwrap_or_else(|| Err(gone())) {
+            cm::send_reject(&socket, &[]);
+            return Err(error);
+        }
+        // The receiving end, over the socket of the request.
         let peer_caps = request.client.caps;
         let identity = (request.credentials, request.client.incarnation);
-        let rx = self.msg_rx(engine, identity, request.segment, request.socket);
+        let rx = self.new_msg_rx(engine, identity, request.segment, socket);
         let tx_connections = self.tx_connections.clone();
         let rx = self.insert_msg_rx(rx)?;
         let sent = tx_connections
-            .lock(at)
-            .map(|mut tx| tx.send_accept(rx.socket(), &peer_socket, caps, private_data));
+            .lock(tx_index)
+            .map(|mut tx| tx.send_accept(rx.socket(), caps, private_data));
         match sent {
             Some(Err(errno)) if !is_gone(errno) => {
                 return Err(Error::os("sendmsg", errno.raw_os_error()));
@@ -359,18 +453,17 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Creates the receiving end.
-    fn msg_rx(
+    /// Creates the receiving end for a peer with these credentials and this incarnation.
+    fn new_msg_rx(
         &mut self,
         engine: &mut impl EngineContext,
         (credentials, incarnation): (PeerCredentials, u64),
         segment: Segment,
         socket: ShmSocket,
     ) -> RxConnection {
-        let peer = match self.msg.as_deref() {
-            Some(msg) => msg.peer.clone(),
-            None => self.name.clone(),
-        };
+        let peer = self
+            .msg()
+            .map_or_else(|| self.name.clone(), |msg| msg.peer.clone());
         self.last_peer_key += 1;
         let key = PeerKey(self.last_peer_key);
         let key = engine.with_rx(self.id, |rx, engine| {
@@ -381,58 +474,82 @@ impl ShmEndpoint {
         RxConnection::establish(end, self.local.clone(), segment, socket, key)
     }
 
-    /// Watches the receiving end, and adds it.
+    /// Watches the socket of the receiving end, and adds the receiving end to the incoming
+    /// connections.
     fn insert_msg_rx(&mut self, mut rx: RxConnection) -> Result<&RxConnection> {
         let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
         rx.watch(&self.wait_set, token)?;
-        let at = self.rx_connections.insert_established(Box::new(rx));
-        let rx = self.rx_connections.get_mut(at).map(|rx| &*rx);
+        let rx_index = self.rx_connections.insert_established(Box::new(rx));
+        let rx = self.rx_connections.get_mut(rx_index).map(|rx| &*rx);
         rx.ok_or(Error::Closed(Class::Endpoint))
     }
 
-    /// Returns whether this is a connected endpoint whose request was not answered yet.
-    pub(super) fn is_connecting(&self) -> bool {
-        let is_connecting = |msg: &MsgConnection| matches!(msg.state, MsgState::Connecting(_));
-        self.msg.as_deref().is_some_and(is_connecting)
+    /// Returns the connection of a connected endpoint; `None` for a connectionless endpoint.
+    fn msg(&self) -> Option<&MsgConnection> {
+        match &self.kind {
+            ShmEndpointKind::Msg(msg) => Some(msg),
+            ShmEndpointKind::Rdm(_) => None,
+        }
     }
 
-    /// Returns why a connected endpoint has no connection; `None` for a connectionless endpoint,
-    /// which connects again.
+    /// Returns the connection of a connected endpoint; `None` for a connectionless endpoint.
+    fn msg_mut(&mut self) -> Option<&mut MsgConnection> {
+        match &mut self.kind {
+            ShmEndpointKind::Msg(msg) => Some(msg),
+            ShmEndpointKind::Rdm(_) => None,
+        }
+    }
+
+    /// Returns whether the endpoint is a client that waits for its answer.
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(
+            self.msg(),
+            Some(MsgConnection {
+                state: MsgConnectionState::Connecting(_),
+                ..
+            })
+        )
+    }
+
+    /// Returns the error of a transmit operation that finds no connection. `None` for a
+    /// connectionless endpoint, which connects again.
     pub(super) fn disconnect_error(&self) -> Option<Error> {
-        let msg = self.msg.as_deref()?;
+        let msg = self.msg()?;
         Some(match &msg.state {
-            MsgState::Disconnected(error) => error.clone(),
-            MsgState::Connecting(_) | MsgState::Connected => Error::PeerGone(msg.peer.clone()),
+            MsgConnectionState::Disconnected(error) => error.clone(),
+            MsgConnectionState::Connecting(_) | MsgConnectionState::Connected => {
+                Error::PeerGone(msg.peer.clone())
+            }
         })
     }
 
-    /// Returns the name of the peer, and the index of the connection to it.
+    /// Returns the name of the peer, and the index of the sending end in the connection table.
     fn msg_peer(&self) -> Option<(Address, usize)> {
-        let msg = self.msg.as_deref()?;
+        let msg = self.msg()?;
         Some((msg.peer.clone(), msg.addr.index()))
     }
 
-    fn set_msg_state(&mut self, state: MsgState) {
-        if let Some(msg) = self.msg.as_deref_mut() {
+    fn set_msg_state(&mut self, state: MsgConnectionState) {
+        if let Some(msg) = self.msg_mut() {
             msg.state = state;
         }
     }
 
-    /// Shuts the connection down: completed sends stay in the ring for the peer.
+    /// Shuts the connection down. The peer still receives the completed sends from the ring.
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented.
     pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) -> Result<()> {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return Err(Error::NotSupported(
                 "shutdown of endpoints other than FI_EP_MSG",
             ));
         };
-        if !matches!(msg.state, MsgState::Connected) {
+        if !matches!(msg.state, MsgConnectionState::Connected) {
             return Ok(());
         }
-        msg.state = MsgState::Disconnected(Error::ShutDown);
-        msg.end_reported = true;
+        msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
+        msg.shutdown_reported = true;
         let peer = msg.peer.clone();
         engine.with_rx(self.id, |rx, engine| {
             self.send_acks(rx);
@@ -447,9 +564,9 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Handles the end of one direction: the connection ends.
+    /// Handles the end of one direction: ends the other direction too.
     pub(super) fn on_msg_ended(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return;
         };
         let peer = msg.peer.clone();
@@ -460,13 +577,14 @@ impl ShmEndpoint {
             },
             _ => Error::PeerGone(peer),
         };
-        if matches!(msg.state, MsgState::Connected) {
-            msg.state = MsgState::Disconnected(error.clone());
+        if matches!(msg.state, MsgConnectionState::Connected) {
+            msg.state = MsgConnectionState::Disconnected(error.clone());
         }
         self.end_directions(engine, reason, &error);
     }
 
-    /// Fails the sends, and receives from now on only what is in the ring of the peer.
+    /// Ends both directions: fails the sends with `error`. From then on only records that are in
+    /// the peer's ring are received.
     fn end_directions(
         &mut self,
         engine: &mut impl EngineContext,
@@ -477,15 +595,16 @@ impl ShmEndpoint {
             tx.send_control(ControlMessage::EndpointClosed);
             end_tx_connection(tx, self.id, engine, error);
         });
-        let mut ats = Vec::new();
-        self.rx_connections.for_each_peer(|at, _| ats.push(at));
-        for at in ats {
-            self.rx_connections.activate(at);
-            let Some(rx) = self.rx_connections.get_mut(at) else {
+        let mut rx_indices = Vec::new();
+        self.rx_connections
+            .for_each_peer(|rx_index, _| rx_indices.push(rx_index));
+        for rx_index in rx_indices {
+            self.rx_connections.activate(rx_index);
+            let Some(rx) = self.rx_connections.get_mut(rx_index) else {
                 continue;
             };
-            // Records in the ring may refer to memory that the peer has granted.
-            let _ = (0..LAST_POLLS).find(|_| rx.on_readable(engine).is_some());
+            // Records in the ring may refer to loans whose grants are still in the socket.
+            let _ = (0..MAX_FINAL_READS).find(|_| rx.on_readable(engine).is_some());
             // A socket that has hung up stays readable and would keep the domain awake.
             rx.unwatch();
             if rx.mark_down(reason) {
@@ -500,12 +619,13 @@ impl ShmEndpoint {
         engine.request_rearm();
     }
 
-    /// Handles that everything the peer has sent was received, after the connection has ended.
+    /// Reports `Shutdown` and fails receives: the connection has ended and the peer's ring is
+    /// empty.
     pub(super) fn on_msg_drained(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
-        let Some(msg) = self.msg.as_deref_mut() else {
+        let Some(msg) = self.msg_mut() else {
             return;
         };
-        if !std::mem::replace(&mut msg.end_reported, true) {
+        if !std::mem::replace(&mut msg.shutdown_reported, true) {
             let peer = msg.peer.clone();
             engine.event(self.id, EventKind::Shutdown { peer, reason });
         }
@@ -518,17 +638,16 @@ impl ShmEndpoint {
     /// is empty. Receives of a shared context stay posted for its other endpoints.
     #[cold]
     pub(super) fn fail_recvs(&mut self, engine: &mut impl EngineContext) {
-        let Some(MsgConnection {
-            state: MsgState::Disconnected(error),
-            ..
-        }) = self.msg.as_deref()
-        else {
+        let ShmEndpointKind::Msg(msg) = &mut self.kind else {
+            return;
+        };
+        let MsgConnectionState::Disconnected(error) = &msg.state else {
             return;
         };
         if self.shares_rx || self.rx_connections.peers().next().is_some() {
             return;
         }
-        self.resume_due = engine.with_rx(self.id, |rx, engine| {
+        msg.has_recvs_to_fail = engine.with_rx(self.id, |rx, engine| {
             rx.fail_posted(engine, error);
             // A multi-receive takes its messages in passes, and fails afterwards.
             rx.is_busy()

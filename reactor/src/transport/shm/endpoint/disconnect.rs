@@ -1,11 +1,13 @@
 //! How connections end in either direction, and which operations and events report it.
 //!
-//! Names are claimed and reused, so a peer is identified by its process, which the kernel reports
-//! where both are in one process namespace, and by a random incarnation number of the endpoint.
-//! When a connection ends, the opposite direction ends with it only if it leads to the same process
-//! and incarnation. So no process can end another peer's connection by its name, and the end of an
-//! old endpoint does not end a new one of that name. An endpoint that closes also says so in its
-//! rings, which the sender checks anyway, so a message sent to it fails at once.
+//! Any process can claim a name, and a name is reused after its endpoint has closed. So a peer is
+//! identified by its process id, which the kernel reports if both processes are in one PID
+//! namespace, and by a random incarnation number of its endpoint. When a connection ends, the
+//! connection of the opposite direction ends with it only if both have the same process id and
+//! incarnation. So no process can end another peer's connection by its name, and the end of an old
+//! endpoint does not end a new one of that name. An endpoint that closes also marks its rings as
+//! closed. The sender reads the mark with each message, so a message to a closed endpoint fails at
+//! once.
 //!
 //! The connection of a connected endpoint ends in both directions at once: see `connected`.
 //!
@@ -17,21 +19,21 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::transport::{EngineContext, EpId};
 
 use super::super::tx_connection::{ConnectionEnd, TxConnection};
-use super::ShmEndpoint;
+use super::{ShmEndpoint, ShmEndpointKind};
 
 impl ShmEndpoint {
-    /// Handles the end of a connection to a peer. It is reported unless a connection from the same
-    /// peer reports it, or has reported it.
+    /// Handles the end of a connection to a peer. Emits an event unless an incoming connection from
+    /// the same peer emits it, or has emitted it.
     pub(super) fn on_tx_ended(
         &mut self,
         engine: &mut impl EngineContext,
-        peer_index: usize,
+        tx_index: usize,
         end: ConnectionEnd,
     ) {
-        if self.msg.is_some() {
+        if let ShmEndpointKind::Msg(_) = self.kind {
             return self.on_msg_ended(engine, end.reason);
         }
-        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
+        let Some(mut tx) = self.tx_connections.lock(tx_index) else {
             return;
         };
         let (name, addr) = (tx.peer_address.clone(), tx.addr);
@@ -66,13 +68,13 @@ impl ShmEndpoint {
     pub(super) fn on_rx_ended(
         &mut self,
         engine: &mut impl EngineContext,
-        connection_index: usize,
+        rx_index: usize,
         reason: DownReason,
     ) {
-        if self.msg.is_some() {
+        if let ShmEndpointKind::Msg(_) = self.kind {
             return self.on_msg_ended(engine, reason);
         }
-        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
+        let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
         // A socket that has hung up stays readable and would keep the domain awake.
@@ -81,16 +83,17 @@ impl ShmEndpoint {
             return;
         }
         let (name, identity, source) = (peer.peer_address.clone(), peer.identity, peer.source);
-        // Memory of the peer that has not been copied by now is gone with its process, or the peer
-        // will not keep it.
+        // Memory of the peer that was not copied yet is gone with its process, or may be reused by
+        // the peer.
         peer.stop_cma();
         engine.with_rx(self.id, |rx, engine| {
             rx.fail_unmapped_from(engine, peer.peer_key, &Error::PeerGone(name.clone()))
         });
-        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
+        let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
-        let is_over = !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
+        let endpoint_is_gone =
+            !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
         let mut peers = self.rx_connections.peers();
         if peers.any(|peer| {
             peer.peer_address == name && peer.identity == identity && peer.down_reason().is_none()
@@ -102,8 +105,8 @@ impl ShmEndpoint {
                 return;
             }
             tx.mark_end_reported(identity);
-            if is_over && tx.identity() == Some(identity) {
-                // The peer's endpoint is gone: later sends must not seem to have arrived.
+            if endpoint_is_gone && tx.identity() == Some(identity) {
+                // Later sends must not complete as if they had arrived.
                 end_tx_connection(tx, self.id, engine, &Error::PeerGone(name.clone()));
             }
         });
@@ -122,9 +125,9 @@ impl ShmEndpoint {
     pub(super) fn remove_rx_connection(
         &mut self,
         engine: &mut impl EngineContext,
-        connection_index: usize,
+        rx_index: usize,
     ) {
-        let Some(mut peer) = self.rx_connections.remove(connection_index) else {
+        let Some(mut peer) = self.rx_connections.remove(rx_index) else {
             return;
         };
         let gone = Error::PeerGone(peer.peer_address.clone());
@@ -135,7 +138,7 @@ impl ShmEndpoint {
         peer.unwatch();
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();
-        // Another connection from that peer keeps the address handle valid.
+        // While another connection from that peer exists, its directed receives stay posted.
         let mut others = self.rx_connections.peers();
         if let Some(source) = peer
             .source
@@ -147,7 +150,7 @@ impl ShmEndpoint {
         }
         drop(others);
         engine.peer_disconnected(self.id, peer.initial_addr);
-        if self.msg.is_some() {
+        if let ShmEndpointKind::Msg(_) = self.kind {
             self.on_msg_drained(engine, peer.down_reason().unwrap_or(DownReason::Closed));
         }
     }
@@ -161,7 +164,7 @@ pub(super) fn end_tx_connection(
     engine: &mut impl EngineContext,
     error: &Error,
 ) {
-    // What the peer has returned is not lost.
+    // Loans that the peer has returned are not lost.
     tx.collect_returned();
     let held_loans = tx.held_loans();
     if held_loans > 0 {

@@ -11,8 +11,8 @@ use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
     #[inline(always)] // fast path of small messages
-    /// Continues after a receive was posted or a message was discarded or, in a shared receive
-    /// queue, copied.
+    /// Handles a change of the receive queue: a receive was posted, a message was discarded, or a
+    /// message of a shared receive queue was copied.
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
         if self.has_rx_hook {
             self.run_rx_hook(engine);
@@ -23,7 +23,7 @@ impl ShmEndpoint {
             rx.has_work()
         });
         if has_work {
-            // The sender waits for the copy even if no local task does.
+            // The copy must progress even if no local task waits, because the sender waits.
             engine.request_progress();
             engine.request_rearm();
         }
@@ -48,18 +48,19 @@ impl ShmEndpoint {
         }
     }
 
-    /// Cancels a queued transmit operation.
+    /// Cancels a queued transmit operation of which nothing was sent. Returns whether the operation
+    /// was canceled.
     pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
-        let cancels = |peer_index: &usize| {
+        let is_canceled = |tx_index: &usize| {
             self.tx_connections
-                .lock(*peer_index)
+                .lock(*tx_index)
                 .is_some_and(|mut tx| tx.cancel(op))
         };
-        let Some(peer_index) = self.tx_queued.iter().copied().find(cancels) else {
+        let Some(tx_index) = self.tx_queued.iter().copied().find(is_canceled) else {
             return false;
         };
         // Operations queued behind the canceled one may go now.
-        self.progress_tx_connection(engine, peer_index);
+        self.progress_tx_connection(engine, tx_index);
         engine.request_rearm();
         true
     }
@@ -76,10 +77,10 @@ impl ShmEndpoint {
         addr: FiAddr,
         address: &Address,
     ) {
-        let bound = engine.incarnation_of(self.id, addr);
+        let expected = engine.incarnation_of(self.id, addr);
         self.rx_connections.for_each_at(address, |peer| {
-            let is_of_peer = bound.is_none_or(|bound| bound == peer.identity.into());
-            if peer.source.is_none() && is_of_peer {
+            let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
+            if peer.source.is_none() && is_expected {
                 peer.source = Some(addr);
                 engine.with_rx(self.id, |rx, engine| {
                     rx.assign_source(engine, peer.peer_key, addr);
@@ -87,9 +88,8 @@ impl ShmEndpoint {
             }
         });
         if let Some(mut tx) = self.tx_connection(addr) {
-            // The application may have inserted the address itself: the handle then stands for any
-            // incarnation.
-            tx.expected = bound;
+            // An address that the application has inserted stands for any incarnation.
+            tx.expected = expected;
         }
     }
 
@@ -97,12 +97,12 @@ impl ShmEndpoint {
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
-        let peer_index = addr.index();
+        let tx_index = addr.index();
         if self.tx_connection(addr).is_some()
-            && let Some(mut tx) = self.tx_connections.remove(peer_index)
+            && let Some(mut tx) = self.tx_connections.remove(tx_index)
         {
-            self.tx_indices.retain(|connected| *connected != peer_index);
-            self.tx_queued.retain(|queued| *queued != peer_index);
+            self.tx_indices.retain(|connected| *connected != tx_index);
+            self.tx_queued.retain(|queued| *queued != tx_index);
             tx.send_control(ControlMessage::Disconnect);
             end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
             self.counters += tx.counters();

@@ -23,7 +23,7 @@ pub(super) struct RxPass {
 /// A connection that has ended, and the protocol violation if there was one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EndedRx {
-    connection_index: usize,
+    rx_index: usize,
     violation: Option<&'static str>,
 }
 
@@ -38,37 +38,38 @@ impl RxPass {
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
-        while let Some((connection_index, peer)) = connections.active_mut(index) {
-            if self.poll_connection((connection_index, peer), ended, rx, engine) {
+        while let Some((rx_index, peer)) = connections.active_mut(index) {
+            if self.poll_connection((rx_index, peer), ended, rx, engine) {
                 peer.last_active = pass_id;
             }
             index += 1;
         }
-        if let Some(connection_index) = connections.next_idle() {
-            self.poll_idle(connection_index, (connections, ended), rx, engine);
+        if let Some(rx_index) = connections.next_idle() {
+            self.poll_idle(rx_index, (connections, ended), rx, engine);
         }
     }
 
+    /// Polls an idle connection, which becomes active if it has a record.
     #[cold]
     fn poll_idle(
         &mut self,
-        connection_index: usize,
+        rx_index: usize,
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
     ) {
-        let Some(peer) = connections.get_mut(connection_index) else {
+        let Some(peer) = connections.get_mut(rx_index) else {
             return;
         };
-        let progressed = self.poll_connection((connection_index, peer), ended, rx, engine);
-        connections.on_idle_polled(connection_index, progressed);
+        let progressed = self.poll_connection((rx_index, peer), ended, rx, engine);
+        connections.on_idle_polled(rx_index, progressed);
     }
 
-    /// Receives the records of this connection. Returns whether there were any.
+    /// Receives records of one connection. Returns whether there were any.
     #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
-        (connection_index, peer): (usize, &mut RxConnection),
+        (rx_index, peer): (usize, &mut RxConnection),
         ended: &mut Vec<EndedRx>,
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
@@ -81,7 +82,7 @@ impl RxPass {
         self.message_held |= peer.has_held_message();
         if violation.is_some() || peer.down_reason().is_some() && peer.is_drained() {
             ended.push(EndedRx {
-                connection_index,
+                rx_index,
                 violation,
             });
         }
@@ -90,7 +91,8 @@ impl RxPass {
 }
 
 impl ShmEndpoint {
-    /// Receives the records of the incoming connections.
+    /// Makes a pass over the incoming connections and removes those that have ended. Returns
+    /// whether anything progressed.
     #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> RxPass {
         let mut pass = RxPass::default();
@@ -114,13 +116,15 @@ impl ShmEndpoint {
         pass
     }
 
+    /// Ends the connections that have violated the protocol, and removes all connections that a
+    /// pass has reported as ended.
     #[cold]
     fn remove_ended_rx(&mut self, engine: &mut impl EngineContext) {
         for ended in std::mem::take(&mut self.ended_rx) {
             if let Some(what) = ended.violation {
-                self.on_rx_ended(engine, ended.connection_index, DownReason::Protocol(what));
+                self.on_rx_ended(engine, ended.rx_index, DownReason::Protocol(what));
             }
-            self.remove_rx_connection(engine, ended.connection_index);
+            self.remove_rx_connection(engine, ended.rx_index);
         }
     }
 

@@ -30,7 +30,8 @@ impl ShmEndpoint {
         self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
-    /// Executes an operation now or not at all.
+    /// Executes an operation on the connection to its peer, if the connection exists and has room
+    /// now. Nothing is queued.
     #[inline]
     pub(crate) fn try_inline(
         &mut self,
@@ -38,7 +39,7 @@ impl ShmEndpoint {
         tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
-        let peer_index = tx_op.peer.index();
+        let tx_index = tx_op.peer.index();
         let Some(mut tx) = self.tx_connection(tx_op.peer) else {
             return engine
                 .address_of(self.id, tx_op.peer)
@@ -48,17 +49,17 @@ impl ShmEndpoint {
         drop(tx);
         match pushed {
             PushOutcome::Pushed => {
-                if tx_op.more && !self.tx_unflushed.contains(&peer_index) {
-                    self.tx_unflushed.push(peer_index);
+                if tx_op.more && !self.tx_unflushed.contains(&tx_index) {
+                    self.tx_unflushed.push(tx_index);
                 }
                 Ok(TrySend::Done)
             }
             PushOutcome::WouldBlock => Ok(TrySend::WouldBlock),
-            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, peer_index)),
+            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, tx_index)),
         }
     }
 
-    /// Returns the mapping of a peer's region, if the region was mapped by an access before.
+    /// Returns the mapping of a peer's region, if an access has mapped the region.
     pub(crate) fn region_handle(&mut self, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         self.tx_connection(peer)
             .map_or(Ok(None), |mut tx| tx.region_handle(key))
@@ -71,7 +72,7 @@ impl ShmEndpoint {
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        let peer_index = tx_op.peer.index();
+        let tx_index = tx_op.peer.index();
         if self.tx_connection(tx_op.peer).is_none() {
             let peer = engine.address_of(self.id, tx_op.peer)?;
             if let Some(error) = self.disconnect_error() {
@@ -79,58 +80,59 @@ impl ShmEndpoint {
             }
             peer.check_scheme(Scheme::Shm)?;
             self.tx_connections.insert(
-                peer_index,
+                tx_index,
                 TxConnection::new(peer, tx_op.peer, self.tx_settings.clone()),
             );
-            self.tx_indices.push(peer_index);
+            self.tx_indices.push(tx_index);
         }
-        self.connect(engine, peer_index)?;
-        if let Some(mut tx) = self.tx_connections.lock(peer_index) {
+        self.connect(engine, tx_index)?;
+        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.enqueue(op, tx_connection::at_start(tx_op, engine));
         }
-        if !self.tx_queued.contains(&peer_index) {
-            self.tx_queued.push(peer_index);
+        if !self.tx_queued.contains(&tx_index) {
+            self.tx_queued.push(tx_index);
         }
-        self.progress_tx_connection(engine, peer_index);
-        if !self.is_tx_idle(peer_index) {
+        self.progress_tx_connection(engine, tx_index);
+        if !self.is_tx_idle(tx_index) {
             engine.request_rearm();
         }
         Ok(())
     }
 
     /// Wakes the peers that were sent messages with `FI_MORE`.
+    ///
+    /// # Errors
+    /// The error of the last peer whose endpoint has closed.
     pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) -> Result<()> {
-        let mut flushed = Ok(());
-        while let Some(peer_index) = self.tx_unflushed.pop() {
-            let pushed = self
-                .tx_connections
-                .lock(peer_index)
-                .map(|mut tx| tx.flush());
-            if pushed == Some(PushOutcome::Closed) {
-                flushed = Err(self.on_tx_peer_closed(engine, peer_index));
+        let mut result = Ok(());
+        while let Some(tx_index) = self.tx_unflushed.pop() {
+            let flushed = self.tx_connections.lock(tx_index).map(|mut tx| tx.flush());
+            if flushed == Some(PushOutcome::Closed) {
+                result = Err(self.on_tx_peer_closed(engine, tx_index));
             }
         }
-        flushed
+        result
     }
 
-    /// Collects the chunks and buffers that peers have returned.
+    /// Collects the loans and the buffers of single-copy sends that peers have returned.
     pub(crate) fn collect_returned_loans(&mut self) {
         self.for_each_tx(TxConnection::collect_returned);
     }
 
-    /// Polls the connections of peers that hold loans, which somebody waits for.
+    /// Makes passes poll the connections whose peers hold loans or owe acks, because a task waits
+    /// for the return of a loan.
     pub(crate) fn watch_loans(&mut self) {
-        for &at in &self.tx_indices {
-            if !self.tx_queued.contains(&at) && !self.is_tx_idle(at) {
-                self.tx_queued.push(at);
+        for &tx_index in &self.tx_indices {
+            if !self.tx_queued.contains(&tx_index) && !self.is_tx_idle(tx_index) {
+                self.tx_queued.push(tx_index);
             }
         }
     }
 
     /// Connects to the peer at this index, unless a connection exists.
-    fn connect(&mut self, engine: &impl EngineContext, peer_index: usize) -> Result<()> {
-        let token = ShmToken::Tx(peer_index as u32).pack(self.id);
-        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
+    fn connect(&mut self, engine: &impl EngineContext, tx_index: usize) -> Result<()> {
+        let token = ShmToken::Tx(tx_index as u32).pack(self.id);
+        let Some(mut tx) = self.tx_connections.lock(tx_index) else {
             return Ok(());
         };
         if tx.is_closed() {
@@ -143,15 +145,15 @@ impl ShmEndpoint {
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }
 
-    /// Handles a peer whose endpoint has closed according to its ring; its socket will report it
-    /// too.
+    /// Handles a peer whose endpoint has marked its ring as closed. Returns the error for the
+    /// operation. The socket of the peer will report the end too.
     #[cold]
     pub(super) fn on_tx_peer_closed(
         &mut self,
         engine: &mut impl EngineContext,
-        peer_index: usize,
+        tx_index: usize,
     ) -> Error {
-        let Some(tx) = self.tx_connections.lock(peer_index) else {
+        let Some(tx) = self.tx_connections.lock(tx_index) else {
             return Error::Closed(Class::Endpoint);
         };
         let error = Error::PeerGone(tx.peer_address.clone());
@@ -159,7 +161,7 @@ impl ShmEndpoint {
         drop(tx);
         self.on_tx_ended(
             engine,
-            peer_index,
+            tx_index,
             ConnectionEnd {
                 error: error.clone(),
                 reason: DownReason::Closed,
@@ -181,13 +183,15 @@ impl ShmEndpoint {
     pub(super) fn for_each_tx(&self, mut act: impl FnMut(&mut TxConnection)) {
         self.tx_indices
             .iter()
-            .filter_map(|&peer_index| self.tx_connections.lock(peer_index))
+            .filter_map(|&tx_index| self.tx_connections.lock(tx_index))
             .for_each(|mut tx| act(&mut tx));
     }
 
-    pub(super) fn is_tx_idle(&self, peer_index: usize) -> bool {
+    /// Returns whether a connection has no queued operation and waits for nothing from the peer;
+    /// true if there is no connection.
+    pub(super) fn is_tx_idle(&self, tx_index: usize) -> bool {
         self.tx_connections
-            .lock(peer_index)
+            .lock(tx_index)
             .is_none_or(|tx| tx.is_idle())
     }
 

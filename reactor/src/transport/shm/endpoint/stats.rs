@@ -2,30 +2,26 @@
 
 use fabric_core::stats::TransportStats;
 
-use super::super::rx_connection::RxConnection;
 use super::ShmEndpoint;
 
 impl ShmEndpoint {
     pub(crate) fn stats(&self) -> TransportStats {
-        let mut done = self.counters;
-        self.for_each_tx(|tx| done += tx.counters());
-        let peers = || self.rx_connections.peers();
+        let mut total = self.counters;
+        self.for_each_tx(|tx| total += tx.counters());
+        for peer in self.rx_connections.peers() {
+            total.doorbells += peer.doorbells;
+            total.single_copy_rx += peer.cma_stats().unwrap_or_default();
+        }
         TransportStats {
-            sent: done.sent,
-            written: done.written,
-            atomics: done.atomics,
-            doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
-            loaned: done.loaned,
-            segmented: done.segmented,
-            single_copy_tx: done.single_copy_tx,
-            single_copy_rx: peers().filter_map(RxConnection::cma_stats).fold(
-                done.single_copy_rx,
-                |mut sum, stats| {
-                    sum += stats;
-                    sum
-                },
-            ),
-            peers: peers().count(),
+            sent: total.sent,
+            written: total.written,
+            atomics: total.atomics,
+            doorbells: total.doorbells,
+            loaned: total.loaned,
+            segmented: total.segmented,
+            single_copy_tx: total.single_copy_tx,
+            single_copy_rx: total.single_copy_rx,
+            peers: self.rx_connections.peers().count(),
             ..TransportStats::default()
         }
     }

@@ -1,7 +1,7 @@
 //! The sending end of a connected endpoint (`FI_EP_MSG`) before it is established: connection
 //! request and accept take the place of the hello.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
@@ -27,29 +27,15 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         let socket = ShmSocket::connect_from(from, &self.peer_address)?;
-        self.start_connecting(socket, from, incarnation, token, wait)
+        self.open_channel(socket, (from, incarnation), token, wait)
     }
 
-    /// Creates the socket pair of a connection that this side accepts. Returns the socket to send
-    /// to the peer. `from` and `incarnation` identify this endpoint.
-    pub(crate) fn open_pair(
-        &mut self,
-        peer: PeerCredentials,
-        (from, incarnation): (&Address, u64),
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<OwnedFd> {
-        let (socket, peer_socket) = ShmSocket::pair()?;
-        self.start_connecting((socket, peer), from, incarnation, token, wait)?;
-        Ok(peer_socket)
-    }
-
-    /// Creates the channel over a socket and watches the socket.
-    fn start_connecting(
+    /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
+    /// socket. `from` and `incarnation` are those of this endpoint.
+    pub(crate) fn open_channel(
         &mut self,
         socket: (ShmSocket, PeerCredentials),
-        from: &Address,
-        incarnation: u64,
+        (from, incarnation): (&Address, u64),
         token: u64,
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
@@ -59,8 +45,8 @@ impl TxConnection {
         Ok(())
     }
 
-    /// Receives an answer of the passive endpoint to the connection request. Returns the answer and
-    /// the credentials of the passive endpoint's process.
+    /// Receives a message of the passive endpoint: its nonce, or the answer to the connection
+    /// request. Returns the message and the credentials of the passive endpoint's process.
     pub(crate) fn recv_answer(&self) -> (ControlRead<CmAnswer>, Option<PeerCredentials>) {
         match &self.state {
             TxConnectionState::Connecting(channel) => (
@@ -100,7 +86,6 @@ impl TxConnection {
     pub(crate) fn send_accept(
         &mut self,
         request: &ShmSocket,
-        peer_socket: &OwnedFd,
         caps: Caps,
         private_data: &[u8],
     ) -> rustix::io::Result<()> {
@@ -111,7 +96,7 @@ impl TxConnection {
             return Ok(());
         };
         let server = cm_endpoint(incarnation, caps, private_data);
-        cm::send_accept(request, &server, segment.as_fd(), peer_socket.as_fd())
+        cm::send_accept(request, &server, segment.as_fd())
     }
 
     /// Makes a connecting connection established: the peer has accepted, and has this incarnation.
