@@ -10,7 +10,7 @@ use crate::thread_model::ThreadModel;
 
 /// # Messages
 impl<M: ThreadModel> Endpoint<M> {
-    /// Returns a request to send a message to this peer, to be awaited, started or posted
+    /// Returns a request to send a message to this peer, to be awaited, or posted
     /// (`fi_send`).
     ///
     /// The send completes, and returns the buffer, when the message needs nothing more of this

@@ -14,7 +14,7 @@
 //! | a send (also of a loan), read or write that waits for a credit | canceled; nothing is sent |
 //! | a send, read or write that has a credit | goes on; a later failure becomes an [event](EventKind::OperationFailed) |
 //! | a send, read, write or atomic operation with [`cancel_on_drop`](Request::cancel_on_drop) | canceled if it has not begun, and its buffer dropped; goes on otherwise |
-//! | an atomic operation | takes effect once posted: a lock that is taken in a losing branch of `select!` stays taken |
+//! | an atomic operation without `cancel_on_drop` | takes effect, even if it still waits for a credit: a lock that is taken in a losing branch of `select!` stays taken |
 //! | a [`MultiRecv`] stream | messages in it that were not taken, or are arriving, are requeued; the rest of the buffer is dropped |
 //! | a [probe](Endpoint::probe) or a [claim](Request::claim) that waits | no message was taken |
 //! | a [`Claimed`] message | requeued at its old place |

@@ -80,7 +80,7 @@
 //!
 //! | receive | when its sender dies in the middle of the message |
 //! |---|---|
-//! | from any source: `recv`, `recv_into`, `recv_loan`, awaited, started or posted | goes on waiting, at its place in posting order |
+//! | from any source: `recv`, `recv_into`, `recv_loan` | goes on waiting, at its place in posting order |
 //! | from any source, of a [shared receive context](SharedRxContext), with connected endpoints too | goes on waiting |
 //! | from any source, of several messages ([`recv_multi`](Endpoint::recv_multi)) | goes on; the message is not reported, its place in the buffer counts as used |
 //! | directed ([`from`](Request::from)) | fails with [`PeerGone`](Error::PeerGone) |

@@ -11,8 +11,10 @@
 //! posted, except datagrams (`udp`). The provider decides which reads and writes are ordered with
 //! each other and with messages: see [`ordering`](super::ordering).
 //!
-//! An operation that does not fit into the peer's ring or the socket at once takes one of the 1024
-//! *transmit credits* of its endpoint, and holds the credit while it waits.
+//! An operation that is not finished at once takes a *transmit credit* of its endpoint, of which
+//! there are 1024 (256 with `sim`). The operation waits for a credit if none is free, and holds the
+//! credit until the ring, the kernel or the peer has taken all of it: see
+//! [`backpressure`](super::backpressure#transmit-credits).
 //!
 //! | call | posted | completion goes to | if no transmit credit is free |
 //! |---|---|---|---|
@@ -30,7 +32,7 @@
 //! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either;
 //! Tokio polls the task again at once.
 //!
-//! An operation that is awaited, started or posted reports its end to exactly one place: the future
+//! An operation that is awaited, or posted with `.start()` or `.post()`, reports its end to exactly one place: the future
 //! or the queue. Bound counters are incremented as well. An inject reports only a failure.
 //!
 //! ```
@@ -107,9 +109,9 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | unexpected messages, for which no receive is posted | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
-//! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
+//! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024 (256 with `sim`); at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
-//! | receives that were awaited, started or posted | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |
+//! | posted receives | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |

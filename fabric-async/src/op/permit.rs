@@ -126,7 +126,7 @@ impl<M: ThreadModel> fmt::Debug for Reserving<'_, M> {
 }
 
 impl<M: ThreadModel> Permit<M> {
-    /// Returns a request to send with this credit to its peer; to be awaited, started or posted
+    /// Returns a request to send with this credit to its peer; to be awaited, or posted
     /// like any send. `ep` must be the endpoint that granted the credit, or a clone: on any other
     /// endpoint the send fails with [`Error::Invalid`], and the credit is returned.
     pub fn send<B>(self, ep: &impl AsEndpoint<M>, buf: B) -> Request<'_, PermitSendOp<M>, B, M> {

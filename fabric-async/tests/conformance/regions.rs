@@ -42,7 +42,7 @@ pub(crate) async fn open_virt_addr_owner(
 
 /// With `FI_MR_VIRT_ADDR`, every operation addresses the region by virtual addresses; without it,
 /// by offsets.
-pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
+pub(crate) async fn fi_mr_virt_addr_regions_are_addressed_by_virtual_address(setup: Setup) {
     let (domain, owner, progress_task) = open_virt_addr_owner(&setup).await;
     let a = setup.open_endpoint().await;
     let to_b = a.ep.add_peer(owner.name()).await.unwrap();

@@ -466,7 +466,7 @@ pub(crate) async fn target_counts_each_segment(setup: Setup) {
     );
 }
 
-pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
+pub(crate) async fn multi_segment_ops_use_virtual_addresses_with_fi_mr_virt_addr(setup: Setup) {
     let a = setup.open_endpoint().await;
     let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
     let to_b = a.ep.add_peer(owner.name()).await.unwrap();

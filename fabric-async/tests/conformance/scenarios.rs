@@ -475,11 +475,11 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         multi_range_op_has_one_completion: RMA.rma_iov(),
         write_data_reports_once_after_all_bytes: RMA.rma_iov(),
         target_counts_each_segment: RMA_EVENT.rma_iov(),
-        fi_mr_virt_addr_uses_addresses: RMA.rma_iov(),
+        multi_segment_ops_use_virtual_addresses_with_fi_mr_virt_addr: RMA.rma_iov(),
         multi_segment_ops_fail_as_single_segment_ops: RMA.rma_iov(),
     }
     regions {
-        fi_mr_virt_addr_uses_addresses: ATOMIC,
+        fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
         region_counters_require_fi_rma_event: RMA,
     }

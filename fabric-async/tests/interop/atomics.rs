@@ -190,7 +190,7 @@ async fn check_peer_atomics<T: AtomicType>(
 }
 
 #[test]
-fn fabric_async_atomics_work_on_libfabric_memory() {
+fn fabric_async_atomics_change_libfabric_memory_as_specified() {
     run_against_rxm_peer(true, async |local, libfabric| {
         libfabric.expect_reply("region 7 64", "region").await;
         let peer = local.fi_addr_of(&libfabric);

@@ -49,24 +49,26 @@ fn exit_code_for(error: &Error) -> i32 {
 }
 
 /// An endpoint that is connected to an echo peer.
-struct EchoHostFixture {
+struct ConnectedFixture {
     ep: Endpoint,
     events: EventQueue,
     echo_peer: FiAddr,
-    _echo_process: TestPeer,
+    /// Killed when the fixture is dropped.
+    #[expect(dead_code)]
+    echo_process: TestPeer,
 }
 
-impl EchoHostFixture {
+impl ConnectedFixture {
     async fn open() -> Self {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let events = ep.take_events().unwrap();
-        let _echo_process = TestPeer::start("echo", &ep.name().to_string());
+        let echo_process = TestPeer::start("echo", &ep.name().to_string());
         let echo_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
         let host = Self {
             ep,
             events,
             echo_peer,
-            _echo_process,
+            echo_process,
         };
         host.assert_echo_works().await;
         host
@@ -115,8 +117,8 @@ impl EchoHostFixture {
         code
     }
 
-    /// Returns the errors of the connections rejected since the last call.
-    fn take_rejections(&mut self) -> Vec<Error> {
+    /// Returns the errors of the connections refused since the last call.
+    fn take_refusals(&mut self) -> Vec<Error> {
         let events = std::iter::from_fn(|| self.events.try_read());
         events
             .filter_map(|event| match event.kind {
@@ -203,8 +205,8 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
         || {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
-                let mut host = EchoHostFixture::open().await;
-                // The first connection makes the allocations that are made only once.
+                let mut host = ConnectedFixture::open().await;
+                // What the first connection allocates for good must not count as a leak below.
                 let connector = host.start_connecting_peer();
                 assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 let before = ResourceUsage::wait_stable().await;
@@ -217,7 +219,7 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
                         EXIT_SERVED => assert!(left > 0),
                         EXIT_REFUSED => {
                             refused += 1;
-                            let errors = host.take_rejections();
+                            let errors = host.take_refusals();
                             assert!(!errors.is_empty(), "{left} left");
                             let is_emfile =
                                 |error: &Error| matches!(error, Error::Os { errno: EMFILE, .. });
@@ -234,7 +236,7 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
                         EXIT_SERVED,
                         "descriptors are free again after {left} were left"
                     );
-                    assert_eq!(host.take_rejections(), []);
+                    assert_eq!(host.take_refusals(), []);
                     before.wait_restored().await;
                 }
                 assert!(refused > 0);
@@ -250,7 +252,7 @@ fn at_fd_limit_operations_fail_and_recover() {
         || {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
-                let host = EchoHostFixture::open().await;
+                let host = ConnectedFixture::open().await;
                 let target = TestPeer::start("rma_target", &host.ep.name().to_string());
                 let announcement = host.ep.recv().await.unwrap();
                 let (owner, remote) = (
@@ -317,7 +319,7 @@ fn at_fd_limit_operations_fail_and_recover() {
     );
 }
 
-/// A listener that has no descriptor to accept with keeps its timer, and accepts when descriptors
+/// A listener without a descriptor to accept with retries on a timer, and accepts when descriptors
 /// are free again.
 #[test]
 fn tcp_listener_at_fd_limit_accepts_when_fds_are_free() {
@@ -365,7 +367,7 @@ fn at_memory_limit_operations_fail_without_leaks() {
         "resource_limits::at_memory_limit_operations_fail_without_leaks",
         || {
             run(async {
-                let mut host = EchoHostFixture::open().await;
+                let mut host = ConnectedFixture::open().await;
                 let other = Endpoint::bind("shm://").await.unwrap();
                 let unconnected = host.ep.address_vector().insert(other.name()).unwrap();
                 let connector = host.start_connecting_peer();
@@ -400,7 +402,8 @@ fn at_memory_limit_operations_fail_without_leaks() {
                         "{resource:?}: {refused}"
                     );
                     host.assert_echo_works().await;
-                    // The memory of the connecting process cannot be mapped here.
+                    // With `As`, the segment of the connecting process cannot be mapped here;
+                    // `Fsize` does not prevent the mapping.
                     let expected = if resource == Resource::As {
                         EXIT_REFUSED
                     } else {
@@ -411,7 +414,7 @@ fn at_memory_limit_operations_fail_without_leaks() {
                         expected,
                         "{resource:?}"
                     );
-                    assert_eq!(host.take_rejections().is_empty(), expected == EXIT_SERVED);
+                    assert_eq!(host.take_refusals().is_empty(), expected == EXIT_SERVED);
                     drop(limited);
                     before.wait_restored().await;
                     let connector = host.start_connecting_peer();

@@ -198,7 +198,7 @@ fn messages_go_through_the_ring_when_peer_memory_is_unreadable() {
 }
 
 /// Returns the segment of a connecting peer with this probe: an address and the value there.
-fn segment_with_probe(probe: (u64, u64)) -> OwnedFd {
+fn segment_with_cma_probe(probe: (u64, u64)) -> OwnedFd {
     let segment = sealed_memfd(
         4096 + 64 * 64,
         SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
@@ -245,7 +245,7 @@ fn invalid_memory_ranges_end_only_that_connection() {
             ("out of bounds", (at, *value), 100, at, 256),
         ];
         for (reason, probe, len, at, slot) in cases {
-            let segment = segment_with_probe(probe);
+            let segment = segment_with_cma_probe(probe);
             let socket = connect_raw(&ep).await;
             send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             let record: Vec<u8> = [len, at, slot]

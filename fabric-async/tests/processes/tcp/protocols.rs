@@ -157,7 +157,7 @@ fn simultaneous_rxm_connects_leave_one_connection() {
 
 /// RXM senders are killed while they send long messages and one is sent to them.
 #[test]
-fn killed_rxm_senders_are_reported_and_return_buffers() {
+fn killed_rxm_peers_are_reported_and_sends_to_them_return_buffers() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
         for kill in 0..20u64 {

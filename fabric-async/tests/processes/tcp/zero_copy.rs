@@ -117,7 +117,7 @@ pub(crate) async fn low_memlock_sender(name: &str) {
 }
 
 #[test]
-fn sender_below_memlock_limit_copies() {
+fn sender_with_low_memlock_limit_copies() {
     const OTHER_USER: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
         return skip(

@@ -128,9 +128,9 @@ pub(crate) struct ShmEndpoint {
     ended_rx: Vec<EndedRx>,
     /// The last `PeerKey` that an incoming connection or handshake has got.
     last_peer_key: u32,
-    /// Whether a change of the receive queue calls `run_rx_hook`: the queue is shared, or receives
+    /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared, or receives
     /// fail because the connection of a connected endpoint has ended.
-    has_rx_hook: bool,
+    has_rx_change_effects: bool,
     /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
     /// The connections to peers, by [`FiAddr::index`](fabric_core::FiAddr::index): the `tx_index`.
@@ -176,7 +176,7 @@ impl ShmEndpoint {
             counters: TxStats::default(),
             fork_guard: ForkGuard::current_process(),
             wait_set,
-            has_rx_hook: shares_rx,
+            has_rx_change_effects: shares_rx,
             shares_rx,
             rx_connections: RxConnections::default(),
             ended_rx: Vec::new(),

@@ -629,7 +629,7 @@ impl ShmEndpoint {
             let peer = msg.peer.clone();
             engine.event(self.id, EventKind::Shutdown { peer, reason });
         }
-        self.has_rx_hook = true;
+        self.has_rx_change_effects = true;
         engine.with_rx(self.id, |rx, _| self.update_change_reports(rx));
         self.fail_recvs(engine);
     }

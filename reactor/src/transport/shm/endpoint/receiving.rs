@@ -1,4 +1,4 @@
-//! Receive operations, and the address handles of senders.
+//! Changes of the receive queue and of address handles, and canceling of sends.
 
 use fabric_core::matching::PeerKey;
 use fabric_core::rx::RxQueue;
@@ -14,8 +14,8 @@ impl ShmEndpoint {
     /// Handles a change of the receive queue: a receive was posted, a message was discarded, or a
     /// message of a shared receive queue was copied.
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
-        if self.has_rx_hook {
-            self.run_rx_hook(engine);
+        if self.has_rx_change_effects {
+            self.apply_rx_change_effects(engine);
         }
         let has_work = engine.with_rx(self.id, |rx, _| {
             self.update_change_reports(rx);
@@ -36,11 +36,11 @@ impl ShmEndpoint {
     /// back, is idle, or has other effects to apply.
     #[cold]
     pub(super) fn update_change_reports(&self, rx: &mut RxQueue) {
-        rx.set_change_reports(self.message_held || self.has_rx_hook || !self.active);
+        rx.set_change_reports(self.message_held || self.has_rx_change_effects || !self.active);
     }
 
     #[cold]
-    fn run_rx_hook(&mut self, engine: &mut impl EngineContext) {
+    fn apply_rx_change_effects(&mut self, engine: &mut impl EngineContext) {
         if self.shares_rx {
             self.wake_for_returned_slots(engine);
         } else {
