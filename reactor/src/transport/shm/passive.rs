@@ -322,7 +322,7 @@ impl ShmPassiveEndpoint {
             }
             let client = handshake.socket.credentials().ok();
             let peer = placeholder_address(client.and_then(|client| client.pid));
-            let what = "no connect request before the handshake timeout (10 s)";
+            let what = "no connection request before the handshake timeout (10 s)";
             let rejection = Rejection::protocol(RefusalReason::Malformed, peer, what);
             self.reject(engine, oldest, rejection);
         }
