@@ -84,13 +84,15 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! # use std::future::IntoFuture;
-//! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name" let
-//! connecting = ConnectedEndpoint::connect(listener.name()).private_data("hello").into_future();
-//! let accepting = async { listener.accept().await?.accept("") }; let (client, server) =
-//! tokio::try_join!(connecting, accepting)?; assert_eq!((server.private_data(), server.name()),
-//! (&b"hello"[..], listener.name())); let mut loan = client.domain().loan(5).await?;
-//! loan.copy_from_slice(b"frame"); client.send(loan).await?; assert_eq!(&server.recv().await?[..],
-//! b"frame");
+//! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name"
+//! let connecting = ConnectedEndpoint::connect(listener.name()).private_data("hello").into_future();
+//! let accepting = async { listener.accept().await?.accept("") };
+//! let (client, server) = tokio::try_join!(connecting, accepting)?;
+//! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
+//! let mut loan = client.domain().loan(5).await?;
+//! loan.copy_from_slice(b"frame");
+//! client.send(loan).await?;
+//! assert_eq!(&server.recv().await?[..], b"frame");
 //! # Ok(()) }
 //! ```
 //!
