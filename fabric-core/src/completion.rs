@@ -154,6 +154,18 @@ impl Transfer {
         }
     }
 
+    /// Returns the result of an untagged message that was received inline.
+    #[doc(hidden)]
+    #[must_use]
+    #[inline]
+    pub fn received_inline(source: Option<FiAddr>, len: usize) -> Self {
+        Self {
+            len,
+            source,
+            ..Self::default()
+        }
+    }
+
     /// Returns the sender of a received message, as the transport identifies peers.
     #[doc(hidden)]
     #[must_use]

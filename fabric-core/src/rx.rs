@@ -274,6 +274,14 @@ impl RxQueue {
         self.matcher.posted_len() > 0 || !self.multi_recvs.is_empty()
     }
 
+    /// Returns whether nothing is posted and no message is buffered: the next message to arrive
+    /// would match the next receive that accepts it.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !self.has_posted() && self.matcher.unexpected_len() == 0 && !self.has_probes()
+    }
+
     /// Delivers a whole message. Returns false when the message is declined and must stay where it
     /// is: no receive matches and the budget is used up, or the matching multi-receive is blocked.
     ///

@@ -350,16 +350,22 @@ impl EngineGuard<'_> {
     }
 
     /// Disarms before the application polls.
+    #[inline]
     pub(crate) fn disarm_for_poll(&mut self) {
         if self.armed {
-            self.disarm();
-            if self.engine.progress_mode == Progress::Auto
-                && matches!(self.driver, DriverStatus::Asleep(_))
-            {
-                // The thread must not sleep without armed doorbells, so it goes to standby.
-                self.driver = DriverStatus::Standby;
-                self.engine.wait_set.wake();
-            }
+            self.disarm_armed();
+        }
+    }
+
+    #[cold]
+    fn disarm_armed(&mut self) {
+        self.disarm();
+        if self.engine.progress_mode == Progress::Auto
+            && matches!(self.driver, DriverStatus::Asleep(_))
+        {
+            // The thread must not sleep without armed doorbells, so it goes to standby.
+            self.driver = DriverStatus::Standby;
+            self.engine.wait_set.wake();
         }
     }
 
@@ -400,6 +406,19 @@ impl EngineGuard<'_> {
             });
         self.run_follow_ups();
         any
+    }
+
+    /// Returns the number of posts, which wraps.
+    #[inline]
+    pub(crate) fn posts(&self) -> u32 {
+        self.posts
+    }
+
+    /// Counts a receive that has completed inline, as a post and as a poll of the application.
+    #[inline]
+    pub(crate) fn count_inline_recv(&mut self) {
+        self.posts = self.posts.wrapping_add(1);
+        self.engine.count_app_poll();
     }
 
     /// Counts posts, and polls the descriptors every [`POSTS_PER_FD_POLL`] posts.

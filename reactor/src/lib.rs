@@ -5,7 +5,7 @@
 //! | `domain` | a domain as fabric-async sees it |
 //! | `engine`, `driver` | the domain's lock and progress passes; progress when no task polls |
 //! | `domain_state`, `engine_context` | state of a domain apart from its transport; the part that a transport sees |
-//! | `post`, `batch`, `cancel`, `flush`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
+//! | `post`, `inline_recv`, `batch`, `cancel`, `flush`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
 //! | `multi_recv`, `claim`, `onesided` | multi-receives; probes and claims; RMA and atomics |
 //! | `completions`, `queues` | completion queues, event queues and counters |
@@ -39,6 +39,7 @@ mod event_loop;
 mod flush;
 mod id_map;
 mod in_flight;
+mod inline_recv;
 mod loans;
 #[cfg(all(feature = "microbench", not(loom)))]
 #[doc(hidden)]
@@ -71,6 +72,7 @@ pub use domain_state::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use driver::TaskDriver;
 pub use engine::EngineTransport;
 pub use event_loop::{WaitFd, WaitObject};
+pub use inline_recv::PolledRecv;
 pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;
 pub use ops::{CompletionTarget, CreditMode, OpResult, PostResult};

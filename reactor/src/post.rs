@@ -14,7 +14,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
 use crate::completions::reserve_cq_entry;
-use crate::domain::{CompletedOp, DomainHandle};
+use crate::domain::DomainHandle;
 use crate::domain_state::{Bindings, CqId, DomainState, check_addr};
 use crate::engine::{EngineGuard, EngineState, EngineTransportDomain};
 use crate::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
@@ -494,26 +494,6 @@ impl DomainHandle {
         let posted = locked.recv(ep, spec, buf, target, credit);
         locked.finish();
         posted
-    }
-
-    /// Posts a receive for a future that is being polled, and drives the domain until it has ended,
-    /// as [`poll_op`](Self::poll_op) does. The domain is locked once for both.
-    ///
-    /// # Errors
-    /// As [`DomainHandle::recv`].
-    #[inline]
-    pub fn recv_and_poll<B: IoBufMut>(
-        &self,
-        ep: EpId,
-        spec: RecvSpec,
-        buf: B,
-        cx: &mut Context<'_>,
-    ) -> Result<(OpKey, Poll<CompletedOp<'_>>), Failed<B>> {
-        let mut locked = self.engine().lock();
-        let posted = locked.recv(ep, spec, buf, CompletionTarget::Future, CreditMode::Wait);
-        locked.finish();
-        let key = posted?;
-        Ok((key, self.poll_op_locked(locked, key, cx)))
     }
 
     /// Requests a transmit credit, for a permit.

@@ -1,13 +1,13 @@
 //! Receives of one message each.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use fabric_core::Result;
 use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::RecvSpec;
-use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PostResult};
+use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PolledRecv, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
 use super::traits::{BufferOp, BytesOp, FirstPoll, MatchingOp, Op, sealed};
@@ -82,8 +82,9 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
             return FirstPoll::Ready(Err(Failed::new(error, buf)));
         }
         match ep.domain.engine.recv_and_poll(ep.id, self.spec, buf, cx) {
-            Ok((_, Poll::Ready(finished))) => FirstPoll::Ready(finished.take()),
-            Ok((key, Poll::Pending)) => FirstPoll::Pending(key),
+            Ok(PolledRecv::Inline(done)) => FirstPoll::Ready(Ok(done)),
+            Ok(PolledRecv::Completed(completed)) => FirstPoll::Ready(completed.take()),
+            Ok(PolledRecv::Pending(key)) => FirstPoll::Pending(key),
             Err(failed) => FirstPoll::Ready(Err(failed)),
         }
     }

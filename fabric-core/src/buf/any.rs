@@ -129,7 +129,15 @@ impl AnyBuf {
     /// Returns how many bytes can be received; `usize::MAX` when the buffer grows to the message, 0
     /// when it cannot receive.
     #[doc(hidden)]
+    #[inline]
     pub fn recv_capacity(&mut self) -> usize {
+        let Self::Vec(buf) = self else {
+            return self.recv_capacity_slow();
+        };
+        buf.capacity()
+    }
+
+    fn recv_capacity_slow(&mut self) -> usize {
         match self {
             Self::Vec(buf) => buf.capacity(),
             Self::Boxed(buf) => buf.len(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
-use crate::completion::Outcome;
+use crate::completion::{Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::info::Info;
 use crate::matching::PeerKey;
@@ -112,6 +112,22 @@ pub trait TransportDomain<E: EngineContext>: Send {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend>;
+
+    /// Receives a message inline if possible: copies the oldest whole message of a peer, or of the
+    /// peer `from`, into `into`. The message is untagged, has no CQ data, needs no ack, and has at
+    /// most `room` bytes. The engine calls this method only while the endpoint's receive queue is
+    /// [empty](crate::rx::RxQueue::is_empty). With `None` nothing was received, and the
+    /// receive must be posted.
+    fn try_recv(
+        &mut self,
+        ep: EpId,
+        from: Option<FiAddr>,
+        room: usize,
+        into: &mut AnyBuf,
+    ) -> Option<Transfer> {
+        let _ = (ep, from, room, into);
+        None
+    }
 
     /// Sets the operation of the message that the last call of [`TransportDomain::try_send`] has
     /// [batched](TrySend::Batched); the message has `len` bytes. The engine calls it before any

@@ -57,6 +57,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_core::buf::{AnyBuf, Payload};
+use fabric_core::completion::Transfer;
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::matching::PeerKey;
@@ -374,6 +375,20 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         payload: Payload<'_>,
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?.try_send(engine, tx_op, payload)
+    }
+
+    fn try_recv(
+        &mut self,
+        ep: EpId,
+        from: Option<FiAddr>,
+        room: usize,
+        into: &mut AnyBuf,
+    ) -> Option<Transfer> {
+        if !self.fork_guard.in_original_process() {
+            return None;
+        }
+        let position = self.position(ep)?;
+        self.endpoints[position].try_recv(from, room, into)
     }
 
     fn flush(&mut self, engine: &mut E, ep: EpId) -> Result<()> {

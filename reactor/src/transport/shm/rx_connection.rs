@@ -13,7 +13,7 @@ mod pending_handshake;
 
 use std::sync::Arc;
 
-use fabric_core::buf::CopySource;
+use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
@@ -226,6 +226,35 @@ impl RxConnection {
             }
         }
         Ok(true)
+    }
+
+    /// Receives the oldest record into `into`, if the record is a plain message of at most `room`
+    /// bytes. Receives nothing if the peer is not `from`.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn try_recv(
+        &mut self,
+        from: Option<FiAddr>,
+        room: usize,
+        into: &mut AnyBuf,
+    ) -> Option<Transfer> {
+        let Peeked::Plain { start, len, lines } = self.ring.peek_plain(MESSAGE) else {
+            return None;
+        };
+        if self.partial.is_some() || from.is_some() && from != self.source {
+            return None;
+        }
+        let at = plain_payload_offset(len);
+        let payload = self.ring.memory().payload(start + at, len - at)?;
+        if payload.len() > room {
+            return None;
+        }
+        let placed = into.receive(&payload).ok()?;
+        if self.ring.consume_lines(u64::from(lines)) {
+            self.ring_doorbell();
+        }
+        self.message_held = false;
+        self.deferred_passes = 0;
+        Some(Transfer::received_inline(self.source, placed))
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for

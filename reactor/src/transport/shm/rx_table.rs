@@ -72,6 +72,8 @@ pub(crate) struct RxConnections {
     handshaking: VecDeque<usize>,
     /// Number of passes made; wraps.
     passes: u32,
+    /// Position in `active` of the connection that `poll_next` polls next.
+    next_position: usize,
     /// Position in `active` of the connection that `demote_idle` checked last.
     demotion_cursor: usize,
 }
@@ -226,6 +228,32 @@ impl RxConnections {
             Some(RxSlot::Established(rx)) => Some((connection_index, rx)),
             _ => None,
         }
+    }
+
+    /// Polls up to [`ALWAYS_ACTIVE`] active connections, until `poll` returns a message. The next
+    /// call begins with the connection behind, so that a peer with many messages does not delay the
+    /// others.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn poll_next<T>(
+        &mut self,
+        mut poll: impl FnMut(&mut RxConnection) -> Option<T>,
+    ) -> Option<T> {
+        for _ in 0..self.active.len().min(ALWAYS_ACTIVE) {
+            let position = self.next_position;
+            self.next_position = if position + 1 < self.active.len() {
+                position + 1
+            } else {
+                0
+            };
+            let passes = self.passes;
+            if let Some((_, peer)) = self.active_mut(position)
+                && let Some(message) = poll(peer)
+            {
+                peer.last_active = passes;
+                return Some(message);
+            }
+        }
+        None
     }
 
     /// Takes the next idle connection out of the idle list, to be polled and passed to

@@ -1,5 +1,8 @@
 //! A pass over incoming connections: their messages go to the receive queue.
 
+use fabric_core::FiAddr;
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
 use fabric_core::transport::EngineContext;
@@ -114,6 +117,18 @@ impl ShmEndpoint {
             pass.progressed = true;
         }
         pass
+    }
+
+    /// Receives a plain message that has arrived, without the receive queue.
+    #[inline]
+    pub(crate) fn try_recv(
+        &mut self,
+        from: Option<FiAddr>,
+        room: usize,
+        into: &mut AnyBuf,
+    ) -> Option<Transfer> {
+        self.rx_connections
+            .poll_next(|peer| peer.try_recv(from, room, into))
     }
 
     /// Ends the connections that have violated the protocol, and removes all connections that a
