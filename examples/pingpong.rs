@@ -147,7 +147,7 @@ async fn bind_endpoint(provider: &str) -> Result<Endpoint> {
 
 async fn run_measurements(
     provider: String,
-    (line, memcpy): (Duration, f64),
+    (line, memcpy): (Option<Duration>, f64),
     peer_core: Option<usize>,
 ) -> Result<()> {
     let ep = bind_endpoint(&provider).await?;
@@ -160,10 +160,11 @@ async fn run_measurements(
     };
     let peer = ready.source()?;
 
-    let floor_ns = line.as_secs_f64() * 1e9;
+    let floor_ns = line.map(|line| line.as_secs_f64() * 1e9);
+    let floor = floor_ns.map_or("not measured".to_owned(), |ns| format!("{ns:.0} ns"));
     println!("two processes, {provider}, .await, one core each");
     println!(
-        "floor of this machine: a cache line from core to core {floor_ns:.0} ns, \
+        "floor of this machine: a cache line from core to core {floor}, \
          memcpy of 1 MiB {:.1} GB/s\n",
         memcpy / 1e9
     );
@@ -189,13 +190,16 @@ async fn run_measurements(
         }
         let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
         show_progress(None);
+        let times_floor = floor_ns.map_or("-".to_owned(), |floor| {
+            format!("{:.2}", at(0.5) * 1e3 / floor)
+        });
         println!(
-            "{:>8}  {:>9.3} {:>9.3} {:>9.3}  {:>8.2}  {:>12} {:>8}  {:>8}",
+            "{:>8}  {:>9.3} {:>9.3} {:>9.3}  {:>8}  {:>12} {:>8}  {:>8}",
             format_size(size),
             at(0.5),
             at(0.99),
             at(0.999),
-            at(0.5) * 1e3 / floor_ns,
+            times_floor,
             rates[0],
             rates[1],
             rates[2],

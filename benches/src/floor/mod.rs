@@ -114,10 +114,10 @@ impl Floor {
     }
 }
 
-/// Measures the time of a cache line between the first and the last core of this process; zero with
-/// only one.
+/// Measures the time of a cache line between the first and the last core of this process. `None`
+/// with only one core, or if other programs keep one of the two busy.
 #[must_use]
-pub fn core_to_core() -> Duration {
+pub fn core_to_core() -> Option<Duration> {
     let cores = pin::available_cores();
     let cores = (cores.first().copied(), cores.last().copied());
     let ns = median(&mut measure_cache_line(
@@ -125,7 +125,7 @@ pub fn core_to_core() -> Duration {
         (CACHE_LINE_TIME, CACHE_LINE_TIME),
         &Stop::default(),
     ));
-    Duration::from_secs_f64(ns.unwrap_or_default() / 1e9)
+    Some(Duration::from_secs_f64(ns? / 1e9))
 }
 
 /// Measures the bytes per second that one core copies between two buffers of this size.
