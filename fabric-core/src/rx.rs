@@ -59,13 +59,13 @@ const UNEXPECTED_OVERHEAD: usize = 128;
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
 /// The engine owns the queue, and posts and cancels its receives. A transport delivers messages to
-/// the queue during a call of [`EngineContext::with_rx`].
+/// the queue between [`EngineContext::take_rx`] and [`EngineContext::put_rx`].
 pub struct RxQueue {
     ep: EpId,
     /// Whether endpoints share the queue.
     shared: bool,
-    /// Whether the engine reports each change to the transport.
-    change_reports: bool,
+    /// Whether the engine reports each posted receive to the transport.
+    post_reports: bool,
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key of each posted operation in the matcher, by the operation's index.
     posted: Vec<Option<PostKey>>,
@@ -158,7 +158,7 @@ impl RxQueue {
         Self {
             ep,
             shared: false,
-            change_reports: true,
+            post_reports: true,
             matcher: Matcher::new(),
             posted: Vec::new(),
             multi_recvs: Vec::new(),
@@ -179,18 +179,19 @@ impl RxQueue {
         }
     }
 
-    /// Sets whether the engine reports each change of the queue to the transport, as initially. If
-    /// not, it reports only a change after which acks or copies are due: the transport holds no
-    /// message back for which a receive may be posted.
-    pub fn set_change_reports(&mut self, change_reports: bool) {
-        self.change_reports = change_reports;
+    /// Sets whether the engine reports each posted receive to the transport, as initially. If not,
+    /// it reports only a post after which the queue [has work](Self::has_work): the transport holds
+    /// no message back for which a receive may be posted. Has no effect on a shared queue, which
+    /// several endpoints may hold messages back for.
+    pub fn set_post_reports(&mut self, post_reports: bool) {
+        self.post_reports = post_reports || self.shared;
     }
 
-    /// Returns whether the engine has to report a change to the transport.
+    /// Returns whether the engine has to report a posted receive to the transport.
     #[must_use]
     #[inline(always)] // on the fast path of small messages
-    pub fn must_report_change(&self) -> bool {
-        self.change_reports || self.has_work()
+    pub fn must_report_post(&self) -> bool {
+        self.post_reports || self.has_work()
     }
 
     /// Returns the id of the endpoint, or of the shared receive context.
@@ -274,12 +275,19 @@ impl RxQueue {
         self.matcher.posted_len() > 0 || !self.multi_recvs.is_empty()
     }
 
-    /// Returns whether nothing is posted and no message is buffered: the next message to arrive
-    /// would match the next receive that accepts it.
+    /// Returns whether nothing is posted, no message is buffered or being copied, and no ack is
+    /// unsent. The next message to arrive would then match the next receive that accepts it.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
-        !self.has_posted() && self.matcher.unexpected_len() == 0 && !self.has_probes()
+        let entries = self.matcher.posted_len()
+            | self.matcher.unexpected_len()
+            | self.multi_recvs.len()
+            | self.probes.len()
+            | self.peer_copies.len()
+            | self.unsent_acks.len()
+            | usize::from(self.discarded_unmapped);
+        entries == 0
     }
 
     /// Delivers a whole message. Returns false when the message is declined and must stay where it

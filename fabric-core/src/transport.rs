@@ -2,9 +2,9 @@
 //!
 //! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
 //! moves messages; the calls of the data path come with an [`EngineContext`], through which the
-//! transport reaches operations, address vectors and event queues. Both traits have the type of the
-//! engine as a parameter: the engine calls a domain dynamically, once per pass or operation, and
-//! the domain calls the engine statically.
+//! transport reaches operations, receive queues, address vectors and event queues. Both traits have
+//! the type of the engine as a parameter: the engine calls a domain dynamically, once per pass or
+//! operation, and the domain calls the engine statically.
 //!
 //! The engine makes all calls on a domain under its lock. [`FastPath`] and [`LoanAllocator`] run
 //! without that lock, so a transport that offers them has locks of its own. The context records

@@ -226,7 +226,7 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn rearm(&mut self, op: OpKey) {
+    fn repost(&mut self, op: OpKey) {
         let Some(op) = self.ops.get_mut(op) else {
             return;
         };

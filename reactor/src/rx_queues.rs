@@ -4,11 +4,12 @@
 //! While a queue is in use ([`EngineContext::with_rx`]), it is taken out of [`RxQueues`], so that
 //! the queue can complete operations of the domain.
 //!
-//! The transport delivers messages to the queue in its passes. The engine tells the transport of a
-//! change that it makes
-//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)) if acks
-//! or copies are due, or the transport has asked for it
-//! ([`set_change_reports`](RxQueue::set_change_reports)).
+//! The transport delivers messages to the queue in its passes. The engine reports each of its own
+//! changes to the transport
+//! ([`on_rx_queue_changed`](fabric_core::transport::TransportDomain::on_rx_queue_changed)), apart
+//! from two cases: a posted receive is not reported if the transport has turned these reports off
+//! ([`set_post_reports`](RxQueue::set_post_reports)) and the queue has no work, and a change of a
+//! shared context's queue requests a pass instead.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Outcome};
@@ -31,6 +32,8 @@ pub(crate) struct RxQueues {
 
 #[derive(Debug, Default)]
 struct QueueSlot {
+    /// The open endpoint or shared context. The index of a closed one is reused.
+    id: Option<EpId>,
     /// The queue of the endpoint or shared context; `None` while the queue is in use.
     queue: Option<Box<RxQueue>>,
     /// The shared context whose queue the endpoint uses.
@@ -38,24 +41,41 @@ struct QueueSlot {
 }
 
 impl RxQueues {
-    fn slot(&mut self, id: EpId) -> &mut QueueSlot {
+    fn fill_slot(&mut self, id: EpId, queue: Option<Box<RxQueue>>, context: Option<EpId>) {
         let index = id.index();
         if index >= self.slots.len() {
             self.slots.resize_with(index + 1, QueueSlot::default);
         }
-        &mut self.slots[index]
+        self.slots[index] = QueueSlot {
+            id: Some(id),
+            queue,
+            context,
+        };
     }
 
     /// Adds the queue of an endpoint or of a shared context.
     pub(crate) fn insert(&mut self, queue: RxQueue) {
-        let slot = self.slot(queue.ep());
-        slot.queue = Some(Box::new(queue));
-        slot.context = None;
+        self.fill_slot(queue.ep(), Some(Box::new(queue)), None);
     }
 
-    /// Removes the queue of an endpoint or of a shared context.
+    /// Adds an endpoint that uses the queue of a shared context.
+    fn insert_sharer(&mut self, id: EpId, context: EpId) {
+        self.fill_slot(id, None, Some(context));
+    }
+
+    /// Removes the queue of an endpoint or of a shared context. Does nothing if it is closed.
     fn remove(&mut self, id: EpId) {
-        *self.slot(id) = QueueSlot::default();
+        if let Some(slot) = self.slots.get_mut(id.index())
+            && slot.id == Some(id)
+        {
+            *slot = QueueSlot::default();
+        }
+    }
+
+    /// Returns the shared context whose queue an open endpoint uses.
+    fn context_of(&self, id: EpId) -> Option<EpId> {
+        let slot = self.slots.get(id.index())?;
+        slot.context.filter(|_| slot.id == Some(id))
     }
 
     /// Returns the queue of an endpoint that shares none, or of a shared context.
@@ -66,8 +86,7 @@ impl RxQueues {
 
     /// Returns the queue of an endpoint or of a shared context.
     fn get(&self, id: EpId) -> Option<&RxQueue> {
-        let context = self.slots.get(id.index())?.context;
-        self.own(context.unwrap_or(id))
+        self.own(self.context_of(id).unwrap_or(id))
     }
 
     /// Takes the queue of an endpoint or of a shared context. `None` when the queue is closed or in
@@ -83,8 +102,9 @@ impl RxQueues {
 
     #[cold]
     fn take_shared(&mut self, id: EpId) -> Option<Box<RxQueue>> {
-        let context = self.slots[id.index()].context?;
-        self.slots.get_mut(context.index())?.queue.take()
+        let context = self.context_of(id)?;
+        let queue = &mut self.slots.get_mut(context.index())?.queue;
+        queue.take_if(|queue| queue.ep() == context)
     }
 
     /// Puts a queue back that was taken.
@@ -111,8 +131,8 @@ impl DomainState {
                 .ok_or_else(|| Error::Closed(Class::SharedReceive))?;
         }
         let id = EpId(self.endpoints.insert(Self::new_endpoint(bindings)));
-        if shared.is_some() {
-            self.rx_queues.slot(id).context = shared;
+        if let Some(context) = shared {
+            self.rx_queues.insert_sharer(id, context);
         } else {
             let queue = RxQueue::new(id, budget, self.pool.clone());
             self.rx_queues.insert(queue);
@@ -143,7 +163,7 @@ impl DomainState {
     #[inline(never)] // inlined, it takes more instructions to save the caller's registers
     fn post_to_queue(&mut self, queue: &mut RxQueue, op: OpKey, spec: RecvSpec) -> bool {
         queue.post(self, op, spec);
-        queue.must_report_change()
+        queue.must_report_post()
     }
 
     /// Returns whether the id is of an endpoint with a queue of its own, or of a shared context.
@@ -381,14 +401,17 @@ impl EngineState {
     /// Closes the receive queue of an endpoint whose transport has closed the endpoint, or of a
     /// shared context. A queue that other endpoints share stays open.
     pub(crate) fn close_rx(&mut self, ep: EpId) {
-        self.domain.try_with_rx(ep, |rx, domain| {
-            if rx.ep() == ep {
-                rx.close(domain);
-            } else {
-                rx.sharer_closed(domain, ep);
-            }
+        debug_assert!(self.domain.endpoints_sharing(ep).is_empty());
+        let context = self.domain.rx_queues.context_of(ep);
+        self.domain.try_with_rx(ep, |rx, domain| match context {
+            None => rx.close(domain),
+            Some(_) => rx.sharer_closed(domain, ep),
         });
         self.shared_rx_contexts.retain(|context| *context != ep);
         self.domain.rx_queues.remove(ep);
+        if let Some(context) = context {
+            // The endpoint's incomplete messages have left the budget.
+            self.domain.after_shared_rx_change(context);
+        }
     }
 }

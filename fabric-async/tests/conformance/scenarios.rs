@@ -191,6 +191,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     truncation {
         expected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
         unexpected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
+        custom_buffer_that_panics_fails_its_receive_only: MSG,
         message_after_a_truncated_one_arrives_whole: MSG,
         truncated_receive_reports_tag_data_and_source: DIRECTED,
         messages_are_limited_to_max_msg_size: MSG,
@@ -390,6 +391,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     shared_rx_lifecycle {
         endpoints_of_shared_context_refuse_receives: MULTI_RECV_DIRECTED.shared_rx(),
         invalid_bindings_are_refused: MSG.shared_rx(),
+        results_of_closed_context_reach_no_other_context: MSG.shared_rx(),
         shared_context_outlives_its_endpoints: MULTI_RECV_DIRECTED.shared_rx(),
         endpoint_close_mid_message_fails_no_receive: MSG.shared_rx(),
         message_sources_survive_endpoint_close: DIRECTED.shared_rx(),

@@ -1,7 +1,7 @@
 //! Shared receive contexts: refused calls and bindings, and the order of closing.
 
 use fabric_async::info::SHARED_CONTEXT;
-use fabric_async::{Class, CounterBind, CqBind, Error, Hints, discover};
+use fabric_async::{Class, CounterBind, CqBind, Error, Hints, SharedRxContext, discover};
 
 use crate::endpoint_fixture::EndpointConfig;
 use crate::payload::{
@@ -401,5 +401,52 @@ pub(crate) async fn auto_inserted_peer_is_released_after_last_message(setup: Set
     while fixture.av.lookup(auto_addr).is_ok() {
         fixture.domain.progress();
         yield_times(1).await;
+    }
+}
+
+/// A result of a closed context that is dropped goes to no other context, also if an endpoint that
+/// was opened since has the closed context's index.
+pub(crate) async fn results_of_closed_context_reach_no_other_context(setup: Setup) {
+    let mut fixture = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
+    let a = setup.open_endpoint().await;
+    let open_context = |fixture: &SharedRxFixture| {
+        let context = fixture.domain.shared_rx_context(&fixture.info).unwrap();
+        context.bind_av(&fixture.av).unwrap().open().unwrap()
+    };
+    let open_sharer = |fixture: &SharedRxFixture, context: &SharedRxContext| {
+        let ep = fixture.domain.endpoint(&fixture.info).unwrap();
+        let ep = ep.bind_av(&fixture.av).unwrap();
+        ep.bind_shared_rx(context).unwrap().enable().unwrap()
+    };
+    let closing = open_context(&fixture);
+    let sharer = open_sharer(&fixture, &closing);
+    let to_sharer = a.ep.add_peer(sharer.name()).await.unwrap();
+    let receives: Vec<_> = (0..2).map(|_| closing.recv().start().unwrap()).collect();
+    for message in ["first", "second", "third"] {
+        a.ep.send(to_sharer, message).await.unwrap();
+    }
+    let claimed = closing.probe().claim().await.unwrap();
+    // The two receives have ended, and their results are not taken.
+    sharer.close().unwrap();
+    closing.close().unwrap();
+    for _ in 0..2 {
+        fixture
+            .endpoints
+            .push(open_sharer(&fixture, &fixture.shared_rx));
+    }
+    drop(receives);
+    drop(claimed);
+    for _ in 0..10 {
+        fixture.domain.progress();
+        yield_times(1).await;
+    }
+    assert_eq!(fixture.shared_rx.stats().unexpected, 0);
+    let to = a.add_peers(&fixture.endpoints).await;
+    for (number, to) in to.into_iter().enumerate() {
+        a.ep.send(to, numbered_message(number as u64, 40))
+            .await
+            .unwrap();
+        let got = fixture.shared_rx.recv().await.unwrap();
+        assert_eq!(message_number(&got), number as u64);
     }
 }

@@ -1,6 +1,7 @@
 //! Messages longer than the buffer of their receive.
 
 use fabric_async::Error;
+use fabric_async::buf::CustomBuf;
 
 use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
 use crate::payload::{LONG_LEN, assert_bytes, pattern, yield_times};
@@ -179,4 +180,48 @@ pub(crate) async fn messages_are_limited_to_max_msg_size(setup: Setup) {
         matches!(refused.error, Error::TooLong { limit: LIMIT, .. }),
         "{refused}"
     );
+}
+
+/// A panic in a method of a custom buffer fails the receive with that buffer. Other receives go on.
+pub(crate) async fn custom_buffer_that_panics_fails_its_receive_only(setup: Setup) {
+    #[derive(Debug)]
+    struct PanickingBuf;
+    // SAFETY: there are no bytes.
+    #[allow(unsafe_code)]
+    unsafe impl CustomBuf for PanickingBuf {
+        fn bytes(&self) -> &[u8] {
+            &[]
+        }
+        fn writable(&mut self) -> Option<&mut [u8]> {
+            std::panic::panic_any(())
+        }
+        fn set_filled(&mut self, _: usize) {
+            std::panic::panic_any(())
+        }
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for len in [10, 20_000] {
+        for awaited in [false, true] {
+            let buf: Box<dyn CustomBuf> = Box::new(PanickingBuf);
+            let request = b.ep.recv_into(buf);
+            let started = if awaited {
+                Err(request)
+            } else {
+                Ok(request.start().unwrap())
+            };
+            let send = a.ep.send(to_b, pattern(len, 1));
+            let (sent, received) = match started {
+                Ok(receive) => tokio::join!(send, receive),
+                Err(request) => tokio::join!(send, request),
+            };
+            sent.unwrap();
+            assert_eq!(
+                received.map(drop).unwrap_err().error,
+                Error::Truncated { len: 0, lost: len }
+            );
+            let (sent, received) = tokio::join!(a.ep.send(to_b, pattern(len, 2)), b.ep.recv());
+            sent.unwrap();
+            assert_bytes(&received.unwrap(), pattern(len, 2));
+        }
+    }
 }

@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -23,7 +24,8 @@ use crate::error::Result;
 /// moved, until it is dropped or a method with `&mut self` is called.
 ///
 /// The methods run while a domain is locked: they must not call into the fabric, and should not
-/// block.
+/// block or panic. A buffer whose `writable` or `set_filled` panics receives no bytes: the receive
+/// fails with [`Error::Truncated`](crate::Error::Truncated).
 pub unsafe trait CustomBuf: Send + Sync + Any {
     /// Returns the bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];
@@ -145,7 +147,9 @@ impl AnyBuf {
             Self::BytesMut(buf) => buf.capacity(),
             Self::Pooled(_) | Self::Loaned(_) => usize::MAX,
             Self::Scatter(parts) => parts.recv_capacity(),
-            Self::Custom(buf) => buf.writable().map_or(0, |writable| writable.len()),
+            Self::Custom(buf) => {
+                catch_user_panic(|| buf.writable()).map_or(0, |memory| memory.len())
+            }
             _ => 0,
         }
     }
@@ -193,8 +197,9 @@ impl AnyBuf {
             Self::Inline(buf) => source.copy_to_init(from, &mut buf.as_mut_slice()[at..at + count]),
             Self::Scatter(parts) => parts.write_at(at, source, from, count),
             Self::Custom(buf) => {
-                if let Some(writable) = buf.writable() {
-                    source.copy_to_init(from, &mut writable[at..at + count]);
+                let memory = catch_user_panic(|| buf.writable());
+                if let Some(memory) = memory.and_then(|memory| memory.get_mut(at..at + count)) {
+                    source.copy_to_init(from, memory);
                 }
             }
             _ => assert_eq!(count, 0, "a buffer without capacity receives no bytes"),
@@ -239,7 +244,12 @@ impl AnyBuf {
             Self::Pooled(buf) => buf.vec_mut().truncate(len),
             Self::Loaned(buf) => buf.finish(len),
             Self::Scatter(parts) => parts.finish(len),
-            Self::Custom(buf) => buf.set_filled(len),
+            Self::Custom(buf) => {
+                catch_user_panic(|| {
+                    buf.set_filled(len);
+                    None::<()>
+                });
+            }
             _ => {}
         }
     }
@@ -284,6 +294,13 @@ impl fmt::Debug for AnyBuf {
         };
         write!(f, "{kind}({} bytes)", self.payload().len())
     }
+}
+
+/// Calls a method of a user's buffer type; `None` if the method panics. A panic must not unwind
+/// through the engine, whose state is being changed.
+#[cold]
+fn catch_user_panic<T>(method: impl FnOnce() -> Option<T>) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(method)).ok().flatten()
 }
 
 /// Copies `count` bytes of `source`, from offset `from` on, behind the first `at` bytes of `buf`.

@@ -76,7 +76,7 @@ impl RxQueue {
             .map_or(OnLoss::Fail, |receive| receive.on_loss);
         match on_loss {
             OnLoss::Restore(place) => {
-                engine.rearm(op);
+                engine.repost(op);
                 self.restore(engine, op, place);
             }
             OnLoss::Discard => engine.discard_part(op),
@@ -95,7 +95,7 @@ impl RxQueue {
             waiting.and_then(|waiting| self.matcher.take_message(waiting))
         else {
             self.record_post_key(op, key);
-            // `EngineContext::rearm` made the engine retry messages that transports hold back.
+            // `EngineContext::repost` made the engine retry messages that transports hold back.
             return;
         };
         self.matcher.remove_posted(key);

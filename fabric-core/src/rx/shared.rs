@@ -95,7 +95,7 @@ impl RxQueue {
     }
 
     /// Returns whether a message was declined since the last call. If so, the caller lets the
-    /// transports retry after a change of the queue.
+    /// transport retry after a change of the queue.
     pub fn take_declined(&mut self) -> bool {
         self.declined.take()
     }

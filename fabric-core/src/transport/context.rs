@@ -158,9 +158,9 @@ pub trait EngineContext: Sized {
         let _ = op;
     }
 
-    /// Rearms a receive whose message was lost: the receive waits for another message, with none of
+    /// Posts a receive again whose message was lost: it waits for another message, with none of
     /// the lost bytes and its original buffer size.
-    fn rearm(&mut self, op: OpKey) {
+    fn repost(&mut self, op: OpKey) {
         let _ = op;
     }
 

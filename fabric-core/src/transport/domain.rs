@@ -1,4 +1,4 @@
-//! The data path of a domain.
+//! A domain of a transport: its endpoints, and what they send, receive and access.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub enum TrySend {
     /// The message is *batched*: the transport has copied the payload, and hands it to the kernel
     /// later, with other messages in one system call. The engine then calls
     /// [`TransportDomain::set_batched_op`], and the operation completes with
-    /// [`EngineContext::complete`] when the kernel has the message's last byte. Only messages are
+    /// [`EngineContext::complete_send`] when the kernel has the message's last byte. Only messages are
     /// batched, not RMA operations.
     Batched,
     /// The send has to wait: call [`TransportDomain::queue_send`] with the operation that owns the
@@ -32,7 +32,7 @@ pub enum TrySend {
     WouldBlock,
 }
 
-/// The data path of one domain.
+/// A domain of a transport. The engine calls it under the domain's lock.
 pub trait TransportDomain<E: EngineContext>: Send {
     /// Opens an endpoint, at the given address or at one the transport chooses, and returns the
     /// address. The engine has opened the endpoint's [receive queue](EngineContext::with_rx).
@@ -276,11 +276,13 @@ pub trait TransportDomain<E: EngineContext>: Send {
 
     /// Notes that the engine has changed the receive queue of an endpoint: the queue may accept
     /// messages that it declined before, acks may be due to peers, and a posted receive may never
-    /// get a message because the peer of a connected endpoint is gone. The transport can say when
-    /// it needs no such report ([`RxQueue::set_change_reports`](crate::rx::RxQueue::set_change_reports)).
+    /// get a message because the peer of a connected endpoint is gone. The transport can turn the
+    /// reports of posted receives off
+    /// ([`RxQueue::set_post_reports`](crate::rx::RxQueue::set_post_reports)).
     ///
     /// # Errors
-    /// [`Error::Closed`] when the endpoint cannot receive, such as in a forked child process.
+    /// [`Error::Closed`] when the endpoint cannot receive, such as over sockets in a forked child
+    /// process.
     fn on_rx_queue_changed(&mut self, engine: &mut E, ep: EpId) -> Result<()>;
 
     /// Joins a multicast group: messages to it arrive at the endpoint from now on. Joins of the

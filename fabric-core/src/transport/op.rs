@@ -13,7 +13,7 @@ pub struct OpKey {
     pub generation: u32,
 }
 
-/// Identifier of an endpoint within its domain.
+/// Identifier of an endpoint, or of a shared receive context, within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
 

@@ -71,6 +71,8 @@ fn traffic_class_is_set_on_every_packet() {
     let [.., high, low] = std::process::id().to_be_bytes();
     let local = SocketAddr::from(([127, high, low, 251], 0));
     rustix::net::bind(&raw, &local).unwrap();
+    // Before `bind` the socket received the UDP packets of all programs.
+    while rustix::net::recv(&raw, &mut [0; 100], RecvFlags::empty()).is_ok() {}
     run(async {
         for (class, dscp) in CLASSES {
             let ep = open_endpoint("udp://127.0.0.1:0", class).unwrap();

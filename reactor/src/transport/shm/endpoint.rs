@@ -1,4 +1,4 @@
-//! An endpoint over shared memory: its connections in both directions and its receive queue.
+//! An endpoint over shared memory: its connections in both directions.
 //!
 //! A connectionless endpoint (`FI_EP_RDM`) listens at its name and connects to a peer with the
 //! first operation for the peer. A connected endpoint (`FI_EP_MSG`) has one peer and does not
@@ -8,7 +8,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | opening, progress, arming and closing |
-//! | `sending`, `receiving` | transmit operations and connections; receive operations |
+//! | `sending`, `receiving` | transmit operations and connections; changes of the receive queue and of address handles |
 //! | `accept` | the listener of a connectionless endpoint, and handshakes |
 //! | `rx_pass` | polling incoming connections in a pass |
 //! | `acks` | acks and returned slots for senders |
@@ -128,8 +128,8 @@ pub(crate) struct ShmEndpoint {
     ended_rx: Vec<EndedRx>,
     /// The last `PeerKey` that an incoming connection or handshake has got.
     last_peer_key: u32,
-    /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared, or receives
-    /// fail because the connection of a connected endpoint has ended.
+    /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared,
+    /// or receives fail because the connection of a connected endpoint has ended.
     has_rx_change_effects: bool,
     /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
@@ -234,7 +234,7 @@ impl ShmEndpoint {
     /// Makes passes skip this endpoint until something happens to it.
     pub(crate) fn deactivate(&mut self, engine: &mut impl EngineContext) {
         self.active = false;
-        engine.with_rx(self.id, |rx, _| self.update_change_reports(rx));
+        engine.with_rx(self.id, |rx, _| self.update_post_reports(rx));
     }
 
     /// Returns whether the next pass has to resume accepting or to fail receives.

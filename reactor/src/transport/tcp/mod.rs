@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | an endpoint: listener, connections, receive queue |
+//! | `endpoint` | an endpoint: listener, connections |
 //! | `connect_attempt` | connecting, by a system call or by io_uring |
 //! | `handshake` | a connection before both sides have agreed |
 //! | `connection` | an established connection: bytes in, bytes out |

@@ -630,7 +630,7 @@ impl ShmEndpoint {
             engine.event(self.id, EventKind::Shutdown { peer, reason });
         }
         self.has_rx_change_effects = true;
-        engine.with_rx(self.id, |rx, _| self.update_change_reports(rx));
+        engine.with_rx(self.id, |rx, _| self.update_post_reports(rx));
         self.fail_recvs(engine);
     }
 

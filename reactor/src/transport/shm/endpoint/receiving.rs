@@ -10,15 +10,15 @@ use super::ShmEndpoint;
 use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
-    #[inline(always)] // fast path of small messages
     /// Handles a change of the receive queue: a receive was posted, a message was discarded, or a
     /// message of a shared receive queue was copied.
+    #[inline(always)] // fast path of small messages
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
         if self.has_rx_change_effects {
             self.apply_rx_change_effects(engine);
         }
         let has_work = engine.with_rx(self.id, |rx, _| {
-            self.update_change_reports(rx);
+            self.update_post_reports(rx);
             self.send_acks(rx);
             rx.has_work()
         });
@@ -32,11 +32,11 @@ impl ShmEndpoint {
         }
     }
 
-    /// Sets whether the engine reports changes of the receive queue: if this endpoint holds a message
-    /// back, is idle, or has other effects to apply.
+    /// Sets whether the engine reports posted receives: if this endpoint holds a message back, is
+    /// idle, or has other effects to apply.
     #[cold]
-    pub(super) fn update_change_reports(&self, rx: &mut RxQueue) {
-        rx.set_change_reports(self.message_held || self.has_rx_change_effects || !self.active);
+    pub(super) fn update_post_reports(&self, rx: &mut RxQueue) {
+        rx.set_post_reports(self.message_held || self.has_rx_change_effects || !self.active);
     }
 
     #[cold]

@@ -94,8 +94,8 @@ impl RxPass {
 }
 
 impl ShmEndpoint {
-    /// Makes a pass over the incoming connections and removes those that have ended. Returns
-    /// whether anything progressed.
+    /// Makes a pass over the incoming connections and removes those that have ended. Returns the
+    /// result of the pass.
     #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> RxPass {
         let mut pass = RxPass::default();
@@ -105,7 +105,7 @@ impl ShmEndpoint {
         pass.poll_connections(connections, &mut rx, engine);
         if self.message_held != pass.message_held {
             self.message_held = pass.message_held;
-            self.update_change_reports(&mut rx);
+            self.update_post_reports(&mut rx);
         }
         if rx.has_work() {
             self.send_acks(&mut rx);
