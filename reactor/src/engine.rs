@@ -489,7 +489,7 @@ impl EngineGuard<'_> {
     }
 
     /// Releases the lock after something that was ready was taken.
-    #[inline]
+    #[inline(always)] // on the small-message path
     pub(crate) fn unlock(mut self) {
         self.run_follow_ups();
         self.ensure_driven();

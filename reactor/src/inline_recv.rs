@@ -8,41 +8,31 @@
 
 use std::task::{Context, Poll};
 
-use fabric_core::FiAddr;
-use fabric_core::Result;
 use fabric_core::buf::{AnyBuf, IoBufMut};
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::EpId;
+use fabric_core::transport::{EpId, OpKey};
+use fabric_core::{FiAddr, Result};
 
-use crate::domain::{CompletedOp, DomainHandle};
+use crate::domain::DomainHandle;
 use crate::engine::{EngineGuard, EngineState};
 use crate::ops::{CompletionTarget, CreditMode};
-use fabric_core::transport::OpKey;
 
-/// Each 16th receive is posted, so that a program whose messages have always arrived makes passes
+/// Each 64th receive is posted, so that a program whose messages have always arrived makes passes
 /// too.
-const RECVS_PER_PASS: u32 = 16;
-
-/// A receive after the first poll of its future.
-#[derive(Debug)]
-pub enum PolledRecv<'a, B> {
-    /// The receive has completed inline.
-    Inline(Done<B>),
-    /// The receive was posted and has ended.
-    Completed(CompletedOp<'a>),
-    /// The receive was posted, and the task's waker is registered.
-    Pending(OpKey),
-}
+const RECVS_PER_PASS: u32 = 64;
 
 impl EngineGuard<'_> {
-    /// Receives a message that has arrived into `buf`. `None` if the receive must be posted.
+    /// Receives a message that has arrived into `buf`. `None` if the receive must be posted, also
+    /// because the domain needs a pass.
     #[inline(always)] // on the small-message path
     fn try_recv(&mut self, ep: EpId, from: Option<FiAddr>, buf: &mut AnyBuf) -> Option<Transfer> {
+        let domain = &self.domain;
         if self.posts() % RECVS_PER_PASS == RECVS_PER_PASS - 1
-            || !self.domain.batched_eps.is_empty()
-            || !self.domain.shared_rx_peers.is_empty()
-            || !self.domain.rx_queues.own(ep)?.is_empty()
+            || domain.pending_sends > 0
+            || domain.progress_requested
+            || !domain.shared_rx_peers.is_empty()
+            || !domain.rx_queues.own(ep)?.is_empty()
         {
             return None;
         }
@@ -66,7 +56,7 @@ impl EngineGuard<'_> {
 impl DomainHandle {
     /// Receives for a future that is polled for the first time: takes a message that has arrived,
     /// or posts the receive and drives the domain as [`poll_op`](Self::poll_op) does. The domain is
-    /// locked once for both.
+    /// locked once for both. If the receive does not end, `posted` becomes its key.
     ///
     /// # Errors
     /// As [`DomainHandle::recv`].
@@ -77,7 +67,8 @@ impl DomainHandle {
         spec: RecvSpec,
         buf: B,
         cx: &mut Context<'_>,
-    ) -> Result<PolledRecv<'_, B>, Failed<B>> {
+        posted: &mut Option<OpKey>,
+    ) -> Poll<Result<Done<B>, Failed<B>>> {
         let mut locked = self.engine().lock();
         let mut buf = buf.into_any();
         if spec.tag.is_none()
@@ -85,16 +76,22 @@ impl DomainHandle {
         {
             locked.unlock();
             let buf = restore(buf);
-            return Ok(PolledRecv::Inline(Done { buf, transfer }));
+            return Poll::Ready(Ok(Done { buf, transfer }));
         }
         let (target, credit) = (CompletionTarget::Future, CreditMode::Wait);
-        let posted = locked.recv(ep, spec, restore(buf), target, credit);
+        let key = locked.recv(ep, spec, restore(buf), target, credit);
         locked.finish();
-        let key = posted?;
-        Ok(match self.poll_op_locked(locked, key, cx) {
-            Poll::Ready(completed) => PolledRecv::Completed(completed),
-            Poll::Pending => PolledRecv::Pending(key),
-        })
+        let key = match key {
+            Ok(key) => key,
+            Err(failed) => return Poll::Ready(Err(failed)),
+        };
+        match self.poll_op_locked(locked, key, cx) {
+            Poll::Ready(completed) => Poll::Ready(completed.take()),
+            Poll::Pending => {
+                *posted = Some(key);
+                Poll::Pending
+            }
+        }
     }
 }
 

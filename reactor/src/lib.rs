@@ -72,7 +72,6 @@ pub use domain_state::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use driver::TaskDriver;
 pub use engine::EngineTransport;
 pub use event_loop::{WaitFd, WaitObject};
-pub use inline_recv::PolledRecv;
 pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;
 pub use ops::{CompletionTarget, CreditMode, OpResult, PostResult};

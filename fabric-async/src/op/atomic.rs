@@ -22,9 +22,7 @@ use fabric_reactor::{CompletedOp, CompletionTarget, CreditMode, PostResult, chec
 use tokio::task::coop;
 
 use super::operation::{CancelOutcome, cancel_or_wait};
-use super::traits::{
-    AwaitableOp, DeliveryOp, FirstPoll, Op, SelectiveOp, TransmitOp, TxOptions, sealed,
-};
+use super::traits::{AwaitableOp, DeliveryOp, Op, SelectiveOp, TransmitOp, TxOptions, sealed};
 use super::{Operation, POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint_inner::EndpointInner;
 use crate::mr::RemoteAddr;
@@ -167,18 +165,22 @@ impl<R: AtomicValues, A: AtomicMode<R>> AwaitableOp<R> for RemoteAtomicOp<R, A> 
         ep: &EndpointInner,
         operands: R,
         cx: &mut Context<'_>,
-    ) -> FirstPoll<Self::Output> {
+        posted: &mut Option<OpKey>,
+    ) -> Poll<Self::Output> {
         let submitted =
             AtomicPost::new(self, &operands, ep).and_then(|post| post.submit(CreditMode::Wait));
         let key = match submitted {
             Ok(Submitted::Pending(key)) => key,
-            Ok(Submitted::Done(output)) => return FirstPoll::Ready(Ok(output)),
-            Err(error) => return FirstPoll::Ready(Err(error)),
+            Ok(Submitted::Done(output)) => return Poll::Ready(Ok(output)),
+            Err(error) => return Poll::Ready(Err(error)),
         };
         self.posted_operands = Some(operands);
         match ep.domain.engine.poll_op(key, cx) {
-            Poll::Ready(completed) => FirstPoll::Ready(self.output(completed)),
-            Poll::Pending => FirstPoll::Pending(key),
+            Poll::Ready(completed) => Poll::Ready(self.output(completed)),
+            Poll::Pending => {
+                *posted = Some(key);
+                Poll::Pending
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
 use super::operation::{CancelOutcome, cancel_or_wait, drop_posted};
-use super::traits::{AwaitableOp, FirstPoll};
+use super::traits::AwaitableOp;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// The future of a [`Request`](crate::Request) to send, receive, write or read, which resolves to
@@ -113,16 +113,13 @@ impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> Future for RequestFuture<'_, O
         else {
             panic!("{POLLED_AFTER_COMPLETION}")
         };
-        match this.op.first_poll(ep, buf, cx) {
-            FirstPoll::Ready(output) => {
-                budget.made_progress();
-                Poll::Ready(output)
-            }
-            FirstPoll::Pending(key) => {
-                this.state = FutureState::Posted(key);
-                Poll::Pending
-            }
+        let mut posted = None;
+        let polled = this.op.first_poll(ep, buf, cx, &mut posted);
+        match posted {
+            Some(key) => this.state = FutureState::Posted(key),
+            None => budget.made_progress(),
         }
+        polled
     }
 }
 

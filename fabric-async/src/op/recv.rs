@@ -1,16 +1,17 @@
 //! Receives of one message each.
 
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Poll};
 
 use fabric_core::Result;
 use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::RecvSpec;
-use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PolledRecv, PostResult};
+use fabric_core::transport::OpKey;
+use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
-use super::traits::{BufferOp, BytesOp, FirstPoll, MatchingOp, Op, sealed};
+use super::traits::{BufferOp, BytesOp, MatchingOp, Op, sealed};
 use crate::endpoint_inner::EndpointInner;
 
 /// A received message in a buffer of the domain's pool.
@@ -77,16 +78,13 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
         ep: &EndpointInner,
         buf: B,
         cx: &mut Context<'_>,
-    ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
+        posted: &mut Option<OpKey>,
+    ) -> Poll<Result<Done<B>, Failed<B>>> {
         if let Err(error) = self.check(ep, &buf) {
-            return FirstPoll::Ready(Err(Failed::new(error, buf)));
+            return Poll::Ready(Err(Failed::new(error, buf)));
         }
-        match ep.domain.engine.recv_and_poll(ep.id, self.spec, buf, cx) {
-            Ok(PolledRecv::Inline(done)) => FirstPoll::Ready(Ok(done)),
-            Ok(PolledRecv::Completed(completed)) => FirstPoll::Ready(completed.take()),
-            Ok(PolledRecv::Pending(key)) => FirstPoll::Pending(key),
-            Err(failed) => FirstPoll::Ready(Err(failed)),
-        }
+        let engine = &ep.domain.engine;
+        engine.recv_and_poll(ep.id, self.spec, buf, cx, posted)
     }
 }
 

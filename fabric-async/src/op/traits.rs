@@ -4,7 +4,6 @@
 //! An operation implements only its most specific traits; blanket implementations add the others.
 
 use std::borrow::Borrow;
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -143,24 +142,29 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>>;
 
-    /// Posts the operation for a future that is being polled, and polls it.
+    /// Posts the operation for a future that is being polled, and polls it. If the operation does
+    /// not end, `posted` becomes its key.
     #[doc(hidden)]
     fn post_and_poll(
         &mut self,
         ep: &EndpointInner,
         buf: B,
         cx: &mut Context<'_>,
-    ) -> FirstPoll<Result<Done<B>, Failed<B>>> {
+        posted: &mut Option<OpKey>,
+    ) -> Poll<Result<Done<B>, Failed<B>>> {
         match self.post(ep, buf, CompletionTarget::Future, CreditMode::Wait) {
-            Ok(PostResult::Done(transfer, buf)) => FirstPoll::Ready(Ok(Done { buf, transfer })),
+            Ok(PostResult::Done(transfer, buf)) => Poll::Ready(Ok(Done { buf, transfer })),
             Ok(PostResult::Pending(key)) => match ep.domain.engine.poll_op(key, cx) {
-                Poll::Ready(finished) => FirstPoll::Ready(finished.take()),
-                Poll::Pending => FirstPoll::Pending(key),
+                Poll::Ready(completed) => Poll::Ready(completed.take()),
+                Poll::Pending => {
+                    *posted = Some(key);
+                    Poll::Pending
+                }
             },
             Ok(PostResult::Reported) => {
                 unreachable!("a post for a future is never reported to a queue")
             }
-            Err(failed) => FirstPoll::Ready(Err(failed)),
+            Err(failed) => Poll::Ready(Err(failed)),
         }
     }
 }
@@ -175,14 +179,16 @@ pub trait AwaitableOp<B>: Op {
     #[doc(hidden)]
     fn cancels_on_drop(&self) -> bool;
 
-    /// Posts the operation and polls it. Called once.
+    /// Posts the operation and polls it. Called once. If the operation does not end, `posted`
+    /// becomes its key, and the task's waker is registered.
     #[doc(hidden)]
     fn first_poll(
         &mut self,
         ep: &EndpointInner,
         buf: B,
         cx: &mut Context<'_>,
-    ) -> FirstPoll<Self::Output>;
+        posted: &mut Option<OpKey>,
+    ) -> Poll<Self::Output>;
 
     /// Returns the output of a posted operation that has completed.
     #[doc(hidden)]
@@ -207,16 +213,16 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
         ep: &EndpointInner,
         buf: B,
         cx: &mut Context<'_>,
-    ) -> FirstPoll<Self::Output> {
+        posted: &mut Option<OpKey>,
+    ) -> Poll<Self::Output> {
         if let Some(transfer) = self.try_fast_path(ep, &buf) {
-            return FirstPoll::Ready(Ok(Done { buf, transfer }));
+            return Poll::Ready(Ok(Done { buf, transfer }));
         }
-        match self.post_and_poll(ep, buf, cx) {
-            FirstPoll::Ready(result) if O::BUFFER_IS_LOAN => {
-                FirstPoll::Ready(result.map(empty_buffer))
-            }
-            outcome => outcome,
+        let polled = self.post_and_poll(ep, buf, cx, posted);
+        if O::BUFFER_IS_LOAN {
+            return polled.map_ok(empty_buffer);
         }
+        polled
     }
 
     #[inline(always)] // the result is large
@@ -244,14 +250,6 @@ pub(super) fn unwrap_buffer<B: IoBuf>(buf: AnyBuf) -> B {
     B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with"))
 }
 
-/// The outcome of the first poll of a future with output `T`.
-pub enum FirstPoll<T> {
-    /// The operation has ended, with this output.
-    Ready(T),
-    /// The operation was posted, and the task's waker is registered.
-    Pending(OpKey),
-}
-
 /// Modifiers of all operations on a peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TxOptions {
@@ -259,13 +257,4 @@ pub struct TxOptions {
     pub(super) level: Option<CompletionLevel>,
     pub(super) fence: bool,
     pub(super) cancel_on_drop: bool,
-}
-
-impl<T> fmt::Debug for FirstPoll<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ready(_) => "FirstPoll::Ready",
-            Self::Pending(_) => "FirstPoll::Pending",
-        })
-    }
 }

@@ -18,6 +18,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fabric_core::Result;
 use fabric_core::buf::Payload;
 use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 
@@ -95,33 +96,51 @@ impl ConnectionTable {
         self.chunks.get(chunk)?.get()?.get(slot)
     }
 
-    /// Executes `act` on the connection to the peer of `tx_op`, if no earlier operation waits.
-    /// `act` returns `Some(Pushed)` if it has executed the operation, and otherwise must not have
-    /// changed the peer's memory.
+    /// Locks the connection to the peer of `tx_op`, for an operation that is executed inline. `None`
+    /// if an earlier operation waits for a credit.
     #[inline(always)] // fast path of small messages
-    fn try_inline(
-        &self,
-        tx_op: &TxOp,
-        act: impl FnOnce(&mut TxConnection) -> Option<PushOutcome>,
-    ) -> FastPathResult {
+    fn lock_inline(&self, tx_op: &TxOp) -> Option<ConnectionGuard<'_>> {
         // SYNC: pairs with the release in `set_blocked`: a thread that reads the flag as cleared
         // finds the operations that had waited for credits in the connection's queue.
         if self.blocked.load(Ordering::Acquire) {
+            return None;
+        }
+        let slot = lock_spin(&self.slot(tx_op.peer.index())?.0);
+        let is_open = slot.as_deref().is_some_and(|tx| tx.addr == tx_op.peer);
+        is_open.then_some(ConnectionGuard(slot))
+    }
+
+    /// Sends or writes as `try_send`, for operations other than short plain messages.
+    #[inline(never)] // apart from the fast path, whose code stays short
+    fn try_send_other(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
+        let len = payload.len();
+        if len > self.max_msg_size || tx_op.fence || tx_op.more {
             return FastPathResult::WouldBlock;
         }
-        let Some(slot) = self.slot(tx_op.peer.index()) else {
+        let Some(mut tx) = self.lock_inline(tx_op) else {
             return FastPathResult::WouldBlock;
         };
-        let mut slot = lock_spin(&slot.0);
-        let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == tx_op.peer) else {
-            return FastPathResult::WouldBlock;
-        };
-        // An operation that fails, or whose peer has closed, is tried again under the domain's
-        // lock, and the error is reported there.
-        if act(tx) != Some(PushOutcome::Pushed) {
+        // The peer may turn out to be closed after the access, when it is notified.
+        if tx.needs_notification(tx_op) {
             return FastPathResult::WouldBlock;
         }
-        if tx.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
+        let pushed = tx.try_send(tx_op, payload);
+        if pushed == Ok(PushOutcome::Pushed) {
+            tx.count_fast_path(tx_op.kind, len);
+        }
+        tx.inline_result(pushed)
+    }
+}
+
+impl ConnectionGuard<'_> {
+    /// Returns the result of an operation that was executed inline if it is `Pushed`. An operation
+    /// that has failed, or whose peer has closed, is tried again under the domain's lock, and the
+    /// error is reported there.
+    #[inline(always)] // fast path of small messages
+    fn inline_result(&self, pushed: Result<PushOutcome>) -> FastPathResult {
+        if pushed != Ok(PushOutcome::Pushed) {
+            FastPathResult::WouldBlock
+        } else if self.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
             FastPathResult::SentPollDue
         } else {
             FastPathResult::Done
@@ -136,43 +155,34 @@ impl FastPath for ConnectionTable {
             && tx_op.is_plain()
             && !tx_op.more
         {
-            return self.try_inline(tx_op, |tx| Some(tx.try_send_plain(bytes)));
+            let Some(mut tx) = self.lock_inline(tx_op) else {
+                return FastPathResult::WouldBlock;
+            };
+            let pushed = tx.try_send_plain(bytes);
+            return tx.inline_result(Ok(pushed));
         }
-        let len = payload.len();
-        if len > self.max_msg_size || tx_op.fence || tx_op.more {
-            return FastPathResult::WouldBlock;
-        }
-        self.try_inline(tx_op, |tx| {
-            // The peer may turn out to be closed after the access, when it is notified.
-            if tx.needs_notification(tx_op) {
-                return None;
-            }
-            let pushed = tx.try_send(tx_op, payload).ok()?;
-            if pushed == PushOutcome::Pushed {
-                tx.count_fast_path(tx_op.kind, len);
-            }
-            Some(pushed)
-        })
+        self.try_send_other(tx_op, payload)
     }
 
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
         if tx_op.fence {
             return FastPathResult::WouldBlock;
         }
-        self.try_inline(tx_op, |tx| {
-            if tx.needs_notification(tx_op) {
-                return None;
-            }
-            let pushed = tx.try_atomic(tx_op, operands, result).ok()?;
-            if pushed == PushOutcome::Pushed {
-                tx.count_fast_path(tx_op.kind, tx_op.remote.map_or(0, |remote| remote.len));
-            }
-            Some(pushed)
-        })
+        let Some(mut tx) = self.lock_inline(tx_op) else {
+            return FastPathResult::WouldBlock;
+        };
+        if tx.needs_notification(tx_op) {
+            return FastPathResult::WouldBlock;
+        }
+        let executed = tx.try_atomic(tx_op, operands, result);
+        if executed == Ok(PushOutcome::Pushed) {
+            tx.count_fast_path(tx_op.kind, tx_op.remote.map_or(0, |remote| remote.len));
+        }
+        tx.inline_result(executed)
     }
 
     fn set_blocked(&self, blocked: bool) {
-        // SYNC: pairs with the acquire in `try_inline`.
+        // SYNC: pairs with the acquire in `lock_inline`.
         self.blocked.store(blocked, Ordering::Release);
     }
 }

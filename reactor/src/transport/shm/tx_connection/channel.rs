@@ -171,12 +171,15 @@ impl TxChannel {
     /// if the operation has `FI_MORE`.
     #[inline(always)] // fast path of small messages
     pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
-        if self
-            .ring
-            .push(MESSAGE, 0, HEADER_LEN + bytes.len(), |record| {
-                record.put(HEADER_LEN, bytes)
-            })
-        {
+        let len = HEADER_LEN + bytes.len();
+        let pushed = self.ring.push(
+            MESSAGE,
+            0,
+            len,
+            #[inline(always)] // fast path of small messages
+            |record| record.put(HEADER_LEN, bytes),
+        );
+        if pushed {
             self.after_push(more)
         } else {
             PushOutcome::WouldBlock
@@ -184,7 +187,7 @@ impl TxChannel {
     }
 
     /// Wakes the peer after a record was published, unless the operation has `FI_MORE` (`more`).
-    #[inline]
+    #[inline(always)] // fast path of small messages
     fn after_push(&mut self, more: bool) -> PushOutcome {
         if !more {
             return self.wake_peer();
