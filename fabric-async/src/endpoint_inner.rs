@@ -14,7 +14,7 @@ use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use fabric_core::tree::ObjectNode;
-use fabric_core::{Address, Error, Result};
+use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::domain::DomainCore;
 
@@ -64,6 +64,16 @@ impl EndpointInner {
             }
             FastPathResult::WouldBlock => false,
         }
+    }
+
+    /// Tries to send a plain message without the domain's lock. Returns whether it was sent.
+    ///
+    /// # Errors
+    /// As [`check_tx`](Self::check_tx).
+    #[inline(always)] // on the small-message path
+    pub(crate) fn try_send_plain(&self, peer: FiAddr, bytes: &[u8]) -> Result<bool> {
+        self.check_tx(OpKind::Send, false, false, false)?;
+        Ok(self.try_fast_path(|fast_path| fast_path.try_send_plain(peer, bytes)))
     }
 
     /// Checks an operation on a peer against the endpoint's state and capabilities.

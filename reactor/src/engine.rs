@@ -96,8 +96,8 @@ pub(crate) struct EngineState {
     pub(crate) armed: bool,
     pub(crate) spinner: PollSpinner,
     passes: u64,
-    /// The number of posts.
-    posts: u32,
+    /// The number of posts, and of receives that have completed inline; wraps.
+    pub(crate) posts: u32,
     /// How often the driver went to sleep.
     pub(crate) parks: u64,
 }
@@ -247,7 +247,7 @@ impl Engine {
     }
 
     /// Counts a poll of the application. The lock is held, so a plain store suffices.
-    fn count_app_poll(&self) {
+    pub(crate) fn count_app_poll(&self) {
         self.app_polls.store(
             self.app_polls.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
@@ -406,19 +406,6 @@ impl EngineGuard<'_> {
             });
         self.run_follow_ups();
         any
-    }
-
-    /// Returns the number of posts, which wraps.
-    #[inline]
-    pub(crate) fn posts(&self) -> u32 {
-        self.posts
-    }
-
-    /// Counts a receive that has completed inline, as a post and as a poll of the application.
-    #[inline]
-    pub(crate) fn count_inline_recv(&mut self) {
-        self.posts = self.posts.wrapping_add(1);
-        self.engine.count_app_poll();
     }
 
     /// Counts posts, and polls the descriptors every [`POSTS_PER_FD_POLL`] posts.

@@ -15,41 +15,40 @@ use fabric_core::transport::{EpId, OpKey};
 use fabric_core::{FiAddr, Result};
 
 use crate::domain::DomainHandle;
-use crate::engine::{EngineGuard, EngineState};
+use crate::engine::EngineState;
 use crate::ops::{CompletionTarget, CreditMode};
 
 /// Each 64th receive is posted, so that a program whose messages have always arrived makes passes
 /// too.
 const RECVS_PER_PASS: u32 = 64;
 
-impl EngineGuard<'_> {
-    /// Receives a message that has arrived into `buf`. `None` if the receive must be posted, also
-    /// because the domain needs a pass.
+impl EngineState {
+    /// Receives a message that has arrived into `buf`. `None` if the receive must be posted: also
+    /// if the domain is armed or has work for a pass, which a post sees to. A success leaves no
+    /// work, so that the caller can release the lock at once.
     #[inline(always)] // on the small-message path
     fn try_recv(&mut self, ep: EpId, from: Option<FiAddr>, buf: &mut AnyBuf) -> Option<Transfer> {
-        let domain = &self.domain;
-        if self.posts() % RECVS_PER_PASS == RECVS_PER_PASS - 1
-            || domain.pending_sends > 0
+        let domain = &mut self.domain;
+        // Mostly all of them are empty, which one comparison tells.
+        let work =
+            domain.pending_sends | domain.departing_addrs.len() | domain.shared_rx_peers.len();
+        if self.armed
+            || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
             || domain.progress_requested
-            || !domain.shared_rx_peers.is_empty()
+            || work != 0
             || !domain.rx_queues.own(ep)?.is_empty()
         {
             return None;
         }
-        self.disarm_for_poll();
-        let EngineState {
-            domain, transport, ..
-        } = &mut **self;
         let state = domain.endpoints.get_mut(ep.0)?;
         let room = buf.recv_capacity().min(state.bindings.max_msg_size);
-        let transfer = transport.try_recv(ep, from, room, buf)?;
-        state.stats.received.record(transfer.len);
+        let (len, source) = self.transport.try_recv(ep, from, room, buf)?;
+        state.stats.received.record(len);
         if let Some(counter) = state.bindings.counters.recv {
             domain.add_to_counter(counter, true);
         }
-        domain.on_message_consumed(transfer.source);
-        self.count_inline_recv();
-        Some(transfer)
+        self.posts = self.posts.wrapping_add(1);
+        Some(Transfer::received_inline(source, len))
     }
 }
 
@@ -74,7 +73,8 @@ impl DomainHandle {
         if spec.tag.is_none()
             && let Some(transfer) = locked.try_recv(ep, spec.from, &mut buf)
         {
-            locked.unlock();
+            self.engine().count_app_poll();
+            drop(locked);
             let buf = restore(buf);
             return Poll::Ready(Ok(Done { buf, transfer }));
         }

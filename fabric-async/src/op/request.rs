@@ -407,6 +407,12 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
         let ep: &EndpointInner = self.ep.borrow();
         let bytes = self.buf.as_ref();
         self.op.check_injected(bytes.len())?;
+        if let Some(peer) = self.op.plain_peer()
+            && bytes.len() <= ep.info.tx.inject_size
+            && ep.try_send_plain(peer, bytes)?
+        {
+            return Ok(());
+        }
         let tx_op = self.op.to_injected(bytes.len());
         ep.check_tx_op(&tx_op)?;
         let payload = Payload::Contiguous(bytes);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric_core::buf::IoBuf;
+use fabric_core::buf::{IoBuf, Payload};
 use fabric_core::completion::{CompletionLevel, Failed, OpKind, Transfer};
 use fabric_core::transport::TxOp;
 use fabric_core::{Error, FiAddr, Result};
@@ -32,6 +32,16 @@ impl SendOp {
             data: None,
             options: TxOptions::default(),
         }
+    }
+
+    /// Returns the peer if this is a plain message ([`TxOp::is_plain`]) with this completion level.
+    #[inline(always)] // on the small-message path
+    fn plain_peer_at(&self, level: CompletionLevel) -> Option<FiAddr> {
+        let Self {
+            tag, data, options, ..
+        } = self;
+        let is_plain = tag.is_none() && data.is_none() && !options.fence && !level.needs_ack();
+        is_plain.then_some(self.peer)
     }
 
     /// Returns the transmit operation for the engine. `loan` is the id of the buffer's memory if
@@ -86,6 +96,11 @@ impl InjectOp for SendOp {
     }
 
     #[inline(always)] // on the small-message path
+    fn plain_peer(&self) -> Option<FiAddr> {
+        self.plain_peer_at(CompletionLevel::Transmitted)
+    }
+
+    #[inline(always)] // on the small-message path
     fn to_injected(&self, _len: usize) -> TxOp {
         TxOp {
             tag: self.tag,
@@ -121,6 +136,12 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
         if B::IS_LOAN {
             return None;
+        }
+        let level = self.options.level.unwrap_or(ep.completion_level);
+        if let (Some(peer), Payload::Contiguous(bytes)) = (self.plain_peer_at(level), buf.payload())
+        {
+            let sent = ep.try_send_plain(peer, bytes).unwrap_or(false);
+            return sent.then(|| Transfer::sent(bytes.len(), None));
         }
         try_fast_path(ep, &self.to_tx(ep, None), buf)
     }

@@ -7,11 +7,11 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::Result;
 use fabric_core::buf::{AnyBuf, IoBuf};
 use fabric_core::completion::{CompletionLevel, Done, Failed, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::transport::{OpKey, TxOp};
+use fabric_core::{FiAddr, Result};
 use fabric_reactor::{CompletedOp, CompletionTarget, CreditMode, PostResult};
 
 use crate::endpoint_inner::EndpointInner;
@@ -86,6 +86,12 @@ pub trait InjectOp: Op {
     /// Checks that `len` bytes can be injected.
     #[doc(hidden)]
     fn check_injected(&self, len: usize) -> Result<()>;
+    /// Returns the peer if this is a plain message ([`TxOp::is_plain`]).
+    #[doc(hidden)]
+    #[inline(always)] // on the small-message path
+    fn plain_peer(&self) -> Option<FiAddr> {
+        None
+    }
     /// Returns the operation for injecting `len` bytes.
     #[doc(hidden)]
     fn to_injected(&self, len: usize) -> TxOp;

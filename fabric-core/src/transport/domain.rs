@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
-use crate::completion::{Outcome, Transfer};
+use crate::completion::Outcome;
 use crate::error::{Error, Result};
 use crate::info::Info;
 use crate::matching::PeerKey;
@@ -114,7 +114,7 @@ pub trait TransportDomain<E: EngineContext>: Send {
     ) -> Result<TrySend>;
 
     /// Receives a message inline if possible: copies the oldest whole message of a peer, or of the
-    /// peer `from`, into `into`. The message is untagged, has no CQ data, needs no ack, and has at
+    /// peer `from`, into `into`, and returns the length and the source. The message is untagged, has no CQ data, needs no ack, and has at
     /// most `room` bytes. The engine calls this method only while the endpoint's receive queue is
     /// [empty](crate::rx::RxQueue::is_empty). With `None` nothing was received, and the
     /// receive must be posted.
@@ -124,7 +124,7 @@ pub trait TransportDomain<E: EngineContext>: Send {
         from: Option<FiAddr>,
         room: usize,
         into: &mut AnyBuf,
-    ) -> Option<Transfer> {
+    ) -> Option<(usize, Option<FiAddr>)> {
         let _ = (ep, from, room, into);
         None
     }

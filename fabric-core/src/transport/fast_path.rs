@@ -1,6 +1,8 @@
 //! Operations that bypass the lock of a domain: called without it, from any thread at any time.
 
+use crate::address::FiAddr;
 use crate::buf::{Loan, Payload};
+use crate::completion::OpKind;
 use crate::error::{Error, Result};
 
 use super::TxOp;
@@ -55,6 +57,12 @@ pub trait FastPath: Send + Sync {
     /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps the
     /// posting order: no message overtakes an operation that was posted earlier.
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult;
+
+    /// Sends a [plain](TxOp::is_plain) message as [`try_send`](Self::try_send) does.
+    fn try_send_plain(&self, peer: FiAddr, bytes: &[u8]) -> FastPathResult {
+        let tx_op = TxOp::new(OpKind::Send, peer);
+        self.try_send(&tx_op, Payload::Contiguous(bytes))
+    }
 
     /// Executes as [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic) does.
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;

@@ -18,9 +18,10 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fabric_core::Result;
 use fabric_core::buf::Payload;
+use fabric_core::completion::OpKind;
 use fabric_core::transport::{FastPath, FastPathResult, TxOp};
+use fabric_core::{FiAddr, Result};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
@@ -40,6 +41,8 @@ pub(crate) struct ConnectionTable {
     blocked: AtomicBool,
     /// Maximum length of a message. The engine rejects longer messages, outside of the fast path.
     max_msg_size: usize,
+    /// Bytes of a message from which the message is sent in another way than short ones.
+    short_limit: usize,
     /// Chunks of slots, which never move, so that finding a slot needs no lock.
     chunks: [OnceLock<Box<[ConnectionSlot]>>; MAX_CHUNKS],
 }
@@ -58,6 +61,7 @@ impl ConnectionTable {
         Self {
             blocked: AtomicBool::new(false),
             max_msg_size,
+            short_limit: ALIGN_PAYLOAD_FROM.min(max_msg_size),
             chunks: [const { OnceLock::new() }; MAX_CHUNKS],
         }
     }
@@ -96,39 +100,18 @@ impl ConnectionTable {
         self.chunks.get(chunk)?.get()?.get(slot)
     }
 
-    /// Locks the connection to the peer of `tx_op`, for an operation that is executed inline. `None`
-    /// if an earlier operation waits for a credit.
+    /// Locks the connection to a peer, for an operation that is executed inline. `None` if an
+    /// earlier operation waits for a credit.
     #[inline(always)] // fast path of small messages
-    fn lock_inline(&self, tx_op: &TxOp) -> Option<ConnectionGuard<'_>> {
+    fn lock_inline(&self, peer: FiAddr) -> Option<ConnectionGuard<'_>> {
         // SYNC: pairs with the release in `set_blocked`: a thread that reads the flag as cleared
         // finds the operations that had waited for credits in the connection's queue.
         if self.blocked.load(Ordering::Acquire) {
             return None;
         }
-        let slot = lock_spin(&self.slot(tx_op.peer.index())?.0);
-        let is_open = slot.as_deref().is_some_and(|tx| tx.addr == tx_op.peer);
+        let slot = lock_spin(&self.slot(peer.index())?.0);
+        let is_open = slot.as_deref().is_some_and(|tx| tx.addr == peer);
         is_open.then_some(ConnectionGuard(slot))
-    }
-
-    /// Sends or writes as `try_send`, for operations other than short plain messages.
-    #[inline(never)] // apart from the fast path, whose code stays short
-    fn try_send_other(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
-        let len = payload.len();
-        if len > self.max_msg_size || tx_op.fence || tx_op.more {
-            return FastPathResult::WouldBlock;
-        }
-        let Some(mut tx) = self.lock_inline(tx_op) else {
-            return FastPathResult::WouldBlock;
-        };
-        // The peer may turn out to be closed after the access, when it is notified.
-        if tx.needs_notification(tx_op) {
-            return FastPathResult::WouldBlock;
-        }
-        let pushed = tx.try_send(tx_op, payload);
-        if pushed == Ok(PushOutcome::Pushed) {
-            tx.count_fast_path(tx_op.kind, len);
-        }
-        tx.inline_result(pushed)
     }
 }
 
@@ -150,25 +133,40 @@ impl ConnectionGuard<'_> {
 
 impl FastPath for ConnectionTable {
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
-        if let Payload::Contiguous(bytes) = payload
-            && bytes.len() < ALIGN_PAYLOAD_FROM.min(self.max_msg_size)
-            && tx_op.is_plain()
-            && !tx_op.more
-        {
-            let Some(mut tx) = self.lock_inline(tx_op) else {
-                return FastPathResult::WouldBlock;
-            };
-            let pushed = tx.try_send_plain(bytes);
-            return tx.inline_result(Ok(pushed));
+        let len = payload.len();
+        if len > self.max_msg_size || tx_op.fence || tx_op.more {
+            return FastPathResult::WouldBlock;
         }
-        self.try_send_other(tx_op, payload)
+        let Some(mut tx) = self.lock_inline(tx_op.peer) else {
+            return FastPathResult::WouldBlock;
+        };
+        // The peer may turn out to be closed after the access, when it is notified.
+        if tx.needs_notification(tx_op) {
+            return FastPathResult::WouldBlock;
+        }
+        let pushed = tx.try_send(tx_op, payload);
+        if pushed == Ok(PushOutcome::Pushed) {
+            tx.count_fast_path(tx_op.kind, len);
+        }
+        tx.inline_result(pushed)
+    }
+    fn try_send_plain(&self, peer: FiAddr, bytes: &[u8]) -> FastPathResult {
+        if bytes.len() >= self.short_limit {
+            let tx_op = TxOp::new(OpKind::Send, peer);
+            return self.try_send(&tx_op, Payload::Contiguous(bytes));
+        }
+        let Some(mut tx) = self.lock_inline(peer) else {
+            return FastPathResult::WouldBlock;
+        };
+        let pushed = tx.try_send_plain(bytes);
+        tx.inline_result(Ok(pushed))
     }
 
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
         if tx_op.fence {
             return FastPathResult::WouldBlock;
         }
-        let Some(mut tx) = self.lock_inline(tx_op) else {
+        let Some(mut tx) = self.lock_inline(tx_op.peer) else {
             return FastPathResult::WouldBlock;
         };
         if tx.needs_notification(tx_op) {

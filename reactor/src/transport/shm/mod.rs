@@ -57,7 +57,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_core::buf::{AnyBuf, Payload};
-use fabric_core::completion::Transfer;
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::matching::PeerKey;
@@ -383,7 +382,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         from: Option<FiAddr>,
         room: usize,
         into: &mut AnyBuf,
-    ) -> Option<Transfer> {
+    ) -> Option<(usize, Option<FiAddr>)> {
         if !self.fork_guard.in_original_process() {
             return None;
         }

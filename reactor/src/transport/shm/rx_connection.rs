@@ -236,7 +236,7 @@ impl RxConnection {
         from: Option<FiAddr>,
         room: usize,
         into: &mut AnyBuf,
-    ) -> Option<Transfer> {
+    ) -> Option<(usize, Option<FiAddr>)> {
         let Peeked::Plain { start, len, lines } = self.ring.peek_plain(MESSAGE) else {
             return None;
         };
@@ -254,7 +254,7 @@ impl RxConnection {
         }
         self.message_held = false;
         self.deferred_passes = 0;
-        Some(Transfer::received_inline(self.source, placed))
+        Some((placed, self.source))
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for

@@ -2,7 +2,6 @@
 
 use fabric_core::FiAddr;
 use fabric_core::buf::AnyBuf;
-use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
 use fabric_core::transport::EngineContext;
@@ -126,7 +125,7 @@ impl ShmEndpoint {
         from: Option<FiAddr>,
         room: usize,
         into: &mut AnyBuf,
-    ) -> Option<Transfer> {
+    ) -> Option<(usize, Option<FiAddr>)> {
         self.rx_connections
             .poll_next(|peer| peer.try_recv(from, room, into))
     }
