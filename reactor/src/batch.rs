@@ -10,14 +10,14 @@
 
 use std::fmt;
 
-use fabric_core::buf::{IoBuf, IoBufMut};
-use fabric_core::completion::Failed;
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
+use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, RmaIov, TxOp};
-use fabric_core::{Error, Result};
+use fabric_core::{Error, FiAddr, Result};
 
 use crate::domain::DomainHandle;
-use crate::engine::EngineGuard;
+use crate::engine::{EngineGuard, EngineState};
 use crate::ops::{CompletionTarget, CreditMode};
 
 /// The maximum number of posts under one lock.
@@ -72,6 +72,74 @@ impl PostBatch<'_> {
         self.engine
             .send(self.ep, tx_op, buf, target, CreditMode::NoWait)
             .map(drop)
+    }
+
+    /// Sends plain messages to one peer that report to the transmit queue, until one cannot be sent
+    /// inline, and returns how many were sent. The caller calls [`report_sent`](Self::report_sent)
+    /// for these, and posts the others one by one.
+    pub fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        let domain = &mut self.engine.domain;
+        let tx_cq = domain.cq_of(self.ep, OpKind::Send);
+        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+            return 0;
+        };
+        let reserved = queue.reserve_up_to(messages.len());
+        let sent = self.send_plain(peer, &messages[..reserved], usize::MAX);
+        if let Some(queue) = tx_cq.and_then(|id| self.engine.domain.cq(id)) {
+            queue.unreserve_many(reserved - sent);
+        }
+        sent
+    }
+
+    /// Reports messages that [`try_send_plain`](Self::try_send_plain) has sent: the context, the
+    /// length and the buffer of each.
+    pub fn report_sent(&mut self, sent: impl Iterator<Item = (u64, usize, AnyBuf)>) {
+        let domain = &mut self.engine.domain;
+        let tx_cq = domain.cq_of(self.ep, OpKind::Send);
+        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+            return;
+        };
+        let mut waiter = None;
+        for (context, len, buf) in sent {
+            let outcome = Outcome::ok(Transfer::sent(len, None));
+            let woken = queue.push(Completion::new(context, OpKind::Send, outcome, buf));
+            waiter = waiter.or(woken);
+        }
+        domain.wake_waiter(waiter);
+    }
+
+    /// Sends copies of plain messages to one peer, until one cannot be sent inline, and returns how
+    /// many were sent. The caller injects the others one by one.
+    pub fn try_inject_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        let ep = self.engine.domain.endpoints.get(self.ep.0);
+        let limit = ep.map_or(0, |ep| ep.bindings.inject_size);
+        self.send_plain(peer, messages, limit)
+    }
+
+    /// Sends plain messages of up to `limit` bytes inline, and counts them.
+    fn send_plain(&mut self, peer: FiAddr, messages: &[&[u8]], limit: usize) -> usize {
+        let EngineState {
+            domain, transport, ..
+        } = &mut *self.engine;
+        let Some(ep) = domain.endpoints.get_mut(self.ep.0) else {
+            return 0;
+        };
+        if ep.tx_credits.has_waiter_for(peer) {
+            return 0;
+        }
+        let limit = limit.min(ep.bindings.max_msg_size);
+        let too_long = messages.iter().position(|message| message.len() > limit);
+        let messages = &messages[..too_long.unwrap_or(messages.len())];
+        let sent = transport.try_send_plain(self.ep, peer, messages);
+        for message in &messages[..sent] {
+            ep.stats.sent.record(message.len());
+        }
+        ep.stats.inline += sent as u64;
+        if let Some(counter) = ep.bindings.counters.send {
+            (0..sent).for_each(|_| domain.add_to_counter(counter, true));
+        }
+        self.posts += sent as u32;
+        sent
     }
 
     /// Posts a write to several remote segments that reports to the transmit queue.

@@ -47,9 +47,22 @@ impl CqState {
         free
     }
 
+    /// Reserves up to `count` entries; returns how many.
+    pub(crate) fn reserve_up_to(&mut self, count: usize) -> usize {
+        let free = self.capacity.saturating_sub(self.reserved + self.len());
+        let reserved = free.min(count);
+        self.reserved += reserved;
+        reserved
+    }
+
     /// Releases a reserved entry.
     pub(crate) fn unreserve(&mut self) {
-        self.reserved -= 1;
+        self.unreserve_many(1);
+    }
+
+    /// Releases reserved entries.
+    pub(crate) fn unreserve_many(&mut self, count: usize) {
+        self.reserved -= count;
     }
 
     /// Fills a reserved entry, and returns the waker of the waiting reader.

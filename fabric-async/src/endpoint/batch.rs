@@ -65,7 +65,9 @@ impl<M: ThreadModel> Endpoint<M> {
                 return (accepted, Ok(()));
             }
             let mut posts = self.inner.domain.engine.batch(self.inner.id);
-            let stopped = chunk[..count].iter().try_for_each(|message| {
+            let sent = posts.try_inject_plain(peer, &chunk[..count]);
+            accepted += sent;
+            let stopped = chunk[sent..count].iter().try_for_each(|message| {
                 posts.inject(&tx_op, message)?;
                 accepted += 1;
                 Ok(())

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fabric_core::buf::IoBuf;
+use fabric_core::buf::{IoBuf, Payload};
 use fabric_core::completion::Failed;
-use fabric_core::{Error, Result};
+use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
 use super::traits::{BufferOp, Op};
@@ -164,16 +164,16 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     }
 }
 
-/// Posts the requests of a chunk under one lock of the domain, until one is refused.
+/// Posts the requests of a chunk from `posted` on, until one is refused.
 #[inline(always)] // on the small-message path
 pub(super) fn post_until_error<O, B>(
-    ep: &EndpointInner,
+    mut posts: PostBatch<'_>,
     chunk: &mut [QueuedRequest<O, B>],
+    posted: usize,
     mut post: impl FnMut(&mut PostBatch<'_>, &O, B, CompletionOptions) -> Result<(), Failed<B>>,
 ) -> ChunkResult {
-    let mut posts = ep.domain.engine.batch(ep.id);
     let (mut count, mut refused) = (chunk.len(), Ok(()));
-    for (at, queued) in chunk.iter_mut().enumerate() {
+    for (at, queued) in chunk.iter_mut().enumerate().skip(posted) {
         let Some(buf) = queued.buf.take() else {
             continue;
         };
@@ -185,6 +185,38 @@ pub(super) fn post_until_error<O, B>(
     }
     // The error of a refused request takes precedence over that of a peer that disconnected.
     (count, refused.and(posts.finish()))
+}
+
+/// Sends the plain messages at the start of a chunk together, if they are for one peer and
+/// `plain_peer` returns that peer for each. Returns how many were sent.
+#[inline(always)] // on the small-message path
+pub(super) fn send_plain_together<O, B: IoBuf>(
+    posts: &mut PostBatch<'_>,
+    chunk: &mut [QueuedRequest<O, B>],
+    plain_peer: impl Fn(&O) -> Option<FiAddr>,
+) -> usize {
+    let Some(peer) = plain_peer(&chunk[0].op) else {
+        return 0;
+    };
+    let mut messages: [&[u8]; MAX_BATCH_POSTS] = [&[]; MAX_BATCH_POSTS];
+    let mut count = 0;
+    for (message, queued) in messages.iter_mut().zip(chunk.iter()) {
+        let Some(Payload::Contiguous(bytes)) = queued.buf.as_ref().map(IoBuf::payload) else {
+            break;
+        };
+        if plain_peer(&queued.op) != Some(peer) {
+            break;
+        }
+        *message = bytes;
+        count += 1;
+    }
+    let sent = posts.try_send_plain(peer, &messages[..count]);
+    posts.report_sent(chunk[..sent].iter_mut().filter_map(|queued| {
+        let buf = queued.buf.take()?;
+        let len = buf.payload().len();
+        Some((queued.completion_options.context, len, buf.into_any()))
+    }));
+    sent
 }
 
 /// Checks that a request in a batch of endpoint `ep` is a request of `ep`.

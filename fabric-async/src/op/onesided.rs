@@ -295,17 +295,22 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
-            let target = completion_options.target(ep.selective_tx);
-            let tx_op = TxOp {
-                more: true,
-                ..op.to_tx(buf.payload().len())
-            };
-            match op.to.as_list() {
-                None => posts.send(&tx_op, buf, target),
-                Some(ranges) => posts.write_rma_iov(tx_op, ranges, buf, target),
-            }
-        })
+        batch::post_until_error(
+            ep.domain.engine.batch(ep.id),
+            chunk,
+            0,
+            |posts, op, buf, completion_options| {
+                let target = completion_options.target(ep.selective_tx);
+                let tx_op = TxOp {
+                    more: true,
+                    ..op.to_tx(buf.payload().len())
+                };
+                match op.to.as_list() {
+                    None => posts.send(&tx_op, buf, target),
+                    Some(ranges) => posts.write_rma_iov(tx_op, ranges, buf, target),
+                }
+            },
+        )
     }
 }
 

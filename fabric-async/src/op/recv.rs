@@ -103,15 +103,20 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
         let mut began = None;
-        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
-            let began = began.get_or_insert_with(|| posts.received_bytes());
-            if posts.received_bytes() - *began >= MAX_BATCH_BYTES as u64 {
-                // Waiting messages were copied into these receives: other users of the domain get
-                // the lock.
-                posts.yield_lock();
-                *began = posts.received_bytes();
-            }
-            posts.recv(op.spec, buf, completion_options.target(ep.selective_rx))
-        })
+        batch::post_until_error(
+            ep.domain.engine.batch(ep.id),
+            chunk,
+            0,
+            |posts, op, buf, completion_options| {
+                let began = began.get_or_insert_with(|| posts.received_bytes());
+                if posts.received_bytes() - *began >= MAX_BATCH_BYTES as u64 {
+                    // Waiting messages were copied into these receives: other users of the domain get
+                    // the lock.
+                    posts.yield_lock();
+                    *began = posts.received_bytes();
+                }
+                posts.recv(op.spec, buf, completion_options.target(ep.selective_rx))
+            },
+        )
     }
 }

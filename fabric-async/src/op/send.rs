@@ -208,12 +208,25 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        batch::post_until_error(ep, chunk, |posts, op, buf, completion_options| {
-            let tx_op = TxOp {
-                more: true,
-                ..op.to_tx(ep, buf.loan_key())
-            };
-            posts.send(&tx_op, buf, completion_options.target(ep.selective_tx))
-        })
+        let mut posts = ep.domain.engine.batch(ep.id);
+        let mut posted = 0;
+        // With selective completion not every message is reported.
+        if !B::IS_LOAN && !ep.selective_tx {
+            posted = batch::send_plain_together(&mut posts, chunk, |op| {
+                op.plain_peer_at(op.options.level.unwrap_or(ep.completion_level))
+            });
+        }
+        batch::post_until_error(
+            posts,
+            chunk,
+            posted,
+            |posts, op, buf, completion_options| {
+                let tx_op = TxOp {
+                    more: true,
+                    ..op.to_tx(ep, buf.loan_key())
+                };
+                posts.send(&tx_op, buf, completion_options.target(ep.selective_tx))
+            },
+        )
     }
 }

@@ -113,6 +113,14 @@ pub trait TransportDomain<E: EngineContext>: Send {
         payload: Payload<'_>,
     ) -> Result<TrySend>;
 
+    /// Sends messages to one peer inline, each [plain](TxOp::is_plain) but for [`TxOp::more`], until
+    /// one cannot be sent so. Returns the number of messages sent; the engine posts the others one
+    /// by one.
+    fn try_send_plain(&mut self, ep: EpId, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        let _ = (ep, peer, messages);
+        0
+    }
+
     /// Receives a message inline if possible: copies the oldest whole message of a peer, or of the
     /// peer `from`, into `into`, and returns the length and the source. The message is untagged, has no CQ data, needs no ack, and has at
     /// most `room` bytes. The engine calls this method only while the endpoint's receive queue is

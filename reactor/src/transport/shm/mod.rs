@@ -376,6 +376,11 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         self.activate_endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
+    fn try_send_plain(&mut self, ep: EpId, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        self.activate_endpoint(ep)
+            .map_or(0, |endpoint| endpoint.try_send_plain(peer, messages))
+    }
+
     fn try_recv(
         &mut self,
         ep: EpId,

@@ -30,6 +30,28 @@ impl ShmEndpoint {
         self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
+    /// Sends short messages with `FI_MORE`, until one is not short or finds no room or no peer.
+    /// Returns the number of messages sent.
+    pub(crate) fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        let Some(mut tx) = self.tx_connection(peer) else {
+            return 0;
+        };
+        let mut sent = 0;
+        for message in messages {
+            if message.len() >= ALIGN_PAYLOAD_FROM
+                || tx.push_plain(message, true) != PushOutcome::Pushed
+            {
+                break;
+            }
+            sent += 1;
+        }
+        drop(tx);
+        if sent > 0 && !self.tx_unflushed.contains(&peer.index()) {
+            self.tx_unflushed.push(peer.index());
+        }
+        sent
+    }
+
     /// Executes an operation on the connection to its peer, if the connection exists and has room
     /// now. Nothing is queued.
     #[inline]
