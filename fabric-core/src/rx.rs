@@ -194,6 +194,15 @@ impl RxQueue {
         self.post_reports || self.has_work()
     }
 
+    /// Returns whether a posted receive is only queued: no message is buffered that it could match,
+    /// no multi-receive is posted, and no report to the transport is due.
+    #[must_use]
+    pub fn only_queues_posts(&self) -> bool {
+        self.matcher.unexpected_len() == 0
+            && self.multi_recvs.is_empty()
+            && !self.must_report_post()
+    }
+
     /// Returns the id of the endpoint, or of the shared receive context.
     #[must_use]
     #[inline]

@@ -194,6 +194,44 @@ impl PostBatch<'_> {
             .map(drop)
     }
 
+    /// Posts up to `count` receives from any source that report to the receive queue, as far as the
+    /// endpoint and the queue have entries, and returns how many were posted. Posts none if one
+    /// could receive a message at once. `receive` returns the receive with an index below `count`.
+    /// The caller posts the others one by one.
+    #[inline(always)] // on the small-message path
+    pub fn recv_together(
+        &mut self,
+        count: usize,
+        mut receive: impl FnMut(usize) -> (RecvSpec, AnyBuf, CompletionTarget),
+    ) -> usize {
+        let (ep, domain) = (self.ep, &mut self.engine.domain);
+        let Some(state) = domain.endpoints.get_mut(ep.0) else {
+            return 0;
+        };
+        let free = state.bindings.rx_size.saturating_sub(state.posted_recvs);
+        let rx_cq = state.bindings.rx_cq;
+        let Some(cq) = rx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
+            return 0;
+        };
+        let Some(mut rx) = domain.rx_queues.take(ep) else {
+            return 0;
+        };
+        let posted = if rx.only_queues_posts() {
+            cq.reserve_up_to(count.min(free))
+        } else {
+            0
+        };
+        state.posted_recvs += posted;
+        for index in 0..posted {
+            let (spec, buf, target) = receive(index);
+            let key = domain.ops.insert_recv(ep, target, buf);
+            rx.post(domain, key, spec);
+        }
+        domain.rx_queues.put_back(rx);
+        self.posts += posted as u32;
+        posted
+    }
+
     /// Returns the bytes of messages that the endpoint has received.
     pub fn received_bytes(&self) -> u64 {
         self.engine

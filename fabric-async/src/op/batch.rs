@@ -3,11 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fabric_core::buf::{IoBuf, Payload};
+use fabric_core::buf::{AnyBuf, IoBuf, Payload};
 use fabric_core::completion::Failed;
+use fabric_core::matching::RecvSpec;
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
+use super::recv::ANY_UNTAGGED;
 use super::traits::{BufferOp, Op};
 use super::{CompletionOptions, Request};
 use crate::endpoint_inner::EndpointInner;
@@ -217,6 +219,27 @@ pub(super) fn send_plain_together<O, B: IoBuf>(
         Some((queued.completion_options.context, len, buf.into_any()))
     }));
     sent
+}
+
+/// Posts the receives at the start of a chunk together for which `spec_from_any` returns what they
+/// match, as far as possible. Returns how many were posted.
+#[inline(always)] // on the small-message path
+pub(super) fn post_receives_together<O, B: IoBuf>(
+    posts: &mut PostBatch<'_>,
+    chunk: &mut [QueuedRequest<O, B>],
+    spec_from_any: impl Fn(&O) -> Option<RecvSpec>,
+    is_selective: bool,
+) -> usize {
+    let other = chunk
+        .iter()
+        .position(|queued| spec_from_any(&queued.op).is_none());
+    let count = other.unwrap_or(chunk.len());
+    posts.recv_together(count, |index| {
+        let queued = &mut chunk[index];
+        let spec = spec_from_any(&queued.op).unwrap_or(ANY_UNTAGGED);
+        let buf = queued.buf.take().map_or(AnyBuf::None, IoBuf::into_any);
+        (spec, buf, queued.completion_options.target(is_selective))
+    })
 }
 
 /// Checks that a request in a batch of endpoint `ep` is a request of `ep`.

@@ -102,11 +102,14 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
+        let mut posts = ep.domain.engine.batch(ep.id);
+        let from_any = |op: &Self| op.spec.from.is_none().then_some(op.spec);
+        let posted = batch::post_receives_together(&mut posts, chunk, from_any, ep.selective_rx);
         let mut began = None;
         batch::post_until_error(
-            ep.domain.engine.batch(ep.id),
+            posts,
             chunk,
-            0,
+            posted,
             |posts, op, buf, completion_options| {
                 let began = began.get_or_insert_with(|| posts.received_bytes());
                 if posts.received_bytes() - *began >= MAX_BATCH_BYTES as u64 {

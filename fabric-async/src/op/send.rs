@@ -211,7 +211,7 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
         let mut posts = ep.domain.engine.batch(ep.id);
         let mut posted = 0;
         // With selective completion not every message is reported.
-        if !B::IS_LOAN && !ep.selective_tx {
+        if chunk.len() > 1 && !B::IS_LOAN && !ep.selective_tx {
             posted = batch::send_plain_together(&mut posts, chunk, |op| {
                 op.plain_peer_at(op.options.level.unwrap_or(ep.completion_level))
             });
