@@ -237,7 +237,10 @@ pub(super) fn post_receives_together<O, B: IoBuf>(
     posts.recv_together(count, |index| {
         let queued = &mut chunk[index];
         let spec = spec_from_any(&queued.op).unwrap_or(ANY_UNTAGGED);
-        let buf = queued.buf.take().map_or(AnyBuf::None, IoBuf::into_any);
+        let buf = match queued.buf.take() {
+            Some(buf) => buf.into_any(),
+            None => AnyBuf::None,
+        };
         (spec, buf, queued.completion_options.target(is_selective))
     })
 }
