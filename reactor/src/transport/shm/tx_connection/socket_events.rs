@@ -68,8 +68,11 @@ impl TxConnection {
                 ControlRead::WouldBlock => return None,
                 ControlRead::Message(event) => self.on_control(event),
                 ControlRead::Malformed(what) => Err(TxEndCause::ProtocolViolation(what)),
-                ControlRead::VersionMismatch(_) | ControlRead::WrongEpType => {
-                    Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
+                ControlRead::VersionMismatch(_) => {
+                    Err(TxEndCause::ProtocolViolation(control::VERSION_MISMATCH))
+                }
+                ControlRead::WrongEpType => {
+                    Err(TxEndCause::ProtocolViolation(control::WRONG_EP_TYPE))
                 }
                 ControlRead::DescriptorLimitReached => Err(TxEndCause::ProtocolViolation(
                     "no descriptor left for a received message (RLIMIT_NOFILE)",
