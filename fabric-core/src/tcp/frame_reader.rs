@@ -15,10 +15,10 @@ use super::{
     RmaIovList, WireRmaIov, atomics,
 };
 
-mod deferred;
 mod packets;
+mod set_aside;
 
-use deferred::DeferredFrames;
+use set_aside::SetAsideFrames;
 
 /// Maximum length of a message, in bytes: small enough that sums of lengths do not overflow.
 pub const MAX_MESSAGE: usize = 1 << 40;
@@ -42,7 +42,7 @@ pub struct FrameReader {
     /// RXM: messages are packets within frames.
     rxm: Option<Box<RxmReceiver>>,
     /// RXM messages that wait without blocking the frames behind them.
-    deferred: DeferredFrames,
+    set_aside: SetAsideFrames,
     unexpected_policy: UnexpectedPolicy,
 }
 
@@ -127,7 +127,7 @@ impl FrameReader {
             pending: PendingRequests::default(),
             responses: ResponseQueue::new(),
             rxm: None,
-            deferred: DeferredFrames::default(),
+            set_aside: SetAsideFrames::default(),
             unexpected_policy: UnexpectedPolicy::Buffer,
         }
     }
@@ -182,7 +182,8 @@ impl FrameReader {
         self.unexpected_policy = policy;
     }
 
-    /// Reads as many frames as can be accepted: first deferred ones, then those in `bytes`.
+    /// Reads as many frames as can be accepted: first those that were set aside, then those in
+    /// `bytes`.
     ///
     /// # Errors
     /// [`ProtocolViolation`]; everything before the violation has been accepted.
@@ -198,7 +199,7 @@ impl FrameReader {
         self.stall = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
-            self.read_deferred(sender, rx, engine, &mut outcome)?;
+            self.read_set_aside(sender, rx, engine, &mut outcome)?;
         }
         loop {
             let rest = &bytes[outcome.consumed..];
@@ -246,7 +247,7 @@ impl FrameReader {
                     ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
-                    self.read_or_defer(&received, sender, rx, engine, &mut outcome)?
+                    self.read_or_set_aside(&received, sender, rx, engine, &mut outcome)?
                 }
                 FrameKind::Message | FrameKind::Tagged(_) => self.read_message(
                     &received,
@@ -511,8 +512,8 @@ impl FrameReader {
             }
             _ => {}
         }
-        if self.has_deferred() {
-            return self.can_resume_deferred(sender, rx);
+        if self.has_set_aside() {
+            return self.can_resume_set_aside(sender, rx);
         }
         self.next_envelope(bytes, sender)
             .is_some_and(|envelope| rx.would_accept(&envelope))

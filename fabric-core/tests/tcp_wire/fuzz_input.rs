@@ -158,7 +158,7 @@ impl FuzzedConnection {
                     .fail_partial(&mut self.receiver.context, partial, Error::Canceled);
             }
             while is_open
-                && (self.message_held || self.receiver.reader.has_deferred())
+                && (self.message_held || self.receiver.reader.has_set_aside())
                 && steps_left > 0
             {
                 steps_left -= 1;

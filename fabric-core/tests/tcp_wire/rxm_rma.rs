@@ -705,7 +705,7 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     .concat();
     for _ in 0..2 {
         let outcome = receiver.read(&stream).unwrap();
-        assert!(outcome.blocked && outcome.consumed == 0 && !receiver.reader.has_deferred());
+        assert!(outcome.blocked && outcome.consumed == 0 && !receiver.reader.has_set_aside());
         assert!(!receiver.can_resume(&stream));
     }
     memory.put_back(buf);
@@ -721,9 +721,9 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     );
 }
 
-/// A deferred message blocks no atomic operation, and the number of queued responses is bounded.
+/// A message set aside blocks no atomic operation, and the number of queued responses is bounded.
 #[test]
-fn atomics_pass_deferred_messages_and_are_bounded() {
+fn atomics_pass_messages_set_aside_and_are_bounded() {
     let mut receiver = TcpReceiver::rxm(100, CONNECTION_ID);
     let one = 1u64.to_ne_bytes();
     receiver
@@ -738,7 +738,7 @@ fn atomics_pass_deferred_messages_and_are_bounded() {
     ]
     .concat();
     assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
-    assert!(receiver.reader.has_deferred());
+    assert!(receiver.reader.has_set_aside());
     assert_eq!(
         (region_bytes(&receiver)[0], receiver.received(op).1),
         (1, &[3; 8][..])

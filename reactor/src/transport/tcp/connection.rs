@@ -181,7 +181,7 @@ impl TcpConnection {
     /// Returns whether the connection holds a message that no receive matches and for which there
     /// is no buffer space.
     pub(crate) fn has_held_messages(&self) -> bool {
-        self.message_held || self.reader.has_deferred()
+        self.message_held || self.reader.has_set_aside()
     }
 
     /// Returns whether the connection had input recently, so that passes poll it.

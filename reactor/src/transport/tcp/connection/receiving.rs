@@ -77,10 +77,10 @@ impl TcpConnection {
         {
             return false;
         }
-        let can_resume_deferred =
-            self.reader.has_deferred() && self.reader.can_resume_deferred(sender, rx);
+        let can_resume_set_aside =
+            self.reader.has_set_aside() && self.reader.can_resume_set_aside(sender, rx);
         if self.is_backlogged()
-            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume_deferred
+            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume_set_aside
         {
             self.pause_uring_recv();
             return false;
@@ -89,7 +89,7 @@ impl TcpConnection {
         let was_deferred = std::mem::take(&mut self.deferred_once);
         let mut len = self.unconsumed.remaining().len();
         let mut has_input = self.message_held
-            | can_resume_deferred
+            | can_resume_set_aside
             | was_deferred
             | std::mem::take(&mut self.has_unparsed);
         if !was_deferred {
