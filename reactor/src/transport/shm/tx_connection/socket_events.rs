@@ -178,7 +178,10 @@ impl TxConnection {
             TxConnectionState::Connecting(mut channel) if channel.hello_sent() => {
                 channel.on_accept(incarnation, self.settings.single_copy);
                 let identity = Incarnation::from(channel.peer_identity);
-                if self.expected.is_some_and(|expected| expected != identity) {
+                if self
+                    .expected_incarnation
+                    .is_some_and(|expected| expected != identity)
+                {
                     control::send_control(&channel.socket, ControlMessage::Disconnect);
                     // An established connection would send queued operations to this endpoint, and
                     // would report an event of its end.
