@@ -96,19 +96,29 @@ struct ReceivedFrame<'a> {
     bytes: &'a [u8],
 }
 
+/// Why a [`FrameReader`] has stopped reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopReason {
+    /// All complete frames were read. More bytes are needed.
+    #[default]
+    NeedsBytes,
+    /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
+    /// or an access to a region that its owner has locked or of which the owner cannot be notified.
+    Blocked,
+    /// The response queue is full: the caller passes the rest again when responses have been sent.
+    ResponsesFull,
+    /// A message stays unread until the next pass ([`UnexpectedPolicy`]). The pass must follow even
+    /// if no new bytes arrive.
+    Deferred,
+}
+
 /// Outcome of reading some bytes.
 #[derive(Debug, Default)]
 pub struct ReadOutcome {
     /// Number of bytes consumed. The caller passes the rest again, followed by the next bytes.
     pub consumed: usize,
-    /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
-    /// or an access to a region that its owner has locked or of which the owner cannot be notified.
-    pub blocked: bool,
-    /// The response queue is full: the caller passes the rest again when responses have been sent.
-    pub responses_full: bool,
-    /// A message stays unread until the next pass ([`UnexpectedPolicy`]). The pass must follow even
-    /// if no new bytes arrive.
-    pub is_deferred: bool,
+    /// Why no more bytes were consumed.
+    pub stop_reason: StopReason,
     /// Acknowledgements to be sent to the peer.
     pub acks_due: Vec<AckDue>,
     /// Ids of the rendezvous messages that have been read, to be reported to the peer.
@@ -287,12 +297,12 @@ impl FrameReader {
                 _ if rx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
                 UnexpectedPolicy::DeferredOnce => {}
                 UnexpectedPolicy::Defer => {
-                    outcome.is_deferred = true;
+                    outcome.stop_reason = StopReason::Deferred;
                     return false;
                 }
             }
             if !rx.deliver(engine, envelope, &message) {
-                outcome.blocked = true;
+                outcome.stop_reason = StopReason::Blocked;
                 return false;
             }
             outcome.consumed += received.header_len + len;
@@ -301,7 +311,7 @@ impl FrameReader {
             }
         } else {
             let Some(id) = rx.begin_partial(engine, envelope) else {
-                outcome.blocked = true;
+                outcome.stop_reason = StopReason::Blocked;
                 return false;
             };
             outcome.consumed += received.header_len;
@@ -331,7 +341,7 @@ impl FrameReader {
             FrameKind::Message | FrameKind::Tagged(_) => {}
             FrameKind::Ack => self.pending.on_ack(engine)?,
             FrameKind::Read(_) | FrameKind::Atomic(_) if self.responses.is_full() => {
-                outcome.responses_full = true;
+                outcome.stop_reason = StopReason::ResponsesFull;
                 return Ok(false);
             }
             FrameKind::Read(count) => self.responses.on_read(&iovs(count), engine)?,
@@ -339,7 +349,7 @@ impl FrameReader {
                 match IncomingWrite::begin(frame, &iovs(count), &self.responses, engine)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
                     Err(stall) => {
-                        (self.stall, outcome.blocked) = (Some(stall), true);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
                         return Ok(false);
                     }
                 }
@@ -366,7 +376,7 @@ impl FrameReader {
                     }
                     WriteProgress::More(_) => return Ok(false),
                     WriteProgress::Stalled(.., stall) => {
-                        (self.stall, outcome.blocked) = (Some(stall), true);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
                         return Ok(false);
                     }
                 }
@@ -417,7 +427,7 @@ impl FrameReader {
                     WriteProgress::Stalled(used, due, stall) => {
                         outcome.consumed += used;
                         outcome.acks_due.extend(self.responses.queue_ack(due));
-                        (self.stall, outcome.blocked) = (Some(stall), true);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
                         return Ok(false);
                     }
                 }

@@ -8,8 +8,8 @@ use fabric_core::tcp::rxm::{
     RxmPacket, RxmSender, SegmentType,
 };
 use fabric_core::tcp::{
-    ByteOrder, Frame, FrameWriter, MAX_MESSAGE, ProtocolViolation, RmaIovList, UnexpectedPolicy,
-    WireRmaIov,
+    ByteOrder, Frame, FrameWriter, MAX_MESSAGE, ProtocolViolation, RmaIovList, StopReason,
+    UnexpectedPolicy, WireRmaIov,
 };
 use fabric_core::transport::OpKey;
 use proptest::prelude::*;
@@ -217,7 +217,7 @@ impl RxmPeer {
     fn deliver(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
         let outcome = self.receiver.read(&self.unread).unwrap();
-        assert!(!outcome.blocked);
+        assert!(outcome.stop_reason != StopReason::Blocked);
         self.unread.drain(..outcome.consumed);
         outcome
             .rendezvous_done
@@ -359,7 +359,7 @@ proptest! {
         let bytes = encode_packet(&RxmPacket { connection_id, ..packet }, &body);
         let cut = cut.min(bytes.len());
         let largest = largest_allocation(|| {
-            if let Ok(outcome) = receiver.read(&bytes[..cut]) && !outcome.blocked {
+            if let Ok(outcome) = receiver.read(&bytes[..cut]) && outcome.stop_reason != StopReason::Blocked {
                 let _ = receiver.read(&bytes[outcome.consumed..]);
             }
         });
@@ -611,7 +611,7 @@ fn length_in_a_header_allocates_no_memory() {
         let mut receiver = rxm_receiver();
         let largest = largest_allocation(|| {
             let outcome = receiver.read(&bytes).unwrap();
-            assert!(!outcome.blocked && outcome.consumed == bytes.len());
+            assert!(outcome.stop_reason != StopReason::Blocked && outcome.consumed == bytes.len());
         });
         assert!(largest < 4096, "{largest}");
         assert!(
@@ -760,7 +760,7 @@ fn message_set_aside_is_buffered_when_the_budget_has_room() {
         .reader
         .set_unexpected_policy(UnexpectedPolicy::Defer);
     let outcome = receiver.read(&[]).unwrap();
-    assert!(!outcome.is_deferred && !receiver.reader.has_set_aside());
+    assert!(outcome.stop_reason != StopReason::Deferred && !receiver.reader.has_set_aside());
     let second = receiver.post_recv(UNTAGGED, None);
     assert_eq!(receiver.received(second).1, [2; 1000]);
 }
@@ -776,7 +776,7 @@ fn messages_set_aside_are_bounded_in_bytes() {
     let mut set_aside = 0;
     loop {
         let outcome = receiver.read(&bytes).unwrap();
-        if outcome.blocked {
+        if outcome.stop_reason == StopReason::Blocked {
             assert_eq!(outcome.consumed, 0);
             break;
         }
@@ -798,7 +798,10 @@ fn messages_set_aside_are_bounded_in_bytes() {
         &rxm_packet(PacketKind::Eager, 0, 2 * EAGER_LIMIT as u64),
         &[7; 2 * EAGER_LIMIT],
     );
-    assert!(receiver.read(&long).unwrap().blocked);
+    assert_eq!(
+        receiver.read(&long).unwrap().stop_reason,
+        StopReason::Blocked
+    );
 }
 
 /// After a disconnect, eager messages that were sent arrive, and rendezvous messages fail.

@@ -13,7 +13,7 @@ use crate::tcp::rxm::{EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RxmPacket, Seg
 use crate::tcp::{Frame, FrameKind, MAX_HEADER_LEN, ProtocolViolation};
 use crate::transport::EngineContext;
 
-use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId};
+use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
 /// Maximum number of bytes set aside per connection: more than a peer sends before it handles a
 /// read request. A frame beyond the limit blocks the connection.
@@ -158,7 +158,9 @@ impl FrameReader {
         let proceed = self.read_packet_or_tagged(received, sender, rx, engine, outcome)?;
         // A stalled atomic operation is not a message: it blocks the connection.
         Ok(proceed
-            || outcome.blocked && self.stall.is_none() && self.set_frame_aside(received, outcome))
+            || outcome.stop_reason == StopReason::Blocked
+                && self.stall.is_none()
+                && self.set_frame_aside(received, outcome))
     }
 
     /// Reads a message: a packet, or a tagged frame of the tcp provider itself. Returns false when
@@ -241,10 +243,10 @@ impl FrameReader {
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
         if len > MAX_SET_ASIDE_FRAME || self.set_aside.bytes + len > MAX_SET_ASIDE_BYTES {
-            outcome.blocked = true;
+            outcome.stop_reason = StopReason::Blocked;
             return false;
         }
-        outcome.blocked = false;
+        outcome.stop_reason = StopReason::NeedsBytes;
         let Some(bytes) = received.bytes.get(..len) else {
             return false;
         };

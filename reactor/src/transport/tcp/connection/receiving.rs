@@ -9,7 +9,7 @@
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
-use fabric_core::tcp::UnexpectedPolicy;
+use fabric_core::tcp::{StopReason, UnexpectedPolicy};
 use fabric_core::transport::EngineContext;
 
 use super::super::socket::ReadResult;
@@ -134,8 +134,10 @@ impl TcpConnection {
         };
         let (consumed, is_blocked) = match self.reader.read(bytes, sender, rx, engine) {
             Ok(outcome) => {
-                (self.has_unparsed, self.deferred_once) =
-                    (outcome.responses_full, outcome.is_deferred);
+                (self.has_unparsed, self.deferred_once) = (
+                    outcome.stop_reason == StopReason::ResponsesFull,
+                    outcome.stop_reason == StopReason::Deferred,
+                );
                 if self.write_closed || self.aborting {
                     // No response can be sent any more.
                     self.reader.responses.clear();
@@ -149,7 +151,7 @@ impl TcpConnection {
                         .into_iter()
                         .for_each(|message| self.writer.push_rendezvous_done(message));
                 }
-                (outcome.consumed, outcome.blocked)
+                (outcome.consumed, outcome.stop_reason == StopReason::Blocked)
             }
             Err(violation) => {
                 self.end(DownReason::Protocol(violation.0));
