@@ -137,8 +137,10 @@ impl UringIo {
     /// Copies received bytes out of the buffers of the io_uring instance, so that other connections
     /// can use the buffers.
     fn detach_leases(&mut self) {
-        for lease in std::mem::take(&mut self.received) {
-            self.received.push_back(lease.into_owned());
+        for _ in 0..self.received.len() {
+            if let Some(lease) = self.received.pop_front() {
+                self.received.push_back(lease.into_owned());
+            }
         }
     }
 }
@@ -190,7 +192,7 @@ impl TcpConnection {
 
     /// Handles a pass without input: after [`SYSCALL_READ_PASSES`], stops the armed receive.
     pub(super) fn on_idle_pass(&mut self) {
-        if self.idle_passes == SYSCALL_READ_PASSES
+        if self.rx.count_idle_pass() == SYSCALL_READ_PASSES
             && let Some(io) = &mut self.uring_io
         {
             io.cancel_recv();
