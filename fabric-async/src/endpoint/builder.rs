@@ -314,17 +314,16 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     /// Creates the handle of an endpoint that the engine has opened, with this id and name.
-    /// `peer_caps` has `TAGGED` and `ATOMIC` if the peer of a connected endpoint supports them;
-    /// `None` for an endpoint that is not connected.
+    /// `tx_caps` are those of `Connected`; `None` for an endpoint that is not connected.
     pub(super) fn into_endpoint(
         self,
         node: Arc<ObjectNode>,
         (id, name): (EpId, Address),
         av: Arc<AvInner>,
-        peer_caps: Option<Caps>,
+        tx_caps: Option<Caps>,
     ) -> Result<Endpoint<M>> {
         let fast_path = self.domain.inner.engine.fast_path(id);
-        let unsupported = peer_caps.map_or(Caps::empty(), |supported| {
+        let unsupported = tx_caps.map_or(Caps::empty(), |supported| {
             (Caps::TAGGED | Caps::ATOMIC) - supported
         });
         let inner = EndpointInner {

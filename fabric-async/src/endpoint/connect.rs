@@ -159,7 +159,7 @@ impl UnconnectedEndpoint {
     ) -> Result<ConnectedEndpoint<M>> {
         self.close_guard.disarmed = true;
         let opened = (self.close_guard.id, connected.name);
-        let ep = builder.into_endpoint(self.node, opened, self.av, Some(connected.peer_caps))?;
+        let ep = builder.into_endpoint(self.node, opened, self.av, Some(connected.tx_caps))?;
         Ok(ConnectedEndpoint::new(ep, self.fi_addr, peer, data))
     }
 }

@@ -15,10 +15,10 @@ use super::{
     RmaIovList, WireRmaIov, atomics,
 };
 
-mod deferred;
 mod packets;
+mod set_aside;
 
-use deferred::DeferredFrames;
+use set_aside::SetAsideFrames;
 
 /// Maximum length of a message, in bytes: small enough that sums of lengths do not overflow.
 pub const MAX_MESSAGE: usize = 1 << 40;
@@ -42,7 +42,7 @@ pub struct FrameReader {
     /// RXM: messages are packets within frames.
     rxm: Option<Box<RxmReceiver>>,
     /// RXM messages that wait without blocking the frames behind them.
-    deferred: DeferredFrames,
+    set_aside: SetAsideFrames,
     unexpected_policy: UnexpectedPolicy,
 }
 
@@ -96,19 +96,29 @@ struct ReceivedFrame<'a> {
     bytes: &'a [u8],
 }
 
+/// Why a [`FrameReader`] has stopped reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopReason {
+    /// All complete frames were read. More bytes are needed.
+    #[default]
+    NeedsBytes,
+    /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
+    /// or an access to a region that its owner has locked or of which the owner cannot be notified.
+    Blocked,
+    /// The response queue is full: the caller passes the rest again when responses have been sent.
+    ResponsesFull,
+    /// A message stays unread until the next pass ([`UnexpectedPolicy`]). The pass must follow even
+    /// if no new bytes arrive.
+    Deferred,
+}
+
 /// Outcome of reading some bytes.
 #[derive(Debug, Default)]
 pub struct ReadOutcome {
     /// Number of bytes consumed. The caller passes the rest again, followed by the next bytes.
     pub consumed: usize,
-    /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
-    /// or an access to a region that its owner has locked or of which the owner cannot be notified.
-    pub blocked: bool,
-    /// The response queue is full: the caller passes the rest again when responses have been sent.
-    pub responses_full: bool,
-    /// A message stays unread until the next pass ([`UnexpectedPolicy`]). The pass must follow even
-    /// if no new bytes arrive.
-    pub is_deferred: bool,
+    /// Why no more bytes were consumed.
+    pub stop_reason: StopReason,
     /// Acknowledgements to be sent to the peer.
     pub acks_due: Vec<AckDue>,
     /// Ids of the rendezvous messages that have been read, to be reported to the peer.
@@ -127,7 +137,7 @@ impl FrameReader {
             pending: PendingRequests::default(),
             responses: ResponseQueue::new(),
             rxm: None,
-            deferred: DeferredFrames::default(),
+            set_aside: SetAsideFrames::default(),
             unexpected_policy: UnexpectedPolicy::Buffer,
         }
     }
@@ -182,7 +192,8 @@ impl FrameReader {
         self.unexpected_policy = policy;
     }
 
-    /// Reads as many frames as can be accepted: first deferred ones, then those in `bytes`.
+    /// Reads as many frames as can be accepted: first those that were set aside, then those in
+    /// `bytes`.
     ///
     /// # Errors
     /// [`ProtocolViolation`]; everything before the violation has been accepted.
@@ -198,7 +209,7 @@ impl FrameReader {
         self.stall = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
-            self.read_deferred(sender, rx, engine, &mut outcome)?;
+            self.read_set_aside(sender, rx, engine, &mut outcome)?;
         }
         loop {
             let rest = &bytes[outcome.consumed..];
@@ -246,7 +257,7 @@ impl FrameReader {
                     ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
-                    self.read_or_defer(&received, sender, rx, engine, &mut outcome)?
+                    self.read_or_set_aside(&received, sender, rx, engine, &mut outcome)?
                 }
                 FrameKind::Message | FrameKind::Tagged(_) => self.read_message(
                     &received,
@@ -286,12 +297,12 @@ impl FrameReader {
                 _ if rx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
                 UnexpectedPolicy::DeferredOnce => {}
                 UnexpectedPolicy::Defer => {
-                    outcome.is_deferred = true;
+                    outcome.stop_reason = StopReason::Deferred;
                     return false;
                 }
             }
             if !rx.deliver(engine, envelope, &message) {
-                outcome.blocked = true;
+                outcome.stop_reason = StopReason::Blocked;
                 return false;
             }
             outcome.consumed += received.header_len + len;
@@ -300,7 +311,7 @@ impl FrameReader {
             }
         } else {
             let Some(id) = rx.begin_partial(engine, envelope) else {
-                outcome.blocked = true;
+                outcome.stop_reason = StopReason::Blocked;
                 return false;
             };
             outcome.consumed += received.header_len;
@@ -330,7 +341,7 @@ impl FrameReader {
             FrameKind::Message | FrameKind::Tagged(_) => {}
             FrameKind::Ack => self.pending.on_ack(engine)?,
             FrameKind::Read(_) | FrameKind::Atomic(_) if self.responses.is_full() => {
-                outcome.responses_full = true;
+                outcome.stop_reason = StopReason::ResponsesFull;
                 return Ok(false);
             }
             FrameKind::Read(count) => self.responses.on_read(&iovs(count), engine)?,
@@ -338,7 +349,7 @@ impl FrameReader {
                 match IncomingWrite::begin(frame, &iovs(count), &self.responses, engine)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
                     Err(stall) => {
-                        (self.stall, outcome.blocked) = (Some(stall), true);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
                         return Ok(false);
                     }
                 }
@@ -365,7 +376,7 @@ impl FrameReader {
                     }
                     WriteProgress::More(_) => return Ok(false),
                     WriteProgress::Stalled(.., stall) => {
-                        (self.stall, outcome.blocked) = (Some(stall), true);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
                         return Ok(false);
                     }
                 }
@@ -416,7 +427,7 @@ impl FrameReader {
                     WriteProgress::Stalled(used, due, stall) => {
                         outcome.consumed += used;
                         outcome.acks_due.extend(self.responses.queue_ack(due));
-                        (self.stall, outcome.blocked) = (Some(stall), true);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
                         return Ok(false);
                     }
                 }
@@ -511,8 +522,8 @@ impl FrameReader {
             }
             _ => {}
         }
-        if self.has_deferred() {
-            return self.can_resume_deferred(sender, rx);
+        if self.has_set_aside() {
+            return self.can_resume_set_aside(sender, rx);
         }
         self.next_envelope(bytes, sender)
             .is_some_and(|envelope| rx.would_accept(&envelope))

@@ -39,7 +39,7 @@ mod writes;
 pub use byte_order::ByteOrder;
 pub use cm::{CmKind, CmMessage, MAX_CM_PRIVATE_DATA};
 pub use frame::{AckDue, Frame, FrameKind, MAX_HEADER_LEN, RmaNack};
-pub use frame_reader::{FrameReader, MAX_MESSAGE, ReadOutcome, UnexpectedPolicy};
+pub use frame_reader::{FrameReader, MAX_MESSAGE, ReadOutcome, StopReason, UnexpectedPolicy};
 pub use frame_writer::FrameWriter;
 pub use native::{ExistingConnection, RdmCmData, Resolution, resolve_simultaneous_connect};
 pub use pending::PendingRequests;

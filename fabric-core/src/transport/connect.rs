@@ -74,7 +74,7 @@ pub struct Connected {
     pub data: Vec<u8>,
     /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] whose operations may be posted.
     /// A transport that checks each operation against its peer reports both.
-    pub peer_caps: Caps,
+    pub tx_caps: Caps,
 }
 
 impl fmt::Debug for ConnectParams<'_> {

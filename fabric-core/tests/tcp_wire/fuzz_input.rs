@@ -4,7 +4,7 @@
 use fabric_core::Error;
 use fabric_core::completion::OpKind;
 use fabric_core::tcp::rxm::RxmSender;
-use fabric_core::tcp::{ByteOrder, CmMessage, FrameWriter};
+use fabric_core::tcp::{ByteOrder, CmMessage, FrameWriter, StopReason};
 use fabric_core::transport::OpKey;
 
 use crate::receiver::{ANY_TAG, TcpReceiver, UNTAGGED};
@@ -92,7 +92,7 @@ fn run_split(bytes: &[u8], mut receiver: TcpReceiver) {
         return;
     };
     assert!(outcome.consumed <= cut);
-    if !outcome.blocked {
+    if outcome.stop_reason != StopReason::Blocked {
         let _ = receiver.read(&bytes[outcome.consumed..]);
     }
     assert!(receiver.rx.unexpected().1 <= 1 << 16);
@@ -158,7 +158,7 @@ impl FuzzedConnection {
                     .fail_partial(&mut self.receiver.context, partial, Error::Canceled);
             }
             while is_open
-                && (self.message_held || self.receiver.reader.has_deferred())
+                && (self.message_held || self.receiver.reader.has_set_aside())
                 && steps_left > 0
             {
                 steps_left -= 1;
@@ -190,7 +190,7 @@ impl FuzzedConnection {
             return false;
         };
         self.unread.drain(..outcome.consumed);
-        self.message_held = outcome.blocked;
+        self.message_held = outcome.stop_reason == StopReason::Blocked;
         while self.receiver.reader.next_rendezvous_read().is_some() {}
         self.receiver
             .take_responses(&mut self.writer, 1 << 16)

@@ -5,7 +5,8 @@ use fabric_core::buf::{IoBuf, Payload};
 use fabric_core::flags::Access;
 use fabric_core::mr::{AccessError, RegisteredMemory};
 use fabric_core::tcp::{
-    AckDue, ByteOrder, Frame, FrameKind, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList,
+    AckDue, ByteOrder, Frame, FrameKind, FrameWriter, ProtocolViolation, ResponseStatus,
+    RmaIovList, StopReason,
 };
 use fabric_core::transport::{RemoteAccess, RmaIov};
 use fabric_core::{Error, FiAddr};
@@ -419,7 +420,9 @@ fn queued_read_requests_are_bounded() {
         .flat_map(|_| encode_read(&[rma_iov(READ_WRITE_KEY, 0, REGION_LEN)]))
         .collect();
     let outcome = target.read(&stream).unwrap();
-    assert!(outcome.responses_full && !outcome.blocked && outcome.consumed < stream.len() / 2);
+    assert!(
+        outcome.stop_reason == StopReason::ResponsesFull && outcome.consumed < stream.len() / 2
+    );
     let mut writer = FrameWriter::new(ByteOrder::Little);
     let largest = largest_allocation(|| {
         let source: Option<FiAddr> = None;
@@ -442,11 +445,12 @@ fn queued_read_requests_are_bounded() {
     );
     // Further requests are not read before the queue has room; then they are.
     target.reader.responses.clear();
-    assert!(
+    assert_eq!(
         target
             .read(&stream[outcome.consumed..])
             .unwrap()
-            .responses_full
+            .stop_reason,
+        StopReason::ResponsesFull
     );
 }
 
@@ -516,7 +520,11 @@ fn access_waits_while_owner_holds_the_buffer() {
         );
         let stream = encode_write(&iovs, None, b"abcd");
         let outcome = target.read(&stream).unwrap();
-        assert!(outcome.blocked && outcome.consumed == 0 && !target.can_resume(&stream));
+        assert!(
+            outcome.stop_reason == StopReason::Blocked
+                && outcome.consumed == 0
+                && !target.can_resume(&stream)
+        );
         assert!(
             target
                 .region_bytes(READ_WRITE_KEY)
@@ -637,13 +645,17 @@ fn write_data_reports_once_and_waits_for_cq_room() {
         b"abcd",
     );
     let outcome = target.read(&stream).unwrap();
-    assert!(outcome.blocked && outcome.consumed == stream.len() && outcome.acks_due.len() == 1);
+    assert!(
+        outcome.stop_reason == StopReason::Blocked
+            && outcome.consumed == stream.len()
+            && outcome.acks_due.len() == 1
+    );
     assert_eq!(&target.region_bytes(READ_WRITE_KEY)[..3], b"abc");
     assert!(!target.can_resume(b""));
     target.context.cq_full = false;
     assert!(target.can_resume(b""));
     let outcome = target.read(b"").unwrap();
-    assert!(!outcome.blocked && outcome.acks_due.is_empty());
+    assert!(outcome.stop_reason != StopReason::Blocked && outcome.acks_due.is_empty());
     let [(key, access, transfer)] = target.context.remote_accesses[..] else {
         panic!("{:?}", target.context.remote_accesses)
     };

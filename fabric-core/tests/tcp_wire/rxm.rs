@@ -8,8 +8,8 @@ use fabric_core::tcp::rxm::{
     RxmPacket, RxmSender, SegmentType,
 };
 use fabric_core::tcp::{
-    ByteOrder, Frame, FrameWriter, MAX_MESSAGE, ProtocolViolation, RmaIovList, UnexpectedPolicy,
-    WireRmaIov,
+    ByteOrder, Frame, FrameWriter, MAX_MESSAGE, ProtocolViolation, RmaIovList, StopReason,
+    UnexpectedPolicy, WireRmaIov,
 };
 use fabric_core::transport::OpKey;
 use proptest::prelude::*;
@@ -217,7 +217,7 @@ impl RxmPeer {
     fn deliver(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
         let outcome = self.receiver.read(&self.unread).unwrap();
-        assert!(!outcome.blocked);
+        assert!(outcome.stop_reason != StopReason::Blocked);
         self.unread.drain(..outcome.consumed);
         outcome
             .rendezvous_done
@@ -359,7 +359,7 @@ proptest! {
         let bytes = encode_packet(&RxmPacket { connection_id, ..packet }, &body);
         let cut = cut.min(bytes.len());
         let largest = largest_allocation(|| {
-            if let Ok(outcome) = receiver.read(&bytes[..cut]) && !outcome.blocked {
+            if let Ok(outcome) = receiver.read(&bytes[..cut]) && outcome.stop_reason != StopReason::Blocked {
                 let _ = receiver.read(&bytes[outcome.consumed..]);
             }
         });
@@ -611,14 +611,16 @@ fn length_in_a_header_allocates_no_memory() {
         let mut receiver = rxm_receiver();
         let largest = largest_allocation(|| {
             let outcome = receiver.read(&bytes).unwrap();
-            assert!(!outcome.blocked && outcome.consumed == bytes.len());
+            assert!(outcome.stop_reason != StopReason::Blocked && outcome.consumed == bytes.len());
         });
         assert!(largest < 4096, "{largest}");
-        assert!(receiver.reader.has_deferred() && receiver.reader.next_rendezvous_read().is_none());
+        assert!(
+            receiver.reader.has_set_aside() && receiver.reader.next_rendezvous_read().is_none()
+        );
         let _ = receiver.post_recv(UNTAGGED, None);
         let largest = largest_allocation(|| assert_eq!(receiver.read(b"").unwrap().consumed, 0));
         assert_eq!(largest, len as usize);
-        assert!(!receiver.reader.has_deferred());
+        assert!(!receiver.reader.has_set_aside());
         assert_eq!(receiver.reader.abort().len(), 1);
     }
 }
@@ -677,7 +679,7 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
 
 /// Behind an unexpected message over budget, messages wait, and all other frames are read.
 #[test]
-fn messages_over_budget_are_deferred() {
+fn messages_over_budget_are_set_aside() {
     let mut peers = RxmPeer::connected_pair();
     peers[1].receiver = TcpReceiver::rxm(UNEXPECTED_BUDGET, 6);
     let len = UNEXPECTED_BUDGET - 1000;
@@ -715,18 +717,18 @@ fn messages_over_budget_are_deferred() {
     assert!(
         a.receiver.received(back).1 == test_pattern(4, len) && b.receiver.received(op).0.len == len
     );
-    assert!(b.receiver.reader.has_deferred());
+    assert!(b.receiver.reader.has_set_aside());
     let ops = [0; 4].map(|_| peers[1].receiver.post_recv(UNTAGGED, None));
     assert!(
         peers[1]
             .receiver
             .reader
-            .can_resume_deferred(PEER, &peers[1].receiver.rx)
+            .can_resume_set_aside(PEER, &peers[1].receiver.rx)
     );
     peers[1].deliver(b"");
     exchange_until_idle(&mut peers, &[usize::MAX]);
     let b = &peers[1].receiver;
-    assert!(!b.reader.has_deferred());
+    assert!(!b.reader.has_set_aside());
     for (number, op) in ops.iter().take(2).enumerate() {
         assert!(b.received(*op).1 == test_pattern(number, len), "{number}");
     }
@@ -735,58 +737,59 @@ fn messages_over_budget_are_deferred() {
     assert_eq!(peers[0].receiver.received(sends[1]).0.len, len);
 }
 
-/// A deferred message has waited already: when there is budget it is buffered, and not deferred
-/// again.
+/// A message that was set aside has waited already: when there is budget, the message is buffered,
+/// and not deferred again.
 #[test]
-fn deferred_message_is_buffered_when_the_budget_has_room() {
+fn message_set_aside_is_buffered_when_the_budget_has_room() {
     let mut receiver = TcpReceiver::rxm(1500, CONNECTION_ID);
     let bytes = [1, 2]
         .map(|byte| encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
         .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
     assert!(
-        receiver.reader.has_deferred() && !receiver.reader.can_resume_deferred(PEER, &receiver.rx)
+        receiver.reader.has_set_aside()
+            && !receiver.reader.can_resume_set_aside(PEER, &receiver.rx)
     );
     let first = receiver.post_recv(UNTAGGED, None);
     assert_eq!(receiver.received(first).1, [1; 1000]);
     assert!(
-        receiver.reader.can_resume_deferred(PEER, &receiver.rx),
+        receiver.reader.can_resume_set_aside(PEER, &receiver.rx),
         "the budget has room again"
     );
     receiver
         .reader
         .set_unexpected_policy(UnexpectedPolicy::Defer);
     let outcome = receiver.read(&[]).unwrap();
-    assert!(!outcome.is_deferred && !receiver.reader.has_deferred());
+    assert!(outcome.stop_reason != StopReason::Deferred && !receiver.reader.has_set_aside());
     let second = receiver.post_recv(UNTAGGED, None);
     assert_eq!(receiver.received(second).1, [2; 1000]);
 }
 
-/// The number of deferred bytes has a limit.
+/// The number of bytes set aside has a limit.
 #[test]
-fn deferred_messages_are_bounded_in_bytes() {
+fn messages_set_aside_are_bounded_in_bytes() {
     let mut receiver = TcpReceiver::rxm(0, CONNECTION_ID);
     let bytes = encode_packet(
         &rxm_packet(PacketKind::Eager, 0, EAGER_LIMIT as u64),
         &[7; EAGER_LIMIT],
     );
-    let mut deferred = 0;
+    let mut set_aside = 0;
     loop {
         let outcome = receiver.read(&bytes).unwrap();
-        if outcome.blocked {
+        if outcome.stop_reason == StopReason::Blocked {
             assert_eq!(outcome.consumed, 0);
             break;
         }
-        deferred += outcome.consumed;
-        assert!(deferred <= 8 << 20);
+        set_aside += outcome.consumed;
+        assert!(set_aside <= 8 << 20);
     }
-    assert!(deferred > 7 << 20 && !receiver.can_resume(&bytes));
+    assert!(set_aside > 7 << 20 && !receiver.can_resume(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
     assert!(receiver.can_resume(&bytes));
     assert_eq!(
         receiver.read(&bytes).unwrap().consumed,
         bytes.len(),
-        "one deferred message was delivered, so another is deferred"
+        "one message set aside was delivered, so another is set aside"
     );
     assert_eq!(receiver.received(op).1, [7; EAGER_LIMIT]);
     // A frame longer than any packet blocks the connection at once.
@@ -795,7 +798,10 @@ fn deferred_messages_are_bounded_in_bytes() {
         &rxm_packet(PacketKind::Eager, 0, 2 * EAGER_LIMIT as u64),
         &[7; 2 * EAGER_LIMIT],
     );
-    assert!(receiver.read(&long).unwrap().blocked);
+    assert_eq!(
+        receiver.read(&long).unwrap().stop_reason,
+        StopReason::Blocked
+    );
 }
 
 /// After a disconnect, eager messages that were sent arrive, and rendezvous messages fail.
@@ -822,7 +828,7 @@ fn rendezvous_fails_when_the_peer_disconnects() {
     ]
     .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
-    assert!(receiver.reader.has_deferred() && receiver.reader.accepts_rendezvous());
+    assert!(receiver.reader.has_set_aside() && receiver.reader.accepts_rendezvous());
     let partial = receiver.reader.end_rendezvous_reads();
     assert_eq!(partial.len(), 1);
     receiver
@@ -833,13 +839,13 @@ fn rendezvous_fails_when_the_peer_disconnects() {
     let rest = rendezvous(5);
     assert_eq!(receiver.read(&rest).unwrap().consumed, rest.len());
     assert_eq!(receiver.received(op).1, b"abc");
-    assert!(!receiver.reader.has_deferred() && receiver.reader.abort().is_empty());
+    assert!(!receiver.reader.has_set_aside() && receiver.reader.abort().is_empty());
 }
 
-/// A deferred packet is parsed later, and may turn out to be malformed: then the partial message is
-/// lost with the connection, and its receive waits for the next one.
+/// A packet that is set aside is parsed later, and may be malformed: then the partial message is
+/// lost with the connection, and its receive waits for the next message.
 #[test]
-fn invalid_deferred_packet_fails_partial_message() {
+fn invalid_packet_set_aside_fails_partial_message() {
     let mut receiver = TcpReceiver::rxm(300, CONNECTION_ID);
     let interrupted = receiver.post_recv(UNTAGGED, None);
     let over_budget = encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[1; 1000]);

@@ -12,8 +12,8 @@ use fabric_core::tcp::rxm::{
     AtomicHeader, EAGER_LIMIT, MAX_OPERAND_BYTES, PacketKind, RxmPacket, RxmSender,
 };
 use fabric_core::tcp::{
-    ByteOrder, Frame, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList, UnexpectedPolicy,
-    WireRmaIov,
+    ByteOrder, Frame, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList, StopReason,
+    UnexpectedPolicy, WireRmaIov,
 };
 use fabric_core::transport::{EngineContext, EpId, RemoteAccess, RmaIov};
 use proptest::prelude::*;
@@ -268,7 +268,7 @@ proptest! {
         let (op, _) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
         let largest = largest_allocation(|| {
             if let Ok(outcome) = receiver.read(&bytes[..cut]) {
-                assert!(!outcome.blocked);
+                assert!(outcome.stop_reason != StopReason::Blocked);
                 let _ = receiver.read(&bytes[outcome.consumed..]);
             }
             let _ = responses(&mut receiver);
@@ -705,7 +705,11 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     .concat();
     for _ in 0..2 {
         let outcome = receiver.read(&stream).unwrap();
-        assert!(outcome.blocked && outcome.consumed == 0 && !receiver.reader.has_deferred());
+        assert!(
+            outcome.stop_reason == StopReason::Blocked
+                && outcome.consumed == 0
+                && !receiver.reader.has_set_aside()
+        );
         assert!(!receiver.can_resume(&stream));
     }
     memory.put_back(buf);
@@ -721,9 +725,9 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     );
 }
 
-/// A deferred message blocks no atomic operation, and the number of queued responses is bounded.
+/// A message set aside blocks no atomic operation, and the number of queued responses is bounded.
 #[test]
-fn atomics_pass_deferred_messages_and_are_bounded() {
+fn atomics_pass_messages_set_aside_and_are_bounded() {
     let mut receiver = TcpReceiver::rxm(100, CONNECTION_ID);
     let one = 1u64.to_ne_bytes();
     receiver
@@ -738,7 +742,7 @@ fn atomics_pass_deferred_messages_and_are_bounded() {
     ]
     .concat();
     assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
-    assert!(receiver.reader.has_deferred());
+    assert!(receiver.reader.has_set_aside());
     assert_eq!(
         (region_bytes(&receiver)[0], receiver.received(op).1),
         (1, &[3; 8][..])
@@ -755,7 +759,7 @@ fn atomics_pass_deferred_messages_and_are_bounded() {
         assert!(count < 10_000, "the response queue is bounded");
     }
     let outcome = receiver.read(&request).unwrap();
-    assert!(outcome.responses_full && !outcome.blocked);
+    assert!(outcome.stop_reason == StopReason::ResponsesFull);
     assert_eq!(responses(&mut receiver).len(), count * (16 + 64 + 16));
     assert_eq!(receiver.read(&request).unwrap().consumed, request.len());
 }

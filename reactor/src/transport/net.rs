@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::info::Info;
-use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
@@ -62,16 +61,18 @@ impl SocketConfig {
         let Some(ports) = self.options.port_range.clone().filter(|_| at.port() == 0) else {
             return open(at);
         };
-        let count = ports.clone().count();
-        let first = RandomState::new().hash_one(at) as usize % count;
-        let mut opened = Err(Error::Closed(Class::Endpoint));
-        for port in ports.clone().chain(ports).skip(first).take(count) {
-            opened = open(SocketAddr::new(at.ip(), port));
-            if !matches!(opened, Err(Error::AddressInUse(_))) {
-                break;
+        // `SocketOptions::check` rejects an empty range.
+        let count = u32::from(ports.end().saturating_sub(*ports.start())) + 1;
+        let first = (RandomState::new().hash_one(at) % u64::from(count)) as u32;
+        let mut tried = 0;
+        loop {
+            let port = ports.start() + ((first + tried) % count) as u16;
+            let opened = open(SocketAddr::new(at.ip(), port));
+            tried += 1;
+            if tried == count || !matches!(opened, Err(Error::AddressInUse(_))) {
+                return opened;
             }
         }
-        opened
     }
 }
 

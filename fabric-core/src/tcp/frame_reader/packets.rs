@@ -9,7 +9,7 @@ use crate::tcp::rxm::{
 use crate::tcp::{Frame, MAX_MESSAGE, ProtocolViolation, atomics};
 use crate::transport::EngineContext;
 
-use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId};
+use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
 /// A packet whose packet header has arrived.
 struct ParsedPacket<'a> {
@@ -69,7 +69,7 @@ impl FrameReader {
                 if segment_type == SegmentType::First {
                     rxm.check_first_segment(&packet, parsed.payload_len as u64)?;
                     let Some(id) = rx.begin_partial(engine, envelope) else {
-                        outcome.blocked = true;
+                        outcome.stop_reason = StopReason::Blocked;
                         return Ok(false);
                     };
                     rxm.begin_segmented(&packet, id);
@@ -96,7 +96,7 @@ impl FrameReader {
                     return Ok(true);
                 }
                 let Some(id) = rx.begin_partial(engine, envelope) else {
-                    outcome.blocked = true;
+                    outcome.stop_reason = StopReason::Blocked;
                     return Ok(false);
                 };
                 rxm.begin_rendezvous_read(RendezvousRead::new(
@@ -142,7 +142,7 @@ impl FrameReader {
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.responses.is_full() {
-            outcome.responses_full = true;
+            outcome.stop_reason = StopReason::ResponsesFull;
             return Ok(false);
         }
         let Some(payload) = parsed.complete_atomic_payload()? else {
@@ -156,7 +156,7 @@ impl FrameReader {
             engine,
         )?;
         if stall.is_some() {
-            (self.stall, outcome.blocked) = (stall, true);
+            (self.stall, outcome.stop_reason) = (stall, StopReason::Blocked);
             return Ok(false);
         }
         Ok(self.finish_packet(received, parsed, outcome))

@@ -150,6 +150,12 @@ pub(crate) enum ControlRead<T> {
     HungUp,
 }
 
+/// The protocol violation of [`ControlRead::VersionMismatch`] after the handshake.
+pub(crate) const VERSION_MISMATCH: &str = "control message of another protocol version";
+/// The protocol violation of [`ControlRead::WrongEpType`].
+pub(crate) const WRONG_EP_TYPE: &str =
+    "handshake of the other type of endpoint (FI_EP_RDM, FI_EP_MSG)";
+
 impl<T> ControlRead<T> {
     /// Converts the message.
     pub(super) fn map<U>(self, convert: impl FnOnce(T) -> U) -> ControlRead<U> {

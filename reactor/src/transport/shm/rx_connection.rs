@@ -508,8 +508,11 @@ impl RxConnection {
                     ));
                 }
                 ControlRead::Malformed(what) => return Some(DownReason::Protocol(what)),
-                ControlRead::VersionMismatch(_) | ControlRead::WrongEpType => {
-                    return Some(DownReason::Protocol("protocol version mismatch"));
+                ControlRead::VersionMismatch(_) => {
+                    return Some(DownReason::Protocol(control::VERSION_MISMATCH));
+                }
+                ControlRead::WrongEpType => {
+                    return Some(DownReason::Protocol(control::WRONG_EP_TYPE));
                 }
             }
         }

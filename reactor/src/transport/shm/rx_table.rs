@@ -90,28 +90,24 @@ impl RxConnections {
     }
 
     /// Returns whether the handshake of this connection is pending.
-    pub(crate) fn is_handshaking(&self, connection_index: usize) -> bool {
-        matches!(
-            self.slots.get(connection_index),
-            Some(RxSlot::Handshaking(_))
-        )
+    pub(crate) fn is_handshaking(&self, rx_index: usize) -> bool {
+        matches!(self.slots.get(rx_index), Some(RxSlot::Handshaking(_)))
     }
 
     /// Adds a connection whose handshake is pending.
     pub(crate) fn insert_handshake(&mut self, handshake: PendingHandshake) {
-        let connection_index = self.slots.insert(RxSlot::Handshaking(handshake));
-        self.handshaking.push_back(connection_index);
+        let rx_index = self.slots.insert(RxSlot::Handshaking(handshake));
+        self.handshaking.push_back(rx_index);
     }
 
     /// Removes a pending handshake, so that the caller can poll it and insert the result. The next
     /// insertion reuses the index.
-    pub(crate) fn take_handshake(&mut self, connection_index: usize) -> Option<PendingHandshake> {
-        if !self.is_handshaking(connection_index) {
+    pub(crate) fn take_handshake(&mut self, rx_index: usize) -> Option<PendingHandshake> {
+        if !self.is_handshaking(rx_index) {
             return None;
         }
-        self.handshaking
-            .retain(|pending| *pending != connection_index);
-        match self.slots.remove(connection_index) {
+        self.handshaking.retain(|pending| *pending != rx_index);
+        match self.slots.remove(rx_index) {
             RxSlot::Handshaking(handshake) => Some(handshake),
             RxSlot::Established(_) => None,
         }
@@ -140,39 +136,32 @@ impl RxConnections {
     pub(crate) fn insert_established(&mut self, mut rx: Box<RxConnection>) -> usize {
         rx.last_active = self.passes;
         let address = rx.peer_address.clone();
-        let connection_index = self.slots.insert(RxSlot::Established(rx));
-        self.by_address
-            .entry(address)
-            .or_default()
-            .push(connection_index);
-        self.active.push(connection_index);
-        connection_index
+        let rx_index = self.slots.insert(RxSlot::Established(rx));
+        self.by_address.entry(address).or_default().push(rx_index);
+        self.active.push(rx_index);
+        rx_index
     }
 
     /// Removes an established connection.
-    pub(crate) fn remove(&mut self, connection_index: usize) -> Option<RxConnection> {
-        let address = &self
-            .slots
-            .get(connection_index)?
-            .established()?
-            .peer_address;
+    pub(crate) fn remove(&mut self, rx_index: usize) -> Option<RxConnection> {
+        let address = &self.slots.get(rx_index)?.established()?.peer_address;
         if let Some(connections) = self.by_address.get_mut(address) {
-            connections.retain(|open| *open != connection_index);
+            connections.retain(|open| *open != rx_index);
             if connections.is_empty() {
                 self.by_address.remove(address);
             }
         }
-        self.active.retain(|active| *active != connection_index);
-        self.idle.retain(|idle| *idle != connection_index);
-        match self.slots.try_remove(connection_index)? {
+        self.active.retain(|active| *active != rx_index);
+        self.idle.retain(|idle| *idle != rx_index);
+        match self.slots.try_remove(rx_index)? {
             RxSlot::Established(rx) => Some(*rx),
             RxSlot::Handshaking(_) => None,
         }
     }
 
     /// Returns the established connection with this index.
-    pub(crate) fn get_mut(&mut self, connection_index: usize) -> Option<&mut RxConnection> {
-        self.slots.get_mut(connection_index)?.established_mut()
+    pub(crate) fn get_mut(&mut self, rx_index: usize) -> Option<&mut RxConnection> {
+        self.slots.get_mut(rx_index)?.established_mut()
     }
 
     /// Returns all established connections.
@@ -204,9 +193,9 @@ impl RxConnections {
 
     /// Calls `act` with every established connection and its index.
     pub(crate) fn for_each_peer(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
-        for (connection_index, slot) in &mut self.slots {
+        for (rx_index, slot) in &mut self.slots {
             if let RxSlot::Established(rx) = slot {
-                act(connection_index, rx);
+                act(rx_index, rx);
             }
         }
     }
@@ -223,9 +212,9 @@ impl RxConnections {
     /// Returns the active connection at this position of `active`, and its index.
     #[inline]
     pub(crate) fn active_mut(&mut self, position: usize) -> Option<(usize, &mut RxConnection)> {
-        let connection_index = *self.active.get(position)?;
-        match self.slots.get_mut(connection_index) {
-            Some(RxSlot::Established(rx)) => Some((connection_index, rx)),
+        let rx_index = *self.active.get(position)?;
+        match self.slots.get_mut(rx_index) {
+            Some(RxSlot::Established(rx)) => Some((rx_index, rx)),
             _ => None,
         }
     }
@@ -266,26 +255,26 @@ impl RxConnections {
     /// Handles the result of polling an idle connection: the connection becomes active if it has
     /// `progressed` or needs further polling, and otherwise stays idle.
     #[cold]
-    pub(crate) fn on_idle_polled(&mut self, connection_index: usize, progressed: bool) {
+    pub(crate) fn on_idle_polled(&mut self, rx_index: usize, progressed: bool) {
         let passes = self.passes;
-        let Some(rx) = self.get_mut(connection_index) else {
+        let Some(rx) = self.get_mut(rx_index) else {
             return;
         };
         if !progressed && rx.may_become_idle() {
-            self.idle.push_back(connection_index);
+            self.idle.push_back(rx_index);
             return;
         }
         rx.idle = false;
         rx.disarm();
         rx.last_active = passes;
-        self.active.push(connection_index);
+        self.active.push(rx_index);
     }
 
     /// Makes an idle connection active, because its socket has a control message.
-    pub(crate) fn activate(&mut self, connection_index: usize) {
+    pub(crate) fn activate(&mut self, rx_index: usize) {
         let Some(rx) = self
             .slots
-            .get_mut(connection_index)
+            .get_mut(rx_index)
             .and_then(RxSlot::established_mut)
         else {
             return;
@@ -293,8 +282,8 @@ impl RxConnections {
         if std::mem::take(&mut rx.idle) {
             rx.disarm();
             rx.last_active = self.passes;
-            self.idle.retain(|idle| *idle != connection_index);
-            self.active.push(connection_index);
+            self.idle.retain(|idle| *idle != rx_index);
+            self.active.push(rx_index);
         }
     }
 
@@ -316,12 +305,12 @@ impl RxConnections {
         } else {
             0
         };
-        let Some(&connection_index) = self.active.get(self.demotion_cursor) else {
+        let Some(&rx_index) = self.active.get(self.demotion_cursor) else {
             return false;
         };
         let Some(rx) = self
             .slots
-            .get_mut(connection_index)
+            .get_mut(rx_index)
             .and_then(RxSlot::established_mut)
         else {
             return false;
@@ -332,7 +321,7 @@ impl RxConnections {
         rx.idle = rx.arm();
         if rx.idle {
             self.active.swap_remove(self.demotion_cursor);
-            self.idle.push_back(connection_index);
+            self.idle.push_back(rx_index);
             return false;
         }
         rx.disarm();
@@ -345,10 +334,10 @@ impl RxConnections {
     /// are armed already. Returns false if a record can be received now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut may_sleep = true;
-        for &connection_index in &self.active {
+        for &rx_index in &self.active {
             may_sleep &= self
                 .slots
-                .get_mut(connection_index)
+                .get_mut(rx_index)
                 .and_then(RxSlot::established_mut)
                 .is_none_or(RxConnection::arm);
         }
@@ -357,10 +346,10 @@ impl RxConnections {
 
     /// Disarms the doorbells of active connections after this side has slept.
     pub(crate) fn disarm(&mut self) {
-        for &connection_index in &self.active {
+        for &rx_index in &self.active {
             if let Some(rx) = self
                 .slots
-                .get_mut(connection_index)
+                .get_mut(rx_index)
                 .and_then(RxSlot::established_mut)
             {
                 rx.disarm();

@@ -47,7 +47,7 @@ pub(crate) struct TxConnection {
     /// Address handle of the peer.
     pub(crate) addr: FiAddr,
     /// Incarnation that the peer must have; `None` if any endpoint of the name is accepted.
-    pub(crate) expected: Option<Incarnation>,
+    pub(crate) expected_incarnation: Option<Incarnation>,
     state: TxConnectionState,
     /// Endpoint of the peer whose end was reported to the application, so that the end is not
     /// reported twice.
@@ -179,7 +179,7 @@ impl TxConnection {
         Self {
             peer_address,
             addr,
-            expected: None,
+            expected_incarnation: None,
             state: TxConnectionState::Closed,
             end_reported: None,
             queue: VecDeque::new(),

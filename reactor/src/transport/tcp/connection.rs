@@ -2,7 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `connection` | state, interest of the wait set, the end |
+//! | `connection` | the connection, interest of the wait set, the end |
+//! | `rx_state` | what the receive side waits for |
 //! | `sending`, `receiving` | bytes out, bytes in |
 //! | `onesided` | frames of one-sided operations, of either side |
 //! | `rxm` | rendezvous and atomics of RXM |
@@ -30,6 +31,7 @@ use crate::uring::SharedUring;
 
 mod onesided;
 mod receiving;
+mod rx_state;
 mod rxm;
 mod sending;
 mod uring_io;
@@ -37,12 +39,9 @@ mod zero_copy;
 
 use uring_io::UringIo;
 
-use receiving::UnconsumedBytes;
+use rx_state::{RxPhase, RxState};
 use sending::Unwritten;
 pub(crate) use sending::{QueuedTxOp, TrySendResult};
-
-/// Passes without input after which a connection is not polled until its socket is ready.
-const IDLE_PASSES: u32 = 2000;
 
 /// An established connection.
 pub(crate) struct TcpConnection {
@@ -65,23 +64,11 @@ pub(crate) struct TcpConnection {
     writer: FrameWriter,
     /// Operations of batched messages whose last byte the kernel does not have, in stream order.
     unwritten: VecDeque<Unwritten>,
-    /// Bytes that were read and not consumed.
-    unconsumed: UnconsumedBytes,
-    /// Whether the frame reader has not seen all of `unconsumed`.
-    has_unparsed: bool,
-    /// Whether the first unconsumed message was deferred to the next pass.
-    deferred_once: bool,
-    /// Whether the first unconsumed message is held: no receive matches, and there is no room to
-    /// buffer the message.
-    message_held: bool,
-    /// Whether this side does not read for now, so that the socket is not watched for input.
-    read_paused: bool,
+    rx: RxState,
     /// Whether the socket had no room at the last write.
     write_blocked: bool,
     /// Whether something was sent since the last pass: later messages are batched.
     batching: bool,
-    /// Why the connection ended: the peer sends no more, or the connection is broken.
-    end_reason: Option<DownReason>,
     /// Whether nothing can be sent any more. Data that the peer sent before may still be readable.
     write_closed: bool,
     /// Whether a message that was partly sent will not be finished: the pending bytes are sent, and
@@ -89,8 +76,6 @@ pub(crate) struct TcpConnection {
     aborting: bool,
     /// Bytes of responses that were sent since bytes of a queued operation were last sent.
     response_bytes: usize,
-    /// Passes without input since the last input.
-    idle_passes: u32,
     /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
     /// Receives and sends in io_uring, if that is the backend.
@@ -137,18 +122,12 @@ impl TcpConnection {
             reader,
             writer,
             unwritten: VecDeque::new(),
-            has_unparsed: !unconsumed.is_empty(),
-            unconsumed: UnconsumedBytes::new(unconsumed),
-            deferred_once: false,
-            message_held: false,
-            read_paused: false,
+            rx: RxState::new(unconsumed),
             write_blocked: false,
             batching: false,
-            end_reason: None,
             write_closed: false,
             aborting: false,
             response_bytes: 0,
-            idle_passes: 0,
             is_active: false,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
@@ -170,7 +149,7 @@ impl TcpConnection {
 
     /// Returns why the connection has ended; `None` while the connection lasts.
     pub(crate) fn end_reason(&self) -> Option<DownReason> {
-        self.end_reason
+        self.rx.end_reason()
     }
 
     /// Returns whether nothing can be sent to the peer any more.
@@ -181,17 +160,12 @@ impl TcpConnection {
     /// Returns whether the connection holds a message that no receive matches and for which there
     /// is no buffer space.
     pub(crate) fn has_held_messages(&self) -> bool {
-        self.message_held || self.reader.has_deferred()
+        self.rx.phase() == RxPhase::Held || self.reader.has_set_aside()
     }
 
-    /// Returns whether the connection had input recently, so that passes poll it.
-    fn is_recently_active(&self) -> bool {
-        self.idle_passes < IDLE_PASSES
-    }
-
-    /// Lets passes poll the connection again for [`IDLE_PASSES`].
+    /// Lets passes poll the connection again, as after input.
     pub(crate) fn reset_idle(&mut self) {
-        self.idle_passes = 0;
+        self.rx.reset_idle();
     }
 
     /// Returns whether sends are batched until the next pass.
@@ -201,7 +175,7 @@ impl TcpConnection {
 
     /// Returns whether passes have to poll the connection, even with nothing queued for its peer.
     pub(crate) fn needs_progress(&self) -> bool {
-        self.is_recently_active()
+        self.rx.is_recently_active()
             || self.has_held_messages()
             || self.can_write_pending()
             || self.has_local_work()
@@ -241,7 +215,7 @@ impl TcpConnection {
 
     /// Ends the connection: nothing more is read from the socket or sent. The first reason counts.
     fn end(&mut self, reason: DownReason) {
-        self.end_reason.get_or_insert(reason);
+        self.rx.end(reason);
         self.write_closed = true;
         self.socket.unwatch();
     }
@@ -293,31 +267,24 @@ impl TcpConnection {
         }
     }
 
-    /// Updates what the socket is watched for, if this side has begun or stopped reading.
-    fn update_read_interest(&mut self) {
-        if self.read_paused != (self.message_held || self.is_backlogged()) {
-            self.update_interest();
-        }
-    }
-
     /// Updates what the socket is watched for: input if this side reads, room if a write found
     /// none. A readable socket that is not read would wake the domain again and again.
     pub(crate) fn update_interest(&mut self) {
-        self.read_paused = self.message_held || self.is_backlogged();
-        if self.end_reason.is_some() {
+        if self.rx.has_ended() {
             return;
         }
+        let is_reading = self.is_reading();
         if self.uses_uring() {
-            if self.read_paused {
+            if !is_reading {
                 self.pause_uring_recv();
             }
             return self.socket.unwatch();
         }
-        let interest = match (self.read_paused, self.write_blocked) {
-            (true, false) => return self.socket.unwatch(),
-            (true, true) => Interest::Write,
-            (false, true) => Interest::Both,
-            (false, false) => Interest::Read,
+        let interest = match (is_reading, self.write_blocked) {
+            (false, false) => return self.socket.unwatch(),
+            (false, true) => Interest::Write,
+            (true, true) => Interest::Both,
+            (true, false) => Interest::Read,
         };
         if self
             .socket

@@ -41,8 +41,15 @@ pub(crate) struct TcpSocket {
     /// Shared with operations in io_uring, which keep it open until they have ended.
     fd: Arc<OwnedFd>,
     fork_guard: ForkGuard,
-    /// The wait set that watches the socket, and the token.
-    registration: Option<(Arc<dyn WaitSet>, u64)>,
+    /// The registration in a wait set; `None` while the socket is not watched.
+    registration: Option<Registration>,
+}
+
+/// A socket in a wait set.
+struct Registration {
+    wait_set: Arc<dyn WaitSet>,
+    token: u64,
+    interest: Interest,
 }
 
 /// The result of a read.
@@ -221,32 +228,41 @@ impl TcpSocket {
         }
     }
 
-    /// Watches the socket for `interest`, which replaces an earlier interest.
+    /// Watches the socket for `interest`. Replaces an earlier interest and token, of the same wait
+    /// set; makes no system call if both are set already.
     pub(crate) fn watch(
         &mut self,
         wait_set: &Arc<dyn WaitSet>,
         token: u64,
         interest: Interest,
     ) -> Result<()> {
-        if self.registration.is_none() {
-            wait_set
-                .watch(self.fd.as_fd(), token)
-                .map_err(epoll_ctl_error)?;
-            self.registration = Some((wait_set.clone(), token));
-            if interest == Interest::Read {
-                return Ok(());
+        let registration = match &mut self.registration {
+            Some(registration) => registration,
+            None => {
+                wait_set
+                    .watch(self.fd.as_fd(), token)
+                    .map_err(epoll_ctl_error)?;
+                self.registration.insert(Registration {
+                    wait_set: wait_set.clone(),
+                    token,
+                    interest: Interest::Read,
+                })
             }
+        };
+        if (registration.token, registration.interest) != (token, interest) {
+            wait_set
+                .set_interest(self.fd.as_fd(), token, interest)
+                .map_err(epoll_ctl_error)?;
+            (registration.token, registration.interest) = (token, interest);
         }
-        wait_set
-            .set_interest(self.fd.as_fd(), token, interest)
-            .map_err(epoll_ctl_error)
+        Ok(())
     }
 
     pub(crate) fn unwatch(&mut self) {
-        if let Some((wait_set, _)) = self.registration.take()
+        if let Some(registration) = self.registration.take()
             && self.fork_guard.in_original_process()
         {
-            wait_set.unwatch(self.fd.as_fd());
+            registration.wait_set.unwatch(self.fd.as_fd());
         }
     }
 

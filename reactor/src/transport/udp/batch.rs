@@ -139,7 +139,9 @@ impl DatagramBatch {
         })
     }
 
-    /// Returns the source address of a datagram; `None` if it is neither IPv4 nor IPv6.
+    /// Returns the source address of a datagram; `None` if it is neither IPv4 nor IPv6. Flow label
+    /// and scope id are left out, as in an `Address`: the senders are looked up by the socket
+    /// addresses of the address vector.
     fn source_addr(&self, index: usize) -> Option<SocketAddr> {
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for an address of any
@@ -186,7 +188,8 @@ impl DatagramBatch {
         unsafe { (*buffers).iovecs[index].iov_len = payload.len() };
     }
 
-    /// Sets the destination address of the message at this index.
+    /// Sets the destination address of the message at this index. `to` is the socket address of an
+    /// `Address`, so its flow label and scope id are 0.
     fn set_destination(&mut self, index: usize, to: SocketAddr) {
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for either family.

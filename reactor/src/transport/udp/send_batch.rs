@@ -30,6 +30,11 @@ pub(super) struct SendBatch {
 }
 
 impl SendBatch {
+    /// Returns the number of unsent messages.
+    pub(super) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Returns whether no message is unsent.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()

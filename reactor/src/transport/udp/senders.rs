@@ -87,8 +87,7 @@ impl Senders {
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
         let fi_addr = address
             .and_then(|address| engine.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
-        let key = PeerKey(self.next_peer_key);
-        self.next_peer_key = self.next_peer_key.wrapping_add(1);
+        let key = self.unused_peer_key();
         let index = self.entries.insert(Sender {
             socket_addr: from,
             peer_key: key,
@@ -99,6 +98,22 @@ impl Senders {
         self.by_socket_addr.insert(from, index);
         self.eviction_queue.push_back(index);
         index
+    }
+
+    /// Returns a key that no recorded sender has. The counter may wrap, because every new source
+    /// port of a peer takes a key.
+    fn unused_peer_key(&mut self) -> PeerKey {
+        loop {
+            let key = PeerKey(self.next_peer_key);
+            self.next_peer_key = self.next_peer_key.wrapping_add(1);
+            if self
+                .entries
+                .iter()
+                .all(|(_, sender)| sender.peer_key != key)
+            {
+                return key;
+            }
+        }
     }
 
     /// Evicts a sender without recent datagrams (second-chance replacement).
@@ -149,5 +164,29 @@ impl Senders {
         for (_, sender) in &self.entries {
             engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peer_keys_of_recorded_senders_are_not_reused() {
+        let mut senders = Senders::new(EpId(0));
+        for port in 1..=3 {
+            let peer_key = senders.unused_peer_key();
+            senders.entries.insert(Sender {
+                socket_addr: SocketAddr::from(([127, 0, 0, 1], port)),
+                peer_key,
+                source: None,
+                addr_at_first_datagram: None,
+                active: true,
+            });
+        }
+        senders.entries.remove(1);
+        senders.next_peer_key = u32::MAX;
+        let keys = [0; 3].map(|_| senders.unused_peer_key());
+        assert_eq!(keys, [PeerKey(u32::MAX), PeerKey(1), PeerKey(3)]);
     }
 }

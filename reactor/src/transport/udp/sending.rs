@@ -133,12 +133,15 @@ impl UdpEndpoint {
         flushed
     }
 
-    /// Sends batched and queued messages while the socket has room; returns whether any was sent.
+    /// Sends batched and queued messages while the socket has room; returns whether any was sent or
+    /// has failed.
     pub(super) fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
         }
-        let mut moved = self.flush(engine);
+        let batched = self.send_batch.len();
+        self.flush(engine);
+        let mut moved = self.send_batch.len() < batched;
         for _ in 0..MAX_SENDS_PER_PASS {
             let Some(&QueuedDatagram { op, peer }) =
                 self.tx_queue.front().filter(|_| !self.write_blocked)

@@ -157,7 +157,7 @@ impl ShmEndpoint {
 
     /// Advances a handshake, and adds the connection if it is established.
     fn poll_handshake(&mut self, engine: &mut impl EngineContext, handshake: PendingHandshake) {
-        self.last_peer_key += 1;
+        self.last_peer_key = self.last_peer_key.wrapping_add(1);
         match handshake.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
             HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
             HandshakeOutcome::Established(mut peer) => {

@@ -384,7 +384,7 @@ impl ShmEndpoint {
         let connected = Connected {
             name: self.name.clone(),
             data: server.private_data,
-            peer_caps: server.caps,
+            tx_caps: server.caps,
         };
         engine.on_connected(self.id, &peer, Ok(connected));
         self.progress_rx(engine);
@@ -429,7 +429,7 @@ impl ShmEndpoint {
             return Err(error);
         }
         // The receiving end, over the socket of the request.
-        let peer_caps = request.client.caps;
+        let tx_caps = request.client.caps;
         let identity = (request.credentials, request.client.incarnation);
         let rx = self.new_msg_rx(engine, identity, request.segment, socket);
         let tx_connections = self.tx_connections.clone();
@@ -447,7 +447,7 @@ impl ShmEndpoint {
         let connected = Connected {
             name: self.name.clone(),
             data: Vec::new(),
-            peer_caps,
+            tx_caps,
         };
         engine.on_connected(self.id, &peer, Ok(connected));
         Ok(())

@@ -89,7 +89,7 @@ impl ShmEndpoint {
         });
         if let Some(mut tx) = self.tx_connection(addr) {
             // An address that the application has inserted stands for any incarnation.
-            tx.expected = expected;
+            tx.expected_incarnation = expected;
         }
     }
 

@@ -162,7 +162,7 @@ impl ShmEndpoint {
                 return Err(error);
             }
             engine.address_of(self.id, tx.addr)?;
-            tx.expected = engine.incarnation_of(self.id, tx.addr);
+            tx.expected_incarnation = engine.incarnation_of(self.id, tx.addr);
         }
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }

@@ -108,11 +108,9 @@ impl Rejection {
                     error: Error::ConnectionRefused { peer, reason },
                 }
             }
-            ControlRead::WrongEpType => Self::protocol(
-                RefusalReason::EpType,
-                peer,
-                "handshake of the other type of endpoint (FI_EP_RDM, FI_EP_MSG)",
-            ),
+            ControlRead::WrongEpType => {
+                Self::protocol(RefusalReason::EpType, peer, control::WRONG_EP_TYPE)
+            }
             ControlRead::Malformed(what) => Self::protocol(RefusalReason::Malformed, peer, what),
             ControlRead::Message(_) | ControlRead::WouldBlock | ControlRead::HungUp => {
                 Self::protocol(RefusalReason::Malformed, peer, "incomplete handshake")

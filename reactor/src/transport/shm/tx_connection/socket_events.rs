@@ -68,8 +68,11 @@ impl TxConnection {
                 ControlRead::WouldBlock => return None,
                 ControlRead::Message(event) => self.on_control(event),
                 ControlRead::Malformed(what) => Err(TxEndCause::ProtocolViolation(what)),
-                ControlRead::VersionMismatch(_) | ControlRead::WrongEpType => {
-                    Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
+                ControlRead::VersionMismatch(_) => {
+                    Err(TxEndCause::ProtocolViolation(control::VERSION_MISMATCH))
+                }
+                ControlRead::WrongEpType => {
+                    Err(TxEndCause::ProtocolViolation(control::WRONG_EP_TYPE))
                 }
                 ControlRead::DescriptorLimitReached => Err(TxEndCause::ProtocolViolation(
                     "no descriptor left for a received message (RLIMIT_NOFILE)",
@@ -175,7 +178,10 @@ impl TxConnection {
             TxConnectionState::Connecting(mut channel) if channel.hello_sent() => {
                 channel.on_accept(incarnation, self.settings.single_copy);
                 let identity = Incarnation::from(channel.peer_identity);
-                if self.expected.is_some_and(|expected| expected != identity) {
+                if self
+                    .expected_incarnation
+                    .is_some_and(|expected| expected != identity)
+                {
                     control::send_control(&channel.socket, ControlMessage::Disconnect);
                     // An established connection would send queued operations to this endpoint, and
                     // would report an event of its end.

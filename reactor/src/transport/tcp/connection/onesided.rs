@@ -18,7 +18,7 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, TxOp};
 use fabric_core::{Error, Result};
 
 use super::sending::{MAX_BYTES_PER_PASS, SCHEDULING_QUANTUM, WRITE_BUFFER_LIMIT};
-use super::{QueuedTxOp, TcpConnection};
+use super::{QueuedTxOp, RxPhase, TcpConnection};
 
 /// What completes an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl TcpConnection {
         // A peer that is gone may have sent messages that are still unread, but gets no response.
         let can_write = !self.write_closed && !self.write_blocked && !self.is_uring_sending();
         let has_responses = can_write && !responses.is_empty() && !responses.is_blocked_on_region();
-        let has_unread = self.has_unparsed || self.deferred_once;
+        let has_unread = matches!(self.rx.phase(), RxPhase::Unparsed | RxPhase::Deferred);
         has_responses
             || can_write && self.can_read_rendezvous()
             || has_unread && !self.is_backlogged()

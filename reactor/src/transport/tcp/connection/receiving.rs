@@ -9,52 +9,16 @@
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
-use fabric_core::tcp::UnexpectedPolicy;
+use fabric_core::tcp::{ReadOutcome, UnexpectedPolicy};
 use fabric_core::transport::EngineContext;
 
 use super::super::socket::ReadResult;
-use super::TcpConnection;
 use super::sending::WRITE_BUFFER_LIMIT;
+use super::{RxPhase, TcpConnection};
 
 /// Maximum number of reads before this side closes a replaced connection: enough for a full socket
 /// receive buffer.
 const MAX_FINAL_READS: u32 = 64;
-
-/// Bytes that were read and not consumed. Consuming bytes does not move the rest.
-#[derive(Debug)]
-pub(super) struct UnconsumedBytes {
-    bytes: Vec<u8>,
-    /// Number of bytes at the front that were consumed.
-    consumed: usize,
-}
-
-impl UnconsumedBytes {
-    pub(super) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, consumed: 0 }
-    }
-
-    fn remaining(&self) -> &[u8] {
-        &self.bytes[self.consumed..]
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.remaining().is_empty()
-    }
-
-    /// Consumes the first `count` bytes.
-    fn consume(&mut self, count: usize) {
-        self.consumed += count;
-        if self.is_empty() {
-            self.replace(&[]);
-        }
-    }
-
-    fn replace(&mut self, bytes: &[u8]) {
-        self.consumed = 0;
-        self.bytes.clear();
-        self.bytes.extend_from_slice(bytes);
-    }
-}
 
 impl TcpConnection {
     /// Receives what has arrived. Returns whether anything was processed.
@@ -68,102 +32,98 @@ impl TcpConnection {
         engine: &mut impl EngineContext,
     ) -> bool {
         let sender = (self.peer_key, self.source);
+        let phase = self.rx.phase();
         // A held message needs a receive or room to buffer; a backlog of responses needs the peer
         // to read.
-        if self.message_held
+        if phase == RxPhase::Held
             && !self
                 .reader
-                .can_resume(self.unconsumed.remaining(), sender, rx, engine)
+                .can_resume(self.rx.unconsumed(), sender, rx, engine)
         {
             return false;
         }
-        let can_resume_deferred =
-            self.reader.has_deferred() && self.reader.can_resume_deferred(sender, rx);
-        if self.is_backlogged()
-            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume_deferred
-        {
+        let can_resume_set_aside =
+            self.reader.has_set_aside() && self.reader.can_resume_set_aside(sender, rx);
+        let has_nothing_to_read =
+            self.rx.has_ended() && self.rx.unconsumed().is_empty() && !can_resume_set_aside;
+        if self.is_backlogged() || has_nothing_to_read {
             self.pause_uring_recv();
             return false;
         }
         // Reads behind the unconsumed bytes, unless they begin with a held or deferred message.
-        let was_deferred = std::mem::take(&mut self.deferred_once);
-        let mut len = self.unconsumed.remaining().len();
-        let mut has_input = self.message_held
-            | can_resume_deferred
-            | was_deferred
-            | std::mem::take(&mut self.has_unparsed);
-        if !was_deferred {
-            scratch[..len].copy_from_slice(self.unconsumed.remaining());
+        let mut len = self.rx.unconsumed().len();
+        if phase != RxPhase::Deferred {
+            scratch[..len].copy_from_slice(self.rx.unconsumed());
         }
-        if !self.message_held && !was_deferred && self.end_reason.is_none() {
-            match self.read(&mut scratch[len..]) {
-                ReadResult::WouldBlock => {}
-                ReadResult::Bytes(count) => {
-                    len += count;
-                    has_input = true;
-                }
-                ReadResult::Eof => {
-                    let is_frame_boundary =
-                        self.unconsumed.is_empty() && !self.reader.has_partial();
-                    self.end(if is_frame_boundary {
-                        DownReason::Closed
-                    } else {
-                        DownReason::Died
-                    });
-                }
-                ReadResult::Failed => self.end(DownReason::Died),
-            }
+        let mut has_input = phase != RxPhase::Reading || can_resume_set_aside;
+        if matches!(phase, RxPhase::Reading | RxPhase::Unparsed) && !self.rx.has_ended() {
+            let count = self.read_or_end(&mut scratch[len..]);
+            len += count;
+            has_input |= count > 0;
         }
         if !has_input {
-            self.idle_passes = self.idle_passes.saturating_add(1);
             self.on_idle_pass();
-            return self.end_reason.is_some();
+            return self.rx.has_ended();
         }
-        self.idle_passes = 0;
+        self.rx.reset_idle();
         // Parses the frames.
-        self.reader
-            .set_unexpected_policy(match (self.end_reason, was_deferred) {
-                (Some(_), _) => UnexpectedPolicy::Buffer,
-                (None, true) => UnexpectedPolicy::DeferredOnce,
-                (None, false) => UnexpectedPolicy::Defer,
-            });
-        let bytes = if was_deferred {
-            self.unconsumed.remaining()
+        let policy = match phase {
+            _ if self.rx.has_ended() => UnexpectedPolicy::Buffer,
+            RxPhase::Deferred => UnexpectedPolicy::DeferredOnce,
+            _ => UnexpectedPolicy::Defer,
+        };
+        self.reader.set_unexpected_policy(policy);
+        let bytes = if phase == RxPhase::Deferred {
+            self.rx.unconsumed()
         } else {
             &scratch[..len]
         };
-        let (consumed, is_blocked) = match self.reader.read(bytes, sender, rx, engine) {
+        let (consumed, next_phase) = match self.reader.read(bytes, sender, rx, engine) {
             Ok(outcome) => {
-                (self.has_unparsed, self.deferred_once) =
-                    (outcome.responses_full, outcome.is_deferred);
-                if self.write_closed || self.aborting {
-                    // No response can be sent any more.
-                    self.reader.responses.clear();
-                } else {
-                    outcome
-                        .acks_due
-                        .into_iter()
-                        .for_each(|ack| self.writer.push_ack(ack));
-                    outcome
-                        .rendezvous_done
-                        .into_iter()
-                        .for_each(|message| self.writer.push_rendezvous_done(message));
-                }
-                (outcome.consumed, outcome.blocked)
+                let next = (outcome.consumed, outcome.stop_reason.into());
+                self.queue_replies(outcome);
+                next
             }
             Err(violation) => {
                 self.end(DownReason::Protocol(violation.0));
-                (len, false)
+                (len, RxPhase::Reading)
             }
         };
-        if was_deferred {
-            self.unconsumed.consume(consumed);
+        if phase == RxPhase::Deferred {
+            self.rx.consume(consumed, next_phase);
         } else {
-            self.unconsumed.replace(&scratch[consumed..len]);
+            self.rx.set_unconsumed(&scratch[consumed..len], next_phase);
         }
-        self.message_held = is_blocked;
-        self.update_read_interest();
+        self.update_interest();
         true
+    }
+
+    /// Reads from the socket, and ends the connection at the end of the stream. Returns the number
+    /// of bytes read.
+    fn read_or_end(&mut self, into: &mut [u8]) -> usize {
+        match self.read(into) {
+            ReadResult::Bytes(count) => return count,
+            ReadResult::WouldBlock => {}
+            ReadResult::Eof if self.rx.unconsumed().is_empty() && !self.reader.has_partial() => {
+                self.end(DownReason::Closed);
+            }
+            // The stream ends within a frame.
+            ReadResult::Eof | ReadResult::Failed => self.end(DownReason::Died),
+        }
+        0
+    }
+
+    /// Queues the acks and reports that the frame reader owes the peer, if they can be sent.
+    fn queue_replies(&mut self, outcome: ReadOutcome) {
+        if self.write_closed || self.aborting {
+            return self.reader.responses.clear();
+        }
+        for ack in outcome.acks_due {
+            self.writer.push_ack(ack);
+        }
+        for message in outcome.rendezvous_done {
+            self.writer.push_rendezvous_done(message);
+        }
     }
 
     /// Receives what has arrived so far, before this side closes the connection: at most
@@ -178,7 +138,7 @@ impl TcpConnection {
             self.stop_uring_recv();
         }
         for _ in 0..MAX_FINAL_READS {
-            if self.end_reason.is_some() || !self.progress_rx(scratch, rx, engine) {
+            if self.rx.has_ended() || !self.progress_rx(scratch, rx, engine) {
                 break;
             }
         }
@@ -186,11 +146,11 @@ impl TcpConnection {
 
     /// Processes the deferred message, because there will be no later pass.
     pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut impl EngineContext) {
-        if std::mem::take(&mut self.deferred_once) {
+        if self.rx.phase() == RxPhase::Deferred {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             // The connection is being closed, so a protocol violation or a lack of room is ignored.
             let _ = self.reader.read(
-                self.unconsumed.remaining(),
+                self.rx.unconsumed(),
                 (self.peer_key, self.source),
                 rx,
                 engine,
@@ -205,6 +165,6 @@ impl TcpConnection {
 
     /// Returns whether this side reads from the socket.
     pub(super) fn is_reading(&self) -> bool {
-        !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
+        self.rx.phase() != RxPhase::Held && !self.is_backlogged() && !self.rx.has_ended()
     }
 }

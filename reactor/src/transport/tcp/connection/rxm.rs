@@ -180,7 +180,7 @@ impl TcpConnection {
     /// Returns whether the connection has ended, and receives of rendezvous messages may have to be
     /// failed (`fail_rendezvous_recvs`).
     pub(crate) fn has_unread_rendezvous_at_end(&self) -> bool {
-        self.end_reason.is_some() && self.reader.accepts_rendezvous()
+        self.rx.has_ended() && self.reader.accepts_rendezvous()
     }
 
     /// Fails the receives of rendezvous messages whose bytes will not arrive.

@@ -187,7 +187,7 @@ impl TcpConnection {
     ) -> bool {
         let moved = self.send_queued(queue, engine);
         self.complete_written(engine);
-        self.update_read_interest();
+        self.update_interest();
         moved
     }
 

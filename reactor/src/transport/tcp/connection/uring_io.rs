@@ -39,8 +39,6 @@ pub(super) struct UringIo {
     recv_state: UringRecv,
     /// Received buffers that were not read yet.
     received: VecDeque<LeasedBuffer>,
-    /// Whether the receive has failed with an error that the socket does not report again.
-    recv_failed: bool,
     pub(super) send_state: UringSend,
     pub(super) zero_copy: ZeroCopyState,
 }
@@ -77,6 +75,18 @@ enum UringRecv {
     Active(OpId),
     /// The receive was canceled; its last completion is pending.
     Stopping(OpId),
+    /// The receive has failed with an error that the socket does not report again.
+    Failed,
+}
+
+impl UringRecv {
+    /// Returns the receive that has not ended.
+    fn op_id(self) -> Option<OpId> {
+        match self {
+            Self::Active(op_id) | Self::Stopping(op_id) => Some(op_id),
+            Self::Inactive | Self::Failed => None,
+        }
+    }
 }
 
 impl UringIo {
@@ -88,7 +98,6 @@ impl UringIo {
             owner,
             recv_state,
             received,
-            recv_failed: false,
             send_state,
             zero_copy,
         }
@@ -110,9 +119,9 @@ impl UringIo {
         }
         match self.recv_state {
             _ if count > 0 => Some(ReadResult::Bytes(count)),
-            UringRecv::Inactive if self.recv_failed => Some(ReadResult::Failed),
             UringRecv::Inactive => None,
-            _ => Some(ReadResult::WouldBlock),
+            UringRecv::Active(_) | UringRecv::Stopping(_) => Some(ReadResult::WouldBlock),
+            UringRecv::Failed => Some(ReadResult::Failed),
         }
     }
 
@@ -128,7 +137,7 @@ impl UringIo {
     /// Cancels the receive and waits for its last completion. Afterwards all received bytes can be
     /// read.
     fn cancel_recv_and_wait(&mut self) {
-        if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = self.recv_state {
+        if let Some(op_id) = self.recv_state.op_id() {
             self.received.extend(self.uring.lock().cancel_recv(op_id));
             self.recv_state = UringRecv::Inactive;
         }
@@ -137,8 +146,10 @@ impl UringIo {
     /// Copies received bytes out of the buffers of the io_uring instance, so that other connections
     /// can use the buffers.
     fn detach_leases(&mut self) {
-        for lease in std::mem::take(&mut self.received) {
-            self.received.push_back(lease.into_owned());
+        for _ in 0..self.received.len() {
+            if let Some(lease) = self.received.pop_front() {
+                self.received.push_back(lease.into_owned());
+            }
         }
     }
 }
@@ -171,26 +182,30 @@ impl TcpConnection {
         let Some(io) = &mut self.uring_io else {
             return true;
         };
-        if !is_reading || io.recv_state != UringRecv::Inactive {
-            return !is_reading || io.received.is_empty();
+        if !is_reading {
+            return true;
         }
-        if io.recv_failed || !io.received.is_empty() {
+        if !io.received.is_empty() {
             return false;
         }
-        match io
+        match io.recv_state {
+            UringRecv::Active(_) | UringRecv::Stopping(_) => return true,
+            UringRecv::Failed => return false,
+            UringRecv::Inactive => {}
+        }
+        let armed = io
             .uring
             .lock()
-            .recv_multishot(self.socket.shared_fd(), io.owner)
-        {
-            Ok(op_id) => io.recv_state = UringRecv::Active(op_id),
-            Err(_) => return false,
+            .recv_multishot(self.socket.shared_fd(), io.owner);
+        if let Ok(op_id) = armed {
+            io.recv_state = UringRecv::Active(op_id);
         }
-        true
+        armed.is_ok()
     }
 
     /// Handles a pass without input: after [`SYSCALL_READ_PASSES`], stops the armed receive.
     pub(super) fn on_idle_pass(&mut self) {
-        if self.idle_passes == SYSCALL_READ_PASSES
+        if self.rx.count_idle_pass() == SYSCALL_READ_PASSES
             && let Some(io) = &mut self.uring_io
         {
             io.cancel_recv();
@@ -270,8 +285,7 @@ impl TcpConnection {
             CompletionKind::BufferReleased(released) => {
                 self.on_buffer_released(op_id, released.zero_copy)
             }
-            _ if ![UringRecv::Active(op_id), UringRecv::Stopping(op_id)]
-                .contains(&io.recv_state) => {}
+            _ if io.recv_state.op_id() != Some(op_id) => {}
             CompletionKind::Received(lease) => {
                 io.received
                     .push_back(if is_paused { lease.into_owned() } else { lease })
@@ -282,11 +296,11 @@ impl TcpConnection {
             | CompletionKind::Sent(_)
             | CompletionKind::Timed(_)
             | CompletionKind::Failed(Errno::CANCELED | Errno::NOBUFS | Errno::INTR) => {}
-            CompletionKind::Failed(_) => io.recv_failed = true,
+            CompletionKind::Failed(_) => io.recv_state = UringRecv::Failed,
         }
         if let Some(io) = &mut self.uring_io
             && completion.is_last
-            && [UringRecv::Active(op_id), UringRecv::Stopping(op_id)].contains(&io.recv_state)
+            && io.recv_state.op_id() == Some(op_id)
         {
             io.recv_state = UringRecv::Inactive;
         }
@@ -390,7 +404,7 @@ impl TcpConnection {
         self.take_uring_send(&mut VecDeque::new());
         if let Some(io) = self.uring_io.take() {
             let mut uring = io.uring.lock();
-            if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = io.recv_state {
+            if let Some(op_id) = io.recv_state.op_id() {
                 uring.detach(op_id);
                 // If the submission fails, the next one includes the cancellation.
                 let _ = uring.submit();

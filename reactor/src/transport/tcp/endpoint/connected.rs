@@ -163,7 +163,7 @@ impl TcpEndpoint {
             Ok(Connected {
                 name: self.name.clone(),
                 data,
-                peer_caps: Caps::TAGGED | Caps::ATOMIC,
+                tx_caps: Caps::TAGGED | Caps::ATOMIC,
             }),
         );
         Ok(())

@@ -21,7 +21,7 @@ impl TcpEndpoint {
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
     ) -> usize {
-        self.last_peer_key += 1;
+        self.last_peer_key = self.last_peer_key.wrapping_add(1);
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         let own_key = PeerKey(self.last_peer_key);
         // A shared receive queue assigns another key.

@@ -1,8 +1,8 @@
-//! RXM messages that are deferred: the reader keeps the frames that the receive queue declines, and
-//! reads the frames behind them.
+//! RXM messages that are set aside: the reader keeps the frames that the receive queue declines,
+//! and reads the frames behind them.
 //!
 //! With RXM, a declined message must not block the connection: behind it may be the response to a
-//! read for which an earlier message waits, or a read of a rendezvous message. Deferred frames are
+//! read for which an earlier message waits, or a read of a rendezvous message. Frames set aside are
 //! kept as they arrived, in order, within a limit of their own, and read again in later passes.
 
 use std::collections::VecDeque;
@@ -13,33 +13,33 @@ use crate::tcp::rxm::{EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RxmPacket, Seg
 use crate::tcp::{Frame, FrameKind, MAX_HEADER_LEN, ProtocolViolation};
 use crate::transport::EngineContext;
 
-use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId};
+use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
-/// Maximum number of bytes deferred per connection: more than a peer sends before it handles a read
-/// request. A frame beyond the limit blocks the connection.
-const MAX_DEFERRED_BYTES: usize = 8 << 20;
-/// Maximum length of a deferred frame, in bytes. No packet is longer.
-const MAX_DEFERRED_FRAME: usize = MAX_HEADER_LEN + PACKET_HEADER_LEN + EAGER_LIMIT;
+/// Maximum number of bytes set aside per connection: more than a peer sends before it handles a
+/// read request. A frame beyond the limit blocks the connection.
+const MAX_SET_ASIDE_BYTES: usize = 8 << 20;
+/// Maximum length of a frame that is set aside, in bytes. No packet is longer.
+const MAX_SET_ASIDE_FRAME: usize = MAX_HEADER_LEN + PACKET_HEADER_LEN + EAGER_LIMIT;
 
-/// The deferred frames of a connection, in order of arrival.
+/// The frames of a connection that are set aside, in order of arrival.
 #[derive(Debug, Default)]
-pub(super) struct DeferredFrames {
+pub(super) struct SetAsideFrames {
     frames: VecDeque<Box<[u8]>>,
     bytes: usize,
 }
 
 impl FrameReader {
-    /// Returns whether messages are deferred.
+    /// Returns whether messages are set aside.
     #[must_use]
-    pub fn has_deferred(&self) -> bool {
-        !self.deferred.frames.is_empty()
+    pub fn has_set_aside(&self) -> bool {
+        !self.set_aside.frames.is_empty()
     }
 
-    /// Returns whether the first deferred message can be accepted now.
+    /// Returns whether the first message that is set aside can be accepted now.
     #[must_use]
-    pub fn can_resume_deferred(&self, sender: SenderId, rx: &RxQueue) -> bool {
+    pub fn can_resume_set_aside(&self, sender: SenderId, rx: &RxQueue) -> bool {
         let envelope = self
-            .deferred
+            .set_aside
             .frames
             .front()
             .and_then(|frame| self.next_envelope(frame, sender));
@@ -68,8 +68,8 @@ impl FrameReader {
     }
 
     /// Ends all reads of rendezvous messages, because the peer no longer responds; returns the
-    /// messages that were being read, which the caller must fail. Deferred rendezvous packets are
-    /// dropped.
+    /// messages that were being read, which the caller must fail. Rendezvous packets that are set
+    /// aside are dropped.
     #[must_use]
     pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
         let is_rendezvous = |bytes: &[u8]| {
@@ -88,43 +88,45 @@ impl FrameReader {
                 )
             })
         };
-        self.deferred.frames.retain(|frame| !is_rendezvous(frame));
-        self.deferred.bytes = self.deferred.frames.iter().map(|frame| frame.len()).sum();
+        self.set_aside.frames.retain(|frame| !is_rendezvous(frame));
+        self.set_aside.bytes = self.set_aside.frames.iter().map(|frame| frame.len()).sum();
         self.rxm
             .as_mut()
             .map_or_else(Vec::new, |rxm| rxm.end_rendezvous_reads())
     }
 
-    /// Reads deferred messages as far as they can be accepted.
-    pub(super) fn read_deferred(
+    /// Reads messages that were set aside as far as they can be accepted.
+    pub(super) fn read_set_aside(
         &mut self,
         sender: SenderId,
         rx: &mut RxQueue,
         engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
-        if !self.has_deferred() {
+        if !self.has_set_aside() {
             return Ok(());
         }
-        // The frame whose payload is arriving is kept, even when a deferred frame is malformed.
+        // The frame whose payload is arriving is kept, even when a frame that was set aside is
+        // malformed.
         let body = self.body.take();
-        // Deferred messages have waited already, so they are buffered if no receive matches.
+        // Messages that were set aside have waited already, so they are buffered if no receive
+        // matches.
         let policy = std::mem::take(&mut self.unexpected_policy);
-        let result = self.read_all_deferred(sender, (rx, engine), outcome);
+        let result = self.read_all_set_aside(sender, (rx, engine), outcome);
         (self.body, self.unexpected_policy) = (body, policy);
         result
     }
 
-    /// Reads deferred frames in order, until the receive queue declines one.
-    fn read_all_deferred(
+    /// Reads frames that were set aside in order, until the receive queue declines one.
+    fn read_all_set_aside(
         &mut self,
         sender: SenderId,
         (rx, engine): (&mut RxQueue, &mut impl EngineContext),
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
-        while let Some(bytes) = self.deferred.frames.pop_front() {
+        while let Some(bytes) = self.set_aside.frames.pop_front() {
             let mut frame_outcome = ReadOutcome::default();
-            let is_read = self.read_deferred_frame(
+            let is_read = self.read_set_aside_frame(
                 &bytes,
                 sender,
                 (&mut *rx, &mut *engine),
@@ -132,16 +134,17 @@ impl FrameReader {
             );
             outcome.acks_due.append(&mut frame_outcome.acks_due);
             if !is_read? {
-                self.deferred.frames.push_front(bytes);
+                self.set_aside.frames.push_front(bytes);
                 break;
             }
-            self.deferred.bytes -= bytes.len();
+            self.set_aside.bytes -= bytes.len();
         }
         Ok(())
     }
 
-    /// Reads a message or defers it. Returns false when the message is incomplete or has to wait.
-    pub(super) fn read_or_defer(
+    /// Reads a message or sets the message aside. Returns false when the message is incomplete or
+    /// has to wait.
+    pub(super) fn read_or_set_aside(
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
@@ -149,12 +152,15 @@ impl FrameReader {
         engine: &mut impl EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
-        if self.must_defer(received) {
-            return Ok(self.defer(received, outcome));
+        if self.must_set_aside(received) {
+            return Ok(self.set_frame_aside(received, outcome));
         }
         let proceed = self.read_packet_or_tagged(received, sender, rx, engine, outcome)?;
         // A stalled atomic operation is not a message: it blocks the connection.
-        Ok(proceed || outcome.blocked && self.stall.is_none() && self.defer(received, outcome))
+        Ok(proceed
+            || outcome.stop_reason == StopReason::Blocked
+                && self.stall.is_none()
+                && self.set_frame_aside(received, outcome))
     }
 
     /// Reads a message: a packet, or a tagged frame of the tcp provider itself. Returns false when
@@ -179,8 +185,8 @@ impl FrameReader {
         }
     }
 
-    /// Reads a deferred frame. Returns false when the frame stays deferred.
-    fn read_deferred_frame(
+    /// Reads a frame that was set aside. Returns false when the frame stays set aside.
+    fn read_set_aside_frame(
         &mut self,
         bytes: &[u8],
         sender: SenderId,
@@ -189,14 +195,14 @@ impl FrameReader {
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;
         let (frame, header_len) =
-            decoded.ok_or(ProtocolViolation("deferred message without a header"))?;
+            decoded.ok_or(ProtocolViolation("message set aside without a header"))?;
         let received = ReceivedFrame {
             frame: &frame,
             header_len,
             bytes,
         };
         let is_read = self.read_packet_or_tagged(&received, sender, rx, engine, outcome)?;
-        // The payload of a segment is in the deferred frame too.
+        // The payload of a segment is in the same bytes.
         if let Some(FrameBody::Message { id, ack_due, .. }) = self.body.take() {
             rx.append(engine, id, &&bytes[outcome.consumed..]);
             outcome.acks_due.extend(self.responses.queue_ack(ack_due));
@@ -204,10 +210,10 @@ impl FrameReader {
         Ok(is_read)
     }
 
-    /// Returns whether a message has to wait behind the deferred ones, to keep the order of
+    /// Returns whether a message has to wait behind those that are set aside, to keep the order of
     /// messages.
-    fn must_defer(&self, received: &ReceivedFrame<'_>) -> bool {
-        if !self.has_deferred() {
+    fn must_set_aside(&self, received: &ReceivedFrame<'_>) -> bool {
+        if !self.has_set_aside() {
             return false;
         }
         let prefix = received
@@ -230,25 +236,25 @@ impl FrameReader {
         }
     }
 
-    /// Defers a message. Returns false when the message is incomplete, or exceeds the limit and
+    /// Sets a message aside. Returns false when the message is incomplete, or exceeds the limit and
     /// blocks the connection.
-    fn defer(&mut self, received: &ReceivedFrame<'_>, outcome: &mut ReadOutcome) -> bool {
+    fn set_frame_aside(&mut self, received: &ReceivedFrame<'_>, outcome: &mut ReadOutcome) -> bool {
         let len = usize::try_from(received.frame.payload_len)
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
-        if len > MAX_DEFERRED_FRAME || self.deferred.bytes + len > MAX_DEFERRED_BYTES {
-            outcome.blocked = true;
+        if len > MAX_SET_ASIDE_FRAME || self.set_aside.bytes + len > MAX_SET_ASIDE_BYTES {
+            outcome.stop_reason = StopReason::Blocked;
             return false;
         }
-        outcome.blocked = false;
+        outcome.stop_reason = StopReason::NeedsBytes;
         let Some(bytes) = received.bytes.get(..len) else {
             return false;
         };
-        self.deferred.frames.push_back(bytes.into());
-        self.deferred.bytes += len;
+        self.set_aside.frames.push_back(bytes.into());
+        self.set_aside.bytes += len;
         outcome.consumed += len;
         true
     }
 }
 
-const _: () = assert!(MAX_DEFERRED_BYTES > MAX_DEFERRED_FRAME);
+const _: () = assert!(MAX_SET_ASIDE_BYTES > MAX_SET_ASIDE_FRAME);

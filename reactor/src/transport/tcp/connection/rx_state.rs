@@ -1,0 +1,144 @@
+//! The state of the receive side of a connection: the bytes that were read and not consumed, what
+//! these bytes wait for, and the end of the stream.
+
+use fabric_core::event::DownReason;
+use fabric_core::tcp::StopReason;
+
+/// Passes without input after which a connection is not polled until its socket is ready.
+const IDLE_PASSES: u32 = 2000;
+
+/// The receive side of a connection.
+#[derive(Debug)]
+pub(super) struct RxState {
+    unconsumed: UnconsumedBytes,
+    phase: RxPhase,
+    /// Why the connection ended: the peer sends no more, or the connection is broken. Unconsumed
+    /// bytes are processed nevertheless.
+    end_reason: Option<DownReason>,
+    /// Passes without input since the last input.
+    idle_passes: u32,
+}
+
+/// What the unconsumed bytes of a connection wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RxPhase {
+    /// The next bytes from the socket.
+    Reading,
+    /// The frame reader: the bytes followed the peer's control message, or the response queue was
+    /// full.
+    Unparsed,
+    /// The next pass: the first message was deferred (`UnexpectedPolicy`).
+    Deferred,
+    /// A receive or buffer space for the first message, or a locked region. Nothing is read
+    /// meanwhile.
+    Held,
+}
+
+impl From<StopReason> for RxPhase {
+    fn from(reason: StopReason) -> Self {
+        match reason {
+            StopReason::NeedsBytes => Self::Reading,
+            StopReason::ResponsesFull => Self::Unparsed,
+            StopReason::Deferred => Self::Deferred,
+            StopReason::Blocked => Self::Held,
+        }
+    }
+}
+
+impl RxState {
+    /// Returns the state after the handshake. `unconsumed` are bytes that followed the peer's
+    /// control message.
+    pub(super) fn new(unconsumed: Vec<u8>) -> Self {
+        Self {
+            phase: if unconsumed.is_empty() {
+                RxPhase::Reading
+            } else {
+                RxPhase::Unparsed
+            },
+            unconsumed: UnconsumedBytes {
+                bytes: unconsumed,
+                consumed: 0,
+            },
+            end_reason: None,
+            idle_passes: 0,
+        }
+    }
+
+    pub(super) fn phase(&self) -> RxPhase {
+        self.phase
+    }
+
+    pub(super) fn end_reason(&self) -> Option<DownReason> {
+        self.end_reason
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.end_reason.is_some()
+    }
+
+    /// Notes that nothing more is read from the socket. The first reason counts.
+    pub(super) fn end(&mut self, reason: DownReason) {
+        self.end_reason.get_or_insert(reason);
+    }
+
+    /// Returns the bytes that were read and not consumed.
+    pub(super) fn unconsumed(&self) -> &[u8] {
+        self.unconsumed.remaining()
+    }
+
+    /// Consumes the first unconsumed bytes. The other bytes wait for what `phase` names.
+    pub(super) fn consume(&mut self, count: usize, phase: RxPhase) {
+        self.unconsumed.consume(count);
+        self.phase = phase;
+    }
+
+    /// Replaces the unconsumed bytes. The new bytes wait for what `phase` names.
+    pub(super) fn set_unconsumed(&mut self, bytes: &[u8], phase: RxPhase) {
+        self.unconsumed.replace(bytes);
+        self.phase = phase;
+    }
+
+    /// Returns whether the connection had input recently, so that passes poll it.
+    pub(super) fn is_recently_active(&self) -> bool {
+        self.idle_passes < IDLE_PASSES
+    }
+
+    /// Lets passes poll the connection for [`IDLE_PASSES`] again.
+    pub(super) fn reset_idle(&mut self) {
+        self.idle_passes = 0;
+    }
+
+    /// Counts a pass without input. Returns the number of such passes since the last input.
+    pub(super) fn count_idle_pass(&mut self) -> u32 {
+        self.idle_passes = self.idle_passes.saturating_add(1);
+        self.idle_passes
+    }
+}
+
+/// Bytes that were read and not consumed. Consuming bytes does not move the rest.
+#[derive(Debug)]
+struct UnconsumedBytes {
+    bytes: Vec<u8>,
+    /// Number of bytes at the front that were consumed.
+    consumed: usize,
+}
+
+impl UnconsumedBytes {
+    fn remaining(&self) -> &[u8] {
+        &self.bytes[self.consumed..]
+    }
+
+    /// Consumes the first `count` bytes.
+    fn consume(&mut self, count: usize) {
+        self.consumed += count;
+        if self.remaining().is_empty() {
+            self.replace(&[]);
+        }
+    }
+
+    fn replace(&mut self, bytes: &[u8]) {
+        self.consumed = 0;
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+    }
+}
