@@ -5,6 +5,7 @@ use std::future::IntoFuture;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
     ConnectedEndpoint, EpType, Error, EventKind, EventQueue, Fabric, Hints, MAX_PRIVATE_DATA,
     PassiveEndpoint, discover,
@@ -14,6 +15,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 
 use crate::health::next_rejection;
 use crate::hostile::{READY_CODE, sealed_memfd, try_send_with_fds};
+use crate::leak_check::{private_bytes, run_in_own_process};
 use crate::rma::{RawShmListener, encode_control};
 use crate::run;
 
@@ -25,6 +27,8 @@ const REVERSE: u16 = 5;
 /// Pending requests at which a passive endpoint stops accepting connections.
 const MAX_PENDING_REQUESTS: usize = 128;
 const RING_LINES: u32 = 64;
+/// Failed accepts whose memory is measured.
+const ATTEMPTS: usize = 8000;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
 /// Opens a passive endpoint at a generated name, with its event queue.
@@ -495,4 +499,55 @@ fn server_close_after_accept_is_reported() {
         while !matches!(events.read().await.kind, EventKind::Shutdown { .. }) {}
         serving.join().unwrap();
     });
+}
+
+/// A client that receives nothing after its nonce fails the accept. Failed accepts leave nothing in
+/// the shared receive context of the endpoints that were to accept.
+#[test]
+fn failed_accepts_leave_nothing_in_a_shared_context() {
+    run_in_own_process(
+        "connected_shm_hostile::failed_accepts_leave_nothing_in_a_shared_context",
+        || {
+            run(async {
+                let (mut listener, _events) = listen().await;
+                let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
+                let own_info = discover(&hints).unwrap().swap_remove(0);
+                let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
+                let hints = hints.ep_rx_ctx_cnt(SHARED_CONTEXT);
+                let shared_info = discover(&hints).unwrap().swap_remove(0);
+                let domain = Fabric::open(&own_info).unwrap().domain(&own_info).unwrap();
+                let shared = domain.shared_rx_context(&shared_info).unwrap();
+                let shared = shared.open().unwrap();
+                let name = format!("unreceptive-{}-{:060}", std::process::id(), 0);
+                // Bytes by which the memory grows in this many attempts.
+                let mut grown = [0; 4];
+                for (round, grown) in grown.iter_mut().enumerate() {
+                    let before = private_bytes();
+                    for _ in 0..ATTEMPTS {
+                        let socket = connect_raw(&listener, Some(&name));
+                        let nonce = request_nonce(&socket).await;
+                        let _reverse = connect_reverse(&listener, nonce);
+                        let request = listener.accept().await.unwrap();
+                        // The client sends, but receives no more.
+                        rustix::net::shutdown(&socket, rustix::net::Shutdown::Read).unwrap();
+                        let accepting = if round < 2 {
+                            domain.endpoint(&own_info).unwrap()
+                        } else {
+                            let accepting = domain.endpoint(&shared_info).unwrap();
+                            accepting.bind_shared_rx(&shared).unwrap()
+                        };
+                        let refused = accepting.accept(request, "").map(drop).unwrap_err();
+                        assert!(matches!(refused, Error::PeerGone(_)), "{refused}");
+                    }
+                    *grown = private_bytes().saturating_sub(before);
+                }
+                let [_, without_context, _, with_context] = grown;
+                assert!(
+                    with_context < without_context + 8 * ATTEMPTS,
+                    "{ATTEMPTS} failed accepts: {with_context} bytes more with a shared context, \
+                     {without_context} bytes more without"
+                );
+            });
+        },
+    );
 }

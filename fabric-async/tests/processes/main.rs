@@ -40,6 +40,7 @@ mod stopped_peer;
 mod tcp;
 mod test_peer;
 mod udp;
+mod user_namespaces;
 mod vectored_buffers;
 
 use std::future::Future;

@@ -40,6 +40,21 @@ impl TestPeer {
         set_role(&mut command, role, name).spawn().map(Self)
     }
 
+    /// Starts a peer as this user, in a user namespace that maps no user.
+    pub(crate) fn start_in_user_namespace(
+        role: &str,
+        name: &str,
+        user: u32,
+    ) -> std::io::Result<Self> {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--user", "--"])
+            .arg(std::env::current_exe().expect("path of the test program"))
+            .uid(user)
+            .gid(user);
+        set_role(&mut command, role, name).spawn().map(Self)
+    }
+
     /// Starts a peer whose `/etc/hosts` is this file. The peer exits with [`EXIT_NO_MOUNT`] if the
     /// file cannot be mounted.
     pub(crate) fn start_with_hosts_file(
@@ -140,6 +155,7 @@ pub(crate) fn run_role() {
         }
         "ping_forever" => run(ping_forever(&name)),
         "echo" => run(echo(&name)),
+        "passive_server" => run(crate::user_namespaces::passive_server(&name)),
         "shared_rx_sender" => run(shared_rx::send_to_all_endpoints(&name, usize::MAX)),
         "shared_rx_sender single copy" => run(shared_rx::send_to_all_endpoints(&name, 100_000)),
         "partial_sender" => run(partial_sender(&name)),

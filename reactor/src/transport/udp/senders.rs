@@ -24,6 +24,8 @@ const MAX_SENDERS: usize = 1024;
 pub(super) struct Senders {
     ep: EpId,
     next_peer_key: u32,
+    /// Whether `next_peer_key` has wrapped.
+    keys_repeat: bool,
     entries: Slab<Sender>,
     by_socket_addr: HashMap<SocketAddr, usize>,
     /// Indices in `entries`; the first is the next candidate for eviction.
@@ -50,6 +52,7 @@ impl Senders {
         Self {
             ep,
             next_peer_key: 0,
+            keys_repeat: false,
             entries: Slab::new(),
             by_socket_addr: HashMap::new(),
             eviction_queue: VecDeque::new(),
@@ -105,12 +108,11 @@ impl Senders {
     fn unused_peer_key(&mut self) -> PeerKey {
         loop {
             let key = PeerKey(self.next_peer_key);
-            self.next_peer_key = self.next_peer_key.wrapping_add(1);
-            if self
-                .entries
-                .iter()
-                .all(|(_, sender)| sender.peer_key != key)
-            {
+            let (next, wraps) = self.next_peer_key.overflowing_add(1);
+            self.next_peer_key = next;
+            self.keys_repeat |= wraps;
+            let mut used = self.entries.iter().map(|(_, sender)| sender.peer_key);
+            if !self.keys_repeat || used.all(|used| used != key) {
                 return key;
             }
         }
