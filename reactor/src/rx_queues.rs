@@ -142,6 +142,10 @@ impl DomainState {
 
     /// Removes an endpoint that could not be opened.
     pub(crate) fn remove_endpoint(&mut self, id: EpId) {
+        if self.rx_queues.context_of(id).is_some() {
+            // The shared context may know the peer of a connection that failed.
+            self.try_with_rx(id, |rx, domain| rx.sharer_closed(domain, id));
+        }
         self.rx_queues.remove(id);
         self.endpoints.remove(id.0);
     }
