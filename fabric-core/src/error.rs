@@ -162,7 +162,10 @@ pub enum Error {
         why: Box<str>,
     },
     /// The peer's process belongs to another user. `FI_EACCES`.
-    #[error("{peer} belongs to user {theirs}, but this process to user {ours}")]
+    ///
+    /// Both ids are equal if they are the overflow user id, which the kernel reports for all users
+    /// that the user namespace of this process does not map (`user_namespaces(7)`).
+    #[error("{peer} belongs to user {theirs}, but this process to user {ours}{}", overflow_note(*theirs, *ours))]
     OtherUser {
         /// The peer's address.
         peer: Address,
@@ -480,6 +483,15 @@ pub(crate) mod fi_errno {
     pub(crate) const ETRUNC: i32 = 265;
     pub(crate) const ENOKEY: i32 = 266;
     pub(crate) const ENOAV: i32 = 267;
+}
+
+/// Returns the end of the text of [`Error::OtherUser`].
+fn overflow_note(theirs: u32, ours: u32) -> &'static str {
+    if theirs == ours {
+        " (users not mapped by the user namespace have the same id)"
+    } else {
+        ""
+    }
 }
 
 impl Error {

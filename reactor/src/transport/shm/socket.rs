@@ -22,7 +22,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use fabric_core::transport::WaitSet;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
@@ -78,6 +78,42 @@ pub(crate) struct PeerCredentials {
     pub(crate) uid: u32,
     /// `None` for a process that is not visible in this PID namespace.
     pub(crate) pid: Option<i32>,
+}
+
+impl PeerCredentials {
+    /// Checks that the peer's process belongs to the user of this process.
+    ///
+    /// # Errors
+    /// [`Error::OtherUser`] with this address.
+    pub(crate) fn check_user(&self, peer: &Address) -> Result<()> {
+        let ours = rustix::process::geteuid().as_raw();
+        if self.uid == ours && !stands_for_several_users(ours) {
+            return Ok(());
+        }
+        Err(Error::OtherUser {
+            peer: peer.clone(),
+            theirs: self.uid,
+            ours,
+        })
+    }
+}
+
+/// Returns whether a user id, as the kernel reports it, stands for several users. It does so if it
+/// is the overflow user id (`user_namespaces(7)`), which the kernel reports for every user that the
+/// user namespace of this process does not map, and if there are such users.
+fn stands_for_several_users(uid: u32) -> bool {
+    static OVERFLOW_UID: OnceLock<u32> = OnceLock::new();
+    let overflow_uid = *OVERFLOW_UID.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+        let uid = text.ok().and_then(|text| text.trim().parse().ok());
+        uid.unwrap_or(65534)
+    });
+    // The initial namespace maps all users, in one range.
+    let maps_all_users = || {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_whitespace().eq(["0", "0", "4294967295"])
+    };
+    uid == overflow_uid && !maps_all_users()
 }
 
 /// Result of [`ShmSocket::recv`].
@@ -197,14 +233,8 @@ impl ShmSocket {
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
             Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
         }
-        let (peer, ours) = (self.credentials()?, rustix::process::geteuid().as_raw());
-        if peer.uid != ours {
-            return Err(Error::OtherUser {
-                peer: to.clone(),
-                theirs: peer.uid,
-                ours,
-            });
-        }
+        let peer = self.credentials()?;
+        peer.check_user(to)?;
         self.admit_rights();
         Ok((self, peer))
     }

@@ -142,24 +142,12 @@ impl Rejection {
 /// Checks the user of a peer that has connected. If `admitted` is not set, permits descriptors,
 /// sends `Ready` and sets `admitted`. Returns the credentials of the peer.
 pub(crate) fn admit(socket: &ShmSocket, admitted: &mut bool) -> Result<PeerCredentials, Rejection> {
-    let ours = rustix::process::geteuid().as_raw();
-    let peer = match socket.credentials() {
-        Ok(peer) if peer.uid == ours => peer,
-        Ok(peer) => {
-            return Err(Rejection {
-                reason: RefusalReason::User,
-                error: Error::OtherUser {
-                    peer: placeholder_address(peer.pid),
-                    theirs: peer.uid,
-                    ours,
-                },
-            });
-        }
-        Err(error) => {
-            let reason = RefusalReason::Malformed;
-            return Err(Rejection { reason, error });
-        }
-    };
+    let refused = |reason| move |error| Rejection { reason, error };
+    let peer = socket
+        .credentials()
+        .map_err(refused(RefusalReason::Malformed))?;
+    peer.check_user(&placeholder_address(peer.pid))
+        .map_err(refused(RefusalReason::User))?;
     if !std::mem::replace(admitted, true) {
         socket.admit_rights();
         control::send_control(socket, ControlMessage::Ready);
