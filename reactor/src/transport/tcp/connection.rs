@@ -3,7 +3,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `connection` | the connection, interest of the wait set, the end |
-//! | `rx_state` | what the receive side waits for |
+//! | `rx_state`, `tx_state` | state of the receive side, and of the send side |
+//! | `unwritten` | operations whose bytes the kernel does not have |
 //! | `sending`, `receiving` | bytes out, bytes in |
 //! | `onesided` | frames of one-sided operations, of either side |
 //! | `rxm` | rendezvous and atomics of RXM |
@@ -15,7 +16,6 @@
 //! connection that was idle for long: epoll reports its socket. Reading continues after writing has
 //! failed, because the peer may have sent messages before it closed the stream.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fabric_core::event::DownReason;
@@ -34,13 +34,16 @@ mod receiving;
 mod rx_state;
 mod rxm;
 mod sending;
+mod tx_state;
+mod unwritten;
 mod uring_io;
 mod zero_copy;
 
+use tx_state::{TxPhase, TxState};
+use unwritten::UnwrittenOps;
 use uring_io::UringIo;
 
 use rx_state::{RxPhase, RxState};
-use sending::Unwritten;
 pub(crate) use sending::{QueuedTxOp, TrySendResult};
 
 /// An established connection.
@@ -62,20 +65,9 @@ pub(crate) struct TcpConnection {
     token: u64,
     reader: FrameReader,
     writer: FrameWriter,
-    /// Operations of batched messages whose last byte the kernel does not have, in stream order.
-    unwritten: VecDeque<Unwritten>,
+    unwritten: UnwrittenOps,
     rx: RxState,
-    /// Whether the socket had no room at the last write.
-    write_blocked: bool,
-    /// Whether something was sent since the last pass: later messages are batched.
-    batching: bool,
-    /// Whether nothing can be sent any more. Data that the peer sent before may still be readable.
-    write_closed: bool,
-    /// Whether a message that was partly sent will not be finished: the pending bytes are sent, and
-    /// nothing after them.
-    aborting: bool,
-    /// Bytes of responses that were sent since bytes of a queued operation were last sent.
-    response_bytes: usize,
+    tx: TxState,
     /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
     /// Receives and sends in io_uring, if that is the backend.
@@ -121,13 +113,9 @@ impl TcpConnection {
             token,
             reader,
             writer,
-            unwritten: VecDeque::new(),
+            unwritten: UnwrittenOps::default(),
             rx: RxState::new(unconsumed),
-            write_blocked: false,
-            batching: false,
-            write_closed: false,
-            aborting: false,
-            response_bytes: 0,
+            tx: TxState::new(),
             is_active: false,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
@@ -154,7 +142,7 @@ impl TcpConnection {
 
     /// Returns whether nothing can be sent to the peer any more.
     pub(crate) fn write_closed(&self) -> bool {
-        self.write_closed
+        self.tx.phase() == TxPhase::Closed
     }
 
     /// Returns whether the connection holds a message that no receive matches and for which there
@@ -170,7 +158,7 @@ impl TcpConnection {
 
     /// Returns whether sends are batched until the next pass.
     pub(crate) fn is_batching(&self) -> bool {
-        self.batching
+        self.tx.is_batching()
     }
 
     /// Returns whether passes have to poll the connection, even with nothing queued for its peer.
@@ -184,12 +172,12 @@ impl TcpConnection {
 
     /// Returns whether the socket had no room at the last write.
     pub(crate) fn is_write_blocked(&self) -> bool {
-        self.write_blocked
+        self.tx.is_blocked()
     }
 
     /// Returns whether bytes are pending, and the socket may have room for them.
     pub(crate) fn can_write_pending(&self) -> bool {
-        !self.write_blocked && !self.write_closed && !self.writer.pending().is_empty()
+        self.tx.can_write() && !self.writer.pending().is_empty()
     }
 
     /// Takes the connection apart: the socket, and the bytes that were not sent.
@@ -216,15 +204,14 @@ impl TcpConnection {
     /// Ends the connection: nothing more is read from the socket or sent. The first reason counts.
     fn end(&mut self, reason: DownReason) {
         self.rx.end(reason);
-        self.write_closed = true;
+        self.tx.close();
         self.socket.unwatch();
     }
 
     /// Stops sending, after a failed write or an aborted message. Pending bytes and responses are
     /// dropped.
     fn close_write(&mut self) {
-        self.write_closed = true;
-        self.write_blocked = false;
+        self.tx.close();
         self.writer.clear();
         self.reader.responses.clear();
         self.update_interest();
@@ -235,10 +222,10 @@ impl TcpConnection {
     /// message.
     pub(crate) fn abort_message(&mut self) -> bool {
         let is_partly_sent = self.writer.is_open() && !self.reader.responses.is_partial();
-        if self.write_closed || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
+        if self.write_closed() || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
             return false;
         }
-        self.aborting = true;
+        self.tx.abort();
         self.flush();
         true
     }
@@ -259,11 +246,8 @@ impl TcpConnection {
 
     /// Sets whether the socket had no room, and updates what the socket is watched for.
     fn set_write_blocked(&mut self, is_blocked: bool) {
-        if is_blocked != self.write_blocked {
-            self.write_blocked = is_blocked;
-            if !self.uses_uring() {
-                self.update_interest();
-            }
+        if self.tx.set_blocked(is_blocked) {
+            self.update_interest();
         }
     }
 
@@ -280,7 +264,7 @@ impl TcpConnection {
             }
             return self.socket.unwatch();
         }
-        let interest = match (is_reading, self.write_blocked) {
+        let interest = match (is_reading, self.tx.is_blocked()) {
             (false, false) => return self.socket.unwatch(),
             (false, true) => Interest::Write,
             (true, true) => Interest::Both,

@@ -17,7 +17,7 @@ use fabric_core::tcp::{Frame, PeerCaps, ResponseStatus, RmaIovList};
 use fabric_core::transport::{EngineContext, EpId, OpKey, TxOp};
 use fabric_core::{Error, Result};
 
-use super::sending::{MAX_BYTES_PER_PASS, SCHEDULING_QUANTUM, WRITE_BUFFER_LIMIT};
+use super::sending::{MAX_BYTES_PER_PASS, WRITE_BUFFER_LIMIT};
 use super::{QueuedTxOp, RxPhase, TcpConnection};
 
 /// What completes an operation.
@@ -112,7 +112,7 @@ impl TcpConnection {
     pub(crate) fn has_local_work(&self) -> bool {
         let responses = &self.reader.responses;
         // A peer that is gone may have sent messages that are still unread, but gets no response.
-        let can_write = !self.write_closed && !self.write_blocked && !self.is_uring_sending();
+        let can_write = self.tx.can_write() && !self.is_uring_sending();
         let has_responses = can_write && !responses.is_empty() && !responses.is_blocked_on_region();
         let has_unread = matches!(self.rx.phase(), RxPhase::Unparsed | RxPhase::Deferred);
         has_responses
@@ -146,7 +146,7 @@ impl TcpConnection {
         engine: &mut impl EngineContext,
     ) {
         let trigger = CompletionTrigger::of(&tx_op);
-        self.track_unwritten(
+        self.unwritten.push(
             end,
             op,
             (trigger == CompletionTrigger::Transmitted).then_some((len, tx_op.tag)),
@@ -176,7 +176,7 @@ impl TcpConnection {
             let pending_before = self.writer.pending().len();
             let sender = (self.peer_key, self.source);
             let quantum = if operations_wait {
-                SCHEDULING_QUANTUM.saturating_sub(self.response_bytes)
+                self.tx.response_quantum()
             } else {
                 usize::MAX
             };
@@ -195,7 +195,7 @@ impl TcpConnection {
             let written = self.writer.pending().len() - pending_before;
             any |= written > 0;
             bytes_left = bytes_left.saturating_sub(written);
-            self.response_bytes = self.response_bytes.saturating_add(written);
+            self.tx.on_responses_sent(written);
             if !self.flush() || status != ResponseStatus::WriterFull {
                 break;
             }

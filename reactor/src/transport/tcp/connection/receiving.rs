@@ -14,7 +14,7 @@ use fabric_core::transport::EngineContext;
 
 use super::super::socket::ReadResult;
 use super::sending::WRITE_BUFFER_LIMIT;
-use super::{RxPhase, TcpConnection};
+use super::{RxPhase, TcpConnection, TxPhase};
 
 /// Maximum number of reads before this side closes a replaced connection: enough for a full socket
 /// receive buffer.
@@ -115,7 +115,7 @@ impl TcpConnection {
 
     /// Queues the acks and reports that the frame reader owes the peer, if they can be sent.
     fn queue_replies(&mut self, outcome: ReadOutcome) {
-        if self.write_closed || self.aborting {
+        if self.tx.phase() != TxPhase::Open {
             return self.reader.responses.clear();
         }
         for ack in outcome.acks_due {

@@ -30,7 +30,7 @@ use fabric_core::transport::{EngineContext, TxOp};
 
 use super::onesided::fail_first;
 use super::sending::WRITE_BUFFER_LIMIT;
-use super::{QueuedTxOp, TcpConnection};
+use super::{QueuedTxOp, TcpConnection, TxPhase};
 
 impl TcpConnection {
     /// Returns whether this operation is sent as an RXM packet.
@@ -63,8 +63,7 @@ impl TcpConnection {
     pub(super) fn can_read_rendezvous(&self) -> bool {
         self.reader.wants_rendezvous_read()
             && !self.writer.is_open()
-            && !self.write_closed
-            && !self.aborting
+            && self.tx.phase() == TxPhase::Open
     }
 
     /// Sends read requests for the next bytes of rendezvous messages. Returns whether there was
@@ -172,7 +171,7 @@ impl TcpConnection {
             self.writer
                 .push_atomic((request_id, AtomicHeader::from_spec(atomic)), iov, payload);
         debug_assert!(is_pushed, "no frame is open");
-        self.track_unwritten(self.writer.end(), op, None);
+        self.unwritten.push(self.writer.end(), op, None);
         queue.pop_front();
         Some(len)
     }

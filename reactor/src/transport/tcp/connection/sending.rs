@@ -14,12 +14,12 @@ use std::io::IoSlice;
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
-use fabric_core::completion::{OpKind, Outcome};
+use fabric_core::completion::OpKind;
 use fabric_core::transport::{EngineContext, OpKey, TxOp};
 
 use super::super::socket::WriteResult;
-use super::TcpConnection;
 use super::onesided::{CompletionTrigger, build_frame, fail_first};
+use super::{TcpConnection, TxPhase};
 
 /// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
 /// own buffer.
@@ -57,17 +57,6 @@ pub(crate) enum TrySendResult {
     WouldBlock,
 }
 
-/// An operation whose last byte the kernel does not have yet.
-#[derive(Debug)]
-pub(super) struct Unwritten {
-    /// The stream position behind the operation's last byte.
-    end: u64,
-    op: OpKey,
-    /// Length and tag of a message that completes once the kernel has its last byte; `None` for
-    /// operations that wait for the peer.
-    message: Option<(usize, Option<u64>)>,
-}
-
 impl TcpConnection {
     /// Tries to send a short message inline.
     pub(crate) fn try_send(
@@ -76,11 +65,14 @@ impl TcpConnection {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> TrySendResult {
-        if self.write_closed || self.writer.is_open() || payload.len() > MAX_BUFFERED_MESSAGE {
+        if self.tx.phase() != TxPhase::Open
+            || self.writer.is_open()
+            || payload.len() > MAX_BUFFERED_MESSAGE
+        {
             return TrySendResult::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
-            && (self.write_blocked || !self.write(engine))
+            && (self.tx.is_blocked() || !self.write(engine))
         {
             return TrySendResult::WouldBlock;
         }
@@ -90,13 +82,13 @@ impl TcpConnection {
         if !self.writer.push_message(tag, tx_op.data, payload) {
             return TrySendResult::WouldBlock;
         }
-        if !self.batching && !tx_op.more {
-            self.batching = true;
+        if !self.tx.is_batching() && !tx_op.more {
+            self.tx.set_batching(true);
             if self.write(engine) {
                 return TrySendResult::Written;
             }
         }
-        if self.write_closed {
+        if self.write_closed() {
             return TrySendResult::WouldBlock;
         }
         engine.request_rearm();
@@ -106,43 +98,19 @@ impl TcpConnection {
     /// Sets the operation of the message that was batched last.
     pub(crate) fn set_batched_op(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         let end = self.writer.end();
-        self.track_unwritten(end, op, Some((len, tag)));
-    }
-
-    /// Tracks an operation whose last byte is before stream position `end`. `message` is the length
-    /// and tag of a message that completes when the kernel has that byte; `None` for an operation
-    /// that waits for the peer.
-    pub(super) fn track_unwritten(
-        &mut self,
-        end: u64,
-        op: OpKey,
-        message: Option<(usize, Option<u64>)>,
-    ) {
-        self.unwritten.push_back(Unwritten { end, op, message });
+        self.unwritten.push(end, op, Some((len, tag)));
     }
 
     /// Completes the messages whose last byte the kernel has.
     #[inline]
     pub(crate) fn complete_written(&mut self, engine: &mut impl EngineContext) {
-        while let Some(first) = self.unwritten.front()
-            && first.end <= self.writer.total_written()
-            && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
-        {
-            match message {
-                Some((len, tag)) => engine.complete_send(op, len, tag),
-                None => engine.on_payload_sent(op),
-            }
-        }
+        self.unwritten.complete(self.writer.total_written(), engine);
     }
 
-    /// Fails the messages whose last byte the kernel does not have.
+    /// Completes the messages whose last byte the kernel has, and fails the others.
     pub(crate) fn fail_unwritten(&mut self, engine: &mut impl EngineContext, error: &Error) {
         self.complete_written(engine);
-        // Operations that wait for the peer are failed with `PendingRequests`.
-        let is_message = |unwritten: &Unwritten| unwritten.message.is_some();
-        for Unwritten { op, .. } in self.unwritten.drain(..).filter(is_message) {
-            engine.complete(op, Outcome::failed(error.clone()));
-        }
+        self.unwritten.fail(engine, error);
     }
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
@@ -172,7 +140,7 @@ impl TcpConnection {
             }
         }
         self.set_write_blocked(false);
-        if self.aborting && !self.write_closed {
+        if self.tx.phase() == TxPhase::Aborting {
             self.socket.shutdown_write();
             self.close_write();
         }
@@ -198,23 +166,23 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedTxOp>,
         engine: &mut impl EngineContext,
     ) -> bool {
-        self.batching = false;
-        if self.aborting {
-            return !self.write_closed && self.flush();
+        self.tx.set_batching(false);
+        match self.tx.phase() {
+            TxPhase::Open => {}
+            TxPhase::Aborting => return self.flush(),
+            TxPhase::Closed => return false,
         }
         let has_nothing_queued = queue.is_empty()
             && self.reader.responses.is_empty()
             && self.writer.pending().is_empty();
-        if self.write_closed
-            || self.is_uring_sending()
-            || has_nothing_queued && !self.reader.wants_rendezvous_read()
-        {
+        if self.is_uring_sending() || has_nothing_queued && !self.reader.wants_rendezvous_read() {
             return false;
         }
         let (mut moved, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
         if !self.reader.responses.is_empty() {
             moved = self.send_responses(!queue.is_empty(), engine);
-            if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed {
+            if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed()
+            {
                 return moved;
             }
         }
@@ -260,7 +228,7 @@ impl TcpConnection {
         } = queue.front_mut()?;
         if self.is_rxm_packet(tx_op) {
             let sent = self.send_rxm_packet(queue, engine)?;
-            self.response_bytes = 0;
+            self.tx.on_operation_sent();
             return Some(sent);
         }
         let payload = if tx_op.kind == OpKind::Read {
@@ -320,7 +288,7 @@ impl TcpConnection {
                 self.send_part(part)
             };
             let Some(count) = sent_now else {
-                if !self.write_closed {
+                if !self.write_closed() {
                     self.send_via_uring(payload.slice(from, len - from));
                 }
                 return None;
@@ -338,7 +306,7 @@ impl TcpConnection {
         };
         let (op, tx_op) = (*op, *tx_op);
         queue.pop_front();
-        self.response_bytes = 0;
+        self.tx.on_operation_sent();
         self.on_transmitted((op, tx_op), len, end, engine);
         Some(count)
     }

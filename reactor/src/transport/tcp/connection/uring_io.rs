@@ -254,7 +254,7 @@ impl TcpConnection {
                 drop(uring);
                 self.writer.restore_pending(&pending);
                 // The next pass tries again.
-                self.write_blocked = false;
+                self.tx.set_blocked(false);
             }
         }
     }
@@ -338,7 +338,7 @@ impl TcpConnection {
             bytes_sent,
         }) = queue.pop_front()
         {
-            self.response_bytes = 0;
+            self.tx.on_operation_sent();
             self.on_transmitted((op, tx_op), bytes_sent.unwrap_or(0), end, engine);
         }
     }
@@ -365,7 +365,7 @@ impl TcpConnection {
         previous: UringSend,
         queue: &mut VecDeque<QueuedTxOp>,
     ) -> bool {
-        self.write_blocked = false;
+        self.tx.set_blocked(false);
         let count = sent.result.unwrap_or(0);
         let pending_sent = count.min(sent.owned.len());
         self.writer.restore_pending(&sent.owned[pending_sent..]);
