@@ -132,3 +132,33 @@ async fn awaited_receive_takes_only_a_message_that_it_accepts() {
     assert_eq!(failed.error, Error::Truncated { len: 3, lost: 5 });
     assert_eq!(failed.buf, b"too");
 }
+
+/// A peer whose short messages have always arrived delays the long message of another peer by a
+/// bounded number of receives.
+#[tokio::test(flavor = "current_thread")]
+async fn awaited_short_messages_let_a_long_message_arrive() {
+    const LONG_LEN: usize = 1 << 20;
+    let (a, b, to_b) = endpoint_pair().await;
+    let c = Endpoint::options()
+        .wait_policy(WaitPolicy::Spin)
+        .single_copy_threshold(usize::MAX)
+        .bind("shm://")
+        .await
+        .unwrap();
+    let c_to_b = c.add_peer(b.name()).await.unwrap();
+    for _ in 0..50 {
+        a.send(to_b, "short").inject().unwrap();
+    }
+    let sending = c.send(c_to_b, vec![7; LONG_LEN]).start().unwrap();
+    let mut receives = 0;
+    loop {
+        c.domain().progress();
+        a.send(to_b, "short").inject().unwrap();
+        if b.recv().await.unwrap().len() == LONG_LEN {
+            break;
+        }
+        receives += 1;
+        assert!(receives < 200, "the long message does not arrive");
+    }
+    sending.await.unwrap();
+}

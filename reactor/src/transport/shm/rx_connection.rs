@@ -11,6 +11,7 @@
 mod memory;
 mod pending_handshake;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, CopySource};
@@ -229,32 +230,37 @@ impl RxConnection {
     }
 
     /// Receives the oldest record into `into`, if the record is a plain message of at most `room`
-    /// bytes. Receives nothing if the peer is not `from`.
+    /// bytes, and the peer is `from` if that is given. Continues if the ring is empty, and breaks
+    /// without a message if a pass has to process the record.
     #[inline(always)] // fast path of small messages
     pub(crate) fn try_recv(
         &mut self,
         from: Option<FiAddr>,
         room: usize,
         into: &mut AnyBuf,
-    ) -> Option<(usize, Option<FiAddr>)> {
-        let Peeked::Plain { start, len, lines } = self.ring.peek_plain(MESSAGE) else {
-            return None;
+    ) -> ControlFlow<Option<(usize, Option<FiAddr>)>> {
+        let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
+            Peeked::Empty => return ControlFlow::Continue(()),
+            Peeked::Plain { start, len, lines } if self.partial.is_none() => (start, len, lines),
+            _ => return ControlFlow::Break(None),
         };
-        if self.partial.is_some() || from.is_some() && from != self.source {
-            return None;
+        if from.is_some() && from != self.source {
+            return ControlFlow::Break(None);
         }
         let at = plain_payload_offset(len);
-        let payload = self.ring.memory().payload(start + at, len - at)?;
-        if payload.len() > room {
-            return None;
-        }
-        let placed = into.receive(&payload).ok()?;
+        let payload = self.ring.memory().payload(start + at, len - at);
+        let Some(payload) = payload.filter(|payload| payload.len() <= room) else {
+            return ControlFlow::Break(None);
+        };
+        let Ok(placed) = into.receive(&payload) else {
+            return ControlFlow::Break(None);
+        };
         if self.ring.consume_lines(u64::from(lines)) {
             self.ring_doorbell();
         }
         self.message_held = false;
         self.deferred_passes = 0;
-        Some((placed, self.source))
+        ControlFlow::Break(Some((placed, self.source)))
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for

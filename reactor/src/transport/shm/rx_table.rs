@@ -18,6 +18,7 @@
 //! messages, until its connection is polled. The loom model `models/doorbell` checks this.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use fabric_core::Address;
@@ -219,13 +220,13 @@ impl RxConnections {
         }
     }
 
-    /// Polls up to [`ALWAYS_ACTIVE`] active connections, until `poll` returns a message. The next
-    /// call begins with the connection behind, so that a peer with many messages does not delay the
-    /// others.
+    /// Polls up to [`ALWAYS_ACTIVE`] active connections until `poll` breaks, with a message or
+    /// without. The next call begins with the connection behind, so that a peer with many messages
+    /// does not delay the others.
     #[inline(always)] // fast path of small messages
     pub(crate) fn poll_next<T>(
         &mut self,
-        mut poll: impl FnMut(&mut RxConnection) -> Option<T>,
+        mut poll: impl FnMut(&mut RxConnection) -> ControlFlow<Option<T>>,
     ) -> Option<T> {
         for _ in 0..self.active.len().min(ALWAYS_ACTIVE) {
             let position = self.next_position;
@@ -236,10 +237,10 @@ impl RxConnections {
             };
             let passes = self.passes;
             if let Some((_, peer)) = self.active_mut(position)
-                && let Some(message) = poll(peer)
+                && let ControlFlow::Break(message) = poll(peer)
             {
                 peer.last_active = passes;
-                return Some(message);
+                return message;
             }
         }
         None
