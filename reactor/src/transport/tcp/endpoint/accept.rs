@@ -136,46 +136,22 @@ impl TcpEndpoint {
         let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
-        // A connection of this side may exist, or be in progress.
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
         let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
         };
-        let existing = match self.peers[peer]
-            .connection
-            .and_then(|connection| self.connections.get(connection))
-        {
-            None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
-            Some(ConnectionState::Outbound(handshake)) => {
-                ExistingConnection::Connecting(handshake.protocol())
-            }
-            Some(ConnectionState::Established(connection)) => {
-                ExistingConnection::Connected(connection.peer_instance)
-            }
-        };
-        let resolution =
-            resolve_simultaneous_connect(self.local_addr, listen_addr, &request, existing);
+        let resolution = resolve_simultaneous_connect(
+            self.local_addr,
+            listen_addr,
+            &request,
+            self.existing_connection(peer),
+        );
         if resolution == Resolution::Reject {
             handshake.send_control(CmKind::Reject, None, &request.reject());
             return linger::close(handshake.into_socket(), &[]);
         }
-        // A replaced connection is closed before the new one is added.
-        if resolution == Resolution::Replace
-            && let Some(replaced) = self.peers[peer].connection
-        {
-            if let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(replaced)
-            {
-                // The peer's completed sends may be among the unread bytes.
-                engine.with_rx(self.id, |rx, engine| {
-                    connection.drain_received(&mut self.scratch, rx, engine);
-                });
-                // Closing also fails the queued operations: part of a message may have been sent.
-                self.close_connection(engine, replaced);
-            } else {
-                self.peers[peer].connection = None;
-                self.connections.try_remove(replaced);
-            }
+        if resolution == Resolution::Replace {
+            self.close_replaced(engine, peer);
         }
         // Accepts the request. A libfabric peer gets a reply without the vendor extension.
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
@@ -188,7 +164,7 @@ impl TcpEndpoint {
             return self.on_accept_failed(engine, listen_addr);
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
-        // `close_connection` may have removed the peer.
+        // `close_replaced` may have removed the peer.
         let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
         };
@@ -207,6 +183,41 @@ impl TcpEndpoint {
             self.progress_tx(engine, peer);
         }
         self.progress(engine);
+    }
+
+    /// Returns the connection with a peer that sends use, or the attempt to connect.
+    fn existing_connection(&self, peer: usize) -> ExistingConnection {
+        match self.peers[peer]
+            .connection
+            .and_then(|connection| self.connections.get(connection))
+        {
+            None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
+            Some(ConnectionState::Outbound(handshake)) => {
+                ExistingConnection::Connecting(handshake.protocol())
+            }
+            Some(ConnectionState::Established(connection)) => {
+                ExistingConnection::Connected(connection.peer_instance)
+            }
+        }
+    }
+
+    /// Closes the connection with a peer that sends use, or ends the attempt to connect, before a
+    /// new connection is added.
+    fn close_replaced(&mut self, engine: &mut impl EngineContext, peer: usize) {
+        let Some(replaced) = self.peers[peer].connection else {
+            return;
+        };
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
+            // The peer's completed sends may be among the unread bytes.
+            engine.with_rx(self.id, |rx, engine| {
+                connection.drain_received(&mut self.scratch, rx, engine);
+            });
+            // Closing also fails the queued operations: part of a message may have been sent.
+            self.close_connection(engine, replaced);
+        } else {
+            self.peers[peer].connection = None;
+            self.connections.try_remove(replaced);
+        }
     }
 
     /// Handles that the accept could not be sent: connects if operations wait for the peer, because
