@@ -25,6 +25,33 @@ const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
 /// process ran out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// Whether a listener is watched, so that its endpoint accepts connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListenerState {
+    Watched,
+    /// Not watched, because the queue of connection requests is full. The endpoint accepts again
+    /// when the program has taken half of the requests.
+    RequestQueueFull,
+    /// Not watched, because accepting or watching the listener has failed. The endpoint tries again
+    /// at this time.
+    RetryAt(Instant),
+}
+
+impl ListenerState {
+    /// Returns the state after an error.
+    fn after_error() -> Self {
+        Self::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY)
+    }
+
+    /// Returns the time of the next try, for the endpoint's timer.
+    pub(super) fn retry_at(self) -> Option<Instant> {
+        match self {
+            Self::RetryAt(at) => Some(at),
+            Self::Watched | Self::RequestQueueFull => None,
+        }
+    }
+}
+
 impl TcpEndpoint {
     /// Accepts the connections in the backlog. Accepting pauses while the queue of connection
     /// requests is full, and after an error.
@@ -35,7 +62,8 @@ impl TcpEndpoint {
             };
             if self.kind.is_request_queue_full() {
                 listener.unwatch(&*self.wait_set);
-                return self.kind.set_accept_paused(true);
+                self.listener_state = ListenerState::RequestQueueFull;
+                return;
             }
             match listener.accept(self.local_addr, &self.socket_config) {
                 Ok(Some((socket, from))) => self.on_accepted(
@@ -47,7 +75,7 @@ impl TcpEndpoint {
                     // The connections in the backlog keep the listener readable, so a watched
                     // listener would wake the domain again and again.
                     listener.unwatch(&*self.wait_set);
-                    self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
+                    self.listener_state = ListenerState::after_error();
                     self.arm_timer();
                     let error = Error::os("accept4", errno.raw_os_error());
                     return engine.event(self.id, EventKind::InboundRefused { error });
@@ -56,18 +84,18 @@ impl TcpEndpoint {
         }
     }
 
-    /// Accepts again after a pause.
+    /// Accepts again after a pause. If the listener cannot be watched, the timer retries; the caller
+    /// arms the timer.
     pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let Some(listener) = &self.listener else {
             return;
         };
-        self.accept_retry_at =
-            match listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id)) {
-                Ok(()) => None,
-                Err(_) => Some(Instant::now() + ACCEPT_RETRY_DELAY),
-            };
-        if self.accept_retry_at.is_none() {
-            self.accept(engine);
+        match listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id)) {
+            Ok(()) => {
+                self.listener_state = ListenerState::Watched;
+                self.accept(engine);
+            }
+            Err(_) => self.listener_state = ListenerState::after_error(),
         }
     }
 
