@@ -25,7 +25,7 @@ pub const MAX_MESSAGE: usize = 1 << 40;
 /// Maximum length of the operands and comparands of one atomic operation, in bytes.
 const MAX_OPERAND_BYTES: u64 = 2 * MAX_ATOMIC_BYTES as u64;
 
-/// The receiving half of a connection. It accepts bytes as they arrive, split anywhere.
+/// The receiving half of a connection: accepts bytes as they arrive, split anywhere.
 #[derive(Debug)]
 pub struct FrameReader {
     byte_order: ByteOrder,

@@ -29,11 +29,11 @@ pub struct FrameWriter {
     /// A frame has begun and not ended: no other frame may be added.
     is_open: bool,
     /// Acks that became due while a frame was open.
-    deferred_acks: Vec<AckDue>,
+    queued_acks: Vec<AckDue>,
     /// RXM: messages are packets within frames.
     rxm: Option<RxmSender>,
     /// RXM packets that were pushed while a frame was open.
-    deferred_packets: Vec<RxmPacket>,
+    queued_packets: Vec<RxmPacket>,
 }
 
 impl FrameWriter {
@@ -48,9 +48,9 @@ impl FrameWriter {
             total_written: 0,
             taken: 0,
             is_open: false,
-            deferred_acks: Vec::new(),
+            queued_acks: Vec::new(),
             rxm: None,
-            deferred_packets: Vec::new(),
+            queued_packets: Vec::new(),
         }
     }
 
@@ -75,13 +75,13 @@ impl FrameWriter {
         &self.bytes[self.sent_len..]
     }
 
-    /// Returns the number of bytes that wait to be sent: pending bytes, and deferred acks and
+    /// Returns the number of bytes that wait to be sent: pending bytes, and queued acks and
     /// packets.
     #[must_use]
     pub fn backlog(&self) -> usize {
         self.pending().len()
-            + self.deferred_acks.len() * ACK_LEN
-            + self.deferred_packets.len() * (ACK_LEN + PACKET_HEADER_LEN)
+            + self.queued_acks.len() * ACK_LEN
+            + self.queued_packets.len() * (ACK_LEN + PACKET_HEADER_LEN)
     }
 
     /// Removes `count` bytes that have been sent.
@@ -223,14 +223,14 @@ impl FrameWriter {
         debug_assert!(is_pushed, "no frame may be open");
     }
 
-    /// Reports to the peer that its rendezvous message with this id has been read; deferred while a
+    /// Reports to the peer that its rendezvous message with this id has been read; queued while a
     /// frame is open.
     pub fn push_rendezvous_done(&mut self, message_id: u64) {
         let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous_done(message_id)) else {
             return;
         };
         if !self.push_packet(&packet, Payload::Contiguous(&[])) {
-            self.deferred_packets.push(packet);
+            self.queued_packets.push(packet);
         }
     }
 
@@ -259,14 +259,14 @@ impl FrameWriter {
         true
     }
 
-    /// Ends the open frame, all of whose payload has been sent, and adds the deferred acks and
+    /// Ends the open frame, all of whose payload has been sent, and adds the queued acks and
     /// packets.
     pub fn end_frame(&mut self) {
         self.is_open = false;
-        for due in std::mem::take(&mut self.deferred_acks) {
+        for due in std::mem::take(&mut self.queued_acks) {
             self.push_header(&Frame::ack(due), &[]);
         }
-        for packet in std::mem::take(&mut self.deferred_packets) {
+        for packet in std::mem::take(&mut self.queued_packets) {
             let _ = self.push_packet(&packet, Payload::Contiguous(&[]));
         }
     }
@@ -277,10 +277,10 @@ impl FrameWriter {
         self.is_open
     }
 
-    /// Adds an acknowledgement; deferred while a frame is open.
+    /// Adds an acknowledgement; queued while a frame is open.
     pub fn push_ack(&mut self, due: AckDue) {
         if self.is_open {
-            self.deferred_acks.push(due);
+            self.queued_acks.push(due);
         } else {
             self.push_header(&Frame::ack(due), &[]);
         }

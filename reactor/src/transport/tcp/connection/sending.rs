@@ -15,6 +15,7 @@ use std::io::IoSlice;
 use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
+use fabric_core::tcp::{Frame, RmaIovList};
 use fabric_core::transport::{EngineContext, OpKey, TxOp};
 
 use super::super::socket::WriteResult;
@@ -221,12 +222,9 @@ impl TcpConnection {
         max_bytes: usize,
         engine: &mut impl EngineContext,
     ) -> Option<usize> {
-        let QueuedTxOp {
-            op,
-            tx_op,
-            bytes_sent,
-        } = queue.front_mut()?;
-        if self.is_rxm_packet(tx_op) {
+        let first = queue.front_mut()?;
+        let (op, tx_op) = (first.op, first.tx_op);
+        if self.is_rxm_packet(&tx_op) {
             let sent = self.send_rxm_packet(queue, engine)?;
             self.tx.on_operation_sent();
             return Some(sent);
@@ -234,13 +232,13 @@ impl TcpConnection {
         let payload = if tx_op.kind == OpKind::Read {
             Payload::Contiguous(&[])
         } else {
-            engine.payload(*op)
+            engine.payload(op)
         };
         let len = payload.len();
         // An operation of which nothing was sent needs a frame header.
-        let needs_header = bytes_sent.is_none() && tx_op.kind != OpKind::Connect;
+        let needs_header = first.bytes_sent.is_none() && tx_op.kind != OpKind::Connect;
         let header = match needs_header
-            .then(|| build_frame(tx_op, len, self.peer_caps, engine))
+            .then(|| build_frame(&tx_op, len, self.peer_caps, engine))
             .transpose()
         {
             Ok(header) => header,
@@ -249,66 +247,77 @@ impl TcpConnection {
                 return Some(0);
             }
         };
-        let mut end = self.writer.total_written();
-        let count = if let Some((frame, iovs)) =
-            header.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
-        {
+        let (count, end) = match header {
+            // The connection is established; no bytes are sent.
+            _ if tx_op.kind == OpKind::Connect => (0, self.writer.total_written()),
             // A short operation is copied into the frame writer.
-            if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush() {
-                return None;
-            }
-            if !self.writer.push_frame(frame, iovs, payload) {
-                self.abort_message();
-                return None;
-            }
-            end = self.writer.end();
-            len
-        } else if tx_op.kind != OpKind::Connect {
-            // A long operation is sent from its buffer, as far as the socket has room.
-            if let Some((frame, iovs)) = header {
-                if !self.writer.begin_frame(&frame, &iovs) {
+            Some((frame, iovs)) if len <= MAX_BUFFERED_MESSAGE => {
+                if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush() {
+                    return None;
+                }
+                if !self.writer.push_frame(&frame, &iovs, payload) {
                     self.abort_message();
                     return None;
                 }
-                if CompletionTrigger::of(tx_op) != CompletionTrigger::Transmitted {
-                    self.reader.pending.begin_acked_send();
+                (len, self.writer.end())
+            }
+            header => {
+                let count = self.send_from_buffer(first, header, max_bytes, engine)?;
+                if first.bytes_sent != Some(len) {
+                    return Some(count);
                 }
+                let end = self.writer.total_written();
+                self.writer.end_frame();
+                (count, end)
             }
-            let from = *bytes_sent.get_or_insert(0);
-            if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, engine)
-            {
-                return None;
-            }
-            let payload = engine.payload(*op);
-            // Nothing is left if io_uring has sent the rest.
-            let part = payload.slice(from, (len - from).min(max_bytes));
-            let sent_now = if part.is_empty() {
-                Some(0)
-            } else {
-                self.send_part(part)
-            };
-            let Some(count) = sent_now else {
-                if !self.write_closed() {
-                    self.send_via_uring(payload.slice(from, len - from));
-                }
-                return None;
-            };
-            *bytes_sent = Some(from + count);
-            if from + count < len {
-                return Some(count);
-            }
-            end = self.writer.total_written();
-            self.writer.end_frame();
-            count
-        } else {
-            // `OpKind::Connect` sends no bytes: the connection is established.
-            0
         };
-        let (op, tx_op) = (*op, *tx_op);
         queue.pop_front();
         self.tx.on_operation_sent();
         self.on_transmitted((op, tx_op), len, end, engine);
         Some(count)
+    }
+
+    /// Sends the next bytes of a long operation, at most `max_bytes`, from the operation's buffer.
+    /// `header` is the frame header, if it was not sent yet. Returns how many bytes were sent;
+    /// `None` when the operation has to wait.
+    fn send_from_buffer(
+        &mut self,
+        QueuedTxOp {
+            op,
+            tx_op,
+            bytes_sent,
+        }: &mut QueuedTxOp,
+        header: Option<(Frame, RmaIovList)>,
+        max_bytes: usize,
+        engine: &mut impl EngineContext,
+    ) -> Option<usize> {
+        if let Some((frame, iovs)) = header {
+            if !self.writer.begin_frame(&frame, &iovs) {
+                self.abort_message();
+                return None;
+            }
+            if CompletionTrigger::of(tx_op) != CompletionTrigger::Transmitted {
+                self.reader.pending.begin_acked_send();
+            }
+        }
+        let from = *bytes_sent.get_or_insert(0);
+        let payload = engine.payload(*op);
+        let len = payload.len();
+        if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, engine) {
+            return None;
+        }
+        if from == len {
+            // io_uring has sent the rest.
+            return Some(0);
+        }
+        let payload = engine.payload(*op);
+        let count = self.send_part(payload.slice(from, (len - from).min(max_bytes)));
+        match count {
+            Some(count) => *bytes_sent = Some(from + count),
+            None if self.write_closed() => {}
+            None => self.send_via_uring(payload.slice(from, len - from)),
+        }
+        count
     }
 
     /// Sends the pending bytes, followed by part of a message. Returns how many bytes of the

@@ -25,6 +25,33 @@ const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
 /// process ran out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// Whether a listener is watched, so that its endpoint accepts connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListenerState {
+    Watched,
+    /// Not watched, because the queue of connection requests is full. The endpoint accepts again
+    /// when the program has taken half of the requests.
+    RequestQueueFull,
+    /// Not watched, because accepting or watching the listener has failed. The endpoint tries again
+    /// at this time.
+    RetryAt(Instant),
+}
+
+impl ListenerState {
+    /// Returns the state after an error.
+    fn after_error() -> Self {
+        Self::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY)
+    }
+
+    /// Returns the time of the next try, for the endpoint's timer.
+    pub(super) fn retry_at(self) -> Option<Instant> {
+        match self {
+            Self::RetryAt(at) => Some(at),
+            Self::Watched | Self::RequestQueueFull => None,
+        }
+    }
+}
+
 impl TcpEndpoint {
     /// Accepts the connections in the backlog. Accepting pauses while the queue of connection
     /// requests is full, and after an error.
@@ -35,7 +62,8 @@ impl TcpEndpoint {
             };
             if self.kind.is_request_queue_full() {
                 listener.unwatch(&*self.wait_set);
-                return self.kind.set_accept_paused(true);
+                self.listener_state = ListenerState::RequestQueueFull;
+                return;
             }
             match listener.accept(self.local_addr, &self.socket_config) {
                 Ok(Some((socket, from))) => self.on_accepted(
@@ -47,7 +75,7 @@ impl TcpEndpoint {
                     // The connections in the backlog keep the listener readable, so a watched
                     // listener would wake the domain again and again.
                     listener.unwatch(&*self.wait_set);
-                    self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
+                    self.listener_state = ListenerState::after_error();
                     self.arm_timer();
                     let error = Error::os("accept4", errno.raw_os_error());
                     return engine.event(self.id, EventKind::InboundRefused { error });
@@ -56,18 +84,18 @@ impl TcpEndpoint {
         }
     }
 
-    /// Accepts again after a pause.
+    /// Accepts again after a pause. If the listener cannot be watched, the timer retries; the caller
+    /// arms the timer.
     pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
         let Some(listener) = &self.listener else {
             return;
         };
-        self.accept_retry_at =
-            match listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id)) {
-                Ok(()) => None,
-                Err(_) => Some(Instant::now() + ACCEPT_RETRY_DELAY),
-            };
-        if self.accept_retry_at.is_none() {
-            self.accept(engine);
+        match listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id)) {
+            Ok(()) => {
+                self.listener_state = ListenerState::Watched;
+                self.accept(engine);
+            }
+            Err(_) => self.listener_state = ListenerState::after_error(),
         }
     }
 
@@ -136,46 +164,22 @@ impl TcpEndpoint {
         let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
-        // A connection of this side may exist, or be in progress.
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
         let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
         };
-        let existing = match self.peers[peer]
-            .connection
-            .and_then(|connection| self.connections.get(connection))
-        {
-            None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
-            Some(ConnectionState::Outbound(handshake)) => {
-                ExistingConnection::Connecting(handshake.protocol())
-            }
-            Some(ConnectionState::Established(connection)) => {
-                ExistingConnection::Connected(connection.peer_instance)
-            }
-        };
-        let resolution =
-            resolve_simultaneous_connect(self.local_addr, listen_addr, &request, existing);
+        let resolution = resolve_simultaneous_connect(
+            self.local_addr,
+            listen_addr,
+            &request,
+            self.existing_connection(peer),
+        );
         if resolution == Resolution::Reject {
             handshake.send_control(CmKind::Reject, None, &request.reject());
             return linger::close(handshake.into_socket(), &[]);
         }
-        // A replaced connection is closed before the new one is added.
-        if resolution == Resolution::Replace
-            && let Some(replaced) = self.peers[peer].connection
-        {
-            if let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(replaced)
-            {
-                // The peer's completed sends may be among the unread bytes.
-                engine.with_rx(self.id, |rx, engine| {
-                    connection.drain_received(&mut self.scratch, rx, engine);
-                });
-                // Closing also fails the queued operations: part of a message may have been sent.
-                self.close_connection(engine, replaced);
-            } else {
-                self.peers[peer].connection = None;
-                self.connections.try_remove(replaced);
-            }
+        if resolution == Resolution::Replace {
+            self.close_replaced(engine, peer);
         }
         // Accepts the request. A libfabric peer gets a reply without the vendor extension.
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
@@ -188,7 +192,7 @@ impl TcpEndpoint {
             return self.on_accept_failed(engine, listen_addr);
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
-        // `close_connection` may have removed the peer.
+        // `close_replaced` may have removed the peer.
         let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
         };
@@ -207,6 +211,41 @@ impl TcpEndpoint {
             self.progress_tx(engine, peer);
         }
         self.progress(engine);
+    }
+
+    /// Returns the connection with a peer that sends use, or the attempt to connect.
+    fn existing_connection(&self, peer: usize) -> ExistingConnection {
+        match self.peers[peer]
+            .connection
+            .and_then(|connection| self.connections.get(connection))
+        {
+            None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
+            Some(ConnectionState::Outbound(handshake)) => {
+                ExistingConnection::Connecting(handshake.protocol())
+            }
+            Some(ConnectionState::Established(connection)) => {
+                ExistingConnection::Connected(connection.peer_instance)
+            }
+        }
+    }
+
+    /// Closes the connection with a peer that sends use, or ends the attempt to connect, before a
+    /// new connection is added.
+    fn close_replaced(&mut self, engine: &mut impl EngineContext, peer: usize) {
+        let Some(replaced) = self.peers[peer].connection else {
+            return;
+        };
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
+            // The peer's completed sends may be among the unread bytes.
+            engine.with_rx(self.id, |rx, engine| {
+                connection.drain_received(&mut self.scratch, rx, engine);
+            });
+            // Closing also fails the queued operations: part of a message may have been sent.
+            self.close_connection(engine, replaced);
+        } else {
+            self.peers[peer].connection = None;
+            self.connections.try_remove(replaced);
+        }
     }
 
     /// Handles that the accept could not be sent: connects if operations wait for the peer, because

@@ -42,6 +42,7 @@ use crate::transport::timer::Timer;
 use crate::transport::token;
 use crate::uring::{CompletionKind, ReleasedBuffer, SharedUring, UringCompletion, ZeroCopyOutcome};
 
+use accept::ListenerState;
 use connected::MsgEndpointState;
 use passive::ConnReqQueue;
 
@@ -165,8 +166,7 @@ pub(crate) struct TcpEndpoint {
     active_connections: Vec<usize>,
     /// Inbound handshakes, the oldest first.
     inbound: VecDeque<usize>,
-    /// When to accept again after the process ran out of descriptors.
-    accept_retry_at: Option<Instant>,
+    listener_state: ListenerState,
     last_peer_key: u32,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
     /// carry.
@@ -233,7 +233,7 @@ impl TcpEndpoint {
             peer_by_fi_addr: Vec::new(),
             active_connections: Vec::new(),
             inbound: VecDeque::new(),
-            accept_retry_at: None,
+            listener_state: ListenerState::Watched,
             last_peer_key: 0,
             last_connection_id: 0,
             protocol: WireProtocol::Native,

@@ -14,6 +14,7 @@ use fabric_core::{Address, Result, Scheme};
 use super::super::handshake::send_control;
 use super::super::linger;
 use super::super::socket::TcpSocket;
+use super::accept::ListenerState;
 use super::connected::AcceptedConnection;
 use super::{ConnectionState, EndpointKind, TcpEndpoint};
 use crate::transport::net::SocketConfig;
@@ -23,15 +24,11 @@ const MAX_PENDING_REQUESTS: usize = 128;
 
 /// The queue of connection requests.
 #[derive(Default)]
-pub(super) struct ConnReqQueue {
-    queue: VecDeque<ConnReq>,
-    /// Whether accepting is paused until the program has taken half of the requests.
-    accept_paused: bool,
-}
+pub(super) struct ConnReqQueue(VecDeque<ConnReq>);
 
 impl ConnReqQueue {
     pub(super) fn len(&self) -> usize {
-        self.queue.len()
+        self.0.len()
     }
 }
 
@@ -40,12 +37,6 @@ impl EndpointKind {
     /// pause.
     pub(super) fn is_request_queue_full(&self) -> bool {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
-    }
-
-    pub(super) fn set_accept_paused(&mut self, is_paused: bool) {
-        if let Self::Passive(requests) = self {
-            requests.accept_paused = is_paused;
-        }
     }
 }
 
@@ -99,7 +90,7 @@ impl TcpEndpoint {
             vendor_extension,
             trailing_bytes,
         });
-        requests.queue.push_back(ConnReq { peer, data, handle });
+        requests.0.push_back(ConnReq { peer, data, handle });
     }
 
     /// Takes the oldest connection request, and resumes accepting if the queue has room again.
@@ -107,11 +98,12 @@ impl TcpEndpoint {
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return None;
         };
-        let request = requests.queue.pop_front()?;
-        if requests.accept_paused && requests.len() <= MAX_PENDING_REQUESTS / 2 {
-            requests.accept_paused = false;
+        let request = requests.0.pop_front()?;
+        if requests.len() <= MAX_PENDING_REQUESTS / 2
+            && self.listener_state == ListenerState::RequestQueueFull
+        {
             self.resume_accept(engine);
-            // If accepting failed, the timer retries it.
+            // If the listener could not be watched, the timer retries.
             self.arm_timer();
         }
         Some(request)

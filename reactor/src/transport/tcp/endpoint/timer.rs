@@ -18,7 +18,10 @@ impl TcpEndpoint {
             .peers
             .iter()
             .filter_map(|(_, peer)| peer.retry.map(|(at, _)| at));
-        let next = handshakes.chain(retry).chain(self.accept_retry_at).min();
+        let next = handshakes
+            .chain(retry)
+            .chain(self.listener_state.retry_at())
+            .min();
         let Some(timer) = &self.timer else { return };
         timer.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
@@ -26,7 +29,8 @@ impl TcpEndpoint {
     /// Handles the expired timer: acts on all deadlines that have passed.
     pub(super) fn on_timer(&mut self, engine: &mut impl EngineContext) {
         let now = Instant::now();
-        if self.accept_retry_at.is_some_and(|retry_at| retry_at <= now) {
+        let retry_at = self.listener_state.retry_at();
+        if retry_at.is_some_and(|retry_at| retry_at <= now) {
             self.resume_accept(engine);
         }
         self.expire_handshakes(engine, now);
