@@ -404,6 +404,8 @@ fn descriptor_in_an_accept_does_not_block_the_client() {
             matches!(&failed, Error::Protocol { what, .. } if what.contains("not sealed memory")),
             "{failed}"
         );
-        drop((serving.join().unwrap(), other_end));
+        // Ends the close of the lingering socket, which may be that of the server.
+        drop(other_end);
+        drop(serving.join().unwrap());
     });
 }
