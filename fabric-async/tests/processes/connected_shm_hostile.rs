@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 
 use crate::health::next_rejection;
 use crate::hostile::{READY_CODE, sealed_memfd, try_send_with_fds};
-use crate::leak_check::{private_bytes, run_in_own_process};
+use crate::leak_check::{heap_bytes, run_in_own_process};
 use crate::rma::{RawShmListener, encode_control};
 use crate::run;
 
@@ -522,7 +522,7 @@ fn failed_accepts_leave_nothing_in_a_shared_context() {
                 // Bytes by which the memory grows in this many attempts.
                 let mut grown = [0; 4];
                 for (round, grown) in grown.iter_mut().enumerate() {
-                    let before = private_bytes();
+                    let before = heap_bytes();
                     for _ in 0..ATTEMPTS {
                         let socket = connect_raw(&listener, Some(&name));
                         let nonce = request_nonce(&socket).await;
@@ -539,9 +539,11 @@ fn failed_accepts_leave_nothing_in_a_shared_context() {
                         let refused = accepting.accept(request, "").map(drop).unwrap_err();
                         assert!(matches!(refused, Error::PeerGone(_)), "{refused}");
                     }
-                    *grown = private_bytes().saturating_sub(before);
+                    *grown = heap_bytes().saturating_sub(before);
                 }
                 let [_, without_context, _, with_context] = grown;
+                // A shared context remembers the endpoint of each key that it has assigned, in 4
+                // bytes.
                 assert!(
                     with_context < without_context + 8 * ATTEMPTS,
                     "{ATTEMPTS} failed accepts: {with_context} bytes more with a shared context, \

@@ -1,8 +1,52 @@
-//! The descriptors, shared-memory mappings and threads of a process, and a helper that runs a test
-//! in a process of its own, where they can be counted.
+//! The descriptors, shared-memory mappings, threads and heap bytes of a process, and a helper that
+//! runs a test in a process of its own, where they can be counted.
 
+#![allow(unsafe_code)] // a counting allocator
+
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// The system's allocator, which counts the bytes that are allocated.
+struct CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+static HEAP_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator with the caller's arguments.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        HEAP_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        HEAP_BYTES.fetch_add(len, Ordering::Relaxed);
+        HEAP_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `realloc`.
+        unsafe { System.realloc(block, layout, len) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        HEAP_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Returns the bytes that this process has allocated on the heap.
+pub(crate) fn heap_bytes() -> usize {
+    HEAP_BYTES.load(Ordering::Relaxed)
+}
 
 /// The resources that this process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
