@@ -2,14 +2,14 @@
 
 use fabric_async::Endpoint;
 
-use crate::leak_check::{ResourceUsage, private_bytes, run_in_own_process};
+use crate::leak_check::{ResourceUsage, heap_bytes, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
 const CONNECTIONS: usize = 1000;
 /// Connections after which everything that is allocated only once exists.
 const WARM_UP: usize = 200;
-/// The most bytes by which private memory may grow over the remaining 800 connections: 655 bytes
+/// The most bytes by which the heap may grow over the remaining 800 connections: 655 bytes
 /// for each.
 const MAX_GROWTH: usize = 512 * 1024;
 
@@ -18,7 +18,7 @@ pub(crate) async fn connect_repeatedly(name: &str) {
     let mut before = None;
     for round in 0..CONNECTIONS {
         if round == WARM_UP {
-            before = Some((ResourceUsage::wait_stable().await, private_bytes()));
+            before = Some((ResourceUsage::wait_stable().await, heap_bytes()));
         }
         let ep = Endpoint::bind("shm://").await.unwrap();
         let host = ep.add_peer(name).await.unwrap();
@@ -31,10 +31,10 @@ pub(crate) async fn connect_repeatedly(name: &str) {
     let (usage, bytes) = before.expect("more connections than WARM_UP");
     usage.wait_restored().await;
     assert!(
-        private_bytes() < bytes + MAX_GROWTH,
-        "private memory grew from {} to {} bytes",
+        heap_bytes() < bytes + MAX_GROWTH,
+        "the heap grew from {} to {} bytes",
         bytes,
-        private_bytes()
+        heap_bytes()
     );
 }
 
@@ -49,7 +49,7 @@ fn thousand_short_connections_leak_nothing() {
                 let message = ep.recv().tag(1).await.unwrap();
                 assert_eq!(message[..], round.to_le_bytes());
                 if round == WARM_UP {
-                    before = Some((ResourceUsage::current(), private_bytes()));
+                    before = Some((ResourceUsage::current(), heap_bytes()));
                 }
                 ep.send(message.source().unwrap(), message.into_bytes())
                     .await
@@ -68,10 +68,10 @@ fn thousand_short_connections_leak_nothing() {
             let now = ResourceUsage::wait_stable().await;
             assert!(now.is_within(&usage), "{now:?} is more than {usage:?}");
             assert!(
-                private_bytes() < bytes + MAX_GROWTH,
-                "private memory grew from {} to {} bytes",
+                heap_bytes() < bytes + MAX_GROWTH,
+                "the heap grew from {} to {} bytes",
                 bytes,
-                private_bytes()
+                heap_bytes()
             );
             assert!(ep.address_vector().peers().is_empty());
         });
