@@ -128,7 +128,7 @@ fn unexpected() -> Work {
 
 fn key_check() -> Work {
     let (mut table, memory) = (
-        RegionTable::new(1),
+        RegionTable::new(),
         Arc::new(LocalMemory::new(4096).expect("a page")),
     );
     let keys: Vec<u64> = (0..1000)
@@ -152,7 +152,7 @@ fn key_check() -> Work {
 
 fn key_insert() -> Work {
     let (mut table, memory) = (
-        RegionTable::new(1),
+        RegionTable::new(),
         Arc::new(LocalMemory::new(4096).expect("a page")),
     );
     Box::new(move || {

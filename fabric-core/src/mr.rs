@@ -10,6 +10,7 @@ mod registered;
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -205,26 +206,33 @@ pub fn check_access(key: u64, granted: Access, required: Access) -> Result<()> {
 }
 
 /// A table of regions by key.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RegionTable {
     regions: HashMap<u64, Region>,
-    /// The key that is generated next, unless it is in use.
-    next_key: u64,
+    key_generator: KeyGenerator,
 }
 
-/// The distance between generated keys: odd, so that all keys are used, and large, so that a key of
-/// another run is unknown.
-const KEY_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Generates keys: keyed hashes of a counter. A peer that knows some keys cannot compute another
+/// one, and a key of another run of the program is unknown.
+#[derive(Debug, Default)]
+struct KeyGenerator {
+    /// The random keys of SipHash.
+    hasher: RandomState,
+    generated: u64,
+}
+
+impl KeyGenerator {
+    fn next_key(&mut self) -> u64 {
+        self.generated += 1;
+        self.hasher.hash_one(self.generated)
+    }
+}
 
 impl RegionTable {
-    /// Creates an empty table whose generated keys begin at `seed`: with a random seed, a key of
-    /// another run is unknown instead of another region.
+    /// Creates an empty table.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self {
-            regions: HashMap::new(),
-            next_key: seed,
-        }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Inserts a region under the requested key, or under a generated one, and returns the key.
@@ -256,8 +264,7 @@ impl RegionTable {
             }
             Some(key) => key,
             None => loop {
-                let key = self.next_key;
-                self.next_key = self.next_key.wrapping_add(KEY_STRIDE);
+                let key = self.key_generator.next_key();
                 if !self.regions.contains_key(&key) {
                     break key;
                 }
@@ -444,11 +451,13 @@ impl RegionMemory for LocalMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
     fn keys_are_unique_and_reusable_after_removal() {
-        let mut table = RegionTable::new(7);
+        let mut table = RegionTable::new();
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
         let key = table
             .insert(memory(), Access::REMOTE_READ, Some(7), false)
@@ -478,6 +487,24 @@ mod tests {
         assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
         assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
         assert!(table.insert(memory(), Access::READ, Some(7), false).is_ok());
+    }
+
+    /// The difference of two generated keys does not tell the next one, and two tables generate
+    /// different keys.
+    #[test]
+    fn generated_keys_are_unpredictable() {
+        let generate = |table: &mut RegionTable| {
+            let memory = Arc::new(LocalMemory::new(100).unwrap());
+            table.insert(memory, Access::READ, None, false).unwrap()
+        };
+        let (mut table, mut other) = (RegionTable::new(), RegionTable::new());
+        let keys: Vec<u64> = (0..100).map(|_| generate(&mut table)).collect();
+        let differences: HashSet<u64> = keys
+            .windows(2)
+            .map(|pair| pair[1].wrapping_sub(pair[0]))
+            .collect();
+        assert_eq!(differences.len(), keys.len() - 1);
+        assert!((0..100).all(|_| !keys.contains(&generate(&mut other))));
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -256,7 +255,7 @@ impl DomainState {
             counters: IdMap::new(),
             avs: IdMap::new(),
             region_counters: HashMap::new(),
-            regions: RegionTable::new(RandomState::new().hash_one(0)),
+            regions: RegionTable::new(),
             domain_eq: None,
             pool: BufferPool::new(),
             deferred: Deferred::default(),

@@ -76,7 +76,7 @@ impl TcpReceiver {
             pool: Some(pool.clone()),
             ..TcpTestContext::default()
         };
-        let mut regions = RegionTable::new(1);
+        let mut regions = RegionTable::new();
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
             let memory = Arc::new(LocalMemory::new(region_len).unwrap());
