@@ -82,18 +82,16 @@ impl IncomingWrite {
                 "write whose remote ranges do not add up to its payload",
             ));
         }
-        // `check_segments` passes a write without remote ranges. With CQ data such a write is an
-        // access too, of which the owner is notified.
-        let is_allowed = responses.is_target || frame.data.is_none();
-        let denied = RmaNack {
-            is_read: false,
-            iov_index: 0,
-            error: AccessError::UnknownKey,
-        };
-        let checked = if is_allowed {
-            responses.check_segments(iovs, OpKind::Write, engine)
+        // A write without remote ranges accesses nothing, so `check_segments` passes it. With CQ
+        // data it would notify the owner of memory without a key.
+        let checked = if iovs.is_empty() && frame.data.is_some() {
+            Err(RmaNack {
+                is_read: false,
+                iov_index: 0,
+                error: AccessError::UnknownKey,
+            })
         } else {
-            Err(denied)
+            responses.check_segments(iovs, OpKind::Write, engine)
         };
         let (segments, nack) = match checked {
             Ok(segments) => (segments, None),
@@ -228,17 +226,6 @@ impl IncomingWrite {
                 self.notified.bytes += len;
             }
             self.notified.segments += 1;
-        }
-        if self.segments.is_empty()
-            && self.data.is_some()
-            && !engine.on_remote_access(
-                responses.ep,
-                0,
-                RemoteAccess::Write,
-                Transfer::written(0, self.data, source),
-            )
-        {
-            return false;
         }
         self.notified.is_done = true;
         true

@@ -754,36 +754,41 @@ proptest! {
     }
 }
 
-/// An endpoint that is no RMA target gets no events for empty writes with CQ data: they could fill
-/// its completion queue.
+/// A write with CQ data needs a key: a write without remote ranges is refused, and a write of no
+/// bytes under a key that the target does not know too. Neither notifies the target, whose
+/// completion queue they could fill.
 #[test]
-fn empty_write_with_data_is_accepted_only_by_rma_targets() {
+fn write_with_data_and_no_valid_key_is_refused() {
     for is_same in [false, true] {
-        let mut target = rma_target(is_same);
-        assert_eq!(
-            target
-                .read(&encode_write(&[], Some(5), b""))
-                .unwrap()
-                .acks_due
-                .len(),
-            1
-        );
-        assert_eq!(target.context.remote_accesses.len(), 1);
-        target
-            .reader
-            .enable_rma_target(fabric_core::transport::EpId(0), false, false);
-        match target.read(&encode_write(&[], Some(5), b"")) {
-            Err(ProtocolViolation(what)) => {
-                assert!(!is_same && what.contains("may not access"), "{what}")
+        for (iovs, is_target, accepted) in [
+            (vec![], true, false),
+            (vec![], false, false),
+            (vec![rma_iov(99, 0, 0)], true, false),
+            (vec![rma_iov(READ_WRITE_KEY, 0, 0)], false, false),
+            (vec![rma_iov(READ_WRITE_KEY, 0, 0)], true, true),
+        ] {
+            let mut target = rma_target(is_same);
+            if !is_target {
+                target
+                    .reader
+                    .enable_rma_target(fabric_core::transport::EpId(0), false, false);
             }
-            Ok(outcome) => {
-                let acks: Vec<_> = outcome.acks_due.into_iter().map(ack_kind).collect();
-                assert!(
-                    is_same && matches!(acks[..], [FrameKind::Nack(_)]),
-                    "{acks:?}"
-                );
+            match target.read(&encode_write(&iovs, Some(5), b"")) {
+                Err(ProtocolViolation(what)) => {
+                    assert!(
+                        !is_same && !accepted && what.contains("may not access"),
+                        "{what}"
+                    )
+                }
+                Ok(outcome) => {
+                    let acks: Vec<_> = outcome.acks_due.into_iter().map(ack_kind).collect();
+                    let is_nack = matches!(acks[..], [FrameKind::Nack(_)]);
+                    assert!(acks.len() == 1 && is_nack != accepted, "{acks:?}");
+                    assert!(is_same || accepted);
+                }
             }
+            let notified = target.context.remote_accesses.len();
+            assert_eq!(notified, usize::from(accepted));
         }
-        assert_eq!(target.context.remote_accesses.len(), 1);
     }
 }
