@@ -2,7 +2,7 @@
 
 use fabric_core::info::{Hints, Info, select};
 use fabric_core::{Error, Result};
-use fabric_reactor::transport;
+use fabric_reactor::registry;
 
 /// Returns what the providers offer for these hints (`fi_getinfo`), best first.
 ///
@@ -46,7 +46,7 @@ use fabric_reactor::transport;
 /// value offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
 #[doc(alias = "fi_getinfo")]
 pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
-    let all = transport::all();
+    let all = registry::all();
     if let Some(asked) = &hints.provider
         && !all
             .iter()

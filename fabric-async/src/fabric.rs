@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric_core::info::{FabricAttr, Hints, Info, NoMatch};
 use fabric_core::tree::{Children, Class, ObjectNode};
 use fabric_core::{Result, info};
-use fabric_reactor::{EngineTransport, transport};
+use fabric_reactor::{EngineTransport, registry};
 
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainBuilder};
@@ -35,7 +35,7 @@ impl Fabric {
     /// that exist.
     #[doc(alias = "fi_fabric")]
     pub fn open(info: &Info) -> Result<Self> {
-        let transport = transport::by_name(&info.fabric.provider)?;
+        let transport = registry::by_name(&info.fabric.provider)?;
         let node = ObjectNode::new(Class::Fabric, None);
         Ok(Self {
             inner: Arc::new(FabricInner {

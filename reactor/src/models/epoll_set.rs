@@ -9,7 +9,7 @@ use fabric_core::Result;
 use fabric_core::transport::WaitSet;
 use loom::sync::{Condvar, Mutex};
 
-use crate::sync::lock;
+use crate::sys::sync::lock;
 
 /// Stands in for `wait::EpollSet`.
 #[derive(Debug)]

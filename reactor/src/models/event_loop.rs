@@ -14,8 +14,8 @@ use loom::thread;
 
 use super::EpollSet;
 use super::mock_transport::{MockConnection, post_op};
-use crate::engine::{DriverStatus, Engine};
-use crate::wait::WaitPolicy;
+use crate::engine::progress::{DriverStatus, Engine};
+use crate::engine::wait_policy::WaitPolicy;
 
 fn event_loop_domain() -> (Arc<MockConnection>, Arc<Engine>) {
     let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
@@ -96,7 +96,7 @@ fn event_loop_beside_a_driver_is_woken_by_completions() {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
         let driver = {
             let (set, engine) = (engine.wait_set.clone(), Arc::downgrade(&engine));
-            thread::spawn(move || crate::driver::run_thread(&set, &engine))
+            thread::spawn(move || crate::engine::driver::run_thread(&set, &engine))
         };
         let key = post_op(&engine, OpKind::Recv);
         let peer = thread::spawn(move || connection.send());

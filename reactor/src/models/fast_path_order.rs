@@ -16,11 +16,11 @@ use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
-use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
-use crate::engine::Engine;
-use crate::ops::{CompletionTarget, CreditMode};
-use crate::sync::{AtomicU32, Mutex, Ordering, lock};
-use crate::wait::WaitPolicy;
+use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+use crate::engine::ops::{CompletionTarget, CreditMode};
+use crate::engine::progress::Engine;
+use crate::engine::wait_policy::WaitPolicy;
+use crate::sys::sync::{AtomicU32, Mutex, Ordering, lock};
 
 const ENDPOINT: EpId = EpId(0);
 

@@ -12,11 +12,11 @@ use fabric_core::{Address, FiAddr, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
-use crate::domain_state::DomainState;
-use crate::engine::Engine;
-use crate::ops::{CompletionTarget, OpPhase, OpState};
-use crate::sync::{AtomicU32, Ordering, fence};
-use crate::wait::WaitPolicy;
+use crate::engine::domain_state::DomainState;
+use crate::engine::ops::{CompletionTarget, OpPhase, OpState};
+use crate::engine::progress::Engine;
+use crate::engine::wait_policy::WaitPolicy;
+use crate::sys::sync::{AtomicU32, Ordering, fence};
 
 /// The state that a peer and the transport share: the same flag protocol as a ring's, around a
 /// count instead of records.

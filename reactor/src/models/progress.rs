@@ -16,9 +16,9 @@ use loom::future::block_on;
 use loom::thread;
 
 use super::mock_transport::{MockConnection, post_op};
-use crate::driver::{self, DriverState, DriverStep, TaskDriver};
-use crate::engine::{DriverStatus, Engine};
-use crate::wait::WaitPolicy;
+use crate::engine::driver::{self, DriverState, DriverStep, TaskDriver};
+use crate::engine::progress::{DriverStatus, Engine};
+use crate::engine::wait_policy::WaitPolicy;
 
 fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     let (set, mut driver) = (engine.wait_set.clone(), TaskDriver::new(engine));
@@ -207,7 +207,7 @@ fn poll_once_beside_driver(progress: Progress) {
         let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
         let mut has_polled = false;
         block_on(poll_fn(|cx| {
-            let register = |domain: &mut crate::domain_state::DomainState, waker: &_| {
+            let register = |domain: &mut crate::engine::domain_state::DomainState, waker: &_| {
                 domain.register_op_waker(second, waker)
             };
             let polled = engine.poll(cx.waker(), |domain| domain.take_op_result(second), register);

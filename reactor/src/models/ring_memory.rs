@@ -9,7 +9,7 @@
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::transport::shm::ring::{HEADER_LEN, LINE_LEN, RecordRef, RingMemory};
 
 /// The memory of a ring; clones share it.
@@ -115,13 +115,13 @@ impl LoomDoorbell {
     }
 
     pub(super) fn ring(&self) {
-        *crate::sync::lock(&self.0.0) = true;
+        *crate::sys::sync::lock(&self.0.0) = true;
         self.0.1.notify_one();
     }
 
     /// Sleeps until the doorbell rings. Loom reports a deadlock if it never does.
     pub(super) fn sleep(&self) {
-        let mut rung = crate::sync::lock(&self.0.0);
+        let mut rung = crate::sys::sync::lock(&self.0.0);
         while !*rung {
             rung = self
                 .0

@@ -1,46 +1,16 @@
-//! The registry of transports. A new transport needs a folder here, an entry in `TRANSPORTS`, and
-//! its scheme and protocol names in `fabric-core` (`address.rs`, `info/level.rs`).
+//! The transports, and what they share. A transport sees system calls (`sys`) and the traits of
+//! `fabric_core::transport`, not the engine.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `shm`, `tcp`, `udp` | the transports |
+//! | `info_templates` | common attributes of offers |
+//! | `net` | options and addresses of sockets |
+//! | `token` | epoll tokens |
 
-pub(crate) mod fork_guard;
 mod info_templates;
 mod net;
 pub mod shm;
 pub mod tcp;
-mod timer;
 mod token;
 pub mod udp;
-
-use fabric_core::sim::SimTransport;
-use fabric_core::{Error, Result};
-
-use crate::engine::EngineTransport;
-
-static TRANSPORTS: [&EngineTransport; 4] = [
-    &shm::ShmTransport,
-    &tcp::TcpTransport,
-    &udp::UdpTransport,
-    &SimTransport,
-];
-
-/// Returns every transport, in order of preference.
-#[must_use]
-pub fn all() -> &'static [&'static EngineTransport] {
-    &TRANSPORTS
-}
-
-/// Returns the transport of the provider with this name.
-///
-/// # Errors
-/// [`Error::UnknownProvider`], which lists the names of all providers.
-pub fn by_name(name: &str) -> Result<&'static EngineTransport> {
-    TRANSPORTS
-        .into_iter()
-        .find(|transport| transport.name() == name)
-        .ok_or_else(|| Error::UnknownProvider {
-            asked: name.into(),
-            known: TRANSPORTS
-                .iter()
-                .map(|transport| transport.name())
-                .collect(),
-        })
-}

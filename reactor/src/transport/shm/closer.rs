@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use fabric_core::transport::WaitSet;
 
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
 
 /// Maximum number of closing threads. The first one is permanent; the others end when the queue is
 /// empty.

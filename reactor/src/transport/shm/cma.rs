@@ -69,7 +69,7 @@ use super::loans::SLOTS_PER_PEER;
 use super::rx_connection::MAX_MSG_SIZE;
 use super::segment::{CmaMarker, Segment};
 use super::socket::ShmSocket;
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
 
 pub(crate) use policy::SingleCopyPolicy;
 

@@ -25,7 +25,7 @@ use fabric_core::{FiAddr, Result};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
-use crate::sync::{SpinGuard, SpinLock, lock_spin};
+use crate::sys::sync::{SpinGuard, SpinLock, lock_spin};
 
 /// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;

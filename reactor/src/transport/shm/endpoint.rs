@@ -41,7 +41,7 @@ use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
 use super::tx_connection::{QueueProgress, TxStats};
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
 use crate::transport::token;
 
 use accept::RdmListener;

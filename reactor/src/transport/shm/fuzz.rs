@@ -7,7 +7,7 @@ use super::record::RecordLayout;
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, RingMemory};
 use super::ring_heap::HeapRing;
 use super::socket;
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// Lines of the ring in [`ring`].
 const RING_LINES: usize = 64;

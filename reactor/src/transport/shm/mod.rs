@@ -15,7 +15,6 @@
 //! | `record` | the layout of the records in a ring |
 //! | `ring` | the ring buffer of cache lines |
 //! | `segment` | the shared memory that holds a ring |
-//! | `memfd` | creation of memory that can be passed to peers |
 //! | `shared_memory` | registered memory that peers map |
 //! | `loans` | memory passed to the receiver instead of being copied |
 //! | `rma_bounce` | accesses that the owner of an unmapped region executes |
@@ -32,7 +31,6 @@ mod endpoint;
 pub mod fuzz;
 mod loans;
 mod mapped_regions;
-mod memfd;
 #[cfg(all(feature = "microbench", not(loom)))]
 mod microbench;
 mod passive;
@@ -69,7 +67,7 @@ use fabric_core::transport::{
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
 use crate::transport::info_templates;
 
 use endpoint::{ShmConfig, ShmEndpoint, ShmToken, UNEXPECTED_BYTES};

@@ -26,8 +26,8 @@ use super::endpoint::ShmToken;
 use super::rx_connection::{Rejection, admit, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
-use crate::transport::timer::Timer;
-use crate::wait::epoll_ctl_error;
+use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::timer::Timer;
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;

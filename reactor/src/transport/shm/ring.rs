@@ -37,7 +37,7 @@
 //! outside of the memory.
 #![allow(unsafe_code)] // one call of `RingMemory::write`; invariant 3 meets its contract
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
+use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// Bytes in a line.
 pub(crate) const LINE_LEN: usize = 64;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::ring::{HEADER_LEN, LINE_LEN, RecordRef, RingMemory};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU32, AtomicU64, Ordering};
 
 const WORDS_PER_LINE: usize = LINE_LEN / 8;
 

@@ -9,7 +9,7 @@ use super::ring::{
     Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer, RingMemory, ShmProtocolViolation,
 };
 use super::ring_heap::HeapRing;
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// A call of one end of the ring. A length is that of a record, header included; the fixture limits
 /// it to the longest record.

@@ -25,10 +25,11 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::memfd;
 use super::record::MAX_ACKS;
 use super::ring::{LINE_LEN, RingMemory};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
+use crate::sys::memfd;
+use crate::sys::os_error::os_error;
+use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 // Layout of a segment: byte offsets of the control words, and of the ring.
 
@@ -112,7 +113,6 @@ impl Segment {
     /// Creates a segment with a ring of `lines` lines. Returns the segment and the descriptor to
     /// pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
-        let os_error = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let fd = memfd::create("fabric-shm", mapping_len(lines) as u64, "ftruncate")?;
         rustix::fs::ftruncate(&fd, mapping_len(lines) as u64).map_err(os_error("ftruncate"))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)

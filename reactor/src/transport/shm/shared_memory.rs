@@ -33,8 +33,9 @@ use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::memfd;
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
+use crate::sys::memfd;
+use crate::sys::os_error::os_error;
 
 /// Offset of the data in the memory; the page before holds the validity word.
 const DATA_OFFSET: usize = 4096;
@@ -93,7 +94,6 @@ impl SharedMemory {
         {
             return Err(Error::os("fallocate", Errno::NOMEM.raw_os_error()));
         }
-        let os_error = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let fd = memfd::create("fabric-region", (DATA_OFFSET + len) as u64, "fallocate")?;
         // All pages are allocated now: touching a page that cannot be allocated raises SIGBUS.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, (DATA_OFFSET + len) as u64)

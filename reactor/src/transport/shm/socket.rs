@@ -33,8 +33,8 @@ use rustix::net::{
 };
 
 use super::closer;
-use crate::transport::fork_guard::ForkGuard;
-use crate::wait::epoll_ctl_error;
+use crate::sys::fork_guard::ForkGuard;
+use crate::sys::os_error::epoll_ctl_error;
 
 /// Backlog of a listener: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;

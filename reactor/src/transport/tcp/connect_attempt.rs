@@ -30,7 +30,7 @@ use fabric_core::{Address, Error, Result};
 use rustix::io::Errno;
 
 use super::socket::TcpSocket;
-use crate::uring::{OpId, SharedUring, TimedOutcome};
+use crate::sys::uring::{OpId, SharedUring, TimedOutcome};
 
 /// What an attempt needs from its endpoint: the local address, the wait set and token that report
 /// the outcome, and the io_uring instance, if that is the backend.

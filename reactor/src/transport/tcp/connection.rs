@@ -27,7 +27,7 @@ use fabric_core::transport::{EngineContext, EpId, Incarnation, Interest, TxOp, W
 use fabric_core::{Error, FiAddr, Result};
 
 use super::socket::TcpSocket;
-use crate::uring::SharedUring;
+use crate::sys::uring::SharedUring;
 
 mod onesided;
 mod receiving;

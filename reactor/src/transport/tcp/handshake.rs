@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::connect_attempt::{ConnectAttempt, ConnectEvent, connect_error};
 use super::socket::{ReadResult, TcpSocket, WriteResult};
-use crate::uring::{OpId, TimedOutcome};
+use crate::sys::uring::{OpId, TimedOutcome};
 
 /// Length of the longest control message, in bytes.
 const MAX_CONTROL_LEN: usize = 32 + MAX_CM_PRIVATE_DATA;

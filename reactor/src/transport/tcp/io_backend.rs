@@ -9,9 +9,9 @@ use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
 use super::endpoint::TcpToken;
-use crate::transport::fork_guard::ForkGuard;
-use crate::uring::{SharedUring, Uring, UringCompletion, UringConfig};
-use crate::wait::epoll_ctl_error;
+use crate::sys::fork_guard::ForkGuard;
+use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::uring::{SharedUring, Uring, UringCompletion, UringConfig};
 
 /// The environment variable that selects the backend of a program that requests `auto`.
 const ENV_VAR: &str = "FABRIC_SOCKET_IO";
@@ -179,8 +179,8 @@ fn parse_backend(value: &OsStr) -> Result<SocketIo> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::uring::tests::with_uring_forbidden;
-    use crate::wait::EpollSet;
+    use crate::sys::EpollSet;
+    use crate::sys::uring::tests::with_uring_forbidden;
 
     /// If the kernel forbids io_uring, a request by name fails with the kernel's error, and `auto`
     /// falls back to epoll.

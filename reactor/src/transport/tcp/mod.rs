@@ -47,10 +47,10 @@ use fabric_core::transport::{
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
+use crate::sys::uring::{CompletionKind, ReleasedBuffer};
 use crate::transport::info_templates;
 use crate::transport::net::SocketConfig;
-use crate::uring::{CompletionKind, ReleasedBuffer};
 
 use endpoint::{TcpEndpoint, TcpToken, UNEXPECTED_BYTES};
 use interfaces::InterfaceAddress;

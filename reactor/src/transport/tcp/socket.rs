@@ -13,9 +13,9 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
 
 use super::congestion;
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
+use crate::sys::os_error::epoll_ctl_error;
 use crate::transport::net::{self, SocketConfig, addr_error, open_socket};
-use crate::wait::epoll_ctl_error;
 
 /// Connections that the kernel queues before they are accepted.
 const LISTEN_BACKLOG: i32 = 4096;

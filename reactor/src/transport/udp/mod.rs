@@ -42,7 +42,7 @@ use fabric_core::transport::{
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
 use crate::transport::info_templates;
 use crate::transport::net::SocketConfig;
 

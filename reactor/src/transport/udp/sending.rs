@@ -261,11 +261,11 @@ mod tests {
     use super::super::endpoint::UNEXPECTED_BYTES;
     use super::super::{UdpDomain, UdpTransport};
     use super::*;
-    use crate::av::Av;
-    use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
-    use crate::engine::EngineTransportDomain;
-    use crate::ops::{CompletionTarget, OpState};
-    use crate::transport::fork_guard::ForkGuard;
+    use crate::engine::av::Av;
+    use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+    use crate::engine::ops::{CompletionTarget, OpState};
+    use crate::engine::progress::EngineTransportDomain;
+    use crate::sys::fork_guard::ForkGuard;
 
     /// A wait set that records the last interest.
     #[derive(Default)]

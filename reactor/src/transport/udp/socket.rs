@@ -12,9 +12,9 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{SendFlags, SocketType};
 
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
+use crate::sys::os_error::epoll_ctl_error;
 use crate::transport::net::{self, SocketConfig};
-use crate::wait::epoll_ctl_error;
 
 /// Default `SO_RCVBUF`, in bytes; the kernel caps the value at `net.core.rmem_max`.
 const DEFAULT_RECV_BUFFER: usize = 4 << 20;

@@ -13,7 +13,7 @@ use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
 use super::super::socket::{self, ShmListener};
 use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
-use crate::wait::epoll_ctl_error;
+use crate::sys::os_error::epoll_ctl_error;
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;

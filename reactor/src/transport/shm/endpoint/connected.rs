@@ -29,7 +29,7 @@ use super::super::tx_connection::TxConnection;
 use super::super::with_free_name;
 use super::disconnect::end_tx_connection;
 use super::{ShmConfig, ShmEndpoint, ShmEndpointKind, ShmToken};
-use crate::transport::timer::Timer;
+use crate::sys::timer::Timer;
 
 /// Times that the control messages of the peer are read when the connection ends; each time reads
 /// up to `READS_PER_POLL` messages.

@@ -33,7 +33,7 @@ use super::super::segment::Segment;
 use super::super::shared_memory::SharedMapping;
 use super::super::socket::SocketHandle;
 use super::{LoanPool, SLOTS_PER_PEER};
-use crate::transport::fork_guard::ForkGuard;
+use crate::sys::fork_guard::ForkGuard;
 
 /// Counters of the chunks that peers have granted to an endpoint; clones share the counters.
 #[derive(Clone, Debug)]

@@ -25,7 +25,9 @@ use super::super::socket::ReadResult;
 use super::sending::MAX_IOVECS;
 use super::zero_copy::{ZeroCopyState, is_zero_copy_unavailable};
 use super::{QueuedTxOp, TcpConnection};
-use crate::uring::{CompletionKind, LeasedBuffer, OpId, SendResult, SharedUring, UringCompletion};
+use crate::sys::uring::{
+    CompletionKind, LeasedBuffer, OpId, SendResult, SharedUring, UringCompletion,
+};
 
 /// Passes without input after which a connection with an armed receive is read by calls again: a
 /// thread is polling.

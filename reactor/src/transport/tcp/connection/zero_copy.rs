@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use super::TcpConnection;
 use super::sending::MAX_BUFFERED_MESSAGE;
 use super::uring_io::UringSend;
-use crate::uring::{OpId, ZeroCopyOutcome};
+use crate::sys::uring::{OpId, ZeroCopyOutcome};
 
 /// The zero-copy sends of a connection.
 #[derive(Debug, Default)]
@@ -83,8 +83,8 @@ impl TcpConnection {
         threshold.is_some_and(|threshold| payload.len() >= threshold) && {
             let mut parts = 1;
             payload.for_each(|_, part| parts += usize::from(!part.is_empty()));
-            parts <= crate::uring::MAX_IOVECS
-                && payload.len() <= crate::uring::MAX_SEND_LEN - self.writer.pending().len()
+            parts <= crate::sys::uring::MAX_IOVECS
+                && payload.len() <= crate::sys::uring::MAX_SEND_LEN - self.writer.pending().len()
         }
     }
 

@@ -15,7 +15,7 @@ use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_erro
 use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
 use super::super::socket::TcpSocket;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
-use crate::uring::{OpId, TimedOutcome};
+use crate::sys::uring::{OpId, TimedOutcome};
 
 /// The first delay before a refused connect is retried. The delay doubles at each refusal, up to 64
 /// times this.

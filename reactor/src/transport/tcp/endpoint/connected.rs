@@ -18,8 +18,8 @@ use super::super::handshake::{ConnectAnswer, HandshakeStep, RequestPayload};
 use super::super::socket::TcpSocket;
 use super::passive::TcpConnReqHandle;
 use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
+use crate::sys::uring::SharedUring;
 use crate::transport::net::SocketConfig;
-use crate::uring::SharedUring;
 
 /// Maximum bytes of one read. Each connected endpoint has memory for one read, and may be one of
 /// many.

@@ -37,10 +37,12 @@ use super::connection::{QueuedTxOp, TcpConnection};
 use super::handshake::{InboundHandshake, OutboundHandshake};
 use super::linger;
 use super::socket::TcpListener;
+use crate::sys::timer::Timer;
+use crate::sys::uring::{
+    CompletionKind, ReleasedBuffer, SharedUring, UringCompletion, ZeroCopyOutcome,
+};
 use crate::transport::net::SocketConfig;
-use crate::transport::timer::Timer;
 use crate::transport::token;
-use crate::uring::{CompletionKind, ReleasedBuffer, SharedUring, UringCompletion, ZeroCopyOutcome};
 
 use accept::ListenerState;
 use connected::MsgEndpointState;

@@ -1,0 +1,288 @@
+//! Posts many operations under one lock (`FI_MORE`).
+//!
+//! The lock, the fence before the test whether the peer sleeps, and the follow-up work are paid
+//! once for a chunk of posts. Records are published one by one, and the transport's `flush` rings
+//! the doorbell once at the end of the chunk. A long batch is posted in chunks, so the lock is not
+//! held for long, and no user code runs in between.
+//!
+//! `FI_MORE` is a call, not a flag: a guard that holds records back would have to be dropped, a
+//! call returns.
+
+use std::fmt;
+
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
+use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
+use fabric_core::matching::RecvSpec;
+use fabric_core::transport::{EpId, RmaIov, TxOp};
+use fabric_core::{Error, FiAddr, Result};
+
+use super::domain::DomainHandle;
+use super::ops::{CompletionTarget, CreditMode};
+use super::progress::{EngineGuard, EngineState};
+
+/// The maximum number of posts under one lock.
+pub const MAX_BATCH_POSTS: usize = 32;
+/// The approximate number of bytes that are copied under one lock.
+pub const MAX_BATCH_BYTES: usize = 64 * 1024;
+
+/// A chunk of posts of one endpoint, made while the domain is locked: no user code may run while
+/// this value exists.
+///
+/// Peers and tasks are woken at the end: by [`PostBatch::finish`], or by the drop.
+pub struct PostBatch<'a> {
+    domain: &'a DomainHandle,
+    engine: EngineGuard<'a>,
+    ep: EpId,
+    posts: u32,
+    finished: bool,
+}
+
+impl DomainHandle {
+    /// Locks the domain for a chunk of posts.
+    pub fn batch(&self, ep: EpId) -> PostBatch<'_> {
+        PostBatch {
+            domain: self,
+            engine: self.engine().lock(),
+            ep,
+            posts: 0,
+            finished: false,
+        }
+    }
+}
+
+impl PostBatch<'_> {
+    /// Posts a send or a write that reports to the transmit queue. `tx_op.more` must be set.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::send`], with the buffer.
+    #[inline]
+    #[allow(clippy::result_large_err)] // like every post
+    pub fn send<B: IoBuf>(
+        &mut self,
+        tx_op: &TxOp,
+        buf: B,
+        target: CompletionTarget,
+    ) -> Result<(), Failed<B>> {
+        debug_assert!(
+            tx_op.more,
+            "batched post without FI_MORE rings a doorbell each"
+        );
+        let buf = self.domain.own_payload(buf)?;
+        self.posts += 1;
+        self.engine
+            .send(self.ep, tx_op, buf, target, CreditMode::NoWait)
+            .map(drop)
+    }
+
+    /// Sends plain messages to one peer that report to the transmit queue, until one cannot be sent
+    /// inline, and returns how many were sent. The caller calls [`report_sent`](Self::report_sent)
+    /// for these, and posts the others one by one.
+    pub fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        let domain = &mut self.engine.domain;
+        let tx_cq = domain.cq_of(self.ep, OpKind::Send);
+        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+            return 0;
+        };
+        let reserved = queue.reserve_up_to(messages.len());
+        let sent = self.send_plain(peer, &messages[..reserved], usize::MAX);
+        if let Some(queue) = tx_cq.and_then(|id| self.engine.domain.cq(id)) {
+            queue.unreserve_many(reserved - sent);
+        }
+        sent
+    }
+
+    /// Reports messages that [`try_send_plain`](Self::try_send_plain) has sent: the context, the
+    /// length and the buffer of each.
+    pub fn report_sent(&mut self, sent: impl Iterator<Item = (u64, usize, AnyBuf)>) {
+        let domain = &mut self.engine.domain;
+        let tx_cq = domain.cq_of(self.ep, OpKind::Send);
+        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+            return;
+        };
+        let mut waiter = None;
+        for (context, len, buf) in sent {
+            let outcome = Outcome::ok(Transfer::sent(len, None));
+            let woken = queue.push(Completion::new(context, OpKind::Send, outcome, buf));
+            waiter = waiter.or(woken);
+        }
+        domain.wake_waiter(waiter);
+    }
+
+    /// Sends copies of plain messages to one peer, until one cannot be sent inline, and returns how
+    /// many were sent. The caller injects the others one by one.
+    pub fn try_inject_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        let ep = self.engine.domain.endpoints.get(self.ep.0);
+        let limit = ep.map_or(0, |ep| ep.bindings.inject_size);
+        self.send_plain(peer, messages, limit)
+    }
+
+    /// Sends plain messages of up to `limit` bytes inline, and counts them.
+    fn send_plain(&mut self, peer: FiAddr, messages: &[&[u8]], limit: usize) -> usize {
+        let EngineState {
+            domain, transport, ..
+        } = &mut *self.engine;
+        let Some(ep) = domain.endpoints.get_mut(self.ep.0) else {
+            return 0;
+        };
+        if ep.tx_credits.has_waiter_for(peer) {
+            return 0;
+        }
+        let limit = limit.min(ep.bindings.max_msg_size);
+        let too_long = messages.iter().position(|message| message.len() > limit);
+        let messages = &messages[..too_long.unwrap_or(messages.len())];
+        let sent = transport.try_send_plain(self.ep, peer, messages);
+        for message in &messages[..sent] {
+            ep.stats.sent.record(message.len());
+        }
+        ep.stats.inline += sent as u64;
+        if let Some(counter) = ep.bindings.counters.send {
+            (0..sent).for_each(|_| domain.add_to_counter(counter, true));
+        }
+        self.posts += sent as u32;
+        sent
+    }
+
+    /// Posts a write to several remote segments that reports to the transmit queue.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::write_rma_iov`], with the buffer.
+    #[allow(clippy::result_large_err)] // like every post
+    pub fn write_rma_iov<B: IoBuf>(
+        &mut self,
+        tx_op: TxOp,
+        rma_iovs: &[RmaIov],
+        buf: B,
+        target: CompletionTarget,
+    ) -> Result<(), Failed<B>> {
+        let buf = self.domain.own_payload(buf)?;
+        self.posts += 1;
+        self.engine
+            .write_rma_iov(self.ep, tx_op, rma_iovs, buf, target, CreditMode::NoWait)
+            .map(drop)
+    }
+
+    /// Sends a copy of borrowed bytes. `tx_op.more` must be set.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::inject`].
+    #[inline]
+    pub fn inject(&mut self, tx_op: &TxOp, bytes: &[u8]) -> Result<()> {
+        debug_assert!(
+            tx_op.more,
+            "batched post without FI_MORE rings a doorbell each"
+        );
+        self.posts += 1;
+        self.engine
+            .inject(self.ep, tx_op, bytes, self.domain.pool())
+    }
+
+    /// Posts a receive that reports to the receive queue.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::recv`], with the buffer.
+    #[inline]
+    #[allow(clippy::result_large_err)] // like every post
+    pub fn recv<B: IoBufMut>(
+        &mut self,
+        spec: RecvSpec,
+        buf: B,
+        target: CompletionTarget,
+    ) -> Result<(), Failed<B>> {
+        self.posts += 1;
+        self.engine
+            .recv(self.ep, spec, buf, target, CreditMode::NoWait)
+            .map(drop)
+    }
+
+    /// Posts up to `count` receives from any source that report to the receive queue, as far as the
+    /// endpoint and the queue have entries, and returns how many were posted. Posts none if one
+    /// could receive a message at once. `receive` returns the receive with an index below `count`.
+    /// The caller posts the others one by one.
+    #[inline(always)] // on the small-message path
+    pub fn recv_together(
+        &mut self,
+        count: usize,
+        mut receive: impl FnMut(usize) -> (RecvSpec, AnyBuf, CompletionTarget),
+    ) -> usize {
+        let (ep, domain) = (self.ep, &mut self.engine.domain);
+        let Some(state) = domain.endpoints.get_mut(ep.0) else {
+            return 0;
+        };
+        let free = state.bindings.rx_size.saturating_sub(state.posted_recvs);
+        let rx_cq = state.bindings.rx_cq;
+        let Some(cq) = rx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
+            return 0;
+        };
+        let Some(mut rx) = domain.rx_queues.take(ep) else {
+            return 0;
+        };
+        let posted = if rx.only_queues_posts() {
+            cq.reserve_up_to(count.min(free))
+        } else {
+            0
+        };
+        state.posted_recvs += posted;
+        for index in 0..posted {
+            let (spec, buf, target) = receive(index);
+            let key = domain.ops.insert_recv(ep, target, buf);
+            rx.post(domain, key, spec);
+        }
+        domain.rx_queues.put_back(rx);
+        self.posts += posted as u32;
+        posted
+    }
+
+    /// Returns the bytes of messages that the endpoint has received.
+    pub fn received_bytes(&self) -> u64 {
+        self.engine
+            .domain
+            .endpoints
+            .get(self.ep.0)
+            .map_or(0, |ep| ep.stats.received.bytes)
+    }
+
+    /// Releases the lock for a moment, so that other threads get it.
+    pub fn yield_lock(&mut self) {
+        self.engine.finish_posts(std::mem::take(&mut self.posts));
+        self.engine.yield_lock();
+    }
+
+    /// Flushes the posts, wakes the peers they were for, and releases the lock.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when a peer has closed meanwhile.
+    pub fn finish(mut self) -> Result<()> {
+        self.flush()
+    }
+
+    /// Does the work that the posts deferred: rings doorbells and runs follow-ups.
+    fn flush(&mut self) -> Result<()> {
+        self.finished = true;
+        let state = &mut *self.engine;
+        let flushed = match state.transport.flush(&mut state.domain, self.ep) {
+            // Every post has reported the closed endpoint already, if there was a post.
+            Err(Error::Closed(_)) => Ok(()),
+            flushed => flushed,
+        };
+        self.engine.finish_posts(self.posts);
+        flushed
+    }
+}
+
+impl Drop for PostBatch<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            // There is no caller to return an error to; the end of a peer is an event as well.
+            let _ = self.flush();
+        }
+    }
+}
+
+impl fmt::Debug for PostBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostBatch")
+            .field("ep", &self.ep)
+            .field("posts", &self.posts)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,192 @@
+//! Canceling operations that have not begun, and detaching operations whose future was dropped.
+
+use fabric_core::Error;
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::{OpKind, Outcome};
+use fabric_core::event::EventKind;
+use fabric_core::transport::{EngineContext, EpId, OpKey};
+
+use super::domain::DomainHandle;
+use super::domain_state::{DomainState, FollowUp};
+use super::ops::{CompletionTarget, OpPhase};
+use super::progress::EngineGuard;
+
+impl EngineGuard<'_> {
+    /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive
+    /// that no message has matched, or a send of which nothing was written. Its slot stays. Returns
+    /// false if the operation has begun.
+    pub(crate) fn try_cancel(&mut self, key: OpKey) -> bool {
+        let state = &mut **self;
+        let Some(op) = state.domain.ops.get(key) else {
+            return false;
+        };
+        let ep = op.ep;
+        match op.phase {
+            OpPhase::Waiting => {
+                if let Ok(bound) = state.domain.endpoint(ep) {
+                    bound.tx_credits.remove(key);
+                    bound.update_fast_path();
+                    if !bound.tx_credits.has_no_waiters() {
+                        // The canceled operation may have been a fence that held the others up.
+                        state.domain.follow_ups.push(FollowUp::GrantCredits(ep));
+                    }
+                }
+                true
+            }
+            OpPhase::InTransport => state.cancel(ep, key),
+            OpPhase::Done => false,
+        }
+    }
+
+    /// Cancels the oldest operation of an endpoint, or shared receive context, that was posted to a
+    /// completion queue with this context and has not begun, and reports it with
+    /// [`Error::Canceled`]. Returns false if there is none.
+    fn cancel_posted(&mut self, ep: EpId, context: u64) -> bool {
+        for key in self.domain.posted_with_context(ep, context) {
+            if self.domain.is_multi_recv(key) {
+                if self.cancel_multi_recv(key) {
+                    return true;
+                }
+            } else if self.try_cancel(key) {
+                let canceled = Outcome::failed(Error::Canceled);
+                self.domain.complete(key, canceled);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Withdraws or detaches an operation whose future was dropped. A receive is withdrawn, and a
+    /// message that it has taken goes to another receive. An operation that waits for a credit is
+    /// withdrawn, except an atomic. All others go on without a future.
+    pub(crate) fn detach(&mut self, key: OpKey) {
+        let state = &mut **self;
+        let Some(op) = state.domain.ops.get(key) else {
+            return;
+        };
+        let (ep, kind) = (op.ep, op.kind);
+        let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
+        match op.phase {
+            // The post was not reported as accepted, and the operation is no atomic, which executes
+            // even if its future was dropped.
+            OpPhase::Waiting
+                if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
+            {
+                self.try_cancel(key);
+                self.domain.discard_op(key);
+            }
+            OpPhase::InTransport if kind == OpKind::Recv => {
+                state.detach_recv(ep, key);
+                state.domain.discard_op(key);
+            }
+            // A queued operation with a credit is fenced and was accepted, and so was one that
+            // reports to a completion queue: both go on without a result.
+            OpPhase::Waiting | OpPhase::InTransport => {
+                let Some(op) = state.domain.ops.get_mut(key) else {
+                    return;
+                };
+                op.target = CompletionTarget::Discard;
+                let waiter = op.waker.take();
+                state.domain.drop_waiter(waiter);
+            }
+            OpPhase::Done => {
+                let outcome = &op.outcome;
+                let placed = outcome.transfer.len;
+                let message = match outcome.error.as_deref() {
+                    None => Some(outcome.transfer.envelope(0)),
+                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(*lost)),
+                    Some(_) => None,
+                };
+                if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
+                    let (source, bytes) =
+                        (envelope.source, state.domain.take_received(key, placed));
+                    state.requeue_message(ep, envelope, bytes);
+                    state.domain.on_message_consumed(source);
+                }
+                let failed = state
+                    .domain
+                    .ops
+                    .get(key)
+                    .filter(|op| op.kind != OpKind::Recv && !op.no_transfer);
+                let failed = failed.and_then(|op| {
+                    let error = op
+                        .outcome
+                        .error
+                        .as_deref()
+                        .filter(|error| **error != Error::Canceled)?;
+                    Some((op.tx_op.map(|tx_op| tx_op.peer), error.clone()))
+                });
+                if let Some((peer, error)) = failed {
+                    state
+                        .domain
+                        .event(ep, EventKind::OperationFailed { peer, error });
+                }
+                self.domain.discard_op(key);
+            }
+        }
+    }
+}
+
+impl DomainState {
+    /// Returns the operations of an endpoint that report to a queue with this context, the oldest
+    /// first.
+    fn posted_with_context(&self, ep: EpId, context: u64) -> Vec<OpKey> {
+        let mut keys = self.ops.keys_where(|op| {
+            let (CompletionTarget::Cq(other) | CompletionTarget::CqOnError(other)) = op.target
+            else {
+                return false;
+            };
+            op.ep == ep && other == context
+        });
+        keys.extend(self.multi_recvs_with_context(ep, context));
+        self.ops.sort_by_age(&mut keys);
+        keys
+    }
+}
+
+impl DomainHandle {
+    /// Cancels the oldest operation of an endpoint, or shared receive context, that was posted to a
+    /// completion queue with this context and has not begun (`fi_cancel`): its entry has
+    /// [`Error::Canceled`]. Returns false if there is none.
+    pub fn cancel_posted(&self, ep: EpId, context: u64) -> bool {
+        self.with_engine(|locked| locked.cancel_posted(ep, context))
+    }
+
+    /// Releases a permit. The permit returns its credit, unless `credit_used` says that a posted
+    /// operation has taken over the credit.
+    pub fn release_permit(&self, key: OpKey, credit_used: bool) {
+        self.with_engine(|locked| {
+            if credit_used && let Some(op) = locked.domain.ops.get_mut(key) {
+                op.holds_credit = false;
+            }
+            locked.try_cancel(key);
+            locked.domain.discard_op(key);
+        });
+    }
+
+    /// Cancels an operation that has not begun (`fi_cancel`), such as a posted receive without a
+    /// message, and returns its buffer; the operation will not complete.
+    ///
+    /// # Errors
+    /// The unit value when the operation has begun or ended: it completes.
+    #[allow(clippy::result_unit_err)] // there is one reason: too late
+    pub fn cancel(&self, key: OpKey) -> Result<AnyBuf, ()> {
+        self.with_engine(|locked| {
+            let canceled = locked.try_cancel(key);
+            let mut op = canceled
+                .then(|| locked.domain.ops.remove(key))
+                .flatten()
+                .ok_or(())?;
+            locked.domain.drop_op_waker(&mut op);
+            locked.domain.release_op_resources(&mut op);
+            Ok(op.buf)
+        })
+    }
+
+    /// Detaches an operation from its future, which was dropped. A message that a receive has taken
+    /// goes to another receive. A send goes on if it holds a credit, and is withdrawn if it waits
+    /// for one.
+    pub fn detach(&self, key: OpKey) {
+        self.with_engine(|locked| locked.detach(key));
+    }
+}

@@ -1,0 +1,154 @@
+//! Probes and claims (`FI_PEEK`, `FI_CLAIM`).
+//!
+//! A probe is an operation without a buffer. It completes when a message waits that no posted
+//! receive takes. A claim moves such a message out of matching, where it continues to arrive;
+//! receiving a claimed message is an operation like any other receive, already matched.
+
+use std::task::{Context, Poll};
+
+use fabric_core::Error;
+use fabric_core::Result;
+use fabric_core::buf::{AnyBuf, IoBufMut};
+use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::matching::RecvSpec;
+use fabric_core::rx::ClaimId;
+use fabric_core::transport::{EngineContext, EpId, OpKey};
+use fabric_core::tree::Class;
+
+use super::domain::DomainHandle;
+use super::ops::{CompletionTarget, CreditMode, OpState};
+use super::progress::EngineGuard;
+
+impl EngineGuard<'_> {
+    fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
+        let state = &mut **self;
+        state.domain.endpoint(ep)?;
+        if let Some(from) = spec.from {
+            state.domain.check_address(ep, from)?;
+        }
+        // The kind has no effect: a probe transfers nothing and is not counted.
+        let mut op = OpState::new(ep, OpKind::Connect, CompletionTarget::Future, AnyBuf::None);
+        op.no_transfer = true;
+        let key = state.domain.ops.insert(op);
+        state.post_probe(ep, key, spec);
+        Ok(key)
+    }
+
+    /// Returns the message that a receive like this would take, after at most one progress pass.
+    fn peek(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
+        let key = self.probe(ep, spec)?;
+        let mut result = self.domain.take_op_result(key);
+        if result.is_none() {
+            self.poll_once();
+            result = self.domain.take_op_result(key);
+        }
+        let Some(result) = result else {
+            self.try_cancel(key);
+            self.domain.discard_op(key);
+            return Ok(None);
+        };
+        result
+            .error
+            .map_or(Ok(Some(result.transfer)), |error| Err(*error))
+    }
+
+    fn claim(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
+        if self.peek(ep, spec)?.is_none() {
+            return Ok(None);
+        }
+        let claimed = self.change_rx(ep, |rx, _| rx.claim(&spec));
+        claimed.ok_or_else(|| Error::Closed(Class::Endpoint))
+    }
+}
+
+impl DomainHandle {
+    /// Returns the message that a receive like this would take now (`FI_PEEK`).
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when no message can arrive
+    /// any more.
+    pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
+        self.with_engine(|locked| locked.peek(ep, spec))
+    }
+
+    /// Posts a probe that completes when such a message waits. It is polled with
+    /// [`DomainHandle::poll_probe`], and canceled with [`DomainHandle::cancel_probe`].
+    ///
+    /// # Errors
+    /// As [`DomainHandle::peek`].
+    pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
+        self.with_engine(|locked| locked.probe(ep, spec))
+    }
+
+    /// Cancels a probe whose result was not taken.
+    pub fn cancel_probe(&self, key: OpKey) {
+        self.with_engine(|locked| {
+            locked.try_cancel(key);
+            locked.domain.discard_op(key);
+        });
+    }
+
+    /// Drives the domain until the probe has found a message or failed.
+    pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
+        let result = std::task::ready!(self.poll_op_result(key, cx));
+        Poll::Ready(
+            result
+                .error
+                .map_or(Ok(result.transfer), |error| Err(*error)),
+        )
+    }
+
+    /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::peek`].
+    pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
+        self.with_engine(|locked| locked.claim(ep, spec))
+    }
+
+    /// Receives a claimed message, which ends the claim.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::recv`], with the buffer; the claim stays.
+    pub fn recv_claimed<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        claim: ClaimId,
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<OpKey, Failed<B>> {
+        self.with_engine(|locked| {
+            if let Some(error) = locked.domain.admit_recv(ep, None, target, credit) {
+                return Err(Failed::new(error, buf));
+            }
+            let key = locked.domain.ops.insert_recv(ep, target, buf.into_any());
+            if locked
+                .change_rx(ep, |rx, domain| rx.receive_claimed(domain, key, claim))
+                .is_none()
+            {
+                locked
+                    .domain
+                    .complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
+            }
+            Ok(key)
+        })
+    }
+
+    /// Puts a claimed message back into its place in matching.
+    pub fn release_claim(&self, ep: EpId, claim: ClaimId) {
+        self.with_engine(|locked| {
+            locked.change_rx(ep, |rx, domain| rx.release_claim(domain, claim))
+        });
+    }
+
+    /// Discards a claimed message (`FI_DISCARD`).
+    pub fn discard_claimed(&self, ep: EpId, claim: ClaimId) {
+        self.with_engine(|locked| {
+            locked.change_rx(ep, |rx, domain| {
+                let source = rx.discard_claimed(claim);
+                domain.on_message_consumed(source);
+            })
+        });
+    }
+}

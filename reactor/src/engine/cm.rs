@@ -1,0 +1,256 @@
+//! Connection management: passive endpoints, and endpoints that are connected with one peer.
+//!
+//! Connection requests wait in the transport; the engine knows their number and the tasks that wait
+//! for them. A passive endpoint has an engine of its own, so its requests can be accepted in any
+//! domain: `open_connected` opens an endpoint with the request's connection and sets the domain's
+//! socket options on it, or connects. The transport reports the outcome (`on_connected`), and a
+//! future waits for it.
+//!
+//! A connected endpoint has an address vector of its own that contains only its peer, so the engine
+//! treats it like any other endpoint. When its connection has ended and everything that arrived was
+//! taken, receives for which no message waits fail, then or when they are posted.
+
+use std::task::{Context, Poll, Waker};
+
+use fabric_core::event::EventKind;
+use fabric_core::info::Info;
+use fabric_core::transport::{
+    ConnReq, ConnectParams, Connected, EngineContext, EpId, MAX_PRIVATE_DATA,
+};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use super::av::Av;
+use super::domain::DomainHandle;
+use super::domain_state::{AvId, Bindings, DomainState};
+use super::endpoints::info_for_bindings;
+use super::progress::EngineState;
+use super::trace::TraceEvent;
+
+/// Connection management state of a passive or connected endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct CmState {
+    /// The number of requests that wait at a passive endpoint.
+    pending_requests: usize,
+    /// The outcome of the connection attempt, until it is taken.
+    outcome: Option<Result<Connected>>,
+    waker: Option<Waker>,
+}
+
+impl CmState {
+    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
+        self.waker.take()
+    }
+}
+
+impl DomainState {
+    fn cm(&mut self, ep: EpId) -> Option<&mut CmState> {
+        self.endpoints.get_mut(ep.0)?.cm.as_deref_mut()
+    }
+
+    /// Records a connection request that waits at a passive endpoint.
+    pub(crate) fn record_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
+        let Some(cm) = self.cm(ep) else { return };
+        cm.pending_requests += 1;
+        self.wake_cm(ep);
+        self.event(
+            ep,
+            EventKind::ConnectionRequest {
+                peer: peer.clone(),
+                data: data.to_vec(),
+            },
+        );
+    }
+
+    /// Records that an endpoint is connected, or that its connection attempt has failed.
+    pub(crate) fn record_connect_result(
+        &mut self,
+        ep: EpId,
+        peer: &Address,
+        connected: Result<Connected>,
+    ) {
+        let Some(endpoint) = self.endpoints.get_mut(ep.0) else {
+            return;
+        };
+        let Some(cm) = endpoint.cm.as_deref_mut() else {
+            return;
+        };
+        let kind = match &connected {
+            Ok(connected) => {
+                // The endpoint had no name until it was connected, so its opening is traced here.
+                self.deferred.trace(TraceEvent::EndpointOpened(
+                    endpoint.bindings.object_id,
+                    connected.name.clone(),
+                ));
+                EventKind::Connected {
+                    peer: peer.clone(),
+                    data: connected.data.clone(),
+                }
+            }
+            Err(error) => EventKind::ConnectFailed {
+                error: error.clone(),
+            },
+        };
+        cm.outcome = Some(connected);
+        self.wake_cm(ep);
+        self.event(ep, kind);
+    }
+
+    /// Wakes the task that waits for a request or for the outcome.
+    fn wake_cm(&mut self, ep: EpId) {
+        let waiter = self.cm(ep).and_then(CmState::take_waker);
+        self.wake_waiter(waiter);
+    }
+
+    /// Drops the waker of a task that no longer waits.
+    pub(crate) fn drop_connect_waker(&mut self, ep: EpId) {
+        let waiter = self.cm(ep).and_then(CmState::take_waker);
+        self.drop_waiter(waiter);
+    }
+
+    fn register_cm_waker(&mut self, ep: EpId, waker: &Waker) {
+        let Some(cm) = self.cm(ep) else { return };
+        let previous = cm.waker.replace(waker.clone());
+        self.add_waiter(previous);
+    }
+}
+
+impl EngineState {
+    /// Takes the oldest connection request.
+    fn take_connreq(&mut self, ep: EpId) -> Option<ConnReq> {
+        let request = self.transport.take_connreq(&mut self.domain, ep)?;
+        if let Some(cm) = self.domain.cm(ep) {
+            cm.pending_requests -= 1;
+        }
+        Some(request)
+    }
+
+    fn insert_cm_endpoint(&mut self, bindings: Bindings) -> Result<EpId> {
+        let budget = self.transport.unexpected_budget();
+        let id = self.domain.insert_endpoint(bindings, budget)?;
+        self.domain.endpoint(id)?.cm = Some(Box::default());
+        Ok(id)
+    }
+}
+
+impl DomainHandle {
+    /// Opens a passive endpoint (`fi_passive_ep`, `fi_listen`).
+    ///
+    /// # Errors
+    /// What the transport refuses; nothing is left behind.
+    pub fn listen(
+        &self,
+        info: &Info,
+        at: Option<&Address>,
+        bindings: Bindings,
+    ) -> Result<(EpId, Address)> {
+        let object = bindings.object_id;
+        // `with_engine` ensures that the domain is driven: under automatic progress the thread has
+        // to serve the new descriptors.
+        self.with_engine(|locked| {
+            let id = locked.insert_cm_endpoint(bindings)?;
+            let opened = locked.transport.listen(id, info, at);
+            let address = opened.inspect_err(|_| locked.domain.remove_endpoint(id))?;
+            locked
+                .domain
+                .deferred
+                .trace(TraceEvent::EndpointOpened(object, address.clone()));
+            Ok((id, address))
+        })
+    }
+
+    /// Returns the oldest connection request, after one pass and without waiting for a request.
+    #[must_use]
+    pub fn try_connreq(&self, ep: EpId) -> Option<ConnReq> {
+        self.with_engine(|locked| {
+            // Requests arrive on descriptors, which a pass alone does not poll.
+            locked.disarm_for_poll();
+            locked.poll_fds();
+            locked.progress();
+            locked.take_connreq(ep)
+        })
+    }
+
+    /// Drives the domain until a request waits, and takes it; `None` once the endpoint is closed.
+    pub fn poll_connreq(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Option<ConnReq>> {
+        let is_ready =
+            |domain: &mut DomainState| domain.cm(ep).is_none_or(|cm| cm.pending_requests > 0);
+        let driven = self.engine().drive(cx.waker(), is_ready, |domain, waker| {
+            domain.register_cm_waker(ep, waker)
+        });
+        driven.map(|mut locked| {
+            let request = locked.take_connreq(ep);
+            locked.unlock();
+            request
+        })
+    }
+
+    /// Opens an address vector that contains this peer only.
+    #[must_use]
+    pub fn open_single_peer_av(&self, peer: &Address) -> (AvId, FiAddr) {
+        let mut vector = Av::new(false);
+        let addr = vector.table.insert(peer.clone());
+        (AvId(self.engine().lock().domain.avs.insert(vector)), addr)
+    }
+
+    /// Opens an endpoint that is connected with one peer (`fi_connect`, or `fi_accept` of a
+    /// request). [`poll_connected`](Self::poll_connected) returns the outcome.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`] bytes; what is known at once to be impossible.
+    /// Nothing is left behind, and a connection request that was passed is rejected.
+    pub fn open_connected(
+        &self,
+        info: &Info,
+        params: ConnectParams<'_>,
+        bindings: Bindings,
+    ) -> Result<EpId> {
+        let len = params.data.len();
+        if len > MAX_PRIVATE_DATA {
+            return Err(Error::TooLong {
+                what: "private data",
+                len,
+                limit: MAX_PRIVATE_DATA,
+            });
+        }
+        let info = info_for_bindings(info, &bindings);
+        self.with_engine(|locked| {
+            let state = &mut **locked;
+            let id = state.insert_cm_endpoint(bindings)?;
+            let opened = state
+                .transport
+                .open_connected(&mut state.domain, id, &info, params);
+            opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
+            state.open_fast_path(id);
+            Ok(id)
+        })
+    }
+
+    /// Drives the domain until the endpoint is connected or the attempt has failed.
+    pub fn poll_connected(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Result<Connected>> {
+        let outcome = |domain: &mut DomainState| match domain.cm(ep) {
+            Some(cm) => cm.outcome.take(),
+            None => Some(Err(Error::Closed(Class::Endpoint))),
+        };
+        self.engine().poll(cx.waker(), outcome, |domain, waker| {
+            domain.register_cm_waker(ep, waker)
+        })
+    }
+
+    /// Takes the outcome of a connection attempt, if it is known.
+    #[must_use]
+    pub fn take_connect_result(&self, ep: EpId) -> Option<Result<Connected>> {
+        self.engine().lock().domain.cm(ep)?.outcome.take()
+    }
+
+    /// Shuts the connection of an endpoint down (`fi_shutdown`).
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if the endpoint is not connection-oriented; [`Error::Closed`].
+    pub fn shutdown(&self, ep: EpId) -> Result<()> {
+        self.with_engine(|locked| {
+            let state = &mut **locked;
+            state.transport.shutdown(&mut state.domain, ep)
+        })
+    }
+}

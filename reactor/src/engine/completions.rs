@@ -1,0 +1,376 @@
+//! Completion queues and counters: reserving entries, reporting operations, reading and waiting.
+//! Also, how the readers of event queues wait for a domain.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::transport::EpId;
+use fabric_core::tree::Class;
+use fabric_core::{Error, Resource, Result};
+
+use super::domain::DomainHandle;
+use super::domain_state::{CounterId, CqId, DomainState, FollowUp};
+use super::id_map::IdMap;
+use super::ops::CompletionTarget;
+use super::progress::EngineGuard;
+use super::queues::{CounterState, CqState, EqState};
+
+/// Reserves an entry of a completion queue.
+#[inline]
+pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Result<()> {
+    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
+    let queue = cqs
+        .get_mut(id.0)
+        .ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
+    if queue.reserve() {
+        Ok(())
+    } else {
+        let capacity = queue.capacity();
+        Err(Error::WouldBlock(Resource::CompletionEntry { capacity }))
+    }
+}
+
+impl DomainState {
+    /// Returns the completion queue to which operations of this kind report.
+    #[inline]
+    pub(crate) fn cq_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
+        let bindings = &self.endpoints.get(ep.0)?.bindings;
+        if kind.is_rx() {
+            bindings.rx_cq
+        } else {
+            bindings.tx_cq
+        }
+    }
+
+    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CqState> {
+        self.cqs.get_mut(id.0)
+    }
+
+    /// Reserves the entry that an operation will report to, and returns the queue.
+    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<Option<CqId>> {
+        let queue = self.cq_of(ep, kind);
+        reserve_cq_entry(&mut self.cqs, queue)?;
+        Ok(queue)
+    }
+
+    /// Releases a reserved entry that is not needed.
+    pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
+        if let Some(id) = self.cq_of(ep, kind)
+            && let Some(queue) = self.cq(id)
+        {
+            queue.unreserve();
+            self.on_cq_space(id);
+        }
+    }
+
+    /// Reports an operation to the completion queue where it reserved an entry.
+    pub(crate) fn report_completion(
+        &mut self,
+        ep: EpId,
+        kind: OpKind,
+        context: u64,
+        outcome: Outcome,
+        buf: AnyBuf,
+    ) {
+        let queue = self.cq_of(ep, kind);
+        self.report_to_cq(queue, kind, context, outcome, buf);
+    }
+
+    /// Reports an operation to `queue`, the completion queue of its kind at its endpoint. If the
+    /// queue is closed, the buffer is dropped.
+    #[inline(always)] // on the small-message path, and an entry is large
+    pub(crate) fn report_to_cq(
+        &mut self,
+        queue: Option<CqId>,
+        kind: OpKind,
+        context: u64,
+        outcome: Outcome,
+        buf: AnyBuf,
+    ) {
+        self.on_message_consumed(outcome.transfer.source);
+        let Some(queue) = queue.and_then(|id| self.cq(id)) else {
+            return self.deferred.drop_buffer(buf);
+        };
+        let waiter = queue.push(Completion::new(context, kind, outcome, buf));
+        self.wake_waiter(waiter);
+    }
+
+    /// Counts an operation that has ended. The message of a receive is counted by
+    /// [`DomainState::count_received`].
+    #[inline]
+    pub(crate) fn count_op(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
+        let Some(ep) = self.endpoints.get_mut(ep.0) else {
+            return;
+        };
+        if ok {
+            if kind != OpKind::Recv {
+                ep.stats.record(kind, len);
+            }
+        } else {
+            ep.stats.failed += 1;
+        }
+        if let Some(counter) = ep.bindings.counters.for_op(kind) {
+            self.add_to_counter(counter, ok);
+        }
+    }
+
+    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
+    /// before it has taken them.
+    pub(crate) fn message_may_be_abandoned(&self, target: CompletionTarget) -> bool {
+        match target {
+            CompletionTarget::Future => true,
+            CompletionTarget::MultiRecv(id) => self.is_stream(id),
+            CompletionTarget::Cq(_)
+            | CompletionTarget::CqOnError(_)
+            | CompletionTarget::Discard => false,
+        }
+    }
+
+    /// Counts a message as received.
+    ///
+    /// Each message is counted once: when it is reported to a queue, or when its future or stream
+    /// takes it. A future or stream that is dropped first does not count its message: the message
+    /// goes to another receive.
+    #[inline]
+    pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
+        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            ep.stats.received.record(transfer.len);
+        }
+        if !self.shared_rx_peers.is_empty() {
+            self.count_message_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
+        }
+    }
+
+    pub(crate) fn add_to_counter(&mut self, counter: CounterId, ok: bool) {
+        if let Some(counter) = self.counters.get_mut(counter.0) {
+            let woken = counter.add(u64::from(ok), u64::from(!ok), &mut self.deferred);
+            self.waiters -= woken;
+        }
+    }
+
+    /// Moves up to `max` completions out of a queue; `None` when the queue is closed.
+    pub(crate) fn take_completions(
+        &mut self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Option<usize> {
+        let count = self.cq(cq)?.drain_into(out, max);
+        if count > 0 {
+            self.on_cq_space(cq);
+        }
+        Some(count)
+    }
+
+    /// Gives the free entries of a completion queue to multi-receives that wait for one, and
+    /// resumes the progress of messages that were held back because a queue was full.
+    pub(crate) fn on_cq_space(&mut self, cq: CqId) {
+        if !self.multi_recvs.is_empty() {
+            self.reserve_multi_recv_entries(cq);
+        }
+        if std::mem::take(&mut self.blocked_on_cq) {
+            self.follow_ups.push(FollowUp::ResumeProgress);
+        }
+    }
+
+    pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
+        let Some(queue) = self.cq(cq) else { return };
+        let previous = queue.waker.replace(waker.clone());
+        self.add_waiter(previous);
+    }
+
+    /// Registers a waker that is called when the counter's value reaches the threshold or its error
+    /// count differs from `errors_seen`. `waiter` is `None` at the first call; then it holds the
+    /// registration, which later calls update.
+    pub(crate) fn register_counter_waiter(
+        &mut self,
+        id: CounterId,
+        waiter: &mut Option<u64>,
+        (threshold, errors_seen): (u64, u64),
+        waker: &Waker,
+    ) {
+        if let Some(counter) = self.counters.get_mut(id.0) {
+            let deferred = &mut self.deferred;
+            let is_new = counter.register_waiter(waiter, threshold, errors_seen, waker, deferred);
+            self.waiters += usize::from(is_new);
+        }
+    }
+}
+
+impl EngineGuard<'_> {
+    fn close_cq(&mut self, id: CqId) -> Option<Box<CqState>> {
+        self.detach_multi_recvs_of_cq(id);
+        for key in self.domain.ops.keys_reporting_to_cqs() {
+            let op = self.domain.ops.get(key);
+            if op.is_some_and(|op| self.domain.cq_of(op.ep, op.kind) == Some(id)) {
+                self.detach(key);
+            }
+        }
+        let domain = &mut self.domain;
+        let mut queue = domain.cqs.remove(id.0)?;
+        let waiter = queue.waker.take();
+        domain.wake_waiter(waiter);
+        if std::mem::take(&mut domain.blocked_on_cq) {
+            // The closed queue no longer holds messages back.
+            domain.follow_ups.push(FollowUp::ResumeProgress);
+        }
+        Some(queue)
+    }
+}
+
+impl DomainHandle {
+    /// Opens a completion queue of `capacity` entries (`fi_cq_open`).
+    #[must_use]
+    pub fn open_cq(&self, capacity: usize) -> CqId {
+        CqId(
+            self.engine()
+                .lock()
+                .domain
+                .cqs
+                .insert(CqState::new(capacity)),
+        )
+    }
+
+    /// Closes a completion queue and drops the completions in it. Receives that were to report to
+    /// it take no more messages; sends continue.
+    pub fn close_cq(&self, id: CqId) {
+        let queue = self.with_engine(|locked| locked.close_cq(id));
+        // The entries own buffers of user types, which are dropped without the lock.
+        drop(queue);
+    }
+
+    /// Opens a counter (`fi_cntr_open`).
+    #[must_use]
+    pub fn open_counter(&self) -> CounterId {
+        CounterId(
+            self.engine()
+                .lock()
+                .domain
+                .counters
+                .insert(CounterState::default()),
+        )
+    }
+
+    /// Closes a counter.
+    pub fn close_counter(&self, id: CounterId) {
+        self.with_engine(|locked| {
+            let domain = &mut locked.domain;
+            if let Some(mut counter) = domain.counters.remove(id.0) {
+                domain.waiters -= counter.waiter_count();
+                counter.wake_all(&mut domain.deferred);
+            }
+        });
+    }
+
+    /// Sets the event queue for events of endpoints that have none of their own.
+    pub fn set_domain_eq(&self, eq: Option<Arc<EqState>>) {
+        self.engine().lock().domain.domain_eq = eq;
+    }
+
+    /// Drives the domain until the queue has completions, and moves up to `max` of them out.
+    /// Returns how many; 0 when the queue is closed.
+    pub fn poll_cq(
+        &self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<usize> {
+        let take = |domain: &mut DomainState| match domain.take_completions(cq, out, max) {
+            Some(count) => (count > 0).then_some(count),
+            None => Some(0),
+        };
+        self.engine().poll(cx.waker(), take, |domain, waker| {
+            domain.register_cq_waker(cq, waker)
+        })
+    }
+
+    /// Makes one pass and moves up to `max` completions out, without waiting.
+    pub fn try_read_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
+        self.with_engine(|locked| {
+            locked.poll_once();
+            locked.domain.take_completions(cq, out, max).unwrap_or(0)
+        })
+    }
+
+    /// Returns the value and the error count of a counter.
+    #[must_use]
+    pub fn read_counter(&self, id: CounterId) -> (u64, u64) {
+        let locked = self.engine().lock();
+        locked
+            .domain
+            .counters
+            .get(id.0)
+            .map_or((0, 0), |counter| (counter.value, counter.errors))
+    }
+
+    /// Adds to the value and the error count of a counter.
+    pub fn add_to_counter(&self, id: CounterId, success: u64, errors: u64) {
+        self.with_engine(|locked| {
+            let domain = &mut locked.domain;
+            if let Some(counter) = domain.counters.get_mut(id.0) {
+                domain.waiters -= counter.add(success, errors, &mut domain.deferred);
+            }
+        });
+    }
+
+    /// Drives the domain until the counter's value reaches the threshold or its error count differs
+    /// from `errors_seen`; `None` when the counter is closed.
+    pub fn poll_counter(
+        &self,
+        id: CounterId,
+        waiter: &mut Option<u64>,
+        threshold: u64,
+        errors_seen: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<(u64, u64)>> {
+        let ready = |domain: &mut DomainState| match domain.counters.get(id.0) {
+            Some(counter) if counter.value >= threshold || counter.errors != errors_seen => {
+                Some(Some((counter.value, counter.errors)))
+            }
+            Some(_) => None,
+            None => Some(None),
+        };
+        self.engine().poll(cx.waker(), ready, |domain, waker| {
+            domain.register_counter_waiter(id, waiter, (threshold, errors_seen), waker);
+        })
+    }
+
+    /// Removes a waiter of a counter whose future was dropped.
+    pub fn remove_counter_waiter(&self, id: CounterId, waiter: u64) {
+        let mut locked = self.engine().lock();
+        let domain = &mut locked.domain;
+        if let Some(counter) = domain.counters.get_mut(id.0) {
+            domain.waiters -= usize::from(counter.remove_waiter(waiter, &mut domain.deferred));
+        }
+    }
+
+    /// Adds an event queue whose reader also waits for this domain.
+    pub fn register_eq(&self, eq: &Arc<EqState>) {
+        let mut locked = self.engine().lock();
+        locked
+            .domain
+            .event_queues
+            .retain(|known| Arc::strong_count(known) > 1);
+        if !locked
+            .domain
+            .event_queues
+            .iter()
+            .any(|known| Arc::ptr_eq(known, eq))
+        {
+            locked.domain.event_queues.push(eq.clone());
+        }
+    }
+
+    /// Makes a pass and ensures that the domain is driven, before the reader of an event queue
+    /// waits. Returns true when the reader must wake itself again, because nothing else drives the
+    /// domain.
+    #[must_use]
+    pub fn progress_before_wait(&self) -> bool {
+        let mut locked = self.engine().lock();
+        locked.poll_once();
+        locked.ensure_driven_for_waiter()
+    }
+}

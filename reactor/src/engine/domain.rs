@@ -1,0 +1,268 @@
+//! A domain as fabric-async uses it: opening, configuration, statistics, polling of operations. The
+//! calls on its objects are in the modules of those objects.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use fabric_core::buf::{BufferPool, IoBuf};
+use fabric_core::completion::{Done, Failed};
+use fabric_core::info::{Info, Progress};
+use fabric_core::stats::DomainStats;
+use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
+use fabric_core::{Result, SocketOptions};
+
+use super::domain_state::DomainState;
+use super::driver::{self, TaskDriver};
+use super::ops::OpResult;
+use super::progress::EngineTransport;
+use super::progress::{Engine, EngineGuard};
+use super::wait_policy::WaitPolicy;
+use crate::sys::EpollSet;
+
+/// A completed operation whose result is to be taken. It holds the domain's lock.
+#[must_use = "the result stays in its slot until `take`"]
+pub struct CompletedOp<'a> {
+    engine: EngineGuard<'a>,
+    key: OpKey,
+}
+
+impl CompletedOp<'_> {
+    /// Takes the result.
+    ///
+    /// # Errors
+    /// The failure of the operation, with the buffer.
+    ///
+    /// # Panics
+    /// When the buffer that was posted is not of type `B`.
+    #[inline(always)] // on the small-message path, and the result is large
+    pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
+        let (buf, transfer, error) = self.engine.domain.take_typed_result(self.key);
+        self.engine.unlock();
+        match error {
+            None => Ok(Done { buf, transfer }),
+            Some(error) => Err(Failed {
+                error: *error,
+                buf,
+                transfer,
+            }),
+        }
+    }
+}
+
+/// An open domain: a transport, the objects on it, and the engine that makes progress.
+///
+/// Cheap to clone; dropping the last clone closes the domain.
+#[derive(Clone)]
+pub struct DomainHandle {
+    engine: Arc<Engine>,
+    pool: Arc<BufferPool>,
+    loan_allocator: Option<Arc<dyn LoanAllocator>>,
+}
+
+impl DomainHandle {
+    /// Opens a domain on a transport, and its driver thread if progress is automatic (`fi_domain`).
+    ///
+    /// # Errors
+    /// What the transport or the operating system refuses.
+    pub fn open(
+        transport: &EngineTransport,
+        info: &Info,
+        policy: WaitPolicy,
+        name: &str,
+    ) -> Result<Self> {
+        let set = Arc::new(EpollSet::new()?);
+        let domain = transport.open_domain(info, set.clone())?;
+        let progress = info.domain.data_progress;
+        let engine = Arc::new(Engine::new(domain, set, policy, progress));
+        let (pool, loan_allocator) = {
+            let locked = engine.lock();
+            (
+                locked.domain.pool.clone(),
+                locked.transport.loan_allocator(),
+            )
+        };
+        if progress == Progress::Auto {
+            driver::spawn_thread(&engine, format!("fab-{name}"))?;
+        }
+        Ok(Self {
+            engine,
+            pool,
+            loan_allocator,
+        })
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Calls `act` under the lock, then runs the follow-ups of what it changed.
+    #[inline(always)] // on the small-message path, and results are large
+    pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut EngineGuard<'_>) -> T) -> T {
+        let mut locked = self.engine.lock();
+        let result = act(&mut locked);
+        locked.finish();
+        result
+    }
+
+    /// Sets the length in bytes from which messages are copied once, where the transport can. To be
+    /// called before endpoints are opened.
+    pub fn set_single_copy_threshold(&self, len: usize) {
+        self.engine.lock().transport.set_single_copy_threshold(len);
+    }
+
+    /// Sets whether sockets use io_uring or epoll. To be called before endpoints are opened.
+    ///
+    /// # Errors
+    /// The kernel refuses the requested kind.
+    pub fn set_socket_io(&self, io: SocketIo) -> Result<()> {
+        self.engine.lock().transport.set_socket_io(io)
+    }
+
+    /// Sets the options of the domain's sockets. To be called before endpoints are opened.
+    ///
+    /// # Errors
+    /// Options that are out of range or that the kernel does not support.
+    pub fn set_socket_options(&self, options: &SocketOptions) -> Result<()> {
+        self.engine.lock().transport.set_socket_options(options)
+    }
+
+    /// Returns the pool of the buffers for messages that are received without a posted buffer.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<BufferPool> {
+        &self.pool
+    }
+
+    /// Returns the wait policy of this domain.
+    #[must_use]
+    pub fn wait_policy(&self) -> WaitPolicy {
+        self.engine.policy
+    }
+
+    /// Makes one pass without waiting, and returns whether anything moved. For passive targets of
+    /// remote accesses under manual progress, and for programs that drive by hand.
+    pub fn progress(&self) -> bool {
+        self.engine.progress()
+    }
+
+    /// Describes the state of the transport and the engine for diagnostics.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let locked = self.engine.lock();
+        format!(
+            "{}, {} operations, {} waiting, {}{:?}",
+            locked.transport.describe(),
+            locked.domain.ops.len(),
+            locked.domain.waiters,
+            if locked.armed {
+                "armed, driver "
+            } else {
+                "driver "
+            },
+            locked.driver,
+        )
+    }
+
+    /// Returns the counters of the domain and the number of pending operations.
+    #[must_use]
+    pub fn stats(&self) -> DomainStats {
+        let locked = self.engine.lock();
+        let mut stats = DomainStats::default();
+        stats.polls = self.engine.app_polls.load(Ordering::Relaxed);
+        stats.passes = locked.passes();
+        (stats.spins_succeeded, stats.spins_timed_out) = locked.spinner.spin_stats();
+        stats.parks = locked.parks;
+        stats.operations = locked.domain.ops.len();
+        stats.waiting_tasks = locked.domain.waiters;
+        stats.regions = locked.domain.regions.len();
+        stats
+    }
+
+    /// Returns the allocator of loans, if the transport has memory for them.
+    pub(crate) fn loan_allocator(&self) -> Option<&Arc<dyn LoanAllocator>> {
+        self.loan_allocator.as_ref()
+    }
+
+    /// Copies the bytes of a received loan if the transport has no loans: it could not borrow them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](fabric_core::Error::OutOfMemory), with the buffer.
+    #[inline]
+    #[allow(clippy::result_large_err)] // as of every post
+    pub(crate) fn own_payload<B: IoBuf>(&self, mut buf: B) -> Result<B, Failed<B>> {
+        if self.loan_allocator.is_none()
+            && let Err(error) = buf.copy_from_peer()
+        {
+            return Err(Failed::new(error, buf));
+        }
+        Ok(buf)
+    }
+
+    /// Polls the descriptors, as
+    /// [`FastPathResult::SentPollDue`](fabric_core::transport::FastPathResult::SentPollDue)
+    /// requires.
+    #[cold]
+    pub fn poll_fds(&self) {
+        self.with_engine(|locked| locked.poll_fds_and_disarm());
+    }
+
+    /// Drives the domain until the operation has ended.
+    #[inline]
+    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<CompletedOp<'_>> {
+        self.poll_op_locked(self.engine.lock(), key, cx)
+    }
+
+    /// Drives the domain until the operation has ended, for a caller that has locked it.
+    #[inline]
+    pub(crate) fn poll_op_locked<'a>(
+        &'a self,
+        locked: EngineGuard<'a>,
+        key: OpKey,
+        cx: &mut Context<'_>,
+    ) -> Poll<CompletedOp<'a>> {
+        let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
+        let driven = self
+            .engine
+            .drive_locked(locked, cx.waker(), is_done, |domain, waker| {
+                domain.register_op_waker(key, waker)
+            });
+        driven.map(|locked| CompletedOp {
+            engine: locked,
+            key,
+        })
+    }
+
+    /// Drives the domain until the operation has ended, and takes its result.
+    pub(crate) fn poll_op_result(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
+        self.engine.poll(
+            cx.waker(),
+            |domain| domain.take_op_result(key),
+            |domain, waker| domain.register_op_waker(key, waker),
+        )
+    }
+
+    /// Returns a driver by which a task can drive this domain without keeping it open.
+    #[must_use]
+    pub fn task_driver(&self) -> TaskDriver {
+        TaskDriver::new(&self.engine)
+    }
+}
+
+impl fmt::Debug for CompletedOp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletedOp")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for DomainHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The state is behind the lock, which the caller may hold.
+        f.debug_struct("DomainHandle")
+            .field("policy", &self.engine.policy)
+            .field("progress_mode", &self.engine.progress_mode)
+            .finish_non_exhaustive()
+    }
+}

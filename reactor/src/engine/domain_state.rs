@@ -1,0 +1,498 @@
+//! The state of a domain apart from its transport: operations, endpoints, queues, counters, address
+//! vectors.
+//!
+//! A transport sees [`DomainState`] as its
+//! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::Waker;
+
+use fabric_core::buf::{BufferPool, IoBuf};
+use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::mr::RegionTable;
+use fabric_core::stats::EndpointStats;
+use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
+use fabric_core::tree::Class;
+use fabric_core::{Error, FiAddr, Result};
+use slab::Slab;
+
+use super::av::Av;
+use super::cm::CmState;
+use super::deferred::Deferred;
+use super::flush::Flush;
+use super::id_map::IdMap;
+use super::in_flight::InFlightBuffer;
+use super::loans::LoanWaiters;
+use super::multi_recv::MultiRecvEntry;
+use super::ops::{OpPhase, OpResult, OpState, OpTable};
+use super::queues::{CounterState, CqState, EqState};
+use super::rx_queues::RxQueues;
+use super::tx_credits::TxCredits;
+use super::wait_policy::WaitPolicy;
+
+/// The id of a completion queue within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqId(pub(crate) u32);
+
+/// The id of a counter within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterId(pub(crate) u32);
+
+/// The id of an address vector within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvId(pub(crate) u32);
+
+/// The objects that an endpoint is bound to, and its limits.
+#[derive(Debug)]
+pub struct Bindings {
+    /// The endpoint's id in the object tree, which comes with its events.
+    pub object_id: u64,
+    /// The context the endpoint was opened with.
+    pub context: u64,
+    /// The address vector.
+    pub av: AvId,
+    /// The completion queue of transmit operations.
+    pub tx_cq: Option<CqId>,
+    /// The completion queue of receives.
+    pub rx_cq: Option<CqId>,
+    /// The counters, by kind of operation.
+    pub counters: CounterBindings,
+    /// The shared receive context that the endpoint uses.
+    pub shared_rx: Option<EpId>,
+    /// The event queue.
+    pub eq: Option<Arc<EqState>>,
+    /// The limit of transmit operations under way.
+    pub tx_size: usize,
+    /// The limit of receives that are posted to a queue or started.
+    pub rx_size: usize,
+    /// The longest message in bytes.
+    pub max_msg_size: usize,
+    /// The longest message that can be injected, in bytes.
+    pub inject_size: usize,
+}
+
+impl Bindings {
+    /// Checks the length of a message against `max_msg_size`.
+    #[inline]
+    pub(crate) fn check_len(&self, len: usize) -> Result<()> {
+        let limit = self.max_msg_size;
+        if len > limit {
+            Err(Error::TooLong {
+                what: "message",
+                len,
+                limit,
+            })
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The counters of an endpoint, by the operations they count.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CounterBindings {
+    /// Sends.
+    pub send: Option<CounterId>,
+    /// Receives.
+    pub recv: Option<CounterId>,
+    /// Reads and fetching atomics.
+    pub read: Option<CounterId>,
+    /// Writes and non-fetching atomics.
+    pub write: Option<CounterId>,
+    /// Reads by peers (`FI_REMOTE_READ`).
+    pub remote_read: Option<CounterId>,
+    /// Writes by peers (`FI_REMOTE_WRITE`).
+    pub remote_write: Option<CounterId>,
+}
+
+impl CounterBindings {
+    /// Returns whether remote accesses by peers are counted.
+    pub(crate) fn wants_rma_events(&self) -> bool {
+        self.remote_read.is_some() || self.remote_write.is_some()
+    }
+
+    /// Returns the counter of a remote access by a peer.
+    pub(crate) fn for_remote_access(&self, access: RemoteAccess) -> Option<CounterId> {
+        match access {
+            RemoteAccess::Write => self.remote_write,
+            RemoteAccess::Read => self.remote_read,
+        }
+    }
+
+    /// Returns whether any transmit operation of the endpoint is counted.
+    pub(crate) fn counts_local_ops(&self) -> bool {
+        self.send.is_some() || self.read.is_some() || self.write.is_some()
+    }
+
+    pub(crate) fn for_op(&self, kind: OpKind) -> Option<CounterId> {
+        match kind {
+            OpKind::Send => self.send,
+            OpKind::Recv => self.recv,
+            OpKind::Read | OpKind::FetchAtomic => self.read,
+            OpKind::Write | OpKind::Atomic => self.write,
+            _ => None,
+        }
+    }
+}
+
+pub(crate) struct EndpointState {
+    pub(crate) bindings: Bindings,
+    pub(crate) tx_credits: TxCredits,
+    pub(crate) posted_recvs: usize,
+    pub(crate) stats: EndpointStats,
+    /// Executes operations without the domain's lock, if the transport offers it.
+    pub(crate) fast_path: Option<Arc<dyn FastPath>>,
+    /// Connection management state of a passive or connected endpoint.
+    pub(crate) cm: Option<Box<CmState>>,
+}
+
+impl EndpointState {
+    /// Blocks the fast path while operations wait for a credit, so that no operation overtakes
+    /// them.
+    pub(crate) fn update_fast_path(&self) {
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.set_blocked(!self.tx_credits.has_no_waiters());
+        }
+    }
+}
+
+impl std::fmt::Debug for EndpointState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            bindings,
+            tx_credits,
+            posted_recvs,
+            stats,
+            fast_path: _,
+            cm,
+        } = self;
+        write!(
+            f,
+            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
+        )
+    }
+}
+
+/// The state of a domain apart from its transport.
+#[derive(Debug)]
+pub struct DomainState {
+    pub(crate) ops: OpTable,
+    pub(crate) endpoints: IdMap<EndpointState>,
+    pub(crate) rx_queues: RxQueues,
+    pub(crate) cqs: IdMap<CqState>,
+    pub(crate) counters: IdMap<CounterState>,
+    pub(crate) avs: IdMap<Av>,
+    /// The memory regions of this domain that peers can access.
+    pub(crate) regions: RegionTable,
+    /// Counters of remote accesses to single regions, by region key.
+    pub(crate) region_counters: HashMap<u64, CounterBindings>,
+    pub(crate) domain_eq: Option<Arc<EqState>>,
+    pub(crate) pool: Arc<BufferPool>,
+    pub(crate) deferred: Deferred,
+    /// The number of tasks that wait for something in this domain.
+    pub(crate) waiters: usize,
+    /// The number of transmit operations the transport has not finished.
+    pub(crate) pending_sends: usize,
+    /// Whether the last pass left work behind that the next pass continues.
+    pub(crate) progress_requested: bool,
+    /// Whether something was held back because a completion queue was full: a remote access by a
+    /// peer, or a message for a multi-receive.
+    pub(crate) blocked_on_cq: bool,
+    /// Multi-receives.
+    pub(crate) multi_recvs: Slab<MultiRecvEntry>,
+    /// The remote segments of operations that have several (`fi_rma_iov`).
+    pub(crate) rma_iovs: Slab<Box<[RmaIov]>>,
+    /// Operations whose buffers the kernel reads in place.
+    pub(crate) in_flight_buffers: HashMap<OpKey, InFlightBuffer>,
+    /// The endpoint where each sender to a shared receive context connected, by the sender's key.
+    pub(crate) shared_rx_peers: Vec<EpId>,
+    /// The event queues of this domain and its endpoints: their readers wait for this domain too.
+    pub(crate) event_queues: Vec<Arc<EqState>>,
+    /// Whether a call left something behind that waits for a peer, so the doorbells must be armed.
+    pub(crate) rearm_requested: bool,
+    /// Work that a call of the transport requested and that needs the transport again.
+    pub(crate) follow_ups: Vec<FollowUp>,
+    /// Endpoints that may have batched messages which no pass has sent yet.
+    pub(crate) batched_eps: Vec<EpId>,
+    /// Flushes under way: tasks that wait until everything posted has left.
+    pub(crate) flushes: Vec<Flush>,
+    /// The tasks that wait for memory of loans.
+    pub(crate) loan_waiters: LoanWaiters,
+    /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
+    /// their address vectors.
+    pub(crate) departing_addrs: HashMap<FiAddr, AvId>,
+}
+
+/// Work that a call of the transport requested and that needs the transport again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FollowUp {
+    /// Grant credits to waiting operations: the endpoint has got a credit back.
+    GrantCredits(EpId),
+    /// Announce an auto-inserted address to the endpoints of its vector.
+    PublishAddr(AvId, FiAddr),
+    /// Release an auto-inserted address if its peer has left and no message of it remains.
+    ReleaseAddr(AvId, FiAddr),
+    /// Continue what was held back because a queue was full.
+    ResumeProgress,
+}
+
+/// Checks that an address handle is one of this vector.
+pub(crate) fn check_addr(avs: &IdMap<Av>, av: AvId, addr: FiAddr) -> Result<()> {
+    let vector = avs
+        .get(av.0)
+        .ok_or_else(|| Error::Closed(Class::AddressVector))?;
+    vector.table.get(addr).map(drop)
+}
+
+impl DomainState {
+    pub(crate) fn new() -> Self {
+        Self {
+            ops: OpTable::default(),
+            endpoints: IdMap::new(),
+            rx_queues: RxQueues::default(),
+            cqs: IdMap::new(),
+            counters: IdMap::new(),
+            avs: IdMap::new(),
+            region_counters: HashMap::new(),
+            regions: RegionTable::new(),
+            domain_eq: None,
+            pool: BufferPool::new(),
+            deferred: Deferred::default(),
+            waiters: 0,
+            pending_sends: 0,
+            progress_requested: false,
+            blocked_on_cq: false,
+            multi_recvs: Slab::new(),
+            rma_iovs: Slab::new(),
+            in_flight_buffers: HashMap::new(),
+            shared_rx_peers: Vec::new(),
+            event_queues: Vec::new(),
+            rearm_requested: false,
+            follow_ups: Vec::new(),
+            batched_eps: Vec::new(),
+            flushes: Vec::new(),
+            loan_waiters: LoanWaiters::default(),
+            departing_addrs: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn endpoint(&mut self, ep: EpId) -> Result<&mut EndpointState> {
+        self.endpoints
+            .get_mut(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))
+    }
+
+    pub(crate) fn new_endpoint(bindings: Bindings) -> EndpointState {
+        let (tx_credits, stats) = (TxCredits::new(bindings.tx_size), EndpointStats::default());
+        EndpointState {
+            tx_credits,
+            posted_recvs: 0,
+            stats,
+            fast_path: None,
+            cm: None,
+            bindings,
+        }
+    }
+
+    /// Returns whether an operation of this endpoint has not ended. Operations whose buffers the
+    /// kernel still reads do not count, nor do multi-receives, which end when their last message is
+    /// taken.
+    pub(crate) fn has_pending_ops(&self, ep: EpId) -> bool {
+        let mut unended = self.ops.unended(ep);
+        unended.any(|key| {
+            let is_multi = self
+                .multi_recvs
+                .iter()
+                .any(|(_, multi)| multi.is_posted_as(key));
+            !is_multi && !self.in_flight_buffers.contains_key(&key)
+        })
+    }
+
+    /// Checks that an address handle is one of the endpoint's vector.
+    pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
+        let ep = self
+            .endpoints
+            .get(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        check_addr(&self.avs, ep.bindings.av, addr)
+    }
+
+    /// Wakes a waiting task, if there is one, and counts it as no longer waiting.
+    #[inline]
+    pub(crate) fn wake_waiter(&mut self, waiter: Option<Waker>) {
+        if let Some(waker) = waiter {
+            self.waiters -= 1;
+            self.deferred.wake(waker);
+        }
+    }
+
+    /// Drops the waker of a task that no longer waits.
+    #[inline]
+    pub(crate) fn drop_waiter(&mut self, waiter: Option<Waker>) {
+        if let Some(waker) = waiter {
+            self.waiters -= 1;
+            self.deferred.drop_waker(waker);
+        }
+    }
+
+    /// Counts a waiting task whose waker was registered; `previous` is the waker that it replaced.
+    pub(crate) fn add_waiter(&mut self, previous: Option<Waker>) {
+        match previous {
+            Some(old) => self.deferred.drop_waker(old),
+            None => self.waiters += 1,
+        }
+    }
+
+    /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
+    /// unlocking.
+    pub(crate) fn discard_op(&mut self, key: OpKey) -> Option<OpState> {
+        let mut op = self.ops.remove(key)?;
+        self.drop_op_waker(&mut op);
+        self.release_op_resources(&mut op);
+        self.deferred.drop_buffer(std::mem::take(&mut op.buf));
+        Some(op)
+    }
+
+    pub(crate) fn drop_op_waker(&mut self, op: &mut OpState) {
+        let waiter = op.waker.take();
+        self.drop_waiter(waiter);
+    }
+
+    /// Releases the resources of an operation: its credit or its place among the posted receives,
+    /// and its remote segments.
+    pub(crate) fn release_op_resources(&mut self, op: &mut OpState) {
+        if std::mem::take(&mut op.holds_credit) {
+            if op.kind != OpKind::Recv && !op.no_transfer {
+                self.pending_sends -= 1;
+            }
+            self.release_credit(op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
+        }
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
+            self.rma_iovs.try_remove(id.0 as usize);
+        }
+    }
+
+    /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
+    /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
+    pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
+        let waits =
+            || self.waiters > 0 || self.event_queues.iter().any(|eq| eq.has_waiting_reader());
+        self.pending_sends > 0 || self.progress_requested || (policy != WaitPolicy::Spin && waits())
+    }
+
+    /// Releases a transmit credit, or a place among the posted receives.
+    pub(crate) fn release_credit(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
+        let Some(state) = self.endpoints.get_mut(ep.0) else {
+            return;
+        };
+        if kind == OpKind::Recv {
+            state.posted_recvs -= 1;
+        } else if let Some(peer) = peer {
+            state.tx_credits.release(peer);
+            if !state.tx_credits.has_no_waiters() {
+                self.follow_ups.push(FollowUp::GrantCredits(ep));
+            }
+        }
+    }
+
+    /// Registers the waker of an operation's future.
+    pub(crate) fn register_op_waker(&mut self, key: OpKey, waker: &Waker) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let previous = match &op.waker {
+            Some(registered) if registered.will_wake(waker) => return,
+            _ => op.waker.replace(waker.clone()),
+        };
+        self.add_waiter(previous);
+    }
+
+    /// Marks an operation as done and wakes its future.
+    pub(crate) fn complete_future(&mut self, key: OpKey) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        op.phase = OpPhase::Done;
+        let waiter = op.waker.take();
+        self.wake_waiter(waiter);
+    }
+
+    /// Takes the result of an operation that has ended, and frees its slot.
+    pub(crate) fn take_op_result(&mut self, key: OpKey) -> Option<OpResult> {
+        let op = self
+            .ops
+            .get_mut(key)
+            .filter(|op| op.phase == OpPhase::Done)?;
+        let result = OpResult {
+            transfer: op.outcome.transfer,
+            error: op.outcome.error.take(),
+            buf: std::mem::take(&mut op.buf),
+        };
+        let (ep, kind) = (op.ep, op.kind);
+        if kind == OpKind::Recv && result.error.is_none() {
+            self.count_received(ep, &result.transfer);
+        }
+        self.free_done_op(key);
+        Some(result)
+    }
+
+    /// Takes the result of an operation that is known to have ended, with its buffer in the type
+    /// that the future posted.
+    #[inline(always)] // on the small-message path, and the result is large
+    pub(crate) fn take_typed_result<B: IoBuf>(
+        &mut self,
+        key: OpKey,
+    ) -> (B, Transfer, Option<Box<Error>>) {
+        let op = self.ops.free_done(key);
+        let buf = B::from_any(std::mem::take(&mut op.buf));
+        let buf =
+            buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
+        let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
+        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
+        self.drop_waiter(waiter);
+        if kind == OpKind::Recv && error.is_none() {
+            self.count_received(ep, &transfer);
+        }
+        self.on_message_consumed(transfer.source);
+        (buf, transfer, error)
+    }
+
+    /// Frees the slot of an operation whose result was taken.
+    #[inline]
+    fn free_done_op(&mut self, key: OpKey) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let source = op.outcome.transfer.source;
+        let waiter = op.waker.take();
+        self.drop_waiter(waiter);
+        self.ops.free(key);
+        self.on_message_consumed(source);
+    }
+
+    pub(crate) fn wake_all(&mut self) {
+        for waker in self.ops.take_wakers() {
+            self.deferred.wake(waker);
+        }
+        for queue in self.cqs.iter_mut() {
+            queue
+                .waker
+                .take()
+                .into_iter()
+                .for_each(|waker| self.deferred.wake(waker));
+        }
+        for counter in self.counters.iter_mut() {
+            counter.wake_all(&mut self.deferred);
+        }
+        for cm in self.endpoints.iter_mut().filter_map(|ep| ep.cm.as_mut()) {
+            cm.take_waker()
+                .into_iter()
+                .for_each(|waker| self.deferred.wake(waker));
+        }
+        for waker in self.event_queues.iter().filter_map(|eq| eq.take_waker()) {
+            self.deferred.wake(waker);
+        }
+        self.waiters = 0;
+    }
+}

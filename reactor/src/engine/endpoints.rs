@@ -1,0 +1,154 @@
+//! Endpoints: opening them with their bindings, and closing them, which cancels their pending
+//! operations.
+
+use std::sync::Arc;
+
+use fabric_core::completion::Outcome;
+use fabric_core::flags::Caps;
+use fabric_core::info::Info;
+use fabric_core::stats::EndpointStats;
+use fabric_core::transport::{EngineContext, EpId, FastPath};
+use fabric_core::{Address, Error, Result};
+
+use super::domain::DomainHandle;
+use super::domain_state::Bindings;
+use super::progress::EngineState;
+use super::trace::TraceEvent;
+
+/// Returns the info to pass to the transport for an endpoint with these bindings.
+pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
+    let mut info = info.clone();
+    if !bindings.counters.wants_rma_events() {
+        // Peers need not report remote accesses that are not counted here.
+        info.caps -= Caps::RMA_EVENT;
+    }
+    info
+}
+
+impl EngineState {
+    /// Reports the addresses that are in the address vector already to the transport, for a new
+    /// endpoint.
+    fn report_existing_addrs(&mut self, id: EpId) {
+        let Some(ep) = self.domain.endpoints.get(id.0) else {
+            return;
+        };
+        let av = self.domain.avs.get(ep.bindings.av.0);
+        let known = av.into_iter().flat_map(|av| av.table.iter());
+        let known: Vec<_> = known
+            .map(|(addr, address)| (addr, address.clone()))
+            .collect();
+        for (addr, address) in known {
+            self.transport
+                .address_inserted(&mut self.domain, id, addr, &address);
+        }
+    }
+
+    /// Asks the transport for a fast path to the peers of a new endpoint. Counted operations take
+    /// the domain's lock, since counters belong to the domain.
+    pub(crate) fn open_fast_path(&mut self, id: EpId) {
+        let Self {
+            domain, transport, ..
+        } = self;
+        if let Some(ep) = domain.endpoints.get_mut(id.0) {
+            ep.fast_path = (!ep.bindings.counters.counts_local_ops())
+                .then(|| transport.fast_path(id))
+                .flatten();
+        }
+    }
+
+    fn close_endpoint(&mut self, id: EpId) {
+        self.domain.drop_connect_waker(id);
+        let Ok(ep) = self.domain.endpoint(id) else {
+            return;
+        };
+        let (av, object_id) = (ep.bindings.av, ep.bindings.object_id);
+        for key in ep.tx_credits.drain() {
+            self.domain.complete(key, Outcome::failed(Error::Canceled));
+        }
+        let is_context = self.is_shared_rx_context(id);
+        if !is_context {
+            self.transport.close_endpoint(&mut self.domain, id);
+        }
+        self.close_rx(id);
+        if !is_context {
+            self.domain
+                .deferred
+                .trace(TraceEvent::EndpointClosed(object_id));
+        }
+        debug_assert!(
+            !self.domain.has_pending_ops(id),
+            "closed endpoint has pending operations whose buffers the kernel does not hold"
+        );
+        self.domain.redirect_in_flight_completions(id);
+        self.domain.endpoints.remove(id.0);
+        self.domain.release_removed_addrs(av);
+    }
+}
+
+impl DomainHandle {
+    /// Opens an endpoint (`fi_endpoint`, `fi_enable`).
+    ///
+    /// # Errors
+    /// The transport's error. No endpoint is left open.
+    pub fn open_endpoint(
+        &self,
+        info: &Info,
+        at: Option<&Address>,
+        bindings: Bindings,
+    ) -> Result<(EpId, Address)> {
+        let info = info_for_bindings(info, &bindings);
+        let object_id = bindings.object_id;
+        // `with_engine` makes sure on unlock that the driver makes progress: under automatic
+        // progress the driver thread has to poll the new descriptors.
+        self.with_engine(|locked| {
+            let state = &mut **locked;
+            let budget = state.transport.unexpected_budget();
+            let id = state.domain.insert_endpoint(bindings, budget)?;
+            let opened = state
+                .transport
+                .open_endpoint(&mut state.domain, id, &info, at);
+            let address = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
+            state.report_existing_addrs(id);
+            state.open_fast_path(id);
+            state
+                .domain
+                .deferred
+                .trace(TraceEvent::EndpointOpened(object_id, address.clone()));
+            Ok((id, address))
+        })
+    }
+
+    /// Closes an endpoint or a shared receive context. Its operations end as canceled and return
+    /// their buffers.
+    pub fn close_endpoint(&self, id: EpId) {
+        self.with_engine(|state| state.close_endpoint(id));
+    }
+
+    /// Returns the fast path of an endpoint. Callers try it first, and post through this handle if
+    /// it returns `WouldBlock`.
+    #[must_use]
+    pub fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
+        self.engine()
+            .lock()
+            .domain
+            .endpoints
+            .get(ep.0)?
+            .fast_path
+            .clone()
+    }
+
+    /// Returns the counters of an endpoint; all zero when it is closed.
+    #[must_use]
+    pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
+        let locked = self.engine().lock();
+        let stats = locked.domain.endpoints.get(ep.0).map(|ep| ep.stats);
+        let Some(stats) = stats else {
+            return EndpointStats::default();
+        };
+        let mut stats = stats.with_transport(locked.transport.stats(ep));
+        if let Some(queue) = locked.domain.rx_queues.own(ep) {
+            (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
+        }
+        stats
+    }
+}

@@ -1,0 +1,25 @@
+//! Multicast groups of an endpoint.
+
+use fabric_core::transport::EpId;
+use fabric_core::{Address, Result};
+
+use super::domain::DomainHandle;
+
+impl DomainHandle {
+    /// Joins an endpoint to a multicast group (`fi_join`); returns the id to leave the group with.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](fabric_core::Error::Invalid) when the address is not a multicast group;
+    /// [`Error::NotSupported`](fabric_core::Error::NotSupported);
+    /// [`Error::Os`](fabric_core::Error::Os).
+    pub fn join_group(&self, ep: EpId, group: &Address) -> Result<u32> {
+        // `with_engine` ensures that the domain is driven: datagrams may wait on the group's socket
+        // already.
+        self.with_engine(|locked| locked.transport.join_group(ep, group))
+    }
+
+    /// Leaves a multicast group.
+    pub fn leave_group(&self, ep: EpId, group: u32) {
+        self.with_engine(|locked| locked.transport.leave_group(ep, group));
+    }
+}

@@ -1,0 +1,299 @@
+//! One-sided operations: reads, writes to several remote ranges, and atomics on a peer's memory
+//! (RMA).
+//!
+//! A write is posted like a send, since both transmit a buffer. A read fills a buffer, and an
+//! atomic operation does both.
+
+use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC_BYTES};
+use fabric_core::buf::{IoBuf, IoBufMut};
+use fabric_core::completion::{Failed, OpKind};
+use fabric_core::mr::DirectRegion;
+use fabric_core::transport::{EpId, RmaIov, RmaIovId, TrySend, TxOp};
+use fabric_core::{Error, FiAddr, Result};
+
+use super::domain::DomainHandle;
+use super::ops::{CompletionTarget, CreditMode, PostResult};
+use super::progress::EngineGuard;
+
+impl DomainHandle {
+    /// Posts a read of a peer's memory (`fi_read`).
+    ///
+    /// # Errors
+    /// [`Error::BufferTooSmall`], [`Error::Key`], and as
+    /// [`DomainHandle::send`]; all with the buffer.
+    pub fn read<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        tx_op: TxOp,
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        self.with_engine(|locked| locked.read(ep, tx_op, buf, target, credit))
+    }
+
+    /// Posts a write of this buffer to several remote ranges (`fi_writemsg`), which together have
+    /// the buffer's length.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::send`].
+    pub fn write_rma_iov<B: IoBuf>(
+        &self,
+        ep: EpId,
+        tx_op: TxOp,
+        iovs: &[RmaIov],
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let buf = self.own_payload(buf)?;
+        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
+    }
+
+    /// Posts a read of several remote ranges (`fi_readmsg`); the operation has their total
+    /// length.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::read`].
+    pub fn read_rma_iov<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        tx_op: TxOp,
+        iovs: &[RmaIov],
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, iovs, buf, target, credit))
+    }
+
+    /// Executes an atomic operation inline, if no queued operation precedes it and the transport
+    /// can execute it now.
+    ///
+    /// # Errors
+    /// [`Error::Key`], [`Error::OutOfBounds`] and [`Error::Invalid`] for the remote range, and as
+    /// [`DomainHandle::send`].
+    pub fn try_atomic(
+        &self,
+        ep: EpId,
+        tx_op: &TxOp,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<TrySend> {
+        self.with_engine(|locked| locked.try_atomic(ep, tx_op, operands, result))
+    }
+
+    /// Returns a peer's region that is mapped here, which can be accessed without the domain;
+    /// `None` until an operation has accessed it.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when the transport or the peer has to take part in accesses;
+    /// [`Error::Closed`].
+    pub fn direct_region(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
+        let mut locked = self.engine().lock();
+        let state = &mut *locked;
+        state
+            .transport
+            .direct_region(&mut state.domain, ep, peer, key)
+    }
+
+    /// Posts an atomic operation; the buffer holds operands and comparands, and is replaced by the
+    /// result.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::try_atomic`].
+    pub fn atomic(
+        &self,
+        ep: EpId,
+        tx_op: TxOp,
+        buf: Vec<u8>,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<Vec<u8>>> {
+        self.with_engine(|locked| locked.atomic(ep, tx_op, buf, target, credit))
+    }
+}
+
+impl EngineGuard<'_> {
+    /// Posts a read of a peer's memory into this buffer.
+    pub(crate) fn read<B: IoBufMut>(
+        &mut self,
+        ep: EpId,
+        tx_op: TxOp,
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        let into_buf = |data| {
+            B::from_any(data)
+                .unwrap_or_else(|_| unreachable!("the buffer was converted from this type"))
+        };
+        let mut data = buf.into_any();
+        let room = data.recv_capacity();
+        if len > room {
+            let error = Error::BufferTooSmall {
+                len,
+                capacity: room,
+            };
+            return Err(Failed::new(error, into_buf(data)));
+        }
+        if let Err(error) = data.begin_fill(len) {
+            return Err(Failed::new(error, into_buf(data)));
+        }
+        self.post_or_queue(
+            ep,
+            &tx_op,
+            len,
+            (data, into_buf),
+            target,
+            credit,
+            |locked, data| {
+                locked.try_inline(
+                    ep,
+                    &tx_op,
+                    len,
+                    |_| Ok(()),
+                    |transport, domain| transport.try_read(domain, ep, &tx_op, data),
+                )
+            },
+        )
+    }
+
+    /// Posts a write of this buffer to several remote ranges.
+    pub(crate) fn write_rma_iov<B: IoBuf>(
+        &mut self,
+        ep: EpId,
+        tx_op: TxOp,
+        iovs: &[RmaIov],
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let id = self.insert_rma_iov(iovs);
+        let posted = self.send(
+            ep,
+            &TxOp {
+                rma_iov_id: Some(id),
+                ..tx_op
+            },
+            buf,
+            target,
+            credit,
+        );
+        self.remove_rma_iov_if_refused(id, posted)
+    }
+
+    /// Posts a read of several remote ranges into this buffer.
+    pub(crate) fn read_rma_iov<B: IoBufMut>(
+        &mut self,
+        ep: EpId,
+        tx_op: TxOp,
+        iovs: &[RmaIov],
+        buf: B,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let id = self.insert_rma_iov(iovs);
+        let posted = self.read(
+            ep,
+            TxOp {
+                rma_iov_id: Some(id),
+                ..tx_op
+            },
+            buf,
+            target,
+            credit,
+        );
+        self.remove_rma_iov_if_refused(id, posted)
+    }
+
+    fn insert_rma_iov(&mut self, iovs: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.domain.rma_iovs.insert(iovs.into()) as u32)
+    }
+
+    /// Removes the remote ranges again if the post has failed, since no operation owns them then.
+    fn remove_rma_iov_if_refused<B>(
+        &mut self,
+        id: RmaIovId,
+        posted: Result<PostResult<B>, Failed<B>>,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        if posted.is_err() {
+            self.domain.rma_iovs.try_remove(id.0 as usize);
+        }
+        posted
+    }
+
+    /// Executes an atomic operation inline, if no queued operation precedes it and the transport
+    /// can execute it now.
+    pub(crate) fn try_atomic(
+        &mut self,
+        ep: EpId,
+        tx_op: &TxOp,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<TrySend> {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        self.try_inline(
+            ep,
+            tx_op,
+            len,
+            |_| Ok(()),
+            |transport, domain| transport.try_atomic(domain, ep, tx_op, operands, result),
+        )
+    }
+
+    /// Posts an atomic operation; `buf` holds operands and comparands, and is replaced by the
+    /// result.
+    pub(crate) fn atomic(
+        &mut self,
+        ep: EpId,
+        tx_op: TxOp,
+        buf: Vec<u8>,
+        target: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<Vec<u8>>> {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        let posted = self.post_or_queue(
+            ep,
+            &tx_op,
+            len,
+            (buf, |buf| buf),
+            target,
+            credit,
+            |locked, buf| {
+                let mut result = vec![
+                    0;
+                    if tx_op.kind == OpKind::FetchAtomic {
+                        len
+                    } else {
+                        0
+                    }
+                ];
+                let outcome = locked.try_atomic(ep, &tx_op, buf, &mut result)?;
+                if outcome == TrySend::Done && !result.is_empty() {
+                    *buf = result;
+                }
+                Ok(outcome)
+            },
+        );
+        posted.map_err(|failed| failed.error)
+    }
+}
+
+/// Checks an atomic operation before it is posted: the operation and data type, and the length in
+/// bytes.
+///
+/// # Errors
+/// [`Error::NotSupported`], [`Error::TooLong`].
+pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
+    atomic.check()?;
+    if len > MAX_ATOMIC_BYTES {
+        return Err(Error::TooLong {
+            what: "atomic operand",
+            len,
+            limit: MAX_ATOMIC_BYTES,
+        });
+    }
+    Ok(())
+}

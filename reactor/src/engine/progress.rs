@@ -1,0 +1,600 @@
+//! The engine of a domain: the domain's state and its transport under one lock, and what makes
+//! progress.
+//!
+//! # The lock
+//!
+//! One mutex guards slots, matching, queues and what arrives over the domain. Critical sections are
+//! bounded (a pass moves a bounded number of bytes), with two exceptions: an unread loan that is
+//! taken back is copied whole, and `process_vm_readv` waits for slow memory of the sender. Wakers
+//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock
+//! is the clone of a waker and the methods of a `CustomBuf`.
+//!
+//! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
+//! or under the domain's, never before it. The lock of loans is taken last. Uncontended, a lock
+//! costs two atomic operations per call. The alternative is a leader/follower scheme with a
+//! try-lock and a "missed" flag, in which another step can lose wake-ups. It saves nothing, because
+//! the lock is held for a fraction of a microsecond.
+//!
+//! # Progress
+//!
+//! A poll of an operation or a queue drives the domain for up to a few microseconds. The *driver*
+//! makes progress when no task polls: a task of the runtime (manual progress) or a thread
+//! (automatic progress). The driver belongs to no operation, because the task that polled last may
+//! be dropped or busy. An application that polls under automatic progress drives in place; the
+//! thread then only watches.
+//!
+//! **Invariant.** Whenever the lock is free and a task waits for something of this domain, at least
+//! one holds: (1) the driver is awake and will make another pass; (2) the domain is *armed*: every
+//! peer rings its doorbell with its next message, and the driver sleeps on the doorbells; (3) the
+//! waiting tasks keep themselves runnable (policy spin, or the driver is gone). With automatic
+//! progress (1) or (2) holds even if no task waits, within one period of the thread's watch. Where
+//! an event loop of the program drives the domain (`event_loop`), the domain is armed or its
+//! wake-up eventfd is readable whenever the lock is free, also if no task waits. The invariant is
+//! modelled in `models/progress` and `models/event_loop`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+
+use fabric_core::completion::Outcome;
+use fabric_core::info::Progress;
+use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDomain, WaitSet};
+
+use super::deferred::Deferred;
+use super::domain_state::{DomainState, FollowUp};
+use super::ops::OpPhase;
+use super::wait_policy::{PollSpinner, WaitPolicy};
+use crate::sys::EpollSet;
+use crate::sys::sync::{Mutex, MutexGuard, lock, try_lock};
+
+/// A transport whose domains run under this engine.
+pub type EngineTransport = dyn OpenDomain<DomainState>;
+
+/// The domain of an [`EngineTransport`].
+pub(crate) type EngineTransportDomain = dyn TransportDomain<DomainState>;
+
+/// Posts between two polls of the descriptors: a program that only posts, and whose posts all
+/// complete inline, also has to notice the end of a peer.
+const POSTS_PER_FD_POLL: u32 = if cfg!(loom) { 1 } else { 64 };
+
+/// Passes between two polls of the descriptors while a thread spins, for new connections and dead
+/// peers.
+const PASSES_PER_FD_POLL: u64 = 2048;
+
+/// The state of the domain's driver.
+pub(crate) enum DriverStatus {
+    /// No driver was started yet, or the runtime that ran it is gone: waiting tasks keep themselves
+    /// runnable.
+    NotRunning,
+    /// The driver makes passes, or has been woken to make some.
+    Awake,
+    /// The driver sleeps on the descriptors. Holds the waker of a driver task, none for a thread.
+    Asleep(Option<Waker>),
+    /// The driver thread checks from time to time whether the application still polls.
+    Standby,
+    /// An event loop of the program drives the domain, and sleeps on the domain's descriptor.
+    EventLoop,
+}
+
+impl std::fmt::Debug for DriverStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotRunning => "not started",
+            Self::Awake => "awake",
+            Self::Asleep(_) => "asleep",
+            Self::Standby => "standby",
+            Self::EventLoop => "event loop",
+        })
+    }
+}
+
+pub(crate) struct EngineState {
+    pub(crate) transport: Box<EngineTransportDomain>,
+    pub(crate) domain: DomainState,
+    /// The shared receive contexts: few, and mostly none.
+    pub(crate) shared_rx_contexts: Vec<EpId>,
+    pub(crate) driver: DriverStatus,
+    pub(crate) armed: bool,
+    pub(crate) spinner: PollSpinner,
+    passes: u64,
+    /// The number of posts, and of receives that have completed inline; wraps.
+    pub(crate) posts: u32,
+    /// How often the driver went to sleep.
+    pub(crate) parks: u64,
+}
+
+impl EngineState {
+    /// Returns the number of passes made so far.
+    pub(crate) fn passes(&self) -> u64 {
+        self.passes
+    }
+}
+
+/// The engine of one domain.
+pub(crate) struct Engine {
+    pub(crate) policy: WaitPolicy,
+    pub(crate) progress_mode: Progress,
+    pub(crate) wait_set: Arc<EpollSet>,
+    /// The number of polls by the application. The driver thread in standby checks whether it
+    /// changes.
+    pub(crate) app_polls: AtomicU64,
+    state: Mutex<EngineState>,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        transport: Box<EngineTransportDomain>,
+        wait_set: Arc<EpollSet>,
+        policy: WaitPolicy,
+        progress_mode: Progress,
+    ) -> Self {
+        let state = EngineState {
+            transport,
+            domain: DomainState::new(),
+            shared_rx_contexts: Vec::new(),
+            driver: DriverStatus::NotRunning,
+            armed: false,
+            spinner: PollSpinner::new(policy),
+            passes: 0,
+            posts: 0,
+            parks: 0,
+        };
+        Self {
+            policy,
+            progress_mode,
+            wait_set,
+            app_polls: AtomicU64::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> EngineGuard<'_> {
+        EngineGuard {
+            engine: self,
+            state: Some(lock(&self.state)),
+        }
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<EngineGuard<'_>> {
+        try_lock(&self.state).map(|state| EngineGuard {
+            engine: self,
+            state: Some(state),
+        })
+    }
+
+    /// Drives the domain until `ready` returns a value, for a few microseconds at most; then
+    /// `register` stores the waker.
+    pub(crate) fn poll<T>(
+        &self,
+        waker: &Waker,
+        mut ready: impl FnMut(&mut DomainState) -> Option<T>,
+        register: impl FnOnce(&mut DomainState, &Waker),
+    ) -> Poll<T> {
+        let mut value = None;
+        let is_ready = |domain: &mut DomainState| {
+            value = ready(domain);
+            value.is_some()
+        };
+        let driven = self.drive(waker, is_ready, register);
+        driven.map(|locked| {
+            locked.unlock();
+            value.expect("`drive` returns ready only after `ready` returned a value")
+        })
+    }
+
+    /// Drives the domain until something is ready, for a few microseconds at most; then `register`
+    /// stores the waker. The caller takes what is ready before it [unlocks](EngineGuard::unlock).
+    #[inline(always)] // on the small-message path
+    pub(crate) fn drive(
+        &self,
+        waker: &Waker,
+        is_ready: impl FnMut(&mut DomainState) -> bool,
+        register: impl FnOnce(&mut DomainState, &Waker),
+    ) -> Poll<EngineGuard<'_>> {
+        self.drive_locked(self.lock(), waker, is_ready, register)
+    }
+
+    /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn drive_locked<'a>(
+        &'a self,
+        mut locked: EngineGuard<'a>,
+        waker: &Waker,
+        mut is_ready: impl FnMut(&mut DomainState) -> bool,
+        register: impl FnOnce(&mut DomainState, &Waker),
+    ) -> Poll<EngineGuard<'a>> {
+        let mut attempts = 0;
+        loop {
+            if is_ready(&mut locked.domain) {
+                return Poll::Ready(locked);
+            }
+            locked.disarm_for_poll();
+            if !locked.domain.batched_eps.is_empty() {
+                locked.write_batched();
+                if is_ready(&mut locked.domain) {
+                    self.count_app_poll();
+                    return Poll::Ready(locked);
+                }
+            }
+            locked.progress();
+            if is_ready(&mut locked.domain) {
+                if attempts > 0 {
+                    locked.spinner.record_hit();
+                }
+                self.count_app_poll();
+                return Poll::Ready(locked);
+            }
+            // Waiting tasks share the spin time: one round of polls of all tasks takes no longer
+            // than the poll of a single waiting task.
+            if attempts >= locked.spinner.spin_limit() / locked.domain.waiters.max(1) as u32 {
+                if attempts > 0 {
+                    locked.spinner.record_miss();
+                }
+                self.count_app_poll();
+                register(&mut locked.domain, waker);
+                let stay_runnable = locked.ensure_driven_for_waiter();
+                drop(locked);
+                if stay_runnable {
+                    waker.wake_by_ref();
+                }
+                return Poll::Pending;
+            }
+            // No pause in between: releasing and taking the lock is one, and a message that arrives
+            // during a pause instruction is noticed that much later.
+            drop(locked);
+            attempts += 1;
+            locked = self.lock();
+        }
+    }
+
+    /// Counts a poll of the application. The lock is held, so a plain store suffices.
+    pub(crate) fn count_app_poll(&self) {
+        self.app_polls.store(
+            self.app_polls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Prepares a wait on a descriptor. Makes a pass and polls the descriptors; unless something is
+    /// ready or has moved then, `register` stores a waker that makes the descriptor readable.
+    /// Returns whether the caller may block: nothing is ready, and what becomes ready later calls
+    /// the waker or, in an event loop, makes the domain's descriptor readable.
+    pub(crate) fn prepare_wait(
+        &self,
+        is_ready: impl FnOnce(&mut DomainState) -> bool,
+        register: impl FnOnce(&mut DomainState),
+    ) -> bool {
+        let mut locked = self.lock();
+        if locked.is_in_event_loop() {
+            // The pass below does what the wake-up was for, and every wake-up from now on is after
+            // this call. The domain is armed or woken again before the lock is released.
+            self.wait_set.drain_wake_eventfd();
+        }
+        locked.disarm_for_poll();
+        let moved = locked.poll_fds() | locked.progress();
+        self.count_app_poll();
+        if is_ready(&mut locked.domain) || (moved && locked.is_in_event_loop()) {
+            locked.unlock();
+            return false;
+        }
+        register(&mut locked.domain);
+        !locked.ensure_driven_for_waiter()
+    }
+
+    /// Makes one pass and polls the descriptors, without waiting. Returns whether anything moved.
+    pub(crate) fn progress(&self) -> bool {
+        let mut locked = self.lock();
+        locked.disarm_for_poll();
+        let moved = locked.poll_fds() | locked.progress();
+        locked.ensure_driven();
+        moved
+    }
+}
+
+/// The locked engine; deferred actions run when the guard is dropped.
+pub(crate) struct EngineGuard<'a> {
+    engine: &'a Engine,
+    state: Option<MutexGuard<'a, EngineState>>,
+}
+
+impl std::ops::Deref for EngineGuard<'_> {
+    type Target = EngineState;
+
+    fn deref(&self) -> &EngineState {
+        self.state.as_ref().expect("present until drop")
+    }
+}
+
+impl std::ops::DerefMut for EngineGuard<'_> {
+    fn deref_mut(&mut self) -> &mut EngineState {
+        self.state.as_mut().expect("present until drop")
+    }
+}
+
+impl Drop for EngineGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.domain.deferred.is_empty() {
+            self.unlock_and_run_deferred();
+        }
+    }
+}
+
+impl EngineGuard<'_> {
+    /// Releases the lock for a moment and runs the deferred actions.
+    pub(crate) fn yield_lock(&mut self) {
+        self.unlock_and_run_deferred();
+        self.state = Some(lock(&self.engine.state));
+    }
+
+    #[cold]
+    fn unlock_and_run_deferred(&mut self) {
+        let deferred = std::mem::take(&mut self.domain.deferred);
+        self.state = None;
+        Deferred::run(deferred);
+    }
+
+    /// Disarms the domain: peers need not ring their doorbells from now on.
+    pub(crate) fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.transport.disarm();
+        }
+    }
+
+    /// Arms the domain: peers ring their doorbells from now on. Returns false when something has
+    /// arrived already.
+    pub(crate) fn arm(&mut self) -> bool {
+        let state = &mut **self;
+        state.armed = !state.shared_rx_has_work() && state.transport.arm(&mut state.domain);
+        state.armed
+    }
+
+    /// Disarms before the application polls.
+    #[inline]
+    pub(crate) fn disarm_for_poll(&mut self) {
+        if self.armed {
+            self.disarm_armed();
+        }
+    }
+
+    #[cold]
+    fn disarm_armed(&mut self) {
+        self.disarm();
+        if self.engine.progress_mode == Progress::Auto
+            && matches!(self.driver, DriverStatus::Asleep(_))
+        {
+            // The thread must not sleep without armed doorbells, so it goes to standby.
+            self.driver = DriverStatus::Standby;
+            self.engine.wait_set.wake();
+        }
+    }
+
+    /// Makes one pass for the application, without waiting.
+    pub(crate) fn poll_once(&mut self) -> bool {
+        self.disarm_for_poll();
+        self.progress()
+    }
+
+    /// Makes one pass: moves what can be moved, once.
+    pub(crate) fn progress(&mut self) -> bool {
+        let state = &mut **self;
+        state.domain.progress_requested = false;
+        // This pass writes the batched messages.
+        state.domain.batched_eps.clear();
+        let mut moved = state.progress_transport();
+        state.passes += 1;
+        if state.passes.is_multiple_of(PASSES_PER_FD_POLL) {
+            moved |= self.poll_fds();
+        }
+        self.run_follow_ups();
+        moved
+    }
+
+    /// Polls the descriptors: connections, hang-ups, doorbells.
+    pub(crate) fn poll_fds(&mut self) -> bool {
+        let engine = self.engine;
+        let state = &mut **self;
+        let (transport, domain) = (&mut state.transport, &mut state.domain);
+        let mut any = false;
+        // Level-triggered descriptors stay ready until they are handled; what does not fit into one
+        // poll is returned by the next.
+        engine
+            .wait_set
+            .wait(Some(std::time::Duration::ZERO), |token| {
+                any = true;
+                transport.ready(domain, token);
+            });
+        self.run_follow_ups();
+        any
+    }
+
+    /// Counts posts, and polls the descriptors every [`POSTS_PER_FD_POLL`] posts.
+    #[inline]
+    pub(crate) fn count_posts(&mut self, count: u32) {
+        let previous = self.posts / POSTS_PER_FD_POLL;
+        self.posts = self.posts.wrapping_add(count);
+        if self.posts / POSTS_PER_FD_POLL != previous {
+            self.poll_fds_and_disarm();
+        }
+    }
+
+    #[cold]
+    pub(crate) fn poll_fds_and_disarm(&mut self) {
+        if self.poll_fds() {
+            // A peer that rang has cleared its flag, and its doorbell was read here: the domain is
+            // no longer armed.
+            self.disarm_for_poll();
+        }
+    }
+
+    /// Runs the follow-ups of transport calls, such as granting credits and announcing addresses,
+    /// completes flushes, and wakes those that wait for loans.
+    #[inline]
+    pub(crate) fn run_follow_ups(&mut self) {
+        if !self.domain.follow_ups.is_empty() {
+            self.run_follow_ups_slow();
+        }
+        if !self.domain.flushes.is_empty() {
+            self.domain.end_flushes();
+        }
+        if !self.domain.loan_waiters.is_empty() {
+            self.domain.wake_loan_waiter();
+        }
+    }
+
+    /// Hands batched messages to the kernel, and completes what the kernel has taken.
+    #[cold]
+    pub(crate) fn write_batched(&mut self) {
+        let state = &mut **self;
+        for ep in state.domain.batched_eps.drain(..).collect::<Vec<_>>() {
+            state.transport.write_batched(&mut state.domain, ep);
+        }
+        self.run_follow_ups();
+    }
+
+    #[cold]
+    fn run_follow_ups_slow(&mut self) {
+        let mut resumed = false;
+        let state = &mut **self;
+        while !state.domain.follow_ups.is_empty() {
+            let follow_up = state.domain.follow_ups.remove(0);
+            match follow_up {
+                FollowUp::GrantCredits(ep) => state.grant_credits(ep),
+                FollowUp::PublishAddr(av, addr) => state.publish_addr(av, addr),
+                FollowUp::ReleaseAddr(av, addr) => state.release_addr(av, addr),
+                FollowUp::ResumeProgress => {
+                    state.progress_transport();
+                    resumed = true;
+                }
+            }
+        }
+        if resumed {
+            // There may be more than one pass takes, and no peer rings for it.
+            self.disarm();
+            self.wake_driver();
+        }
+    }
+
+    /// Releases the lock after something that was ready was taken.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn unlock(mut self) {
+        self.run_follow_ups();
+        self.ensure_driven();
+    }
+
+    /// Establishes the invariant for waiting tasks, before a caller that does not wait releases the
+    /// lock.
+    pub(crate) fn ensure_driven(&mut self) {
+        if !self.armed && (self.is_in_event_loop() || self.domain.needs_driver(self.engine.policy))
+        {
+            self.ensure_driver();
+        }
+    }
+
+    /// Returns whether an event loop of the program drives the domain.
+    pub(crate) fn is_in_event_loop(&self) -> bool {
+        matches!(self.driver, DriverStatus::EventLoop)
+    }
+
+    /// Establishes the invariant before a caller that will wait releases the lock. Returns true
+    /// when the caller must keep itself runnable.
+    pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
+        let spins = self.engine.policy == WaitPolicy::Spin;
+        if !self.armed && (!spins || self.is_in_event_loop()) {
+            self.ensure_driver();
+        }
+        match self.driver {
+            DriverStatus::NotRunning => true,
+            DriverStatus::EventLoop => spins || !self.armed,
+            _ => spins,
+        }
+    }
+
+    /// Arms again or wakes the driver, after a call left work for a pass or for a peer.
+    #[cold]
+    pub(crate) fn rearm_or_wake(&mut self) {
+        if !self.armed {
+            self.ensure_driver();
+        } else if !self.arm() {
+            self.wake_driver();
+        }
+    }
+
+    /// Wakes a sleeping driver task under the spinning policies, else arms the domain.
+    fn ensure_driver(&mut self) {
+        let policy = self.engine.policy;
+        match &mut self.driver {
+            DriverStatus::Awake | DriverStatus::NotRunning => {}
+            DriverStatus::Asleep(waker) if policy != WaitPolicy::Park && waker.is_some() => {
+                if let Some(waker) = waker.take() {
+                    self.driver = DriverStatus::Awake;
+                    self.domain.deferred.wake(waker);
+                }
+            }
+            DriverStatus::Asleep(_) | DriverStatus::Standby => {
+                if !self.arm() {
+                    self.wake_driver();
+                }
+            }
+            DriverStatus::EventLoop => {
+                // The event loop, unlike a driver, makes no pass before it sleeps again.
+                if self.domain.progress_requested || !self.arm() {
+                    self.wake_driver();
+                }
+            }
+        }
+    }
+
+    /// Wakes the driver from sleep or standby.
+    pub(crate) fn wake_driver(&mut self) {
+        match std::mem::replace(&mut self.driver, DriverStatus::Awake) {
+            DriverStatus::Asleep(Some(waker)) => self.domain.deferred.wake(waker),
+            DriverStatus::Asleep(None) | DriverStatus::Standby => self.engine.wait_set.wake(),
+            DriverStatus::EventLoop => {
+                self.driver = DriverStatus::EventLoop;
+                self.engine.wait_set.wake();
+            }
+            other => self.driver = other,
+        }
+    }
+}
+
+impl EngineState {
+    /// Posts the operations that waited for released credits.
+    fn grant_credits(&mut self, ep: EpId) {
+        loop {
+            let DomainState { endpoints, ops, .. } = &mut self.domain;
+            let has_in_transport = |peer| ops.has_ops_in_transport_to(ep, peer);
+            let Some(ep_state) = endpoints.get_mut(ep.0) else {
+                return;
+            };
+            let Some(key) = ep_state.tx_credits.next_ready(has_in_transport) else {
+                // The fast path is unblocked only now: every granted operation is in its
+                // connection's queue.
+                return ep_state.update_fast_path();
+            };
+            self.post_with_credit(ep, key);
+        }
+    }
+
+    fn post_with_credit(&mut self, ep: EpId, key: OpKey) {
+        let Some(op) = self.domain.ops.get_mut(key) else {
+            return;
+        };
+        let had_credit = std::mem::replace(&mut op.holds_credit, true);
+        op.phase = OpPhase::InTransport;
+        if op.no_transfer {
+            // A permit keeps its credit until it is used or dropped.
+            op.phase = OpPhase::Done;
+            let waiter = op.waker.take();
+            self.domain.wake_waiter(waiter);
+            return;
+        }
+        let Some(tx_op) = op.tx_op else { return };
+        self.domain.pending_sends += usize::from(!had_credit);
+        if let Err(error) = self.transport.queue_send(&mut self.domain, ep, key, &tx_op) {
+            self.domain.complete(key, Outcome::failed(error));
+        }
+    }
+}

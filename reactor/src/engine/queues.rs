@@ -1,0 +1,324 @@
+//! Completion queues, event queues and counters.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use fabric_core::completion::Completion;
+use fabric_core::event::{Event, EventKind};
+
+use super::deferred::Deferred;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::sys::sync::{Mutex, lock};
+
+/// A completion queue. It cannot overrun: every operation that will report to it reserved its entry
+/// when it was posted.
+#[derive(Debug)]
+pub(crate) struct CqState {
+    /// The oldest entries, if a read has left some: they precede `entries`.
+    oldest: VecDeque<Completion>,
+    /// A vector, because an entry is large: the code that fills it builds it in place.
+    entries: Vec<Completion>,
+    reserved: usize,
+    capacity: usize,
+    pub(crate) waker: Option<Waker>,
+}
+
+impl CqState {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            oldest: VecDeque::new(),
+            entries: Vec::with_capacity(capacity),
+            reserved: 0,
+            capacity,
+            waker: None,
+        }
+    }
+
+    /// Returns the number of entries, free or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Reserves an entry; returns false when none is free.
+    pub(crate) fn reserve(&mut self) -> bool {
+        let free = self.reserved + self.len() < self.capacity;
+        self.reserved += usize::from(free);
+        free
+    }
+
+    /// Reserves up to `count` entries; returns how many.
+    pub(crate) fn reserve_up_to(&mut self, count: usize) -> usize {
+        let free = self.capacity.saturating_sub(self.reserved + self.len());
+        let reserved = free.min(count);
+        self.reserved += reserved;
+        reserved
+    }
+
+    /// Releases a reserved entry.
+    pub(crate) fn unreserve(&mut self) {
+        self.unreserve_many(1);
+    }
+
+    /// Releases reserved entries.
+    pub(crate) fn unreserve_many(&mut self, count: usize) {
+        self.reserved -= count;
+    }
+
+    /// Fills a reserved entry, and returns the waker of the waiting reader.
+    #[inline(always)] // on the small-message path, and an entry is large
+    pub(crate) fn push(&mut self, completion: Completion) -> Option<Waker> {
+        self.reserved -= 1;
+        self.entries.push(completion);
+        self.waker.take()
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.oldest.len() + self.entries.len()
+    }
+
+    /// Returns whether no completion is in the queue.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Moves up to `max` entries out.
+    pub(crate) fn drain_into(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let count = self.len().min(max);
+        if self.oldest.is_empty() {
+            if self.entries.len() <= max {
+                // All at once, not one by one: an entry is large.
+                out.append(&mut self.entries);
+                return count;
+            }
+            self.swap_oldest();
+        }
+        let from_oldest = count.min(self.oldest.len());
+        out.extend(self.oldest.drain(..from_oldest));
+        if from_oldest < count {
+            self.swap_oldest();
+            out.extend(self.oldest.drain(..count - from_oldest));
+        }
+        count
+    }
+
+    /// Moves all of `entries` to `oldest`, which must be empty. The two swap their allocations.
+    fn swap_oldest(&mut self) {
+        let empty = Vec::from(std::mem::take(&mut self.oldest));
+        self.oldest = std::mem::replace(&mut self.entries, empty).into();
+    }
+}
+
+/// A counter of successful and failed operations.
+#[derive(Debug, Default)]
+pub(crate) struct CounterState {
+    pub(crate) value: u64,
+    pub(crate) errors: u64,
+    waiters: Vec<CounterWaiter>,
+    next_waiter_id: u64,
+}
+
+#[derive(Debug)]
+struct CounterWaiter {
+    id: u64,
+    threshold: u64,
+    errors_seen: u64,
+    waker: Waker,
+}
+
+impl CounterState {
+    /// Adds to the counter. Wakes the waiters whose threshold is reached, and all waiters when an
+    /// error is counted; returns how many it woke.
+    pub(crate) fn add(&mut self, success: u64, errors: u64, deferred: &mut Deferred) -> usize {
+        self.value = self.value.wrapping_add(success);
+        self.errors = self.errors.wrapping_add(errors);
+        let (value, seen) = (self.value, self.errors);
+        let previous_len = self.waiters.len();
+        if previous_len > 0 {
+            for waiter in self
+                .waiters
+                .extract_if(.., |w| value >= w.threshold || seen != w.errors_seen)
+            {
+                deferred.wake(waiter.waker);
+            }
+        }
+        previous_len - self.waiters.len()
+    }
+
+    /// Returns the number of waiters.
+    pub(crate) fn waiter_count(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Wakes all waiters.
+    pub(crate) fn wake_all(&mut self, deferred: &mut Deferred) {
+        self.waiters
+            .drain(..)
+            .for_each(|waiter| deferred.wake(waiter.waker));
+    }
+
+    /// Registers a waiter or renews its waker. Returns true for a new waiter.
+    pub(crate) fn register_waiter(
+        &mut self,
+        id: &mut Option<u64>,
+        threshold: u64,
+        errors_seen: u64,
+        waker: &Waker,
+        deferred: &mut Deferred,
+    ) -> bool {
+        if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
+            (waiter.threshold, waiter.errors_seen) = (threshold, errors_seen);
+            if !waiter.waker.will_wake(waker) {
+                deferred.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
+            }
+            return false;
+        }
+        self.next_waiter_id += 1;
+        *id = Some(self.next_waiter_id);
+        self.waiters.push(CounterWaiter {
+            id: self.next_waiter_id,
+            threshold,
+            errors_seen,
+            waker: waker.clone(),
+        });
+        true
+    }
+
+    /// Removes a waiter whose future was dropped. Returns true if it was registered.
+    pub(crate) fn remove_waiter(&mut self, id: u64, deferred: &mut Deferred) -> bool {
+        let index = self.waiters.iter().position(|w| w.id == id);
+        if let Some(index) = index {
+            deferred.drop_waker(self.waiters.swap_remove(index).waker);
+        }
+        index.is_some()
+    }
+}
+
+/// An event queue. Several domains may report to it, so it has a lock of its own, under which no
+/// other lock is taken.
+#[derive(Debug)]
+pub struct EqState {
+    capacity: usize,
+    /// Whether a reader waits.
+    has_waiting_reader: AtomicBool,
+    entries: Mutex<EqEntries>,
+}
+
+#[derive(Debug, Default)]
+struct EqEntries {
+    events: VecDeque<Event>,
+    lost: u64,
+    waker: Option<Waker>,
+}
+
+impl EqState {
+    /// Creates a queue for at most `capacity` events. Further events are counted and reported as an
+    /// overrun.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            has_waiting_reader: AtomicBool::new(false),
+            entries: Mutex::new(EqEntries::default()),
+        }
+    }
+
+    /// Appends an event, and returns the waker of the waiting reader.
+    pub(crate) fn push(&self, event: Event) -> Option<Waker> {
+        let mut state = lock(&self.entries);
+        if state.events.len() < self.capacity {
+            state.events.push_back(event);
+        } else {
+            state.lost += 1;
+        }
+        self.has_waiting_reader.store(false, Ordering::Relaxed);
+        state.waker.take()
+    }
+
+    /// Takes the next event.
+    pub fn pop(&self) -> Option<Event> {
+        let mut state = lock(&self.entries);
+        if let Some(event) = state.events.pop_front() {
+            return Some(event);
+        }
+        let lost = std::mem::take(&mut state.lost);
+        (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
+    }
+
+    /// Returns whether no event is in the queue.
+    pub fn is_empty(&self) -> bool {
+        let state = lock(&self.entries);
+        state.events.is_empty() && state.lost == 0
+    }
+
+    /// Returns whether a reader waits, without the queue's lock. A caller that holds a domain's
+    /// lock sees every reader that registered before that reader last took the domain's lock.
+    pub(crate) fn has_waiting_reader(&self) -> bool {
+        self.has_waiting_reader.load(Ordering::Relaxed)
+    }
+
+    /// Unregisters the reader: it waits no longer.
+    pub fn unregister_waker(&self) {
+        drop(self.take_waker());
+    }
+
+    /// Takes the waker of the waiting reader, to be woken or dropped.
+    pub(crate) fn take_waker(&self) -> Option<Waker> {
+        self.has_waiting_reader.store(false, Ordering::Relaxed);
+        lock(&self.entries).waker.take()
+    }
+
+    /// Takes the next event, or registers the waker for it.
+    pub fn pop_or_register(&self, waker: &Waker) -> Option<Event> {
+        self.register_if_empty(waker);
+        self.pop()
+    }
+
+    /// Registers the waker for the next event, unless there is one. Returns whether the waker was
+    /// registered.
+    pub fn register_if_empty(&self, waker: &Waker) -> bool {
+        let mut state = lock(&self.entries);
+        let is_empty = state.events.is_empty() && state.lost == 0;
+        let replaced = if is_empty {
+            self.has_waiting_reader.store(true, Ordering::Relaxed);
+            state.waker.replace(waker.clone())
+        } else {
+            None
+        };
+        drop(state);
+        drop(replaced);
+        is_empty
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::buf::AnyBuf;
+    use fabric_core::completion::{OpKind, Outcome, Transfer};
+
+    use super::*;
+
+    #[test]
+    fn reads_of_any_size_return_all_entries_in_order() {
+        let mut queue = CqState::new(64);
+        let (mut out, mut next) = (Vec::new(), 0);
+        for round in 0..200_usize {
+            while queue.reserve() {
+                let done = Outcome::ok(Transfer::default());
+                let waker = queue.push(Completion::new(next, OpKind::Send, done, AnyBuf::None));
+                assert!(waker.is_none());
+                next += 1;
+                if next % (1 + round as u64 % 7) == 0 {
+                    break;
+                }
+            }
+            let (before, max) = (out.len(), round * 5 % 23);
+            let count = queue.drain_into(&mut out, max);
+            assert!(count <= max && out.len() == before + count);
+        }
+        while queue.drain_into(&mut out, 5) > 0 {}
+        assert!(queue.is_empty() && next > 300);
+        assert!(out.iter().map(|entry| entry.context).eq(0..next));
+    }
+}

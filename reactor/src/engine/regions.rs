@@ -1,0 +1,164 @@
+//! Memory regions: keys, counters of remote accesses, and reports of remote accesses.
+
+use std::sync::Arc;
+
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::flags::Access;
+use fabric_core::mr::RegionMemory;
+use fabric_core::transport::{EpId, RemoteAccess};
+use fabric_core::{Error, Result};
+
+use super::domain::DomainHandle;
+use super::domain_state::{CounterBindings, CounterId, DomainState};
+use super::progress::EngineState;
+
+impl EngineState {
+    /// Registers memory under a key.
+    pub(crate) fn open_region(
+        &mut self,
+        memory: Arc<dyn RegionMemory>,
+        access: Access,
+        key: Option<u64>,
+        by_address: bool,
+    ) -> Result<u64> {
+        let key = self
+            .domain
+            .regions
+            .insert(memory, access, key, by_address)?;
+        if let Some(region) = self.domain.regions.get(key) {
+            self.transport.region_changed(key, region);
+        }
+        Ok(key)
+    }
+
+    /// Binds the counters of remote accesses in `counters` to a region. `None` keeps the present
+    /// binding.
+    pub(crate) fn bind_region_counters(
+        &mut self,
+        key: u64,
+        counters: CounterBindings,
+    ) -> Result<()> {
+        let current = self
+            .domain
+            .region_counters
+            .get(&key)
+            .copied()
+            .unwrap_or_default();
+        let conflict =
+            |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
+        if conflict(current.remote_read, counters.remote_read)
+            || conflict(current.remote_write, counters.remote_write)
+        {
+            return Err(Error::Invalid {
+                what: "memory region counter",
+                why: "a counter for the same access is already bound".into(),
+            });
+        }
+        let region = self
+            .domain
+            .regions
+            .enable_rma_events(key)
+            .ok_or(Error::Key {
+                key,
+                why: "is unknown",
+            })?;
+        self.transport.region_changed(key, region);
+        let current = CounterBindings {
+            remote_read: current.remote_read.or(counters.remote_read),
+            remote_write: current.remote_write.or(counters.remote_write),
+            ..current
+        };
+        self.domain.region_counters.insert(key, current);
+        Ok(())
+    }
+
+    pub(crate) fn close_region(&mut self, key: u64) {
+        self.domain.region_counters.remove(&key);
+        if self.domain.regions.remove(key).is_some() {
+            self.transport.region_closed(key);
+        }
+    }
+}
+
+impl DomainState {
+    /// Counts a remote access by a peer, and reports an access with immediate data
+    /// (`FI_REMOTE_CQ_DATA`) to the completion queue. Returns false when the queue is full.
+    pub(crate) fn report_remote_access(
+        &mut self,
+        ep: EpId,
+        key: u64,
+        access: RemoteAccess,
+        transfer: Transfer,
+    ) -> bool {
+        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+            return true;
+        };
+        let counter = bindings.counters.for_remote_access(access);
+        if transfer.data.is_some()
+            && let Some(queue) = bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
+        {
+            if !queue.reserve() {
+                self.blocked_on_cq = true;
+                return false;
+            }
+            let completion =
+                Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
+            let waiter = queue.push(completion);
+            self.wake_waiter(waiter);
+            self.on_message_consumed(transfer.source);
+        }
+        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
+            ep.stats.record(OpKind::RemoteWrite, transfer.len);
+        }
+        let region_counter = self
+            .region_counters
+            .get(&key)
+            .and_then(|counters| counters.for_remote_access(access));
+        for counter in [counter, region_counter].into_iter().flatten() {
+            self.add_to_counter(counter, true);
+        }
+        true
+    }
+}
+
+impl DomainHandle {
+    /// Registers memory with the transport, under the requested key or a generated one
+    /// (`fi_mr_reg`). With `by_address`, peers address it by its virtual addresses instead of
+    /// offsets.
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is in use; [`Error::BadFlags`] without an access right.
+    pub fn open_region(
+        &self,
+        memory: Arc<dyn RegionMemory>,
+        access: Access,
+        key: Option<u64>,
+        by_address: bool,
+    ) -> Result<u64> {
+        self.engine()
+            .lock()
+            .open_region(memory, access, key, by_address)
+    }
+
+    /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
+    /// on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a counter for the same access is bound already; [`Error::Key`].
+    pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
+        self.engine().lock().bind_region_counters(key, counters)
+    }
+
+    /// Closes a region (`fi_close`): its key is no longer valid for peers.
+    pub fn close_region(&self, key: u64) {
+        self.engine().lock().close_region(key);
+    }
+
+    /// Resumes remote operations that waited because the region was locked by its owner.
+    pub fn region_unlocked(&self, key: u64) {
+        self.engine().lock().transport.region_unlocked(key);
+        self.engine().progress();
+    }
+}

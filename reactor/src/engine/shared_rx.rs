@@ -1,0 +1,116 @@
+//! Receive contexts that several endpoints share (`fi_srx_context`).
+//!
+//! A shared context has an id among the endpoints and the bindings of one, but no transport
+//! endpoint. A receive posted to it is an operation of that id, with its queue entries, counters
+//! and limits. An endpoint that shares the context is called a *sharer*: the transport delivers the
+//! messages of its peers to the context's receive queue (`rx_queues`).
+//!
+//! The engine records at which endpoint each sender is connected, and assigns each sender a key in
+//! the context. So senders are distinguished, and the completion can say which endpoint received.
+//!
+//! Decision: the context has a completion queue of its own. libfabric reports a receive at the
+//! endpoint where the message arrives. Here a queue entry is reserved when the receive is posted,
+//! so that no queue can overrun, and the endpoint is unknown then. With an entry reserved in the
+//! queue of each endpoint, a shared receive would cost as many entries as there are endpoints. The
+//! endpoints' counters count their own messages.
+//!
+//! The endpoints share one address vector, so that an address handle means the same peer at each of
+//! them. Connected endpoints are the exception: each has an address vector with its peer, and the
+//! context has an empty one. A message that is requeued in the context keeps its source if the
+//! endpoint where the message arrived knows the handle.
+
+use fabric_core::FiAddr;
+use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::matching::PeerKey;
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::EpId;
+
+use super::domain::DomainHandle;
+use super::domain_state::{Bindings, DomainState, check_addr};
+
+impl DomainState {
+    /// Returns the endpoints that share this context.
+    pub(crate) fn endpoints_sharing(&self, id: EpId) -> Vec<EpId> {
+        let sharers = self
+            .endpoints
+            .iter()
+            .filter(|(_, ep)| ep.bindings.shared_rx == Some(id));
+        sharers.map(|(id, _)| EpId(id)).collect()
+    }
+
+    /// Counts the end of a receive that was posted to a shared context, at the sharer where the
+    /// message arrived: in its counter, and in its failures.
+    #[cold]
+    pub(crate) fn count_recv_at_arrival_endpoint(
+        &mut self,
+        posted_to: EpId,
+        peer: PeerKey,
+        ok: bool,
+    ) {
+        if let Some(sharer) = self.receiving_endpoint(posted_to, peer) {
+            self.count_op(sharer, OpKind::Recv, 0, ok);
+        }
+    }
+
+    /// Counts a received message, in number and bytes, at the sharer where it arrived, if its
+    /// receive was posted to a shared context.
+    #[cold]
+    pub(crate) fn count_message_at_arrival_endpoint(
+        &mut self,
+        posted_to: EpId,
+        peer: PeerKey,
+        len: usize,
+    ) {
+        if let Some(sharer) = self.receiving_endpoint(posted_to, peer)
+            && let Some(ep) = self.endpoints.get_mut(sharer.0)
+        {
+            ep.stats.received.record(len);
+        }
+    }
+
+    /// Returns the endpoint that a peer is or was connected to, if the endpoint shares this
+    /// context.
+    fn receiving_endpoint(&self, context: EpId, peer: PeerKey) -> Option<EpId> {
+        let sharer = *self
+            .shared_rx_peers
+            .get((peer.0 as usize).checked_sub(1)?)?;
+        let bindings = &self.endpoints.get(sharer.0)?.bindings;
+        (bindings.shared_rx == Some(context)).then_some(sharer)
+    }
+
+    /// Returns whether the endpoint that a peer is connected to, and that shares this context,
+    /// knows this address handle.
+    pub(crate) fn is_known_addr(&self, context: EpId, peer: PeerKey, addr: FiAddr) -> bool {
+        let sharer = self
+            .receiving_endpoint(context, peer)
+            .and_then(|sharer| self.endpoints.get(sharer.0));
+        sharer.is_some_and(|sharer| check_addr(&self.avs, sharer.bindings.av, addr).is_ok())
+    }
+}
+
+impl DomainHandle {
+    /// Opens a receive context that endpoints can share (`fi_srx_context`). Its id is among theirs.
+    pub fn open_shared_rx(&self, bindings: Bindings) -> EpId {
+        let mut locked = self.engine().lock();
+        let state = &mut *locked;
+        let context = DomainState::new_endpoint(bindings);
+        let id = EpId(state.domain.endpoints.insert(context));
+        let queue = RxQueue::shared(id, self.pool().clone());
+        state.domain.rx_queues.insert(queue);
+        state.shared_rx_contexts.push(id);
+        id
+    }
+
+    /// Returns the object id of the endpoint at which the message of a receive of this context
+    /// arrived; `None` when that endpoint is closed.
+    #[must_use]
+    pub fn received_by(&self, context: EpId, transfer: &Transfer) -> Option<u64> {
+        let locked = self.engine().lock();
+        let sharer = locked.domain.receiving_endpoint(context, transfer.peer())?;
+        locked
+            .domain
+            .endpoints
+            .get(sharer.0)
+            .map(|ep| ep.bindings.object_id)
+    }
+}

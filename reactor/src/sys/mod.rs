@@ -1,0 +1,25 @@
+//! System calls and the unsafe code around them. Knows neither engine nor transports.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
+//! | `epoll` | the wait set of a domain |
+//! | `uring` | io_uring operations |
+//! | `memfd` | creation of memory that can be passed to peers |
+//! | `timer` | timers that a wait set watches |
+//! | `fork_guard` | whether the process is a forked child |
+//! | `os_error` | errors of system calls |
+
+#[cfg(not(all(test, loom)))]
+mod epoll;
+pub(crate) mod fork_guard;
+pub(crate) mod memfd;
+pub(crate) mod os_error;
+pub(crate) mod sync;
+pub(crate) mod timer;
+pub(crate) mod uring;
+
+#[cfg(all(test, loom))]
+pub(crate) use crate::models::EpollSet;
+#[cfg(not(all(test, loom)))]
+pub(crate) use epoll::EpollSet;
