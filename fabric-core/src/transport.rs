@@ -1,12 +1,15 @@
 //! The traits between the progress engine and a transport.
 //!
 //! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
-//! moves messages; the calls of the data path come with an [`EngineContext`], through which the
-//! transport reaches operations, receive queues, address vectors and event queues. Both traits have
-//! the type of the engine as a parameter: the engine calls a domain dynamically, once per pass or
-//! operation, and the domain calls the engine statically.
+//! opens endpoints. A [`TransportEndpoint`] moves messages. The calls come with an
+//! [`EngineContext`], through which the endpoint reaches operations, its receive queue, address
+//! vectors and event queues. The traits have the type of the engine as a parameter: the engine calls
+//! an endpoint dynamically, once per pass or operation, and the endpoint calls the engine
+//! statically. What only some transports offer is in traits of its own: [`ConnectionManagement`],
+//! [`ConnectionRequests`] and [`EndpointConnection`], [`MulticastGroups`], [`SentLoans`],
+//! [`RegionObserver`].
 //!
-//! The engine makes all calls on a domain under its lock. [`FastPath`] and [`LoanAllocator`] run
+//! The engine owns the endpoints and makes all calls under the domain's lock. [`FastPath`] and [`LoanAllocator`] run
 //! without that lock, so a transport that offers them has locks of its own. The context records
 //! completions and counts under the lock; the engine wakes tasks, drops buffers and emits trace
 //! events after it has released the lock.
@@ -21,6 +24,7 @@ use crate::mr::RegionMemory;
 mod connect;
 mod context;
 mod domain;
+mod endpoint;
 mod fast_path;
 mod op;
 mod wait;
@@ -29,10 +33,13 @@ pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
 pub use context::{EngineContext, Incarnation, MultiRecvSplit};
-pub use domain::{TransportDomain, TrySend};
+pub use domain::{ConnectionManagement, RegionObserver, TransportDomain};
+pub use endpoint::{
+    ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,
+};
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
 pub use op::{EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, TxOp};
-pub use wait::{Interest, SocketIo, WaitSet};
+pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 
 /// The implementation of a provider: states its offers and opens its domains.
 pub trait Transport: Send + Sync + 'static {

@@ -19,7 +19,7 @@ use fabric_core::rx::RxQueue;
 use fabric_core::sim::SimTransport;
 use fabric_core::transport::{
     EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, Transport, TransportDomain,
-    TrySend, TxOp, WaitSet,
+    TransportEndpoint, TrySend, TxOp, WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -125,18 +125,18 @@ impl EngineContext for SimTestContext {
     }
 }
 
-/// A domain with one endpoint.
+/// An endpoint, the only one of its domain.
 struct SimEndpointFixture {
     context: SimTestContext,
-    domain: Box<dyn TransportDomain<SimTestContext>>,
+    endpoint: Box<dyn TransportEndpoint<SimTestContext>>,
     wait_set: Arc<CountingWaitSet>,
     address: Address,
     last_op_index: u32,
 }
 
 const ENDPOINT: EpId = EpId(0);
-/// Description of a domain with an idle endpoint that has no peers.
-const IDLE_DESCRIPTION: &str = "sim: 1 endpoints, 0 peers, 0 queued sends";
+/// Description of an idle endpoint that has no peers.
+const IDLE_DESCRIPTION: &str = "0 peers, 0 queued sends";
 const RECV_UNTAGGED: RecvSpec = RecvSpec {
     from: None,
     tag: None,
@@ -165,10 +165,10 @@ fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
         pool,
         rx: Some(Box::new(rx)),
     };
-    let address = domain.open_endpoint(&mut context, ENDPOINT, info, Some(&at))?;
+    let (endpoint, address) = domain.open_endpoint(&mut context, ENDPOINT, info, Some(&at))?;
     Ok(SimEndpointFixture {
         context,
-        domain,
+        endpoint,
         wait_set,
         address,
         last_op_index: 0,
@@ -182,8 +182,8 @@ fn open_endpoint(name: &str) -> SimEndpointFixture {
 impl SimEndpointFixture {
     fn insert_address(&mut self, other: &Address) -> FiAddr {
         let addr = self.context.av.insert(other.clone());
-        self.domain
-            .address_inserted(&mut self.context, ENDPOINT, addr, other);
+        self.endpoint
+            .address_inserted(&mut self.context, addr, other);
         addr
     }
     fn new_op(&mut self, buf: AnyBuf) -> OpKey {
@@ -201,18 +201,16 @@ impl SimEndpointFixture {
             tag,
             ..TxOp::new(OpKind::Send, peer)
         };
-        if self.domain.try_send(
-            &mut self.context,
-            ENDPOINT,
-            &tx_op,
-            Payload::Contiguous(bytes),
-        )? == TrySend::Done
+        if self
+            .endpoint
+            .try_send(&mut self.context, &tx_op, Payload::Contiguous(bytes))?
+            == TrySend::Done
         {
             return Ok(None);
         }
         let op = self.new_op(AnyBuf::Vec(bytes.to_vec()));
-        self.domain
-            .queue_send(&mut self.context, ENDPOINT, op, &tx_op)
+        self.endpoint
+            .queue_send(&mut self.context, op, &tx_op)
             .map(|()| Some(op))
     }
     fn recv(&mut self, spec: RecvSpec) -> OpKey {
@@ -224,24 +222,23 @@ impl SimEndpointFixture {
     /// Changes the receive queue as the engine does.
     fn change_rx<T>(&mut self, act: impl FnOnce(&mut RxQueue, &mut SimTestContext) -> T) -> T {
         let result = self.context.with_rx(ENDPOINT, act);
-        let changed = self.domain.on_rx_queue_changed(&mut self.context, ENDPOINT);
-        changed.expect("the endpoint is open");
+        self.endpoint.on_rx_queue_changed(&mut self.context);
         result
     }
     /// Returns a message that was received and not consumed.
     fn requeue_message(&mut self, op: OpKey) {
         let transfer = self.outcome(op).unwrap().transfer;
         let bytes = self.context.take_received(op, transfer.len);
-        let source = self.domain.source_of(ENDPOINT, transfer.peer());
+        let source = self.endpoint.source_of(transfer.peer());
         self.change_rx(|rx, context| {
             rx.requeue_message(context, transfer.envelope(0), source, bytes);
         });
     }
     fn arm(&mut self) -> bool {
-        self.domain.arm(&mut self.context)
+        self.endpoint.arm(&mut self.context)
     }
     fn progress(&mut self) -> bool {
-        self.domain.progress(&mut self.context)
+        self.endpoint.progress(&mut self.context, 1)
     }
     fn outcome(&self, op: OpKey) -> Option<&Outcome> {
         self.context.outcomes.get(&op)
@@ -287,12 +284,8 @@ fn message_arrives_with_tag_data_and_source() {
         ..TxOp::new(OpKind::Send, to_b)
     };
     assert_eq!(
-        a.domain.try_send(
-            &mut a.context,
-            ENDPOINT,
-            &tx_op,
-            Payload::Contiguous(b"hello")
-        ),
+        a.endpoint
+            .try_send(&mut a.context, &tx_op, Payload::Contiguous(b"hello")),
         Ok(TrySend::Done)
     );
     assert!(b.progress() && !b.progress());
@@ -309,10 +302,7 @@ fn message_arrives_with_tag_data_and_source() {
             source
         }]
     );
-    assert_eq!(
-        b.domain.describe(),
-        "sim: 1 endpoints, 1 peers, 0 queued sends"
-    );
+    assert_eq!(b.endpoint.describe(), "1 peers, 0 queued sends");
 }
 
 #[test]
@@ -434,7 +424,7 @@ fn long_message_is_segmented_through_small_channel() {
         .unwrap()
         .expect("the message is queued behind the long one");
     assert!(
-        !a.domain.cancel(&mut a.context, ENDPOINT, sent),
+        !a.endpoint.cancel(&mut a.context, sent),
         "the send has begun"
     );
     let mut passes = 0;
@@ -495,9 +485,9 @@ fn sends_to_a_full_channel_are_queued_and_can_be_canceled() {
     let sends: Vec<_> = (0..6).map(|n| a.send(to_b, None, &[n]).unwrap()).collect();
     assert_eq!(sends.iter().filter(|op| op.is_none()).count(), 2);
     assert!(!a.progress(), "without room nothing is sent");
-    assert!(a.domain.cancel(&mut a.context, ENDPOINT, sends[4].unwrap()));
+    assert!(a.endpoint.cancel(&mut a.context, sends[4].unwrap()));
     assert!(
-        !a.domain.cancel(&mut a.context, ENDPOINT, sends[4].unwrap()),
+        !a.endpoint.cancel(&mut a.context, sends[4].unwrap()),
         "the send is canceled already"
     );
     let ops: Vec<_> = (0..6).map(|_| b.recv(RECV_UNTAGGED)).collect();
@@ -579,7 +569,7 @@ fn name_is_in_use_by_one_endpoint_at_a_time() {
     );
     drop(first);
     let mut second = open_endpoint("in-use");
-    second.domain.close_endpoint(&mut second.context, ENDPOINT);
+    second.endpoint.close(&mut second.context);
     open_endpoint("in-use");
     let (fresh, other) = (open_endpoint(""), open_endpoint("@7+0"));
     assert!(fresh.address != other.address && !fresh.address.name().is_empty());
@@ -609,20 +599,17 @@ fn sends_and_connects_to_unknown_name_fail() {
     let connect = TxOp::new(OpKind::Connect, peer);
     let op = a.new_op(AnyBuf::None);
     assert_eq!(
-        a.domain.queue_send(&mut a.context, ENDPOINT, op, &connect),
+        a.endpoint.queue_send(&mut a.context, op, &connect),
         Err(Error::NoSuchPeer(unused.clone()))
     );
 
     let mut peer_endpoint = open_endpoint("unused-name");
     assert_eq!(
-        a.domain
-            .try_send(&mut a.context, ENDPOINT, &connect, Payload::Contiguous(b"")),
+        a.endpoint
+            .try_send(&mut a.context, &connect, Payload::Contiguous(b"")),
         Ok(TrySend::WouldBlock)
     );
-    assert_eq!(
-        a.domain.queue_send(&mut a.context, ENDPOINT, op, &connect),
-        Ok(())
-    );
+    assert_eq!(a.endpoint.queue_send(&mut a.context, op, &connect), Ok(()));
     assert_eq!(a.outcome(op), Some(&Outcome::ok(Transfer::default())));
     assert!(peer_endpoint.progress());
     assert_eq!(
@@ -634,15 +621,6 @@ fn sends_and_connects_to_unknown_name_fail() {
     );
     a.context.av.remove(peer).unwrap();
     assert_eq!(a.send(peer, None, b"x"), Err(Error::StaleAddress(peer)));
-    assert!(matches!(
-        peer_endpoint.domain.try_send(
-            &mut peer_endpoint.context,
-            EpId(9),
-            &connect,
-            Payload::Contiguous(b"")
-        ),
-        Err(Error::Closed(_))
-    ));
 }
 
 #[test]
@@ -659,7 +637,7 @@ fn messages_arrive_before_peer_down_event() {
         .send(to_b, Some(2), &test_pattern(90_000))
         .unwrap()
         .expect("the message exceeds the channel");
-    a.domain.close_endpoint(&mut a.context, ENDPOINT);
+    a.endpoint.close(&mut a.context);
     assert_eq!(a.error(partial_send), Some(&Error::Canceled));
     assert!(!b.saw_peer_down(&a.address));
     (0..20).for_each(|_| {
@@ -740,7 +718,7 @@ fn requeued_message_gets_its_current_source() {
     assert_eq!(b.received(directed), b"unknown");
 
     b.context.av.remove(from_a).unwrap();
-    b.domain.address_removed(&mut b.context, ENDPOINT, from_a);
+    b.endpoint.address_removed(&mut b.context, from_a);
     b.requeue_message(directed);
     let op = b.recv(RECV_UNTAGGED);
     assert_eq!(
@@ -769,7 +747,7 @@ fn only_armed_receiver_is_woken() {
     assert_eq!(b.take_wakes(), 1);
     a.send(to_b, None, b"3").unwrap();
     assert_eq!(b.take_wakes(), 1, "the doorbell stays armed");
-    b.domain.disarm();
+    b.endpoint.disarm();
     a.send(to_b, None, b"4").unwrap();
     assert_eq!(b.take_wakes(), 0);
 }
@@ -780,9 +758,7 @@ fn delayed_message_keeps_domain_awake() {
     let to_b = a.insert_address(&b.address);
     let connect = TxOp::new(OpKind::Connect, to_b);
     let op = a.new_op(AnyBuf::None);
-    a.domain
-        .queue_send(&mut a.context, ENDPOINT, op, &connect)
-        .unwrap();
+    a.endpoint.queue_send(&mut a.context, op, &connect).unwrap();
     assert!(b.progress() && b.arm());
     a.send(to_b, None, b"late").unwrap();
     assert_eq!(b.take_wakes(), 1);
@@ -790,7 +766,7 @@ fn delayed_message_keeps_domain_awake() {
         b.progress(),
         "a delayed message counts as progress while armed"
     );
-    b.domain.disarm();
+    b.endpoint.disarm();
     assert!(
         !b.progress() && !b.arm(),
         "a delayed message prevents arming"
@@ -815,18 +791,18 @@ fn sender_is_woken_only_when_armed_with_queued_sends() {
     a.progress();
     b.progress();
     assert_eq!(a.take_wakes(), 0, "a disarmed sender is not woken");
-    while a.progress() || (a.domain.describe() != IDLE_DESCRIPTION && b.progress()) {}
+    while a.progress() || (a.endpoint.describe() != IDLE_DESCRIPTION && b.progress()) {}
     assert!(
         a.arm() && b.progress() && a.take_wakes() == 0,
         "a sender with an empty queue is not woken"
     );
-    a.domain.disarm();
+    a.endpoint.disarm();
     a.send(to_b, None, b"3").unwrap();
     let op = a
         .send(to_b, None, b"4")
         .unwrap()
         .expect("the channel is full");
-    assert!(a.domain.cancel(&mut a.context, ENDPOINT, op) && a.arm());
+    assert!(a.endpoint.cancel(&mut a.context, op) && a.arm());
     b.progress();
     assert_eq!(a.take_wakes(), 0, "a canceled send waits for no room");
 }
@@ -837,7 +813,7 @@ fn progress_until(endpoint: &mut SimEndpointFixture, done: impl Fn(&SimEndpointF
     let mut armed = false;
     while !done(endpoint) {
         if endpoint.progress() {
-            endpoint.domain.disarm();
+            endpoint.endpoint.disarm();
             armed = false;
         } else if armed || endpoint.arm() {
             armed = true;
@@ -863,10 +839,10 @@ fn two_threads_lose_no_message_and_no_wakeup() {
             for n in 0..5000u32 {
                 a.send(to_b, None, &n.to_le_bytes()).unwrap();
                 if n % 500 == 0 {
-                    progress_until(&mut a, |a| a.domain.describe() == IDLE_DESCRIPTION);
+                    progress_until(&mut a, |a| a.endpoint.describe() == IDLE_DESCRIPTION);
                 }
             }
-            progress_until(&mut a, |a| a.domain.describe() == IDLE_DESCRIPTION);
+            progress_until(&mut a, |a| a.endpoint.describe() == IDLE_DESCRIPTION);
         });
         scope.spawn(|| progress_until(&mut b, |b| b.context.outcomes.len() == 5000));
     });
@@ -886,10 +862,7 @@ fn domain_opens_only_from_an_offer() {
             .open_domain(&info, Arc::new(CountingWaitSet::default()))
             .map(|domain: Box<dyn TransportDomain<SimTestContext>>| domain.describe())
     };
-    assert_eq!(
-        open(|_| {}).unwrap(),
-        "sim: 0 endpoints, 0 peers, 0 queued sends"
-    );
+    assert_eq!(open(|_| {}).unwrap(), "sim");
     assert!(
         open(|info| info.fabric.provider = "shm".into())
             .unwrap_err()

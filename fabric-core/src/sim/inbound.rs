@@ -182,7 +182,7 @@ impl Inbound {
         }
     }
 
-    pub(super) fn close(self, engine: &mut impl EngineContext) {
+    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
         self.send_acks(engine);
         for peer in self.peers.values() {
             engine.peer_disconnected(self.ep, peer.initial_addr);

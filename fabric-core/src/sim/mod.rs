@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `config` | traffic parameters in an endpoint's name: [`SimConfig`] |
 //! | `net` | the network: which endpoints exist, and the packets between them |
-//! | `domain` | the endpoints of one domain, and when it may sleep |
+//! | `domain` | opening of endpoints, and the regions of a domain |
+//! | `endpoint` | an endpoint, and when it may sleep |
 //! | `inbound` | the receiving half of an endpoint |
 //! | `outbound` | the sending half of an endpoint |
 //! | `rma_iov` | RMA operations with several remote ranges |
@@ -32,6 +33,7 @@
 
 mod config;
 mod domain;
+mod endpoint;
 mod inbound;
 mod net;
 mod outbound;

@@ -163,7 +163,7 @@ fn with_network<T>(call: impl FnOnce(&mut SimNetwork, &mut WakeList) -> T) -> T 
 /// Opens an endpoint with this name, or with a generated one.
 pub(super) fn open(
     at: Option<&Address>,
-    (wait, armed): (Arc<dyn WaitSet>, bool),
+    wait: Arc<dyn WaitSet>,
     (regions, rma_events): (RegionMap, bool),
 ) -> Result<(NodeId, Address)> {
     let config = at.map_or(Ok(SimConfig::default()), SimConfig::from_address)?;
@@ -183,7 +183,7 @@ pub(super) fn open(
             wait,
             regions,
             rma_events,
-            armed,
+            armed: false,
             passes: 0,
             channels: BTreeMap::new(),
             acks: Vec::new(),
@@ -402,13 +402,11 @@ pub(super) fn wake_all() {
     with_network(|net, wake_list| net.ports.values().for_each(|port| port.wake(wake_list)));
 }
 
-/// Arms or disarms the wait sets of these endpoints.
-pub(super) fn arm(nodes: impl Iterator<Item = NodeId>, armed: bool) {
+/// Arms or disarms the wait set of this endpoint.
+pub(super) fn arm(node: NodeId, armed: bool) {
     with_network(|net, _| {
-        for node in nodes {
-            if let Some(port) = net.ports.get_mut(&node) {
-                port.armed = armed;
-            }
+        if let Some(port) = net.ports.get_mut(&node) {
+            port.armed = armed;
         }
     });
 }

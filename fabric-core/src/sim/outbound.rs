@@ -248,17 +248,15 @@ impl Outbound {
     }
 
     /// Completes all operations with [`Error::Canceled`].
-    pub(super) fn close(self, engine: &mut impl EngineContext) {
-        for send in self
-            .backlogs
+    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
+        for send in std::mem::take(&mut self.backlogs)
             .into_values()
             .flat_map(|backlog| backlog.sends)
         {
             engine.complete(send.op, Outcome::failed(Error::Canceled));
         }
         // Messages that were not sent as a whole are in the backlogs.
-        for (_, message) in self
-            .unacked
+        for (_, message) in std::mem::take(&mut self.unacked)
             .into_iter()
             .filter(|(_, message)| message.is_sent)
         {

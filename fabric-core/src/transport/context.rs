@@ -119,8 +119,7 @@ pub trait EngineContext: Sized {
     }
 
     /// Returns whether the completion queue of a multi-receive has room for a further message. If
-    /// not, the engine calls [`TransportDomain::progress`](super::TransportDomain::progress) again
-    /// when there is room.
+    /// not, the engine makes another pass when there is room.
     fn has_cq_room(&mut self, op: OpKey) -> bool {
         let _ = op;
         false
@@ -245,7 +244,7 @@ pub trait EngineContext: Sized {
     fn peer_disconnected(&mut self, ep: EpId, addr: Option<FiAddr>);
 
     /// Notes that a connection request waits at a passive endpoint, to be taken with
-    /// [`TransportDomain::take_connreq`](super::TransportDomain::take_connreq).
+    /// [`ConnectionRequests::take_connreq`](super::ConnectionRequests::take_connreq).
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
         let _ = (ep, peer, data);
     }

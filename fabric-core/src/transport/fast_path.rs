@@ -54,7 +54,7 @@ pub trait LoanAllocator: Send + Sync {
 /// domain, from any thread at any time; they count their operations for
 /// [`TransportStats`](crate::stats::TransportStats).
 pub trait FastPath: Send + Sync {
-    /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps the
+    /// Sends as [`TransportEndpoint::try_send`](super::TransportEndpoint::try_send) does, and keeps the
     /// posting order: no message overtakes an operation that was posted earlier.
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult;
 
@@ -64,7 +64,7 @@ pub trait FastPath: Send + Sync {
         self.try_send(&tx_op, Payload::Contiguous(bytes))
     }
 
-    /// Executes as [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic) does.
+    /// Executes as [`TransportEndpoint::try_atomic`](super::TransportEndpoint::try_atomic) does.
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
 
     /// Blocks or unblocks the fast path: while operations are queued, no other may overtake them.

@@ -61,7 +61,7 @@ pub struct TxOp {
     /// memory has been accessed, whatever the level.
     pub level: CompletionLevel,
     /// More operations follow under the same lock, and then
-    /// [`TransportDomain::flush`](super::TransportDomain::flush): the receiver need not be notified
+    /// [`TransportEndpoint::flush`](super::TransportEndpoint::flush): the receiver need not be notified
     /// of this operation (`FI_MORE`).
     pub more: bool,
 }

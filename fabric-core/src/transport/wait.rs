@@ -3,6 +3,51 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use super::EpId;
+
+/// Token with which a wait set reports a descriptor of an endpoint.
+///
+/// Packed, the kind has 2 bits, the endpoint 32 and the id 30. An endpoint id keeps all of its 32
+/// bits, because a domain that accepts many connections may use a new endpoint id for each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitToken {
+    /// Kind of descriptor, below 4; each transport defines its kinds.
+    pub kind: u8,
+    /// The endpoint that owns the descriptor.
+    pub ep: EpId,
+    /// Id within the endpoint, below `2^30 - 2`.
+    pub id: u32,
+}
+
+impl WaitToken {
+    /// The packed token of a descriptor that the endpoints of a domain share.
+    pub const SHARED: u64 = u64::MAX - 1;
+
+    const ID_BITS: u32 = 30;
+
+    /// Packs the token into the value that a wait set keeps.
+    #[must_use]
+    pub fn pack(self) -> u64 {
+        debug_assert!(
+            self.kind < 4 && self.id < (1 << Self::ID_BITS) - 2,
+            "token kind or id out of range"
+        );
+        u64::from(self.kind) << (u32::BITS + Self::ID_BITS)
+            | u64::from(self.ep.0) << Self::ID_BITS
+            | u64::from(self.id)
+    }
+
+    /// Returns the token that was packed into this value.
+    #[must_use]
+    pub fn unpack(packed: u64) -> Self {
+        Self {
+            kind: (packed >> (u32::BITS + Self::ID_BITS)) as u8,
+            ep: EpId((packed >> Self::ID_BITS) as u32),
+            id: packed as u32 & ((1 << Self::ID_BITS) - 1),
+        }
+    }
+}
+
 /// How a transport waits for its sockets, and how it sends what the socket buffer does not accept
 /// at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,7 +82,7 @@ pub trait WaitSet: Send + Sync {
     fn wake(&self);
 
     /// Watches a descriptor: while it is readable or hung up, the engine calls
-    /// [`TransportDomain::ready`](super::TransportDomain::ready) with the token.
+    /// [`TransportEndpoint::ready`](super::TransportEndpoint::ready) of the endpoint in the token.
     ///
     /// # Errors
     /// The error of the operating system.
@@ -55,4 +100,20 @@ pub trait WaitSet: Send + Sync {
 
     /// Stops watching a descriptor. Must be called before the descriptor is closed.
     fn unwatch(&self, fd: BorrowedFd<'_>);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unpacked_token_equals_packed_token() {
+        for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
+            for (kind, id) in [(0, 0), (1, 7), (3, (1 << 30) - 3)] {
+                let token = WaitToken { kind, ep, id };
+                assert_eq!(WaitToken::unpack(token.pack()), token);
+                assert_ne!(token.pack(), WaitToken::SHARED);
+            }
+        }
+    }
 }

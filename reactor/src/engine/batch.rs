@@ -118,19 +118,19 @@ impl PostBatch<'_> {
 
     /// Sends plain messages of up to `limit` bytes inline, and counts them.
     fn send_plain(&mut self, peer: FiAddr, messages: &[&[u8]], limit: usize) -> usize {
-        let EngineState {
-            domain, transport, ..
-        } = &mut *self.engine;
+        let EngineState { domain, active, .. } = &mut *self.engine;
         let Some(ep) = domain.endpoints.get_mut(self.ep.0) else {
             return 0;
         };
         if ep.tx_credits.has_waiter_for(peer) {
             return 0;
         }
+        active.activate(self.ep, ep);
         let limit = limit.min(ep.bindings.max_msg_size);
         let too_long = messages.iter().position(|message| message.len() > limit);
         let messages = &messages[..too_long.unwrap_or(messages.len())];
-        let sent = transport.try_send_plain(self.ep, peer, messages);
+        let transport = ep.transport.as_mut();
+        let sent = transport.map_or(0, |transport| transport.try_send_plain(peer, messages));
         for message in &messages[..sent] {
             ep.stats.sent.record(message.len());
         }
@@ -258,8 +258,10 @@ impl PostBatch<'_> {
     /// Does the work that the posts deferred: rings doorbells and runs follow-ups.
     fn flush(&mut self) -> Result<()> {
         self.finished = true;
-        let state = &mut *self.engine;
-        let flushed = match state.transport.flush(&mut state.domain, self.ep) {
+        let flushed = self
+            .engine
+            .with_transport(self.ep, |transport, domain| transport.flush(domain));
+        let flushed = match flushed.flatten() {
             // Every post has reported the closed endpoint already, if there was a post.
             Err(Error::Closed(_)) => Ok(()),
             flushed => flushed,

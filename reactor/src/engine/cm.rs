@@ -118,7 +118,10 @@ impl DomainState {
 impl EngineState {
     /// Takes the oldest connection request.
     fn take_connreq(&mut self, ep: EpId) -> Option<ConnReq> {
-        let request = self.transport.take_connreq(&mut self.domain, ep)?;
+        let taken = self.with_transport(ep, |transport, domain| {
+            transport.requests()?.take_connreq(domain)
+        });
+        let request = taken.ok()??;
         if let Some(cm) = self.domain.cm(ep) {
             cm.pending_requests -= 1;
         }
@@ -149,8 +152,12 @@ impl DomainHandle {
         // to serve the new descriptors.
         self.with_engine(|locked| {
             let id = locked.insert_cm_endpoint(bindings)?;
-            let opened = locked.transport.listen(id, info, at);
-            let address = opened.inspect_err(|_| locked.domain.remove_endpoint(id))?;
+            let opened = match locked.transport.connection_management() {
+                Some(management) => management.listen(id, info, at),
+                None => Err(Error::NotSupported("passive endpoints")),
+            };
+            let (transport, address) = opened.inspect_err(|_| locked.domain.remove_endpoint(id))?;
+            locked.attach_transport(id, transport);
             locked
                 .domain
                 .deferred
@@ -217,10 +224,13 @@ impl DomainHandle {
         self.with_engine(|locked| {
             let state = &mut **locked;
             let id = state.insert_cm_endpoint(bindings)?;
-            let opened = state
-                .transport
-                .open_connected(&mut state.domain, id, &info, params);
-            opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
+            let opened = match state.transport.connection_management() {
+                _ if !state.fork_guard.in_original_process() => Err(Error::Closed(Class::Domain)),
+                Some(management) => management.open_connected(&mut state.domain, id, &info, params),
+                None => Err(Error::NotSupported("connected endpoints")),
+            };
+            let transport = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
+            state.attach_transport(id, transport);
             state.open_fast_path(id);
             Ok(id)
         })
@@ -249,8 +259,14 @@ impl DomainHandle {
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented; [`Error::Closed`].
     pub fn shutdown(&self, ep: EpId) -> Result<()> {
         self.with_engine(|locked| {
-            let state = &mut **locked;
-            state.transport.shutdown(&mut state.domain, ep)
+            let shut_down = locked.with_transport(ep, |transport, domain| {
+                let connection = transport.connection().ok_or(Error::NotSupported(
+                    "shutdown of endpoints other than FI_EP_MSG",
+                ))?;
+                connection.shutdown(domain);
+                Ok(())
+            });
+            shut_down.flatten()
         })
     }
 }

@@ -152,7 +152,7 @@ impl DomainHandle {
         let locked = self.engine.lock();
         format!(
             "{}, {} operations, {} waiting, {}{:?}",
-            locked.transport.describe(),
+            locked.describe_transport(),
             locked.domain.ops.len(),
             locked.domain.waiters,
             if locked.armed {

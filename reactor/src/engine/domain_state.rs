@@ -26,6 +26,7 @@ use super::in_flight::InFlightBuffer;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
+use super::passes::EngineTransportEndpoint;
 use super::queues::{CounterState, CqState, EqState};
 use super::rx_queues::RxQueues;
 use super::tx_credits::TxCredits;
@@ -141,6 +142,11 @@ pub(crate) struct EndpointState {
     pub(crate) tx_credits: TxCredits,
     pub(crate) posted_recvs: usize,
     pub(crate) stats: EndpointStats,
+    /// The transport's part of the endpoint; `None` while it is in a call, and for a shared receive
+    /// context.
+    pub(crate) transport: Option<Box<EngineTransportEndpoint>>,
+    /// Whether passes poll the endpoint.
+    pub(crate) is_active: bool,
     /// Executes operations without the domain's lock, if the transport offers it.
     pub(crate) fast_path: Option<Arc<dyn FastPath>>,
     /// Connection management state of a passive or connected endpoint.
@@ -164,12 +170,15 @@ impl std::fmt::Debug for EndpointState {
             tx_credits,
             posted_recvs,
             stats,
+            transport: _,
+            is_active,
             fast_path: _,
             cm,
         } = self;
         write!(
             f,
-            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
+            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, \
+             active: {is_active}, {cm:?})"
         )
     }
 }
@@ -289,6 +298,8 @@ impl DomainState {
             tx_credits,
             posted_recvs: 0,
             stats,
+            transport: None,
+            is_active: false,
             fast_path: None,
             cm: None,
             bindings,

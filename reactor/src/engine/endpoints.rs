@@ -38,21 +38,22 @@ impl EngineState {
             .map(|(addr, address)| (addr, address.clone()))
             .collect();
         for (addr, address) in known {
-            self.transport
-                .address_inserted(&mut self.domain, id, addr, &address);
+            let _ = self.with_transport(id, |transport, domain| {
+                transport.address_inserted(domain, addr, &address);
+            });
         }
     }
 
     /// Asks the transport for a fast path to the peers of a new endpoint. Counted operations take
     /// the domain's lock, since counters belong to the domain.
     pub(crate) fn open_fast_path(&mut self, id: EpId) {
-        let Self {
-            domain, transport, ..
-        } = self;
-        if let Some(ep) = domain.endpoints.get_mut(id.0) {
-            ep.fast_path = (!ep.bindings.counters.counts_local_ops())
-                .then(|| transport.fast_path(id))
-                .flatten();
+        if let Some(ep) = self.domain.endpoints.get_mut(id.0)
+            && !ep.bindings.counters.counts_local_ops()
+        {
+            ep.fast_path = ep
+                .transport
+                .as_ref()
+                .and_then(|transport| transport.fast_path());
         }
     }
 
@@ -66,8 +67,13 @@ impl EngineState {
             self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
         let is_context = self.is_shared_rx_context(id);
-        if !is_context {
-            self.transport.close_endpoint(&mut self.domain, id);
+        let transport = self
+            .domain
+            .endpoint(id)
+            .ok()
+            .and_then(|ep| ep.transport.take());
+        if let Some(mut transport) = transport {
+            transport.close(&mut self.domain);
         }
         self.close_rx(id);
         if !is_context {
@@ -107,7 +113,8 @@ impl DomainHandle {
             let opened = state
                 .transport
                 .open_endpoint(&mut state.domain, id, &info, at);
-            let address = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
+            let (transport, address) = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
+            state.attach_transport(id, transport);
             state.report_existing_addrs(id);
             state.open_fast_path(id);
             state
@@ -141,11 +148,11 @@ impl DomainHandle {
     #[must_use]
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine().lock();
-        let stats = locked.domain.endpoints.get(ep.0).map(|ep| ep.stats);
-        let Some(stats) = stats else {
+        let Some(state) = locked.domain.endpoints.get(ep.0) else {
             return EndpointStats::default();
         };
-        let mut stats = stats.with_transport(locked.transport.stats(ep));
+        let transport = state.transport.as_ref().map(|transport| transport.stats());
+        let mut stats = state.stats.with_transport(transport.unwrap_or_default());
         if let Some(queue) = locked.domain.rx_queues.own(ep) {
             (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
         }

@@ -33,6 +33,7 @@ impl EngineState {
         let work =
             domain.pending_sends | domain.departing_addrs.len() | domain.shared_rx_peers.len();
         if self.armed
+            || !self.fork_guard.in_original_process()
             || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
             || domain.progress_requested
             || work != 0
@@ -42,7 +43,7 @@ impl EngineState {
         }
         let state = domain.endpoints.get_mut(ep.0)?;
         let room = buf.recv_capacity().min(state.bindings.max_msg_size);
-        let (len, source) = self.transport.try_recv(ep, from, room, buf)?;
+        let (len, source) = state.transport.as_mut()?.try_recv(from, room, buf)?;
         state.stats.received.record(len);
         if let Some(counter) = state.bindings.counters.recv {
             domain.add_to_counter(counter, true);

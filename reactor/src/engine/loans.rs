@@ -16,6 +16,7 @@ use fabric_core::{Error, Result};
 use super::domain::DomainHandle;
 use super::domain_state::DomainState;
 use super::ops::{CompletionTarget, OpPhase, OpState};
+use super::progress::EngineState;
 
 /// The endpoint of a waiting operation: memory belongs to the domain.
 const NO_ENDPOINT: EpId = EpId(u32::MAX);
@@ -104,6 +105,26 @@ impl DomainState {
     }
 }
 
+impl EngineState {
+    /// Makes passes poll the endpoints whose peers hold loans, because a task waits for memory.
+    fn watch_loans(&mut self) {
+        let ids: Vec<_> = self
+            .domain
+            .endpoints
+            .iter()
+            .map(|(id, _)| EpId(id))
+            .collect();
+        for ep in ids {
+            // A shared receive context has no loans.
+            let _ = self.with_transport(ep, |transport, _| {
+                if let Some(loans) = transport.sent_loans() {
+                    loans.watch();
+                }
+            });
+        }
+    }
+}
+
 impl DomainHandle {
     /// Sets how many bytes of loans may exist at a time, for a transport that has memory for loans.
     pub fn set_loan_limit(&self, bytes: usize) {
@@ -132,7 +153,14 @@ impl DomainHandle {
         if let Some(loan) = allocator.take_free(len) {
             return Ok(loan);
         }
-        self.engine().lock().transport.collect_loans();
+        let mut locked = self.engine().lock();
+        for endpoint in locked.domain.endpoints.iter_mut() {
+            let transport = endpoint.transport.as_mut();
+            if let Some(loans) = transport.and_then(|transport| transport.sent_loans()) {
+                loans.collect();
+            }
+        }
+        drop(locked);
         allocator
             .take_free(len)
             .map_or_else(|| allocator.allocate(len), Ok)
@@ -145,8 +173,7 @@ impl DomainHandle {
         let allocator = self.loan_allocator()?;
         Some(self.with_engine(|locked| {
             let key = locked.domain.enqueue_loan_waiter(allocator);
-            let state = &mut **locked;
-            state.transport.watch_loans(&mut state.domain);
+            locked.watch_loans();
             key
         }))
     }
@@ -171,8 +198,7 @@ impl DomainHandle {
             match self.take_loan(&**allocator, len) {
                 Err(Error::WouldBlock(_)) => self.with_engine(|locked| {
                     locked.domain.retry_loan_wait(key, freed_before);
-                    let state = &mut **locked;
-                    state.transport.watch_loans(&mut state.domain);
+                    locked.watch_loans();
                 }),
                 result => return Poll::Ready(result),
             }

@@ -3,7 +3,8 @@
 //! | module | subject |
 //! |---|---|
 //! | `domain` | a domain as fabric-async sees it |
-//! | `progress`, `driver` | the domain's lock and progress passes; progress when no task polls |
+//! | `progress`, `driver` | the domain's lock and progress; progress when no task polls |
+//! | `passes` | calls of the transport's endpoints, and passes over them |
 //! | `domain_state`, `engine_context` | state of a domain apart from its transport; the part that a transport sees |
 //! | `post`, `inline_recv`, `batch`, `cancel`, `flush`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
@@ -39,6 +40,7 @@ mod multi_recv;
 mod multicast;
 mod onesided;
 pub(crate) mod ops;
+pub(crate) mod passes;
 mod post;
 pub(crate) mod progress;
 mod queues;

@@ -1,7 +1,7 @@
 //! Multicast groups of an endpoint.
 
 use fabric_core::transport::EpId;
-use fabric_core::{Address, Result};
+use fabric_core::{Address, Error, Result};
 
 use super::domain::DomainHandle;
 
@@ -15,11 +15,26 @@ impl DomainHandle {
     pub fn join_group(&self, ep: EpId, group: &Address) -> Result<u32> {
         // `with_engine` ensures that the domain is driven: datagrams may wait on the group's socket
         // already.
-        self.with_engine(|locked| locked.transport.join_group(ep, group))
+        self.with_engine(|locked| {
+            let joined = locked.with_transport(ep, |transport, _| {
+                let groups = transport.multicast();
+                groups
+                    .ok_or(Error::NotSupported("multicast groups"))?
+                    .join_group(group)
+            });
+            joined.flatten()
+        })
     }
 
     /// Leaves a multicast group.
     pub fn leave_group(&self, ep: EpId, group: u32) {
-        self.with_engine(|locked| locked.transport.leave_group(ep, group));
+        self.with_engine(|locked| {
+            // A closed endpoint has left its groups.
+            let _ = locked.with_transport(ep, |transport, _| {
+                if let Some(groups) = transport.multicast() {
+                    groups.leave_group(group);
+                }
+            });
+        });
     }
 }

@@ -91,10 +91,10 @@ impl DomainHandle {
     /// [`Error::Closed`].
     pub fn direct_region(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         let mut locked = self.engine().lock();
-        let state = &mut *locked;
-        state
-            .transport
-            .direct_region(&mut state.domain, ep, peer, key)
+        let region = locked.with_transport(ep, |transport, domain| {
+            transport.direct_region(domain, peer, key)
+        });
+        region.flatten()
     }
 
     /// Posts an atomic operation; the buffer holds operands and comparands, and is replaced by the
@@ -154,7 +154,7 @@ impl EngineGuard<'_> {
                     &tx_op,
                     len,
                     |_| Ok(()),
-                    |transport, domain| transport.try_read(domain, ep, &tx_op, data),
+                    |transport, domain| transport.try_read(domain, &tx_op, data),
                 )
             },
         )
@@ -239,7 +239,7 @@ impl EngineGuard<'_> {
             tx_op,
             len,
             |_| Ok(()),
-            |transport, domain| transport.try_atomic(domain, ep, tx_op, operands, result),
+            |transport, domain| transport.try_atomic(domain, tx_op, operands, result),
         )
     }
 

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::{EpId, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EngineContext, EpId, OpKey, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
@@ -17,7 +17,8 @@ use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::domain_state::{Bindings, CqId, DomainState, check_addr};
 use super::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::progress::{EngineGuard, EngineState, EngineTransportDomain};
+use super::passes::EngineTransportEndpoint;
+use super::progress::EngineGuard;
 use super::tx_credits::FencedOp;
 
 impl EngineGuard<'_> {
@@ -106,17 +107,18 @@ impl EngineGuard<'_> {
         tx_op: &TxOp,
         len: usize,
         check: impl FnOnce(&Bindings) -> Result<()>,
-        act: impl FnOnce(&mut EngineTransportDomain, &mut DomainState) -> Result<TrySend>,
+        act: impl FnOnce(&mut EngineTransportEndpoint, &mut DomainState) -> Result<TrySend>,
     ) -> Result<TrySend> {
-        let EngineState {
-            domain, transport, ..
-        } = &mut **self;
-        let endpoint = domain.endpoint(ep)?;
+        let state = &mut **self;
+        let endpoint = state.domain.endpoint(ep)?;
         check(&endpoint.bindings)?;
-        if endpoint.tx_credits.has_waiter_for(tx_op.peer) || domain.is_blocked_by_fence(ep, tx_op) {
+        if endpoint.tx_credits.has_waiter_for(tx_op.peer)
+            || state.domain.is_blocked_by_fence(ep, tx_op)
+        {
             return Ok(TrySend::WouldBlock);
         }
-        let outcome = act(&mut **transport, domain);
+        let outcome = state.with_transport(ep, act)?;
+        let domain = &mut state.domain;
         if matches!(outcome, Ok(TrySend::Done)) {
             domain.count_inline(ep, tx_op.kind, len);
         }
@@ -172,9 +174,12 @@ impl EngineGuard<'_> {
             .domain
             .ops
             .insert_tx(ep, tx_op, target, buf, has_credit);
-        state
-            .transport
-            .set_batched_op(&mut state.domain, ep, key, tx_op, len);
+        let set = state.with_transport(ep, |transport, domain| {
+            transport.set_batched_op(domain, key, tx_op, len);
+        });
+        if let Err(error) = set {
+            state.domain.complete(key, Outcome::failed(error));
+        }
         if !state.domain.batched_eps.contains(&ep) {
             state.domain.batched_eps.push(ep);
         }
@@ -192,7 +197,7 @@ impl EngineGuard<'_> {
         let len = payload.len();
         let check = |bindings: &Bindings| bindings.check_len(len);
         self.try_inline(ep, tx_op, len, check, |transport, domain| {
-            transport.try_send(domain, ep, tx_op, payload)
+            transport.try_send(domain, tx_op, payload)
         })
     }
 
@@ -251,10 +256,10 @@ impl EngineGuard<'_> {
         } else {
             let key = state.domain.ops.insert(op);
             state.domain.pending_sends += 1;
-            if let Err(error) = state
-                .transport
-                .queue_send(&mut state.domain, ep, key, &tx_op)
-            {
+            let queued = state.with_transport(ep, |transport, domain| {
+                transport.queue_send(domain, key, &tx_op)
+            });
+            if let Err(error) = queued.flatten() {
                 let buf = state.domain.remove_refused(key);
                 if credit == CreditMode::FromPermit {
                     // The permit keeps its credit.

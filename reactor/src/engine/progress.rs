@@ -43,8 +43,10 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDo
 use super::deferred::Deferred;
 use super::domain_state::{DomainState, FollowUp};
 use super::ops::OpPhase;
+use super::passes::ActiveEndpoints;
 use super::wait_policy::{PollSpinner, WaitPolicy};
 use crate::sys::EpollSet;
+use crate::sys::fork_guard::ForkGuard;
 use crate::sys::sync::{Mutex, MutexGuard, lock, try_lock};
 
 /// A transport whose domains run under this engine.
@@ -91,6 +93,9 @@ impl std::fmt::Debug for DriverStatus {
 pub(crate) struct EngineState {
     pub(crate) transport: Box<EngineTransportDomain>,
     pub(crate) domain: DomainState,
+    pub(crate) active: ActiveEndpoints,
+    /// A forked child makes no progress: the connections belong to the parent.
+    pub(crate) fork_guard: ForkGuard,
     /// The shared receive contexts: few, and mostly none.
     pub(crate) shared_rx_contexts: Vec<EpId>,
     pub(crate) driver: DriverStatus,
@@ -129,6 +134,8 @@ impl Engine {
         progress_mode: Progress,
     ) -> Self {
         let state = EngineState {
+            active: ActiveEndpoints::new(&*transport),
+            fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(),
             shared_rx_contexts: Vec::new(),
@@ -338,7 +345,7 @@ impl EngineGuard<'_> {
     pub(crate) fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
-            self.transport.disarm();
+            self.disarm_transport();
         }
     }
 
@@ -346,7 +353,7 @@ impl EngineGuard<'_> {
     /// arrived already.
     pub(crate) fn arm(&mut self) -> bool {
         let state = &mut **self;
-        state.armed = !state.shared_rx_has_work() && state.transport.arm(&mut state.domain);
+        state.armed = !state.shared_rx_has_work() && state.arm_transport();
         state.armed
     }
 
@@ -395,7 +402,6 @@ impl EngineGuard<'_> {
     pub(crate) fn poll_fds(&mut self) -> bool {
         let engine = self.engine;
         let state = &mut **self;
-        let (transport, domain) = (&mut state.transport, &mut state.domain);
         let mut any = false;
         // Level-triggered descriptors stay ready until they are handled; what does not fit into one
         // poll is returned by the next.
@@ -403,7 +409,7 @@ impl EngineGuard<'_> {
             .wait_set
             .wait(Some(std::time::Duration::ZERO), |token| {
                 any = true;
-                transport.ready(domain, token);
+                state.on_ready(token);
             });
         self.run_follow_ups();
         any
@@ -447,8 +453,8 @@ impl EngineGuard<'_> {
     #[cold]
     pub(crate) fn write_batched(&mut self) {
         let state = &mut **self;
-        for ep in state.domain.batched_eps.drain(..).collect::<Vec<_>>() {
-            state.transport.write_batched(&mut state.domain, ep);
+        for ep in std::mem::take(&mut state.domain.batched_eps) {
+            let _ = state.with_transport(ep, |transport, domain| transport.write_batched(domain));
         }
         self.run_follow_ups();
     }
@@ -593,7 +599,10 @@ impl EngineState {
         }
         let Some(tx_op) = op.tx_op else { return };
         self.domain.pending_sends += usize::from(!had_credit);
-        if let Err(error) = self.transport.queue_send(&mut self.domain, ep, key, &tx_op) {
+        let queued = self.with_transport(ep, |transport, domain| {
+            transport.queue_send(domain, key, &tx_op)
+        });
+        if let Err(error) = queued.flatten() {
             self.domain.complete(key, Outcome::failed(error));
         }
     }

@@ -26,8 +26,10 @@ impl EngineState {
             .domain
             .regions
             .insert(memory, access, key, by_address)?;
-        if let Some(region) = self.domain.regions.get(key) {
-            self.transport.region_changed(key, region);
+        if let Some(region) = self.domain.regions.get(key)
+            && let Some(observer) = self.transport.region_observer()
+        {
+            observer.region_changed(key, region);
         }
         Ok(key)
     }
@@ -63,7 +65,9 @@ impl EngineState {
                 key,
                 why: "is unknown",
             })?;
-        self.transport.region_changed(key, region);
+        if let Some(observer) = self.transport.region_observer() {
+            observer.region_changed(key, region);
+        }
         let current = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),
@@ -75,8 +79,10 @@ impl EngineState {
 
     pub(crate) fn close_region(&mut self, key: u64) {
         self.domain.region_counters.remove(&key);
-        if self.domain.regions.remove(key).is_some() {
-            self.transport.region_closed(key);
+        if self.domain.regions.remove(key).is_some()
+            && let Some(observer) = self.transport.region_observer()
+        {
+            observer.region_closed(key);
         }
     }
 }
@@ -158,7 +164,9 @@ impl DomainHandle {
 
     /// Resumes remote operations that waited because the region was locked by its owner.
     pub fn region_unlocked(&self, key: u64) {
-        self.engine().lock().transport.region_unlocked(key);
+        if let Some(observer) = self.engine().lock().transport.region_observer() {
+            observer.region_unlocked(key);
+        }
         self.engine().progress();
     }
 }

@@ -207,7 +207,9 @@ impl EngineState {
             self.domain.after_shared_rx_change(ep);
             return Ok(());
         }
-        self.transport.on_rx_queue_changed(&mut self.domain, ep)
+        self.with_transport(ep, |transport, domain| {
+            transport.on_rx_queue_changed(domain)
+        })
     }
 
     /// Changes the receive queue of an endpoint or of a shared context; `None` when it is closed.
@@ -280,7 +282,9 @@ impl EngineState {
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
         let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.no_transfer;
         if !self.domain.ops.get(op).is_some_and(is_in_queue) {
-            return self.transport.cancel(&mut self.domain, ep, op);
+            let canceled =
+                self.with_transport(ep, |transport, domain| transport.cancel(domain, op));
+            return canceled == Ok(true);
         }
         self.change_rx(ep, |rx, domain| rx.cancel(domain, op)) == Some(true)
     }
@@ -299,7 +303,9 @@ impl EngineState {
             let is_known = |source: &FiAddr| self.domain.is_known_addr(ep, envelope.peer, *source);
             envelope.source.filter(is_known)
         } else {
-            self.transport.source_of(ep, envelope.peer)
+            let state = self.domain.endpoints.get(ep.0);
+            let transport = state.and_then(|state| state.transport.as_ref());
+            transport.and_then(|transport| transport.source_of(envelope.peer))
         };
         self.change_rx(ep, |rx, domain| {
             rx.requeue_message(domain, envelope, source, bytes);
@@ -308,8 +314,9 @@ impl EngineState {
 
     pub(crate) fn address_inserted(&mut self, ep: EpId, addr: FiAddr, address: &Address) {
         if !self.is_shared_rx_context(ep) {
-            self.transport
-                .address_inserted(&mut self.domain, ep, addr, address);
+            let _ = self.with_transport(ep, |transport, domain| {
+                transport.address_inserted(domain, addr, address);
+            });
         }
         if self.domain.has_own_rx(ep) {
             let changed = self
@@ -328,7 +335,9 @@ impl EngineState {
                 .try_with_rx(ep, |rx, domain| rx.clear_source(domain, addr));
         }
         if !self.is_shared_rx_context(ep) {
-            self.transport.address_removed(&mut self.domain, ep, addr);
+            let _ = self.with_transport(ep, |transport, domain| {
+                transport.address_removed(domain, addr);
+            });
         }
         // A receive that fails makes room for messages that were held back for it.
         let _ = self.after_rx_change(ep);
@@ -342,24 +351,15 @@ impl EngineState {
 
     // ---- passes
 
-    /// Makes one pass over the transport and the shared contexts.
-    #[inline]
-    pub(crate) fn progress_transport(&mut self) -> bool {
-        if self.shared_rx_contexts.is_empty() {
-            self.transport.progress(&mut self.domain)
-        } else {
-            self.progress_with_shared_rx()
-        }
-    }
-
+    /// Makes a pass over the shared contexts and the endpoints.
     #[cold]
-    fn progress_with_shared_rx(&mut self) -> bool {
+    pub(crate) fn progress_with_shared_rx(&mut self) -> bool {
         let mut moved = false;
         for context in &self.shared_rx_contexts {
             let drained = self.domain.try_with_rx(*context, RxQueue::drain_unexpected);
             moved |= drained == Some(true);
         }
-        moved |= self.transport.progress(&mut self.domain);
+        moved |= self.poll_endpoints();
         // After the transport, so that a message that has just arrived is copied in this pass: the
         // program may not make another one.
         for index in 0..self.shared_rx_contexts.len() {
@@ -387,7 +387,9 @@ impl EngineState {
         };
         for ep in sharers {
             // The endpoints send the acks to their peers.
-            let _ = self.transport.on_rx_queue_changed(&mut self.domain, ep);
+            let _ = self.with_transport(ep, |transport, domain| {
+                transport.on_rx_queue_changed(domain)
+            });
         }
         copied
     }

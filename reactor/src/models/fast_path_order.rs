@@ -16,7 +16,6 @@ use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
-use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
 use crate::engine::ops::{CompletionTarget, CreditMode};
 use crate::engine::progress::Engine;
 use crate::engine::wait_policy::WaitPolicy;
@@ -63,23 +62,6 @@ impl FastPath for MockFastPath {
     }
 }
 
-fn bindings() -> Bindings {
-    Bindings {
-        object_id: 0,
-        context: 0,
-        av: AvId(0),
-        tx_cq: None,
-        rx_cq: None,
-        counters: CounterBindings::default(),
-        shared_rx: None,
-        eq: None,
-        tx_size: 1,
-        rx_size: 1,
-        max_msg_size: 1,
-        inject_size: 1,
-    }
-}
-
 /// Posts a message as `fabric_async` does: over the fast path, or else through the domain.
 fn send_or_queue(engine: &Engine, connection: &MockFastPath, tx_op: TxOp) {
     if connection.try_send(&tx_op, Payload::Contiguous(&[])) != FastPathResult::WouldBlock {
@@ -114,10 +96,12 @@ fn fast_path_send_does_not_overtake_queued_sends() {
         };
         {
             let mut locked = engine.lock();
-            let mut ep = DomainState::new_endpoint(bindings());
+            let ep = locked
+                .domain
+                .endpoint(ENDPOINT)
+                .expect("the mock has opened it");
             ep.fast_path = Some(connection.clone());
             assert!(ep.tx_credits.try_acquire(peer), "the only credit is free");
-            locked.domain.endpoints.insert(ep);
         }
         let posted = Arc::new(AtomicU32::new(0));
         let first = thread::spawn({

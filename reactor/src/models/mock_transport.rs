@@ -6,14 +6,16 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
-use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EngineContext, EpId, OpKey, TransportDomain, TrySend, TxOp};
-use fabric_core::{Address, FiAddr, Result};
+use fabric_core::transport::{
+    EngineContext, EpId, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp, WaitToken,
+};
+use fabric_core::{Address, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
-use crate::engine::domain_state::DomainState;
+use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
 use crate::engine::ops::{CompletionTarget, OpPhase, OpState};
+use crate::engine::passes::EngineTransportEndpoint;
 use crate::engine::progress::Engine;
 use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
@@ -30,7 +32,7 @@ pub(super) struct MockConnection {
 }
 
 impl MockConnection {
-    /// Creates a domain over a mock connection.
+    /// Creates a domain with an endpoint over a mock connection.
     pub(super) fn engine(policy: WaitPolicy, progress: Progress) -> (Arc<Self>, Arc<Engine>) {
         Self::engine_with(policy, progress, None)
     }
@@ -48,25 +50,47 @@ impl MockConnection {
             wait_set: wait_set.clone(),
         };
         let connection = Arc::new(connection);
-        let transport = MockTransport {
+        let engine = Engine::new(Box::new(MockDomain), wait_set, policy, progress);
+        let mut locked = engine.lock();
+        let id = locked
+            .domain
+            .endpoints
+            .insert(DomainState::new_endpoint(bindings()));
+        let endpoint = MockEndpoint {
             connection: connection.clone(),
             taken: 0,
             fast_path,
         };
-        (
-            connection,
-            Arc::new(Engine::new(Box::new(transport), wait_set, policy, progress)),
-        )
+        locked.attach_transport(EpId(id), Box::new(endpoint));
+        drop(locked);
+        (connection, Arc::new(engine))
     }
 
     /// Sends a message as the peer.
     pub(super) fn send(&self) {
         self.arrived.fetch_add(1, Ordering::Release);
-        // SYNC: pairs with the fence in `MockTransport::arm`.
+        // SYNC: pairs with the fence in `MockEndpoint::arm`.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Relaxed) != 0 {
             self.wait_set.ring_doorbell(0);
         }
+    }
+}
+
+fn bindings() -> Bindings {
+    Bindings {
+        object_id: 0,
+        context: 0,
+        av: AvId(0),
+        tx_cq: None,
+        rx_cq: None,
+        counters: CounterBindings::default(),
+        shared_rx: None,
+        eq: None,
+        tx_size: 1,
+        rx_size: 1,
+        max_msg_size: 1,
+        inject_size: 1,
     }
 }
 
@@ -88,63 +112,48 @@ fn oldest_recv(domain: &DomainState) -> Option<OpKey> {
     posted.first().copied()
 }
 
-struct MockTransport {
-    connection: Arc<MockConnection>,
-    taken: u32,
-    fast_path: Option<Arc<MockFastPath>>,
-}
+/// A domain whose endpoint the model attaches.
+struct MockDomain;
 
-impl TransportDomain<DomainState> for MockTransport {
+impl TransportDomain<DomainState> for MockDomain {
     fn open_endpoint(
         &mut self,
         _: &mut DomainState,
         _: EpId,
         _: &Info,
         _: Option<&Address>,
-    ) -> Result<Address> {
-        unreachable!("a model has no endpoints")
+    ) -> Result<(Box<EngineTransportEndpoint>, Address)> {
+        unreachable!("a model attaches its endpoint")
     }
 
     fn unexpected_budget(&self) -> usize {
         0
     }
 
-    fn close_endpoint(&mut self, _: &mut DomainState, _: EpId) {}
+    fn describe(&self) -> String {
+        "mock".into()
+    }
+}
 
-    fn try_send(
-        &mut self,
-        _: &mut DomainState,
-        _: EpId,
-        _: &TxOp,
-        _: Payload<'_>,
-    ) -> Result<TrySend> {
+struct MockEndpoint {
+    connection: Arc<MockConnection>,
+    taken: u32,
+    fast_path: Option<Arc<MockFastPath>>,
+}
+
+impl TransportEndpoint<DomainState> for MockEndpoint {
+    fn try_send(&mut self, _: &mut DomainState, _: &TxOp, _: Payload<'_>) -> Result<TrySend> {
         Ok(TrySend::Done)
     }
 
-    fn queue_send(&mut self, _: &mut DomainState, _: EpId, _: OpKey, tx_op: &TxOp) -> Result<()> {
+    fn queue_send(&mut self, _: &mut DomainState, _: OpKey, tx_op: &TxOp) -> Result<()> {
         self.fast_path
             .iter()
             .for_each(|fast_path| fast_path.send(tx_op));
         Ok(())
     }
 
-    fn on_rx_queue_changed(&mut self, _: &mut DomainState, _: EpId) -> Result<()> {
-        Ok(())
-    }
-
-    fn cancel(&mut self, _: &mut DomainState, _: EpId, _: OpKey) -> bool {
-        false
-    }
-
-    fn source_of(&self, _: EpId, _: PeerKey) -> Option<FiAddr> {
-        None
-    }
-
-    fn address_inserted(&mut self, _: &mut DomainState, _: EpId, _: FiAddr, _: &Address) {}
-
-    fn address_removed(&mut self, _: &mut DomainState, _: EpId, _: FiAddr) {}
-
-    fn progress(&mut self, domain: &mut DomainState) -> bool {
+    fn progress(&mut self, domain: &mut DomainState, _: usize) -> bool {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
@@ -156,7 +165,7 @@ impl TransportDomain<DomainState> for MockTransport {
         true
     }
 
-    fn ready(&mut self, _: &mut DomainState, _: u64) {}
+    fn ready(&mut self, _: &mut DomainState, _: WaitToken) {}
 
     fn arm(&mut self, domain: &mut DomainState) -> bool {
         self.connection.armed.swap(1, Ordering::Relaxed);
@@ -173,6 +182,8 @@ impl TransportDomain<DomainState> for MockTransport {
     fn disarm(&mut self) {
         self.connection.armed.swap(0, Ordering::Relaxed);
     }
+
+    fn close(&mut self, _: &mut DomainState) {}
 
     fn describe(&self) -> String {
         "mock".into()

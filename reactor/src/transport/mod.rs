@@ -6,11 +6,9 @@
 //! | `shm`, `tcp`, `udp` | the transports |
 //! | `info_templates` | common attributes of offers |
 //! | `net` | options and addresses of sockets |
-//! | `token` | epoll tokens |
 
 mod info_templates;
 mod net;
 pub mod shm;
 pub mod tcp;
-mod token;
 pub mod udp;

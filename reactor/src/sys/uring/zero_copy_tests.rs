@@ -319,7 +319,8 @@ fn buffer_is_returned_to_the_caller_without_sq_room() {
 #[test]
 fn zero_copy_send_over_memlock_limit_returns_buffer() {
     const CHILD_ENV: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
-    const NAME: &str = "sys::uring::zero_copy_tests::zero_copy_send_over_memlock_limit_returns_buffer";
+    const NAME: &str =
+        "sys::uring::zero_copy_tests::zero_copy_send_over_memlock_limit_returns_buffer";
     if std::env::var_os(CHILD_ENV).is_some() {
         // Enough for the instance, not for the buffer.
         limit_locked_memory(2 << 20);

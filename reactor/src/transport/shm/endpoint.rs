@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `endpoint` | opening, progress, arming and closing |
 //! | `sending`, `receiving` | transmit operations and connections; changes of the receive queue and of address handles |
+//! | `calls` | the calls of the engine |
 //! | `accept` | the listener of a connectionless endpoint, and handshakes |
 //! | `rx_pass` | polling incoming connections in a pass |
 //! | `acks` | acks and returned slots for senders |
@@ -18,6 +19,7 @@
 
 mod accept;
 mod acks;
+mod calls;
 mod connected;
 mod disconnect;
 mod receiving;
@@ -31,7 +33,7 @@ use std::sync::Arc;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EngineContext, EpId, WaitSet};
+use fabric_core::transport::{EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Error, Result};
 
 use super::TxSettings;
@@ -42,7 +44,6 @@ use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
 use super::tx_connection::{QueueProgress, TxStats};
 use crate::sys::fork_guard::ForkGuard;
-use crate::transport::token;
 
 use accept::RdmListener;
 use connected::MsgConnection;
@@ -52,7 +53,7 @@ use rx_pass::EndedRx;
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
 pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 
-/// A watched descriptor of an endpoint or passive endpoint; packed into the epoll token.
+/// A watched descriptor of an endpoint or passive endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShmToken {
     Listener,
@@ -67,24 +68,24 @@ pub(crate) enum ShmToken {
 impl ShmToken {
     /// Packs the endpoint and the descriptor into an epoll token.
     pub(super) fn pack(self, ep: EpId) -> u64 {
-        match self {
-            Self::Listener => token::pack(0, ep, 0),
-            Self::Rx(id) => token::pack(1, ep, id),
-            Self::Tx(id) => token::pack(2, ep, id),
-            Self::Timer => token::pack(3, ep, 0),
-        }
-    }
-
-    /// Returns the endpoint and the descriptor of an epoll token.
-    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let (kind, ep, id) = token::unpack(token);
-        let descriptor = match kind {
-            0 => Self::Listener,
-            1 => Self::Rx(id),
-            2 => Self::Tx(id),
-            _ => Self::Timer,
+        let (kind, id) = match self {
+            Self::Listener => (0, 0),
+            Self::Rx(id) => (1, id),
+            Self::Tx(id) => (2, id),
+            Self::Timer => (3, 0),
         };
-        (ep, descriptor)
+        WaitToken { kind, ep, id }.pack()
+    }
+}
+
+impl From<WaitToken> for ShmToken {
+    fn from(token: WaitToken) -> Self {
+        match token.kind {
+            0 => Self::Listener,
+            1 => Self::Rx(token.id),
+            2 => Self::Tx(token.id),
+            _ => Self::Timer,
+        }
     }
 }
 
@@ -108,8 +109,6 @@ enum ShmEndpointKind {
 
 /// An endpoint of the transport.
 pub(crate) struct ShmEndpoint {
-    /// Whether every pass polls this endpoint. The domain sets and clears it.
-    pub(crate) active: bool,
     id: EpId,
     /// Name of the endpoint. That of an accepted endpoint is the name of its passive endpoint.
     name: Address,
@@ -133,6 +132,8 @@ pub(crate) struct ShmEndpoint {
     has_rx_change_effects: bool,
     /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
+    /// Whether passes have skipped this endpoint since its last pass.
+    is_idle: bool,
     /// The connections to peers, by [`FiAddr::index`](fabric_core::FiAddr::index): the `tx_index`.
     tx_connections: Arc<ConnectionTable>,
     /// Indices in `tx_connections` that are in use.
@@ -160,7 +161,6 @@ impl ShmEndpoint {
         } = config;
         let caps = info.caps;
         Self {
-            active: false,
             id,
             name,
             kind,
@@ -182,15 +182,12 @@ impl ShmEndpoint {
             ended_rx: Vec::new(),
             last_peer_key: 0,
             message_held: false,
+            is_idle: false,
             tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),
             tx_indices: Vec::new(),
             tx_queued: Vec::new(),
             tx_unflushed: Vec::new(),
         }
-    }
-
-    pub(crate) fn id(&self) -> EpId {
-        self.id
     }
 
     pub(crate) fn name(&self) -> &Address {
@@ -205,6 +202,9 @@ impl ShmEndpoint {
         engine: &mut impl EngineContext,
         active_endpoints: usize,
     ) -> bool {
+        if self.is_idle {
+            self.set_idle(engine, false);
+        }
         if self.has_deferred_work() {
             self.run_deferred_work(engine);
         }
@@ -231,9 +231,11 @@ impl ShmEndpoint {
             && !engine.with_rx(self.id, waits)
     }
 
-    /// Makes passes skip this endpoint until something happens to it.
-    pub(crate) fn deactivate(&mut self, engine: &mut impl EngineContext) {
-        self.active = false;
+    /// Notes whether passes skip this endpoint. While they do, the engine reports posted receives,
+    /// so that a receive makes passes poll the endpoint again.
+    #[cold]
+    fn set_idle(&mut self, engine: &mut impl EngineContext, is_idle: bool) {
+        self.is_idle = is_idle;
         engine.with_rx(self.id, |rx, _| self.update_post_reports(rx));
     }
 
@@ -312,7 +314,7 @@ impl ShmEndpoint {
     }
 
     /// Closes the endpoint: its operations fail and its peers are told.
-    pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn close(&mut self, engine: &mut impl EngineContext) {
         // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
         engine.with_rx(self.id, |rx, _| self.send_acks(rx));
@@ -323,8 +325,8 @@ impl ShmEndpoint {
         self.for_each_tx(|tx| end_tx_connection(tx, self.id, engine, &Error::Canceled));
         // A thread that still has the fast path finds no connection in the table.
         self.tx_indices
-            .iter()
-            .for_each(|&tx_index| drop(self.tx_connections.remove(tx_index)));
+            .drain(..)
+            .for_each(|tx_index| drop(self.tx_connections.remove(tx_index)));
     }
 
     /// Tells every peer that the endpoint closes.

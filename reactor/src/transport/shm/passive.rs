@@ -15,7 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_core::event::EventKind;
-use fabric_core::transport::{ConnReq, ConnReqHandle, EngineContext, EpId, WaitSet};
+use fabric_core::transport::{
+    ConnReq, ConnReqHandle, ConnectionRequests, EngineContext, EpId, TransportEndpoint, WaitSet,
+    WaitToken,
+};
 use fabric_core::{Address, Error, RefusalReason, Result};
 use slab::Slab;
 
@@ -79,6 +82,53 @@ struct RequestHandshake {
     deadline: Instant,
 }
 
+impl<E: EngineContext> TransportEndpoint<E> for ShmPassiveEndpoint {
+    fn progress(&mut self, _: &mut E, _: usize) -> bool {
+        false
+    }
+
+    fn is_idle(&mut self, _: &mut E) -> bool {
+        true
+    }
+
+    fn ready(&mut self, engine: &mut E, token: WaitToken) {
+        match token.into() {
+            ShmToken::Listener => self.accept(engine),
+            ShmToken::Rx(index) => self.poll_handshake(engine, index as usize),
+            ShmToken::Timer => self.on_timer(engine),
+            ShmToken::Tx(_) => {}
+        }
+    }
+
+    fn arm(&mut self, _: &mut E) -> bool {
+        true
+    }
+
+    fn close(&mut self, _: &mut E) {}
+
+    fn describe(&self) -> String {
+        format!("{} ({} requests)", self.name, self.requests.len())
+    }
+
+    fn requests(&mut self) -> Option<&mut dyn ConnectionRequests<E>> {
+        Some(self)
+    }
+}
+
+impl<E: EngineContext> ConnectionRequests<E> for ShmPassiveEndpoint {
+    /// Takes the oldest pending request. Accepts again when half of the requests have been taken.
+    fn take_connreq(&mut self, engine: &mut E) -> Option<ConnReq> {
+        let request = self.requests.pop_front()?;
+        if self.accept_state == AcceptState::QueueFull
+            && self.requests.len() <= MAX_PENDING_REQUESTS / 2
+        {
+            self.resume_accept(engine);
+            self.arm_timer();
+        }
+        Some(request)
+    }
+}
+
 impl ShmPassiveEndpoint {
     /// Opens a passive endpoint, which listens at this name.
     pub(crate) fn open(id: EpId, name: Address, wait_set: Arc<dyn WaitSet>) -> Result<Self> {
@@ -102,34 +152,8 @@ impl ShmPassiveEndpoint {
         })
     }
 
-    pub(crate) fn id(&self) -> EpId {
-        self.id
-    }
-
     pub(crate) fn name(&self) -> &Address {
         &self.name
-    }
-
-    /// Handles a readable descriptor.
-    pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
-        match token {
-            ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(index) => self.poll_handshake(engine, index as usize),
-            ShmToken::Timer => self.on_timer(engine),
-            ShmToken::Tx(_) => {}
-        }
-    }
-
-    /// Takes the oldest pending request. Accepts again when half of the requests have been taken.
-    pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
-        let request = self.requests.pop_front()?;
-        if self.accept_state == AcceptState::QueueFull
-            && self.requests.len() <= MAX_PENDING_REQUESTS / 2
-        {
-            self.resume_accept(engine);
-            self.arm_timer();
-        }
-        Some(request)
     }
 
     /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog.
@@ -327,11 +351,6 @@ impl ShmPassiveEndpoint {
             self.reject(engine, oldest, rejection);
         }
         self.arm_timer();
-    }
-
-    /// Returns the name and the number of pending requests, for the description of the domain.
-    pub(crate) fn describe(&self) -> String {
-        format!("{} ({} requests)", self.name, self.requests.len())
     }
 }
 

@@ -1,17 +1,19 @@
 //! The I/O backend of a domain: epoll or io_uring, and the domain's io_uring instance.
 
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fabric_core::info::Progress;
-use fabric_core::transport::{EpId, SocketIo, WaitSet};
+use fabric_core::transport::{EngineContext, EpId, SocketIo, WaitSet, WaitToken};
 use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
-use super::endpoint::TcpToken;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::epoll_ctl_error;
-use crate::sys::uring::{SharedUring, Uring, UringCompletion, UringConfig};
+use crate::sys::uring::{
+    CompletionKind, ReleasedBuffer, SharedUring, Uring, UringCompletion, UringConfig,
+};
 
 /// The environment variable that selects the backend of a program that requests `auto`.
 const ENV_VAR: &str = "FABRIC_SOCKET_IO";
@@ -26,6 +28,33 @@ pub(super) struct IoBackend {
     uring: Option<SharedUring>,
     is_selected: bool,
     fork_guard: ForkGuard,
+    /// Where the completions of each endpoint go.
+    inboxes: HashMap<EpId, CompletionInbox>,
+}
+
+/// Completions of io_uring that an endpoint has not handled.
+#[derive(Clone, Debug, Default)]
+struct CompletionInbox(Arc<Mutex<VecDeque<UringCompletion>>>);
+
+/// The domain's io_uring instance at an endpoint.
+#[derive(Clone)]
+pub(super) struct EndpointUring {
+    pub(super) ring: SharedUring,
+    inbox: CompletionInbox,
+}
+
+impl EndpointUring {
+    /// Takes the oldest completion of the endpoint.
+    pub(super) fn next_completion(&self) -> Option<UringCompletion> {
+        let mut inbox = self.inbox.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inbox.pop_front()
+    }
+
+    /// Submits the queued SQEs. What cannot be submitted now stays queued; the next pass submits
+    /// it.
+    pub(super) fn submit(&self) {
+        let _ = self.ring.lock().submit();
+    }
 }
 
 impl IoBackend {
@@ -36,6 +65,7 @@ impl IoBackend {
             uring: None,
             is_selected: false,
             fork_guard: ForkGuard::current_process(),
+            inboxes: HashMap::new(),
         }
     }
 
@@ -97,27 +127,51 @@ impl IoBackend {
         ))
         .map_err(failed)?;
         self.wait_set
-            .watch(uring.event_fd(), TcpToken::Uring.pack(EpId(0)))
+            .watch(uring.event_fd(), WaitToken::SHARED)
             .map_err(epoll_ctl_error)?;
         Ok(SharedUring::new(uring))
     }
 
-    /// Returns the domain's io_uring instance, if that is the backend. Selects the backend if the
-    /// program has not.
+    /// Returns the domain's io_uring instance for a new endpoint, if that is the backend. Selects
+    /// the backend if the program has not.
     ///
     /// # Errors
     /// As [`select`](Self::select).
-    pub(super) fn uring(&mut self) -> Result<Option<SharedUring>> {
+    pub(super) fn open_endpoint(&mut self, ep: EpId) -> Result<Option<EndpointUring>> {
         if !self.is_selected {
             self.select(SocketIo::Auto)?;
         }
-        Ok(self.uring.clone())
+        let Some(ring) = self.uring.clone() else {
+            return Ok(None);
+        };
+        // Only the map holds the inbox of an endpoint that was closed.
+        self.inboxes
+            .retain(|_, inbox| Arc::strong_count(&inbox.0) > 1);
+        let inbox = self.inboxes.entry(ep).or_default().clone();
+        Ok(Some(EndpointUring { ring, inbox }))
     }
 
-    /// Returns the next completion of the io_uring instance.
-    #[inline]
-    pub(super) fn next_completion(&self) -> Option<UringCompletion> {
-        self.uring.as_ref()?.lock().next_completion()
+    /// Distributes the completions of the io_uring instance to the endpoints, and appends these to
+    /// `ready`.
+    pub(super) fn collect(&self, engine: &mut impl EngineContext, ready: &mut Vec<EpId>) {
+        let Some(uring) = &self.uring else { return };
+        loop {
+            let Some(mut completion) = uring.lock().next_completion() else {
+                return;
+            };
+            if let CompletionKind::BufferReleased(ReleasedBuffer { op, buf, .. }) =
+                &mut completion.kind
+            {
+                // The buffer returns to its operation even if the endpoint is gone.
+                engine.return_buffer(*op, std::mem::take(buf));
+            }
+            let ep = WaitToken::unpack(completion.owner).ep;
+            if let Some(inbox) = self.inboxes.get(&ep) {
+                let mut inbox = inbox.0.lock().unwrap_or_else(PoisonError::into_inner);
+                inbox.push_back(completion);
+                ready.push(ep);
+            }
+        }
     }
 
     /// Resets the eventfd of the io_uring instance.

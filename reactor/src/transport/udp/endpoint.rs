@@ -11,7 +11,7 @@ use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::TransportStats;
-use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet};
+use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet, WaitToken};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -21,7 +21,6 @@ use super::senders::Senders;
 use super::sending::{DestinationTable, QueuedDatagram};
 use super::socket::UdpSocket;
 use crate::transport::net::SocketConfig;
-use crate::transport::token;
 
 /// Bytes of unexpected messages that an endpoint buffers before it drops further ones.
 pub(super) const UNEXPECTED_BYTES: usize = 4 << 20;
@@ -30,15 +29,8 @@ const IDLE_PASSES: u32 = 2000;
 
 /// Returns the token of an endpoint's socket, or of the socket of the group with this index.
 pub(super) fn watch_token(ep: EpId, group: Option<usize>) -> u64 {
-    group.map_or_else(
-        || token::pack(0, ep, 0),
-        |group| token::pack(1, ep, group as u32),
-    )
-}
-
-/// Returns the endpoint of a token.
-pub(super) fn endpoint_of(token: u64) -> EpId {
-    token::unpack(token).1
+    let (kind, id) = group.map_or((0, 0), |group| (1, group as u32));
+    WaitToken { kind, ep, id }.pack()
 }
 
 /// A multicast group with at least one membership.
@@ -294,7 +286,7 @@ impl UdpEndpoint {
     // ---- closing
 
     /// Closes the endpoint: sends the batched messages, and cancels the queued sends.
-    pub(super) fn close(mut self, engine: &mut impl EngineContext) {
+    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
         if self.socket.in_original_process() {
             self.send_batch.flush(engine, self.socket.as_fd());
         }

@@ -162,7 +162,7 @@ impl Senders {
     }
 
     /// Reports every sender as disconnected.
-    pub(super) fn close(self, engine: &mut impl EngineContext) {
+    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
         for (_, sender) in &self.entries {
             engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }

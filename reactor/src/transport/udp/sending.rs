@@ -253,19 +253,18 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::{Arc, Mutex};
 
+    use fabric_core::SocketOptions;
     use fabric_core::buf::AnyBuf;
     use fabric_core::info::Info;
-    use fabric_core::transport::{EpId, Interest, Transport, TransportDomain, WaitSet};
-    use fabric_core::{Address, SocketOptions};
+    use fabric_core::transport::{EpId, Interest, Transport, WaitSet};
 
+    use super::super::UdpTransport;
     use super::super::endpoint::UNEXPECTED_BYTES;
-    use super::super::{UdpDomain, UdpTransport};
     use super::*;
     use crate::engine::av::Av;
     use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
     use crate::engine::ops::{CompletionTarget, OpState};
-    use crate::engine::progress::EngineTransportDomain;
-    use crate::sys::fork_guard::ForkGuard;
+    use crate::transport::net::SocketConfig;
 
     /// A wait set that records the last interest.
     #[derive(Default)]
@@ -288,7 +287,7 @@ mod tests {
 
     /// An endpoint that sends to itself, for tests that call the transport directly.
     struct UdpFixture {
-        domain: UdpDomain,
+        endpoint: UdpEndpoint,
         domain_state: DomainState,
         ep: EpId,
         own_addr: FiAddr,
@@ -320,39 +319,25 @@ mod tests {
             let ep = domain_state
                 .insert_endpoint(bindings, UNEXPECTED_BYTES)
                 .unwrap();
-            let mut domain = UdpDomain {
-                wait_set: wait_set.clone(),
-                endpoints: Vec::new(),
-                options: SocketOptions::new(),
-                fork_guard: ForkGuard::current_process(),
-            };
-            let address: Address = EngineTransportDomain::open_endpoint(
-                &mut domain,
-                &mut domain_state,
-                ep,
-                &info,
-                None,
-            )
-            .unwrap();
+            let config = SocketConfig::from_info(&SocketOptions::new(), &info).unwrap();
+            let mut endpoint =
+                UdpEndpoint::open(ep, &info, (None, config), wait_set.clone()).unwrap();
+            let address = endpoint.name().clone();
             let own_addr = domain_state
                 .avs
                 .get_mut(av.0)
                 .unwrap()
                 .table
                 .insert(address.clone());
-            domain.address_inserted(&mut domain_state, ep, own_addr, &address);
+            endpoint.address_inserted(&mut domain_state, own_addr, &address);
             Self {
-                domain,
+                endpoint,
                 domain_state,
                 ep,
                 own_addr,
                 wait_set,
                 batched: Vec::new(),
             }
-        }
-
-        fn endpoint(&mut self) -> &mut UdpEndpoint {
-            self.domain.endpoint(self.ep).unwrap()
         }
 
         fn tx_op(&self, more: bool) -> TxOp {
@@ -365,13 +350,8 @@ mod tests {
         fn try_send(&mut self, byte: u8, more: bool) -> TrySend {
             let tx_op = self.tx_op(more);
             let sent = self
-                .domain
-                .try_send(
-                    &mut self.domain_state,
-                    self.ep,
-                    &tx_op,
-                    Payload::Contiguous(&[byte]),
-                )
+                .endpoint
+                .try_send(&mut self.domain_state, &tx_op, Payload::Contiguous(&[byte]))
                 .unwrap();
             if sent == TrySend::Batched {
                 let none = AnyBuf::None;
@@ -382,8 +362,7 @@ mod tests {
                     none,
                     false,
                 );
-                self.domain
-                    .set_batched_op(&mut self.domain_state, self.ep, op, &tx_op, 1);
+                self.endpoint.set_batched_op(op, 1);
                 self.batched.push(op);
             }
             sent
@@ -408,8 +387,8 @@ mod tests {
             );
             op.tx_op = Some(tx_op);
             let key = self.domain_state.ops.insert(op);
-            self.domain
-                .queue_send(&mut self.domain_state, self.ep, key, &tx_op)
+            self.endpoint
+                .queue_send(&mut self.domain_state, key, &tx_op)
                 .unwrap();
             key
         }
@@ -421,7 +400,7 @@ mod tests {
 
         /// Makes a pass, and returns how many messages have arrived.
         fn unexpected_count(&mut self) -> usize {
-            self.domain.progress(&mut self.domain_state);
+            self.endpoint.progress(&mut self.domain_state);
             let queue = self.domain_state.rx_queues.own(self.ep);
             queue.expect("the endpoint is open").unexpected().0
         }
@@ -435,15 +414,12 @@ mod tests {
         assert_eq!(fixture.unexpected_count(), 1);
         assert_eq!(fixture.try_send(1, true), TrySend::Batched);
         assert!(
-            !EngineTransportDomain::arm(&mut fixture.domain, &mut fixture.domain_state),
+            !fixture.endpoint.can_sleep(),
             "a batched message was not sent"
         );
-        fixture.endpoint().wait_writable();
+        fixture.endpoint.wait_writable();
         assert_eq!(fixture.interest(), Some(Interest::Both));
-        fixture
-            .domain
-            .flush(&mut fixture.domain_state, fixture.ep)
-            .unwrap();
+        fixture.endpoint.flush(&mut fixture.domain_state);
         assert_eq!(
             fixture.completed_count(),
             0,
@@ -462,7 +438,7 @@ mod tests {
         );
         fixture.queue_send(3);
         assert!(
-            EngineTransportDomain::arm(&mut fixture.domain, &mut fixture.domain_state),
+            fixture.endpoint.can_sleep(),
             "the wait set reports room in the socket"
         );
         assert_eq!(
@@ -470,34 +446,17 @@ mod tests {
             1,
             "no message is sent before the socket has room"
         );
+        assert!(fixture.endpoint.cancel(canceled));
         assert!(
-            fixture
-                .domain
-                .cancel(&mut fixture.domain_state, fixture.ep, canceled)
-        );
-        assert!(
-            !fixture
-                .domain
-                .cancel(&mut fixture.domain_state, fixture.ep, canceled),
+            !fixture.endpoint.cancel(canceled),
             "the operation is no longer queued"
         );
-        fixture.domain.ready(
-            &mut fixture.domain_state,
-            super::super::endpoint::watch_token(fixture.ep, None),
-        );
+        fixture.endpoint.ready(&mut fixture.domain_state);
         assert_eq!(fixture.interest(), Some(Interest::Read));
         assert_eq!(fixture.unexpected_count(), 4);
         assert_eq!(fixture.completed_count(), 1);
-        assert!(
-            !fixture
-                .domain
-                .cancel(&mut fixture.domain_state, fixture.ep, queued),
-            "the message was sent"
-        );
-        assert!(EngineTransportDomain::arm(
-            &mut fixture.domain,
-            &mut fixture.domain_state
-        ));
+        assert!(!fixture.endpoint.cancel(queued), "the message was sent");
+        assert!(fixture.endpoint.can_sleep());
     }
 
     #[test]
@@ -506,32 +465,19 @@ mod tests {
         for byte in 0..100 {
             assert_eq!(fixture.try_send(byte, true), TrySend::Batched);
         }
-        fixture
-            .domain
-            .flush(&mut fixture.domain_state, fixture.ep)
-            .unwrap();
+        fixture.endpoint.flush(&mut fixture.domain_state);
         assert_eq!(fixture.completed_count(), 100);
         while fixture.unexpected_count() < 100 {}
-        fixture.endpoint().wait_writable();
+        fixture.endpoint.wait_writable();
         let batched = (0..100)
             .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Batched)
             .count();
         assert_eq!(batched, super::super::batch::BATCH_LEN);
         let queued = fixture.queue_send(7);
-        assert!(EngineTransportDomain::arm(
-            &mut fixture.domain,
-            &mut fixture.domain_state
-        ));
-        fixture.domain.ready(
-            &mut fixture.domain_state,
-            super::super::endpoint::watch_token(fixture.ep, None),
-        );
+        assert!(fixture.endpoint.can_sleep());
+        fixture.endpoint.ready(&mut fixture.domain_state);
         while fixture.unexpected_count() < 100 + batched + 1 {}
-        assert!(
-            !fixture
-                .domain
-                .cancel(&mut fixture.domain_state, fixture.ep, queued)
-        );
+        assert!(!fixture.endpoint.cancel(queued));
     }
 
     #[test]
@@ -539,25 +485,16 @@ mod tests {
         for close in [false, true] {
             let mut fixture = UdpFixture::new();
             assert_eq!(fixture.try_send(0, true), TrySend::Batched);
-            fixture.endpoint().wait_writable();
+            fixture.endpoint.wait_writable();
             let key = fixture.queue_send(1);
             let error = if close {
-                fixture
-                    .domain
-                    .close_endpoint(&mut fixture.domain_state, fixture.ep);
+                fixture.endpoint.close(&mut fixture.domain_state);
                 Error::Canceled
             } else {
-                fixture.domain.address_removed(
-                    &mut fixture.domain_state,
-                    fixture.ep,
-                    fixture.own_addr,
-                );
-                assert!(
-                    EngineTransportDomain::arm(&mut fixture.domain, &mut fixture.domain_state)
-                        && !fixture
-                            .domain
-                            .cancel(&mut fixture.domain_state, fixture.ep, key)
-                );
+                fixture
+                    .endpoint
+                    .address_removed(&mut fixture.domain_state, fixture.own_addr);
+                assert!(fixture.endpoint.can_sleep() && !fixture.endpoint.cancel(key));
                 Error::StaleAddress(fixture.own_addr)
             };
             let ended = fixture.domain_state.ops.get(key).unwrap();

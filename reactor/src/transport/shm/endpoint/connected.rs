@@ -536,17 +536,10 @@ impl ShmEndpoint {
     }
 
     /// Shuts the connection down. The peer still receives the completed sends from the ring.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] if the endpoint is not connection-oriented.
-    pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) -> Result<()> {
-        let Some(msg) = self.msg_mut() else {
-            return Err(Error::NotSupported(
-                "shutdown of endpoints other than FI_EP_MSG",
-            ));
-        };
+    pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) {
+        let Some(msg) = self.msg_mut() else { return };
         if !matches!(msg.state, MsgConnectionState::Connected) {
-            return Ok(());
+            return;
         }
         msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
         msg.shutdown_reported = true;
@@ -561,7 +554,6 @@ impl ShmEndpoint {
         self.end_directions(engine, DownReason::Closed, &Error::Canceled);
         let reason = DownReason::Closed;
         engine.event(self.id, EventKind::Shutdown { peer, reason });
-        Ok(())
     }
 
     /// Handles the end of one direction: ends the other direction too.

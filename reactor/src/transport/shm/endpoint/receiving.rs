@@ -14,6 +14,7 @@ impl ShmEndpoint {
     /// message of a shared receive queue was copied.
     #[inline(always)] // fast path of small messages
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
+        self.is_idle = false;
         if self.has_rx_change_effects {
             self.apply_rx_change_effects(engine);
         }
@@ -36,7 +37,7 @@ impl ShmEndpoint {
     /// idle, or has other effects to apply.
     #[cold]
     pub(super) fn update_post_reports(&self, rx: &mut RxQueue) {
-        rx.set_post_reports(self.message_held || self.has_rx_change_effects || !self.active);
+        rx.set_post_reports(self.message_held || self.has_rx_change_effects || self.is_idle);
     }
 
     #[cold]

@@ -69,7 +69,7 @@ impl TcpEndpoint {
             local_addr: self.local_addr,
             wait_set: &self.wait_set,
             token,
-            uring: self.uring.as_ref(),
+            uring: self.uring.as_ref().map(|uring| &uring.ring),
         };
         let attempt = ConnectAttempt::start(
             &mut socket,

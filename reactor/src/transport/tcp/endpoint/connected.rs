@@ -10,15 +10,17 @@ use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension, WireProtocol};
-use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EngineContext, EpId, WaitSet};
+use fabric_core::transport::{
+    ConnectMode, ConnectParams, Connected, EndpointConnection, EngineContext, EpId, WaitSet,
+};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme};
 
 use super::super::handshake::{ConnectAnswer, HandshakeStep, RequestPayload};
+use super::super::io_backend::EndpointUring;
 use super::super::socket::TcpSocket;
 use super::passive::TcpConnReqHandle;
 use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
-use crate::sys::uring::SharedUring;
 use crate::transport::net::SocketConfig;
 
 /// Maximum bytes of one read. Each connected endpoint has memory for one read, and may be one of
@@ -62,7 +64,7 @@ impl TcpEndpoint {
             peer_supports_tags,
             mode,
         }: ConnectParams<'_>,
-        (wait_set, uring): (Arc<dyn WaitSet>, Option<SharedUring>),
+        (wait_set, uring): (Arc<dyn WaitSet>, Option<EndpointUring>),
     ) -> Result<Self> {
         let remote_addr = name.peer_socket_addr(Scheme::Tcp)?;
         let (vendor_extension, supports_tags) = (
@@ -252,39 +254,6 @@ impl TcpEndpoint {
         )
     }
 
-    /// Closes the connection. Pending bytes are sent in the background, and posted operations are
-    /// canceled.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
-    pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) -> Result<()> {
-        let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
-            return Err(Error::NotSupported(
-                "shutdown of endpoints other than FI_EP_MSG",
-            ));
-        };
-        self.fail_sends(engine, peer, &Error::Canceled);
-        engine.with_rx(self.id, |rx, engine| {
-            if !rx.is_shared() {
-                rx.fail_posted(engine, &Error::Canceled);
-            }
-        });
-        let connection = self
-            .connections
-            .iter()
-            .find_map(|(connection_index, state)| {
-                matches!(state, ConnectionState::Established(_)).then_some(connection_index)
-            });
-        if let Some(connection_index) = connection {
-            if let EndpointKind::Msg(msg) = &mut self.kind {
-                msg.disconnect_error = Some(Error::ShutDown);
-            }
-            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
-            self.close_connection(engine, connection_index);
-        }
-        Ok(())
-    }
-
     /// Notes that the connection has ended and all its received messages were taken. Does nothing
     /// for other endpoints than `FI_EP_MSG`.
     pub(super) fn set_disconnected(&mut self, engine: &mut impl EngineContext, why: Error) {
@@ -348,4 +317,31 @@ fn source_addr(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
         });
     }
     Ok(from)
+}
+
+impl<E: EngineContext> EndpointConnection<E> for TcpEndpoint {
+    fn shutdown(&mut self, engine: &mut E) {
+        let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
+            return;
+        };
+        self.fail_sends(engine, peer, &Error::Canceled);
+        engine.with_rx(self.id, |rx, engine| {
+            if !rx.is_shared() {
+                rx.fail_posted(engine, &Error::Canceled);
+            }
+        });
+        let connection = self
+            .connections
+            .iter()
+            .find_map(|(connection_index, state)| {
+                matches!(state, ConnectionState::Established(_)).then_some(connection_index)
+            });
+        if let Some(connection_index) = connection {
+            if let EndpointKind::Msg(msg) = &mut self.kind {
+                msg.disconnect_error = Some(Error::ShutDown);
+            }
+            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
+            self.close_connection(engine, connection_index);
+        }
+    }
 }

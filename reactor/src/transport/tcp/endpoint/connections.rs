@@ -34,7 +34,7 @@ impl TcpEndpoint {
             (self.wait_set.clone(), token),
             negotiated,
             trailing_bytes,
-            self.uring.clone(),
+            self.uring.as_ref().map(|uring| uring.ring.clone()),
         );
         connection.peer_instance = instance;
         connection.enable_rma_target(self.id, self.is_rma_target, self.rma_events);

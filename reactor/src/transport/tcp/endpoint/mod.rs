@@ -4,6 +4,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the endpoint, its passes and its end |
+//! | `calls` | the calls of the engine |
 //! | `sending`, `receiving` | sends and receives |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `connections` | established connections: added, closed |
@@ -11,6 +12,7 @@
 //! | `timer` | deadlines |
 
 mod accept;
+mod calls;
 mod connect;
 mod connected;
 mod connections;
@@ -29,20 +31,18 @@ use fabric_core::flags::Caps;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{VendorExtension, WireProtocol};
-use fabric_core::transport::{EngineContext, EpId, WaitSet};
+use fabric_core::transport::{EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
 use super::connection::{QueuedTxOp, TcpConnection};
 use super::handshake::{InboundHandshake, OutboundHandshake};
+use super::io_backend::EndpointUring;
 use super::linger;
 use super::socket::TcpListener;
 use crate::sys::timer::Timer;
-use crate::sys::uring::{
-    CompletionKind, ReleasedBuffer, SharedUring, UringCompletion, ZeroCopyOutcome,
-};
+use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
 use crate::transport::net::SocketConfig;
-use crate::transport::token;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
@@ -63,29 +63,26 @@ pub(crate) enum TcpToken {
     Timer,
     /// The connection with this index, in any phase.
     Socket(u32),
-    /// The eventfd of the domain's io_uring instance; belongs to no endpoint.
-    Uring,
 }
 
 impl TcpToken {
     pub(super) fn pack(self, ep: EpId) -> u64 {
-        match self {
-            Self::Listener => token::pack(0, ep, 0),
-            Self::Timer => token::pack(1, ep, 0),
-            Self::Socket(index) => token::pack(2, ep, index),
-            Self::Uring => token::pack(3, ep, 0),
-        }
+        let (kind, id) = match self {
+            Self::Listener => (0, 0),
+            Self::Timer => (1, 0),
+            Self::Socket(index) => (2, index),
+        };
+        WaitToken { kind, ep, id }.pack()
     }
+}
 
-    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let (kind, ep, index) = token::unpack(token);
-        let token = match kind {
+impl From<WaitToken> for TcpToken {
+    fn from(token: WaitToken) -> Self {
+        match token.kind {
             0 => Self::Listener,
             1 => Self::Timer,
-            3 => Self::Uring,
-            _ => Self::Socket(index),
-        };
-        (ep, token)
+            _ => Self::Socket(token.id),
+        }
     }
 }
 
@@ -179,10 +176,8 @@ pub(crate) struct TcpEndpoint {
     scratch: Box<[u8]>,
     /// The timer of all deadlines; `None` if the endpoint has none.
     timer: Option<Timer>,
-    /// Whether passes poll this endpoint.
-    pub(super) is_active: bool,
     /// The io_uring instance, if that is the backend.
-    uring: Option<SharedUring>,
+    uring: Option<EndpointUring>,
     /// Whether peers may access memory of the domain.
     is_rma_target: bool,
     /// Whether the endpoint wants an event for each access (`FI_RMA_EVENT`).
@@ -202,7 +197,7 @@ impl TcpEndpoint {
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
-        uring: Option<SharedUring>,
+        uring: Option<EndpointUring>,
         protocol: WireProtocol,
     ) -> Result<Self> {
         let kind = EndpointKind::Rdm;
@@ -218,7 +213,7 @@ impl TcpEndpoint {
         id: EpId,
         (listen_addr, config): (SocketAddr, SocketConfig),
         kind: EndpointKind,
-        (wait_set, uring): (Arc<dyn WaitSet>, Option<SharedUring>),
+        (wait_set, uring): (Arc<dyn WaitSet>, Option<EndpointUring>),
     ) -> Result<Self> {
         Ok(Self {
             id,
@@ -241,7 +236,6 @@ impl TcpEndpoint {
             protocol: WireProtocol::Native,
             scratch: Box::default(),
             timer: None,
-            is_active: false,
             uring,
             is_rma_target: false,
             rma_events: false,
@@ -285,11 +279,6 @@ impl TcpEndpoint {
         }
     }
 
-    /// Returns the endpoint's id in the domain.
-    pub(crate) fn id(&self) -> EpId {
-        self.id
-    }
-
     /// Returns the endpoint's address (`fi_getname`).
     pub(crate) fn name(&self) -> &Address {
         &self.name
@@ -309,7 +298,8 @@ impl TcpEndpoint {
     /// Makes a pass: progresses the receive queue and the active connections. Returns whether
     /// anything moved.
     pub(crate) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut moved = engine.with_rx(self.id, RxQueue::drain_unexpected);
+        let mut moved = self.handle_uring_completions(engine);
+        moved |= engine.with_rx(self.id, RxQueue::drain_unexpected);
         self.fail_recvs_if_disconnected(engine);
         moved |= engine.with_rx(self.id, |rx, engine| {
             !rx.is_shared() && rx.has_work() && rx.copy_next_chunk(engine)
@@ -376,7 +366,6 @@ impl TcpEndpoint {
             TcpToken::Socket(connection_index) => {
                 self.socket_ready(engine, connection_index as usize)
             }
-            TcpToken::Uring => {}
         }
     }
 
@@ -394,8 +383,28 @@ impl TcpEndpoint {
         }
     }
 
+    /// Handles the completions of io_uring for this endpoint. Returns whether there was any.
+    fn handle_uring_completions(&mut self, engine: &mut impl EngineContext) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.uring.as_ref().and_then(EndpointUring::next_completion) {
+            any = true;
+            if let TcpToken::Socket(index) = WaitToken::unpack(completion.owner).into() {
+                self.on_uring_completion(index as usize, completion, engine);
+            }
+        }
+        any
+    }
+
+    /// Submits what this endpoint has queued in io_uring: the next pass, which would submit it, may
+    /// be much later.
+    pub(super) fn submit(&self) {
+        if let Some(uring) = &self.uring {
+            uring.submit();
+        }
+    }
+
     /// Handles a completion of io_uring for a connection, or for an attempt to connect.
-    pub(crate) fn on_uring_completion(
+    fn on_uring_completion(
         &mut self,
         connection_index: usize,
         completion: UringCompletion,
@@ -434,7 +443,7 @@ impl TcpEndpoint {
 
     /// Closes the endpoint: writes the batched messages, and cancels the transmit operations.
     /// Dropping the endpoint then closes the sockets.
-    pub(crate) fn close(mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn close(&mut self, engine: &mut impl EngineContext) {
         let peers: Vec<_> = self
             .peers
             .iter()
@@ -457,13 +466,6 @@ impl TcpEndpoint {
                 engine.peer_disconnected(self.id, connection.addr_at_connect);
             }
         }
-    }
-
-    /// Returns whether a held message or a response may wait for a region whose buffer the program
-    /// has locked.
-    pub(crate) fn awaits_region(&self) -> bool {
-        self.established()
-            .any(|connection| connection.has_held_messages() || connection.has_pending_responses())
     }
 
     /// Prepares for sleep. Returns false when a pass would make progress.
@@ -531,26 +533,6 @@ impl Drop for TcpEndpoint {
             if let ConnectionState::Established(connection) = state {
                 let (socket, unsent) = connection.into_socket();
                 linger::close(socket, &unsent);
-            }
-        }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unpacked_token_equals_packed_token() {
-        for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
-            for token in [
-                TcpToken::Listener,
-                TcpToken::Timer,
-                TcpToken::Socket(0),
-                TcpToken::Socket((1 << 30) - 1),
-                TcpToken::Uring,
-            ] {
-                assert_eq!(TcpToken::unpack(token.pack(ep)), (ep, token));
             }
         }
     }

@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fabric_core::tcp::{ByteOrder, CmKind, VendorExtension};
-use fabric_core::transport::{ConnReq, ConnReqHandle, EngineContext, EpId, WaitSet};
+use fabric_core::transport::{
+    ConnReq, ConnReqHandle, ConnectionRequests, EngineContext, EpId, WaitSet,
+};
 use fabric_core::{Address, Result, Scheme};
 
 use super::super::handshake::send_control;
@@ -92,22 +94,6 @@ impl TcpEndpoint {
         });
         requests.0.push_back(ConnReq { peer, data, handle });
     }
-
-    /// Takes the oldest connection request, and resumes accepting if the queue has room again.
-    pub(crate) fn take_connreq(&mut self, engine: &mut impl EngineContext) -> Option<ConnReq> {
-        let EndpointKind::Passive(requests) = &mut self.kind else {
-            return None;
-        };
-        let request = requests.0.pop_front()?;
-        if requests.len() <= MAX_PENDING_REQUESTS / 2
-            && self.listener_state == ListenerState::RequestQueueFull
-        {
-            self.resume_accept(engine);
-            // If the listener could not be watched, the timer retries.
-            self.arm_timer();
-        }
-        Some(request)
-    }
 }
 
 /// The connection of a pending connection request.
@@ -171,5 +157,23 @@ impl ConnReqHandle for TcpConnReqHandle {
 impl Drop for TcpConnReqHandle {
     fn drop(&mut self) {
         self.send_reject(&[]);
+    }
+}
+
+impl<E: EngineContext> ConnectionRequests<E> for TcpEndpoint {
+    /// Takes the oldest connection request, and resumes accepting if the queue has room again.
+    fn take_connreq(&mut self, engine: &mut E) -> Option<ConnReq> {
+        let EndpointKind::Passive(requests) = &mut self.kind else {
+            return None;
+        };
+        let request = requests.0.pop_front()?;
+        if requests.len() <= MAX_PENDING_REQUESTS / 2
+            && self.listener_state == ListenerState::RequestQueueFull
+        {
+            self.resume_accept(engine);
+            // If the listener could not be watched, the timer retries.
+            self.arm_timer();
+        }
+        Some(request)
     }
 }
