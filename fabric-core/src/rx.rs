@@ -18,6 +18,7 @@
 //! | `peers` | senders that connect and disconnect |
 //! | `acks` | acks that senders wait for |
 //! | `shared` | receive queues that several endpoints share |
+//! | `sink` | the queue as a transport sees it |
 
 mod acks;
 mod claim;
@@ -27,6 +28,7 @@ mod partial;
 mod peer_memory;
 mod peers;
 mod shared;
+mod sink;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -41,7 +43,7 @@ use crate::error::Error;
 use crate::matching::{
     Envelope, Matcher, PeerKey, PostKey, RecvPostResult, RecvSpec, UnexpectedKey,
 };
-use crate::transport::{EngineContext, EpId, OpKey};
+use crate::transport::{EngineContext, EpId, OpKey, PartialId};
 
 use acks::ack_match;
 use claim::ClaimTable;
@@ -51,7 +53,6 @@ use partial::{PartialMessage, PartialTarget, append_copy};
 use peer_memory::UnmappedUnexpected;
 
 pub use claim::ClaimId;
-pub use partial::PartialId;
 
 /// Bytes of the budget that each unexpected message uses in addition to its length.
 const UNEXPECTED_OVERHEAD: usize = 128;

@@ -2,8 +2,8 @@
 //!
 //! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
 //! opens endpoints. A [`TransportEndpoint`] moves messages. The calls come with an
-//! [`EngineContext`], through which the endpoint reaches operations, its receive queue, address
-//! vectors and event queues. The traits have the type of the engine as a parameter: the engine calls
+//! [`EngineContext`], through which the endpoint reaches operations, the [`RxSink`] of its receive
+//! queue, address vectors and event queues. The traits have the type of the engine as a parameter: the engine calls
 //! an endpoint dynamically, once per pass or operation, and the endpoint calls the engine
 //! statically. What only some transports offer is in traits of its own: [`ConnectionManagement`],
 //! [`ConnectionRequests`] and [`EndpointConnection`], [`MulticastGroups`], [`SentLoans`],
@@ -27,6 +27,7 @@ mod domain;
 mod endpoint;
 mod fast_path;
 mod op;
+mod rx_sink;
 mod wait;
 
 pub use connect::{
@@ -39,6 +40,7 @@ pub use endpoint::{
 };
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
 pub use op::{EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, TxOp};
+pub use rx_sink::{PartialId, RxSink, RxStatus};
 pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 
 /// The implementation of a provider: states its offers and opens its domains.

@@ -51,6 +51,8 @@ struct SimTestContext {
 }
 
 impl EngineContext for SimTestContext {
+    type Rx = RxQueue;
+
     fn take_rx(&mut self, _: EpId) -> Box<RxQueue> {
         self.rx.take().expect("the queue is used once at a time")
     }

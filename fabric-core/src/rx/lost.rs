@@ -8,9 +8,9 @@
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, PostPlace, RecvSpec};
-use crate::transport::{EngineContext, OpKey};
+use crate::transport::{EngineContext, OpKey, PartialId};
 
-use super::{PartialId, RxQueue};
+use super::RxQueue;
 
 /// What happens to a receive when its arriving message is lost.
 #[derive(Clone, Copy, Debug)]

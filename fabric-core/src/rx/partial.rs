@@ -4,18 +4,13 @@ use crate::buf::{CopySource, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, UnexpectedKey};
-use crate::transport::{EngineContext, OpKey};
+use crate::transport::{EngineContext, OpKey, PartialId};
 
 use super::acks::ack_match;
 use super::claim::ClaimId;
 use super::lost::PartialReceive;
 use super::multi::MatchResult;
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
-
-/// The id of a message that is arriving in pieces, valid until the message is complete or has
-/// failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartialId(pub(super) usize);
 
 /// A message that is arriving in pieces.
 #[derive(Debug)]

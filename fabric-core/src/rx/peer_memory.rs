@@ -12,12 +12,12 @@ use std::sync::Arc;
 use super::acks::ack_match;
 use super::lost::{OnLoss, PartialReceive};
 use super::multi::MatchResult;
-use super::partial::{PartialId, PartialMessage, PartialTarget};
+use super::partial::{PartialMessage, PartialTarget};
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
 use crate::buf::{CopySource, PeerMemory};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, UnexpectedKey};
-use crate::transport::{EngineContext, OpKey};
+use crate::transport::{EngineContext, OpKey, PartialId};
 
 /// Maximum number of bytes that one pass copies from the memory of senders.
 pub(super) const COPY_CHUNK: usize = 256 << 10;

@@ -10,10 +10,10 @@ use crate::address::{Address, FiAddr};
 use crate::buf::BufferPool;
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::transport::{EngineContext, EpId};
+use crate::transport::{EngineContext, EpId, PartialId};
 use crate::tree::Class;
 
-use super::{PartialId, RxQueue};
+use super::RxQueue;
 
 impl RxQueue {
     /// Creates a queue that endpoints can share. `id` identifies the queue among the endpoints of

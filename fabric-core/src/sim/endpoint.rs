@@ -9,7 +9,7 @@ use crate::matching::PeerKey;
 use crate::mr::DirectRegion;
 use crate::stats::TransportStats;
 use crate::transport::{
-    EngineContext, EpId, OpKey, TransportEndpoint, TrySend, TxOp, WaitSet, WaitToken,
+    EngineContext, EpId, OpKey, RxStatus, TransportEndpoint, TrySend, TxOp, WaitSet, WaitToken,
 };
 
 use super::inbound::Inbound;

@@ -8,8 +8,7 @@ use crate::completion::Transfer;
 use crate::error::Error;
 use crate::event::{DownReason, EventKind};
 use crate::matching::{Envelope, PeerKey};
-use crate::rx::{PartialId, RxQueue};
-use crate::transport::{EngineContext, EpId};
+use crate::transport::{EngineContext, EpId, PartialId, RxSink, RxStatus};
 
 use super::net::{self, MessageHeader, NodeId, PacketPoll, SimPacket};
 
@@ -79,7 +78,7 @@ impl Inbound {
 
     /// Receives the packets that are due, one of each peer in turn.
     pub(super) fn pass(&mut self, engine: &mut impl EngineContext) -> PassResult {
-        let drained = engine.with_rx(self.ep, RxQueue::drain_unexpected);
+        let drained = engine.with_rx(self.ep, |rx, engine| rx.drain_unexpected(engine));
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
             moved: drained | !arrivals.connected.is_empty(),
@@ -284,11 +283,11 @@ impl Inbound {
 
 impl SimPeer {
     /// Accepts the packet, or returns it if it is declined.
-    fn accept(
+    fn accept<E: EngineContext>(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut E,
         ep: EpId,
-        rx: &mut RxQueue,
+        rx: &mut E::Rx,
         packet: SimPacket,
     ) -> Option<SimPacket> {
         if let Some(notice) = packet.rma_notice {

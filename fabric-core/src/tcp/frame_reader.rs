@@ -3,8 +3,7 @@
 use crate::address::FiAddr;
 use crate::atomic::MAX_ATOMIC_BYTES;
 use crate::matching::{Envelope, PeerKey};
-use crate::rx::{PartialId, RxQueue};
-use crate::transport::{EngineContext, EpId};
+use crate::transport::{EngineContext, EpId, PartialId, RxSink, RxStatus};
 
 use super::frame::STATUS_LEN;
 use super::responder::decode_status;
@@ -197,12 +196,12 @@ impl FrameReader {
     ///
     /// # Errors
     /// [`ProtocolViolation`]; everything before the violation has been accepted.
-    pub fn read(
+    pub fn read<E: EngineContext>(
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> Result<ReadOutcome, ProtocolViolation> {
         let source = sender.1;
         let mut outcome = ReadOutcome::default();
@@ -278,12 +277,12 @@ impl FrameReader {
 
     /// Reads a message or its beginning. Returns false when the message has to wait.
     #[inline(always)] // hot path of short messages
-    fn read_message(
+    fn read_message<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
         envelope: Envelope,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         outcome: &mut ReadOutcome,
     ) -> bool {
         let len = envelope.len;
@@ -406,12 +405,12 @@ impl FrameReader {
     /// Reads the payload of a frame that is not a message. Returns false when the payload is
     /// incomplete or has to wait.
     #[cold]
-    fn read_body(
+    fn read_body<E: EngineContext>(
         &mut self,
         bytes: &[u8],
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        (rx, engine): (&mut RxQueue, &mut impl EngineContext),
+        (rx, engine): (&mut E::Rx, &mut E),
     ) -> Result<bool, ProtocolViolation> {
         match &mut self.body {
             Some(FrameBody::Write(write)) => {
@@ -502,12 +501,12 @@ impl FrameReader {
     /// Returns whether a frame that [`read`](Self::read) reported as blocked can be accepted now.
     /// `bytes` are the bytes that were not consumed.
     #[must_use]
-    pub fn can_resume(
+    pub fn can_resume<E: EngineContext>(
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        rx: &RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &E::Rx,
+        engine: &mut E,
     ) -> bool {
         match (&self.stall, &mut self.body) {
             (Some(Stall::RegionLocked(memory)), _) => {

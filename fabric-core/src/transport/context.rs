@@ -7,9 +7,8 @@ use crate::error::Result;
 use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::Region;
-use crate::rx::RxQueue;
 
-use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
+use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, RxSink};
 
 /// Identifies one endpoint among all that have had its address: an endpoint opened there later has
 /// another incarnation. The transport chooses the number.
@@ -32,23 +31,26 @@ pub enum MultiRecvSplit {
 
 /// Services of the engine that a transport may use during a call.
 pub trait EngineContext: Sized {
+    /// The receive queue of an endpoint.
+    type Rx: RxSink<Self>;
+
     /// Takes the receive queue of an endpoint, which may be one that the endpoint shares with
     /// others, to use the queue together with the engine. The caller [puts](Self::put_rx) the queue
     /// back.
     ///
     /// # Panics
     /// When the endpoint is not open, or its queue is taken already.
-    fn take_rx(&mut self, ep: EpId) -> Box<RxQueue>;
+    fn take_rx(&mut self, ep: EpId) -> Box<Self::Rx>;
 
     /// Puts a receive queue back that was [taken](Self::take_rx).
-    fn put_rx(&mut self, queue: Box<RxQueue>);
+    fn put_rx(&mut self, queue: Box<Self::Rx>);
 
     /// Calls `act` with the receive queue of an endpoint, which may be one that the endpoint shares
     /// with others.
     ///
     /// # Panics
     /// As [`take_rx`](Self::take_rx).
-    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut RxQueue, &mut Self) -> T) -> T {
+    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut Self::Rx, &mut Self) -> T) -> T {
         let mut queue = self.take_rx(ep);
         let result = act(&mut queue, self);
         self.put_rx(queue);

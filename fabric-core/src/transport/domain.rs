@@ -18,7 +18,7 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// [receive queue](EngineContext::with_rx).
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], or the error of the operating system.
+    /// [`Error::AddressInUse`](crate::Error::AddressInUse), or the error of the operating system.
     fn open_endpoint(
         &mut self,
         engine: &mut E,
@@ -99,7 +99,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// check them.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::TooLong`]; an option that the kernel does not support is named.
+    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::TooLong`](crate::Error::TooLong); an
+    /// option that the kernel does not support is named.
     fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
         options.check()
     }
@@ -115,7 +116,7 @@ pub trait ConnectionManagement<E: EngineContext> {
     /// [`EngineContext::on_connreq`].
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], or the error of the operating system.
+    /// [`Error::AddressInUse`](crate::Error::AddressInUse), or the error of the operating system.
     fn listen(
         &mut self,
         ep: EpId,

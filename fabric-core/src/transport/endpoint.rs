@@ -157,7 +157,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// messages that it declined before, acks may be due to peers, and a posted receive may never
     /// get a message because the peer of a connected endpoint is gone. The transport can turn the
     /// reports of posted receives off
-    /// ([`RxQueue::set_post_reports`](crate::rx::RxQueue::set_post_reports)).
+    /// ([`RxStatus::set_post_reports`](super::RxStatus::set_post_reports)).
     fn on_rx_queue_changed(&mut self, engine: &mut E) {
         let _ = engine;
     }

@@ -257,6 +257,8 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
 }
 
 impl EngineContext for TcpTestContext {
+    type Rx = RxQueue;
+
     fn take_rx(&mut self, _: EpId) -> Box<RxQueue> {
         unreachable!("a frame reader gets the receive queue with each call")
     }

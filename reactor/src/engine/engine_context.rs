@@ -18,6 +18,8 @@ use super::ops::{CompletionTarget, OpPhase};
 use super::trace::TraceEvent;
 
 impl EngineContext for DomainState {
+    type Rx = RxQueue;
+
     #[inline(always)] // on the small-message path
     fn take_rx(&mut self, ep: EpId) -> Box<RxQueue> {
         self.rx_queues

@@ -1,13 +1,12 @@
 //! RXM packets: one packet in the payload of each frame of the tcp provider.
 
 use crate::matching::Envelope;
-use crate::rx::RxQueue;
 use crate::tcp::rxm::{
     AtomicHeader, AtomicStatus, EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RENDEZVOUS_LEN,
     RendezvousRead, RxmPacket, SegmentType, decode_rendezvous,
 };
 use crate::tcp::{Frame, MAX_MESSAGE, ProtocolViolation, atomics};
-use crate::transport::EngineContext;
+use crate::transport::{EngineContext, RxSink};
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
@@ -36,12 +35,12 @@ impl<'a> ParsedPacket<'a> {
 
 impl FrameReader {
     /// Reads a packet. Returns false when the packet is incomplete or has to wait.
-    pub(super) fn read_packet(
+    pub(super) fn read_packet<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let Some(parsed) = parse_packet(received.frame, received.header_len, received.bytes)?

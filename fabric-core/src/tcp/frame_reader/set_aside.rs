@@ -8,10 +8,9 @@
 use std::collections::VecDeque;
 
 use crate::matching::Envelope;
-use crate::rx::{PartialId, RxQueue};
 use crate::tcp::rxm::{EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RxmPacket, SegmentType};
 use crate::tcp::{Frame, FrameKind, MAX_HEADER_LEN, ProtocolViolation};
-use crate::transport::EngineContext;
+use crate::transport::{EngineContext, PartialId, RxSink, RxStatus};
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
@@ -37,7 +36,7 @@ impl FrameReader {
 
     /// Returns whether the first message that is set aside can be accepted now.
     #[must_use]
-    pub fn can_resume_set_aside(&self, sender: SenderId, rx: &RxQueue) -> bool {
+    pub fn can_resume_set_aside(&self, sender: SenderId, rx: &impl RxStatus) -> bool {
         let envelope = self
             .set_aside
             .frames
@@ -96,11 +95,11 @@ impl FrameReader {
     }
 
     /// Reads messages that were set aside as far as they can be accepted.
-    pub(super) fn read_set_aside(
+    pub(super) fn read_set_aside<E: EngineContext>(
         &mut self,
         sender: SenderId,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         if !self.has_set_aside() {
@@ -118,10 +117,10 @@ impl FrameReader {
     }
 
     /// Reads frames that were set aside in order, until the receive queue declines one.
-    fn read_all_set_aside(
+    fn read_all_set_aside<E: EngineContext>(
         &mut self,
         sender: SenderId,
-        (rx, engine): (&mut RxQueue, &mut impl EngineContext),
+        (rx, engine): (&mut E::Rx, &mut E),
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         while let Some(bytes) = self.set_aside.frames.pop_front() {
@@ -144,12 +143,12 @@ impl FrameReader {
 
     /// Reads a message or sets the message aside. Returns false when the message is incomplete or
     /// has to wait.
-    pub(super) fn read_or_set_aside(
+    pub(super) fn read_or_set_aside<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.must_set_aside(received) {
@@ -165,12 +164,12 @@ impl FrameReader {
 
     /// Reads a message: a packet, or a tagged frame of the tcp provider itself. Returns false when
     /// the message has to wait.
-    fn read_packet_or_tagged(
+    fn read_packet_or_tagged<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         match received.frame.kind {
@@ -186,11 +185,11 @@ impl FrameReader {
     }
 
     /// Reads a frame that was set aside. Returns false when the frame stays set aside.
-    fn read_set_aside_frame(
+    fn read_set_aside_frame<E: EngineContext>(
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        (rx, engine): (&mut RxQueue, &mut impl EngineContext),
+        (rx, engine): (&mut E::Rx, &mut E),
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{MAX_READS_IN_FLIGHT, RendezvousRead, RxmPacket, SegmentType};
-use crate::rx::PartialId;
 use crate::tcp::{ProtocolViolation, WireRmaIov};
+use crate::transport::PartialId;
 
 /// Maximum number of messages that may arrive in segments at a time on one connection.
 pub const MAX_SEGMENTED_MESSAGES: usize = 1024;

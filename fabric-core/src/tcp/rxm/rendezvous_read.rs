@@ -1,7 +1,7 @@
 //! A rendezvous message that the receiver reads in pieces.
 
-use crate::rx::PartialId;
 use crate::tcp::{RmaIovList, WireRmaIov};
+use crate::transport::PartialId;
 
 /// Maximum length of one read request, in bytes.
 const MAX_READ_LEN: u64 = 512 << 10;

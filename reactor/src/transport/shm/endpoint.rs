@@ -32,8 +32,7 @@ use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EngineContext, EpId, WaitSet, WaitToken};
+use fabric_core::transport::{EngineContext, EpId, RxSink, RxStatus, WaitSet, WaitToken};
 use fabric_core::{Address, Error, Result};
 
 use super::TxSettings;
@@ -223,12 +222,11 @@ impl ShmEndpoint {
     /// Returns whether passes have nothing to do for this endpoint until a doorbell rings or an
     /// operation is posted.
     pub(crate) fn is_quiescent(&self, engine: &mut impl EngineContext) -> bool {
-        let waits = |rx: &mut RxQueue, _: &mut _| rx.has_work() || rx.waits_for_cq_room();
         self.rx_connections.active_count() == 0
             && self.tx_queued.is_empty()
             && !self.message_held
             && !self.has_deferred_work()
-            && !engine.with_rx(self.id, waits)
+            && !engine.with_rx(self.id, |rx, _| rx.has_work() || rx.waits_for_cq_room())
     }
 
     /// Notes whether passes skip this endpoint. While they do, the engine reports posted receives,
@@ -254,7 +252,7 @@ impl ShmEndpoint {
         match self.kind {
             ShmEndpointKind::Rdm(_) => self.resume_accept(engine),
             ShmEndpointKind::Msg(_) => {
-                engine.with_rx(self.id, RxQueue::drain_unexpected);
+                engine.with_rx(self.id, |rx, engine| rx.drain_unexpected(engine));
                 self.fail_recvs(engine);
             }
         }

@@ -58,8 +58,8 @@ use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, EngineContext, EpId, LoanAllocator, OpenDomain, Transport,
-    TransportDomain, TransportEndpoint, WaitSet,
+    ConnectParams, ConnectionManagement, EngineContext, EpId, LoanAllocator, OpenDomain, RxStatus,
+    Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme};
 

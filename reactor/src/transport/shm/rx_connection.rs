@@ -18,8 +18,9 @@ use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::rx::{PartialId, RxQueue};
-use fabric_core::transport::{EngineContext, EpId, Incarnation, RemoteAccess, WaitSet};
+use fabric_core::transport::{
+    EngineContext, EpId, Incarnation, PartialId, RemoteAccess, RxSink, RxStatus, WaitSet,
+};
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::cma::CmaPeer;
@@ -189,10 +190,10 @@ impl RxConnection {
     /// Receives records from the ring, up to the limits of a pass. Returns whether a record was
     /// received, or a message deferred to the next pass.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn poll_ring(
+    pub(crate) fn poll_ring<E: EngineContext>(
         &mut self,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
         let mut bytes = 0;
@@ -266,7 +267,7 @@ impl RxConnection {
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
     /// another pass, and counts that pass. With a probe posted, messages are not deferred: a probe
     /// sees only messages that have left the ring.
-    fn defers_message(&mut self, rx: &RxQueue) -> bool {
+    fn defers_message(&mut self, rx: &impl RxStatus) -> bool {
         let defers = self.deferred_passes < MAX_DEFERRED_PASSES
             && self.down_reason.is_none()
             && !rx.has_probes();
@@ -276,10 +277,10 @@ impl RxConnection {
 
     /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records
     /// of `bytes` bytes in this pass. Returns whether this pass has received a record.
-    fn poll_ring_general(
+    fn poll_ring_general<E: EngineContext>(
         &mut self,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         received: usize,
         mut bytes: usize,
     ) -> Result<bool, ShmProtocolViolation> {
@@ -354,11 +355,11 @@ impl RxConnection {
 
     /// Processes one record. Returns false if the record must stay in the ring.
     #[inline(always)] // fast path of small messages
-    fn process_record(
+    fn process_record<E: EngineContext>(
         &mut self,
         record: RecordRef,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         if self.partial.is_some() || record.header.kind != MESSAGE {
             return self.process_other_record(record, rx, engine);
@@ -373,11 +374,11 @@ impl RxConnection {
 
     /// Processes a record that is not a whole message, or that comes before the last fragment of a
     /// message, which is a violation. Returns false if the record must stay in the ring.
-    fn process_other_record(
+    fn process_other_record<E: EngineContext>(
         &mut self,
         record: RecordRef,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
@@ -556,10 +557,10 @@ impl RxConnection {
     }
 
     /// Fails the message whose fragments were arriving, if there is one.
-    pub(crate) fn fail_partial(
+    pub(crate) fn fail_partial<E: EngineContext>(
         &mut self,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         error: Error,
     ) {
         if let Some(id) = self.partial.take() {

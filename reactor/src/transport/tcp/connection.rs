@@ -20,10 +20,9 @@ use std::sync::Arc;
 
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::RxQueue;
 use fabric_core::tcp::rxm::{RxmReceiver, RxmSender};
 use fabric_core::tcp::{ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps};
-use fabric_core::transport::{EngineContext, EpId, Incarnation, Interest, TxOp, WaitSet};
+use fabric_core::transport::{EngineContext, EpId, Incarnation, Interest, RxSink, TxOp, WaitSet};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::socket::TcpSocket;
@@ -231,10 +230,10 @@ impl TcpConnection {
     }
 
     /// Fails the pending requests, the offered rendezvous, and the receives of partial messages.
-    pub(crate) fn fail_all(
+    pub(crate) fn fail_all<E: EngineContext>(
         &mut self,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         error: &Error,
     ) {
         self.reader.pending.fail(engine, error);

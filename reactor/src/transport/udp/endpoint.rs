@@ -9,9 +9,8 @@ use fabric_core::completion::Outcome;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::rx::RxQueue;
 use fabric_core::stats::TransportStats;
-use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet, WaitToken};
+use fabric_core::transport::{EngineContext, EpId, OpKey, RxSink, WaitSet, WaitToken};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -177,7 +176,7 @@ impl UdpEndpoint {
 
     /// Sends queued messages and receives; returns whether anything was moved.
     pub(super) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut moved = engine.with_rx(self.id, RxQueue::drain_unexpected);
+        let mut moved = engine.with_rx(self.id, |rx, engine| rx.drain_unexpected(engine));
         moved |= self.progress_tx(engine);
         if self.idle_passes < IDLE_PASSES {
             let has_input = self.receive(engine);

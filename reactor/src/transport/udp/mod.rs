@@ -34,7 +34,8 @@ use std::sync::Arc;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::transport::{
-    EngineContext, EpId, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    EngineContext, EpId, OpenDomain, RxStatus, Transport, TransportDomain, TransportEndpoint,
+    WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 

@@ -8,8 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EngineContext, EpId, Incarnation};
+use fabric_core::transport::{EngineContext, EpId, Incarnation, RxStatus};
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
 
@@ -60,10 +59,10 @@ impl Senders {
     }
 
     /// Returns the key and the address handle of the sender of a datagram; records a new sender.
-    pub(super) fn find_or_insert(
+    pub(super) fn find_or_insert<E: EngineContext>(
         &mut self,
-        engine: &mut impl EngineContext,
-        rx: &mut RxQueue,
+        engine: &mut E,
+        rx: &mut E::Rx,
         from: SocketAddr,
     ) -> (PeerKey, Option<FiAddr>) {
         let index = match self.by_socket_addr.get(&from) {
@@ -78,10 +77,10 @@ impl Senders {
     /// Records a new sender, and evicts another one if the table is full. Returns the sender's
     /// index.
     #[cold]
-    fn insert(
+    fn insert<E: EngineContext>(
         &mut self,
-        engine: &mut impl EngineContext,
-        rx: &mut RxQueue,
+        engine: &mut E,
+        rx: &mut E::Rx,
         from: SocketAddr,
     ) -> usize {
         if self.entries.len() >= MAX_SENDERS {
@@ -119,7 +118,7 @@ impl Senders {
     }
 
     /// Evicts a sender without recent datagrams (second-chance replacement).
-    fn evict_idle(&mut self, engine: &mut impl EngineContext, rx: &mut RxQueue) {
+    fn evict_idle<E: EngineContext>(&mut self, engine: &mut E, rx: &mut E::Rx) {
         while let Some(index) = self.eviction_queue.pop_front() {
             if std::mem::take(&mut self.entries[index].active) {
                 self.eviction_queue.push_back(index);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EngineContext, WaitSet};
+use fabric_core::transport::{EngineContext, RxSink, WaitSet};
 use fabric_core::{Address, Error, RefusalReason, Result};
 
 use super::super::closer;

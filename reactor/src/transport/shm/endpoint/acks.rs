@@ -2,22 +2,21 @@
 //! returned when its loan was dropped or its single-copy message was copied.
 
 use fabric_core::event::DownReason;
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EngineContext, RxSink, RxStatus};
 
 use super::ShmEndpoint;
 
 impl ShmEndpoint {
     /// Sends pending acks to their senders.
     #[inline]
-    pub(super) fn send_acks(&mut self, rx: &mut RxQueue) {
+    pub(super) fn send_acks(&mut self, rx: &mut impl RxStatus) {
         if rx.has_unsent_acks() {
             self.send_all_acks(rx);
         }
     }
 
     #[cold]
-    fn send_all_acks(&mut self, rx: &mut RxQueue) {
+    fn send_all_acks(&mut self, rx: &mut impl RxStatus) {
         while let Some((key, ack)) = rx.pop_ack(self.id) {
             if let Some(peer) = self
                 .rx_connections

@@ -13,7 +13,8 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{
-    ConnReqHandle, ConnectMode, ConnectParams, Connected, EngineContext, EpId, WaitSet,
+    ConnReqHandle, ConnectMode, ConnectParams, Connected, EngineContext, EpId, RxSink, RxStatus,
+    WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, RefusalReason, Result, Scheme};

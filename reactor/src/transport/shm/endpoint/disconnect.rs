@@ -16,7 +16,7 @@
 
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
-use fabric_core::transport::{EngineContext, EpId};
+use fabric_core::transport::{EngineContext, EpId, RxSink, RxStatus};
 
 use super::super::tx_connection::{ConnectionEnd, TxConnection};
 use super::{ShmEndpoint, ShmEndpointKind};

@@ -1,8 +1,7 @@
 //! Changes of the receive queue and of address handles, and canceling of sends.
 
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::transport::{EngineContext, OpKey, RxSink, RxStatus};
 use fabric_core::{Address, Error, FiAddr};
 
 use super::super::control::ControlMessage;
@@ -36,7 +35,7 @@ impl ShmEndpoint {
     /// Sets whether the engine reports posted receives: if this endpoint holds a message back, is
     /// idle, or has other effects to apply.
     #[cold]
-    pub(super) fn update_post_reports(&self, rx: &mut RxQueue) {
+    pub(super) fn update_post_reports(&self, rx: &mut impl RxStatus) {
         rx.set_post_reports(self.message_held || self.has_rx_change_effects || self.is_idle);
     }
 

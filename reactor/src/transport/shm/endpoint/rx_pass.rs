@@ -3,8 +3,7 @@
 use fabric_core::FiAddr;
 use fabric_core::buf::AnyBuf;
 use fabric_core::event::DownReason;
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EngineContext, RxSink, RxStatus};
 
 use super::super::rx_connection::RxConnection;
 use super::super::rx_table::RxConnections;
@@ -32,11 +31,11 @@ pub(super) struct EndedRx {
 impl RxPass {
     /// Polls all active connections, and one idle connection. Adds those that have ended to `ended`.
     #[inline(always)] // fast path of small messages
-    fn poll_connections(
+    fn poll_connections<E: EngineContext>(
         &mut self,
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
@@ -53,12 +52,12 @@ impl RxPass {
 
     /// Polls an idle connection, which becomes active if it has a record.
     #[cold]
-    fn poll_idle(
+    fn poll_idle<E: EngineContext>(
         &mut self,
         rx_index: usize,
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) {
         let Some(peer) = connections.get_mut(rx_index) else {
             return;
@@ -69,12 +68,12 @@ impl RxPass {
 
     /// Receives records of one connection. Returns whether there were any.
     #[inline(always)] // fast path of small messages
-    fn poll_connection(
+    fn poll_connection<E: EngineContext>(
         &mut self,
         (rx_index, peer): (usize, &mut RxConnection),
         ended: &mut Vec<EndedRx>,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> bool {
         let (progressed, violation) = match peer.poll_ring(rx, engine) {
             Ok(progressed) => (progressed, None),
@@ -101,13 +100,13 @@ impl ShmEndpoint {
         let mut rx = engine.take_rx(self.id);
         pass.progressed = rx.drain_unexpected(engine);
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
-        pass.poll_connections(connections, &mut rx, engine);
+        pass.poll_connections(connections, &mut *rx, engine);
         if self.message_held != pass.message_held {
             self.message_held = pass.message_held;
-            self.update_post_reports(&mut rx);
+            self.update_post_reports(&mut *rx);
         }
         if rx.has_work() {
-            self.send_acks(&mut rx);
+            self.send_acks(&mut *rx);
             pass.has_copies = rx.has_work() && !rx.is_shared();
         }
         engine.put_rx(rx);

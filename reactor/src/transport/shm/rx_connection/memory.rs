@@ -14,9 +14,8 @@ use fabric_core::buf::PeerMemory;
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
 use fabric_core::matching::Envelope;
-use fabric_core::rx::RxQueue;
 use fabric_core::stats::OpStats;
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EngineContext, RxSink};
 use rustix::io::Errno;
 
 use super::super::cma::CmaTransfer;
@@ -34,9 +33,9 @@ const READS_FOR_GRANT: usize = 32;
 
 /// Offers a message in the sender's memory to the receive queue. Returns false if the queue has not
 /// taken the message, so that its record must stay in the ring.
-fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
-    rx: &mut RxQueue,
-    engine: &mut impl EngineContext,
+fn deliver_in_place<M: ReturnOnDrop + PeerMemory, E: EngineContext>(
+    rx: &mut E::Rx,
+    engine: &mut E,
     envelope: Envelope,
     message: M,
 ) -> bool {
@@ -116,12 +115,12 @@ impl RxConnection {
     }
 
     /// Receives a message in a lent chunk. Returns false if the record must stay in the ring.
-    pub(super) fn receive_loan(
+    pub(super) fn receive_loan<E: EngineContext>(
         &mut self,
         envelope: Envelope,
         (key, slot): (u64, usize),
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         let find = |mappings: &[(u64, Arc<LoanMapping>)]| {
             mappings
@@ -141,12 +140,12 @@ impl RxConnection {
 
     /// Receives a message in the memory of the peer's process. Returns false if the record must
     /// stay in the ring.
-    pub(super) fn receive_cma_offer(
+    pub(super) fn receive_cma_offer<E: EngineContext>(
         &mut self,
         envelope: Envelope,
         (address, slot): (u64, usize),
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
             "single-copy message on a connection where process_vm_readv is not enabled",

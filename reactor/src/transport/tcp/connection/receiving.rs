@@ -8,7 +8,6 @@
 //! then copied once, not twice.
 
 use fabric_core::event::DownReason;
-use fabric_core::rx::RxQueue;
 use fabric_core::tcp::{ReadOutcome, UnexpectedPolicy};
 use fabric_core::transport::EngineContext;
 
@@ -25,11 +24,11 @@ impl TcpConnection {
     ///
     /// `scratch` is the endpoint's memory for one read. The unconsumed bytes fit into `scratch`,
     /// because an earlier pass read them into `scratch`.
-    pub(crate) fn progress_rx(
+    pub(crate) fn progress_rx<E: EngineContext>(
         &mut self,
         scratch: &mut [u8],
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) -> bool {
         let sender = (self.peer_key, self.source);
         let phase = self.rx.phase();
@@ -128,11 +127,11 @@ impl TcpConnection {
 
     /// Receives what has arrived so far, before this side closes the connection: at most
     /// `MAX_FINAL_READS` reads, and only messages that the receive queue accepts.
-    pub(crate) fn drain_received(
+    pub(crate) fn drain_received<E: EngineContext>(
         &mut self,
         scratch: &mut [u8],
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
     ) {
         if self.is_reading() {
             self.stop_uring_recv();
@@ -145,7 +144,7 @@ impl TcpConnection {
     }
 
     /// Processes the deferred message, because there will be no later pass.
-    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut impl EngineContext) {
+    pub(crate) fn process_deferred<E: EngineContext>(&mut self, rx: &mut E::Rx, engine: &mut E) {
         if self.rx.phase() == RxPhase::Deferred {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             // The connection is being closed, so a protocol violation or a lack of room is ignored.

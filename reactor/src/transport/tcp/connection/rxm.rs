@@ -23,10 +23,9 @@ use fabric_core::Error;
 use fabric_core::atomic::AtomicOp;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
-use fabric_core::rx::RxQueue;
 use fabric_core::tcp::rxm::{AtomicHeader, EAGER_LIMIT};
 use fabric_core::tcp::{Frame, RmaIovList, WireRmaIov};
-use fabric_core::transport::{EngineContext, TxOp};
+use fabric_core::transport::{EngineContext, RxSink, TxOp};
 
 use super::onesided::fail_first;
 use super::sending::WRITE_BUFFER_LIMIT;
@@ -183,10 +182,10 @@ impl TcpConnection {
     }
 
     /// Fails the receives of rendezvous messages whose bytes will not arrive.
-    pub(crate) fn fail_rendezvous_recvs(
+    pub(crate) fn fail_rendezvous_recvs<E: EngineContext>(
         &mut self,
-        rx: &mut RxQueue,
-        engine: &mut impl EngineContext,
+        rx: &mut E::Rx,
+        engine: &mut E,
         error: &Error,
     ) {
         for partial in self.reader.end_rendezvous_reads() {

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use fabric_core::flags::Caps;
 use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension, WireProtocol};
 use fabric_core::transport::{
-    ConnectMode, ConnectParams, Connected, EndpointConnection, EngineContext, EpId, WaitSet,
+    ConnectMode, ConnectParams, Connected, EndpointConnection, EngineContext, EpId, RxSink,
+    RxStatus, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme};

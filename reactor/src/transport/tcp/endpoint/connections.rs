@@ -4,7 +4,7 @@ use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::PeerKey;
 use fabric_core::tcp::{ByteOrder, Negotiated};
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EngineContext, RxSink, RxStatus};
 
 use super::super::connection::TcpConnection;
 use super::super::linger;

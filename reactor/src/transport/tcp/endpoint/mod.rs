@@ -28,10 +28,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_core::flags::Caps;
-use fabric_core::rx::RxQueue;
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{VendorExtension, WireProtocol};
-use fabric_core::transport::{EngineContext, EpId, WaitSet, WaitToken};
+use fabric_core::transport::{EngineContext, EpId, RxSink, RxStatus, WaitSet, WaitToken};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -299,7 +298,7 @@ impl TcpEndpoint {
     /// anything moved.
     pub(crate) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
         let mut moved = self.handle_uring_completions(engine);
-        moved |= engine.with_rx(self.id, RxQueue::drain_unexpected);
+        moved |= engine.with_rx(self.id, |rx, engine| rx.drain_unexpected(engine));
         self.fail_recvs_if_disconnected(engine);
         moved |= engine.with_rx(self.id, |rx, engine| {
             !rx.is_shared() && rx.has_work() && rx.copy_next_chunk(engine)
@@ -352,10 +351,9 @@ impl TcpEndpoint {
     /// Returns whether passes may skip this endpoint until a descriptor is ready or the program
     /// uses the endpoint. An `FI_EP_RDM` endpoint is never idle.
     pub(crate) fn is_idle(&self, engine: &mut impl EngineContext) -> bool {
-        let is_busy = |rx: &mut RxQueue, _: &mut _| !rx.is_shared() && rx.is_busy();
         self.active_connections.is_empty()
             && !matches!(self.kind, EndpointKind::Rdm)
-            && !engine.with_rx(self.id, is_busy)
+            && !engine.with_rx(self.id, |rx, _| !rx.is_shared() && rx.is_busy())
     }
 
     /// Handles a ready descriptor.

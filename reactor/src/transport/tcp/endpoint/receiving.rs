@@ -1,7 +1,7 @@
 //! Receives of an endpoint, and the address handles of the peers that send to it.
 
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EngineContext, RxSink, RxStatus};
 use fabric_core::{Address, Error, FiAddr};
 
 use super::{ConnectionState, TcpEndpoint};
