@@ -28,7 +28,7 @@ mod wait;
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
-pub use context::{EngineContext, Incarnation, MultiRecvSplit};
+pub use context::{EngineContext, Incarnation, MultiRecvSplit, PlainMessages};
 pub use domain::{TransportDomain, TrySend};
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
 pub use op::{EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, TxOp};
