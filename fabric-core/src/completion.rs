@@ -154,14 +154,20 @@ impl Transfer {
         }
     }
 
-    /// Returns the result of an untagged message that was received inline.
+    /// Returns the result of the receive of an untagged message without completion data.
     #[doc(hidden)]
     #[must_use]
-    #[inline]
-    pub fn received_inline(source: Option<FiAddr>, len: usize) -> Self {
+    #[inline(always)] // on the small-message path
+    pub fn received_plain(
+        (peer, source): (PeerKey, Option<FiAddr>),
+        arrival: u64,
+        len: usize,
+    ) -> Self {
         Self {
             len,
             source,
+            peer,
+            arrival,
             ..Self::default()
         }
     }
@@ -240,6 +246,11 @@ impl Outcome {
             error,
         }
     }
+}
+
+#[cold]
+fn panic_of_other_type(expected: &str, buf: &AnyBuf) -> ! {
+    panic!("into_result::<{expected}>: the posted buffer is of another type, {buf:?}")
 }
 
 /// A successful operation, with its buffer.
@@ -384,18 +395,42 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Creates an entry; for the progress engine.
+    /// A vacant entry; for the progress engine.
     #[doc(hidden)]
-    #[inline(always)] // a call would copy the large entry
+    pub const VACANT: Self = Self {
+        context: 0,
+        kind: OpKind::Send,
+        transfer: Transfer {
+            len: 0,
+            tag: None,
+            source: None,
+            data: None,
+            peer: PeerKey(0),
+            arrival: 0,
+        },
+        error: None,
+        buf: AnyBuf::None,
+    };
+
+    /// Fills a vacant entry; for the progress engine.
+    #[doc(hidden)]
+    #[inline(always)] // on the small-message path
+    pub fn fill(&mut self, context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) {
+        debug_assert!(self.error.is_none() && matches!(self.buf, AnyBuf::None));
+        self.context = context;
+        self.kind = kind;
+        self.transfer = outcome.transfer;
+        // A vacant entry has nothing to drop; `forget` saves the check.
+        std::mem::forget(std::mem::replace(&mut self.error, outcome.error));
+        std::mem::forget(std::mem::replace(&mut self.buf, buf));
+    }
+
+    /// Moves the completion out of an entry, which becomes vacant; for the progress engine.
+    #[doc(hidden)]
+    #[inline(always)] // on the small-message path
     #[must_use]
-    pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
-        Self {
-            context,
-            kind,
-            transfer: outcome.transfer,
-            error: outcome.error,
-            buf,
-        }
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::VACANT)
     }
 
     /// Returns the valid bytes of the operation's buffer; none for a vector of buffers, which
@@ -423,14 +458,13 @@ impl Completion {
     ///
     /// # Panics
     /// When the posted buffer is not of type `B`.
+    #[inline]
     pub fn into_result<B: IoBuf>(self) -> Result<Done<B>, Failed<B>> {
         let (transfer, error) = (self.transfer, self.error);
-        let buf = B::from_any(self.buf).unwrap_or_else(|other| {
-            panic!(
-                "into_result::<{}>: the posted buffer is of another type, {other:?}",
-                std::any::type_name::<B>()
-            )
-        });
+        let buf = match B::from_any(self.buf) {
+            Ok(buf) => buf,
+            Err(other) => panic_of_other_type(std::any::type_name::<B>(), &other),
+        };
         match error {
             None => Ok(Done { buf, transfer }),
             Some(error) => Err(Failed {

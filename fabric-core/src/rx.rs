@@ -41,7 +41,7 @@ use crate::buf::{BufferPool, CopySource, PeerMemory, PooledBuf};
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::matching::{
-    Envelope, Matcher, PeerKey, PostKey, RecvPostResult, RecvSpec, UnexpectedKey,
+    Envelope, Matcher, PeerKey, PostKey, RecvPostResult, RecvSpec, TagMatch, UnexpectedKey,
 };
 use crate::transport::{EngineContext, EpId, OpKey, PartialId};
 
@@ -68,8 +68,8 @@ pub struct RxQueue {
     /// Whether the engine reports each posted receive to the transport.
     post_reports: bool,
     matcher: Matcher<OpKey, UnexpectedMessage>,
-    /// The key of each posted operation in the matcher, by the operation's index.
-    posted: Vec<Option<PostKey>>,
+    /// The key in the matcher of the last receive that was posted under each operation's index.
+    post_keys: Vec<PostKey>,
     /// The posted multi-receives.
     multi_recvs: Vec<QueuedMultiRecv>,
     /// Posted probes that have found no message.
@@ -161,7 +161,7 @@ impl RxQueue {
             shared: false,
             post_reports: true,
             matcher: Matcher::new(),
-            posted: Vec::new(),
+            post_keys: Vec::new(),
             multi_recvs: Vec::new(),
             probes: Vec::new(),
             claims: ClaimTable::default(),
@@ -230,6 +230,15 @@ impl RxQueue {
         }
     }
 
+    /// Posts a receive from any source while the queue [only queues
+    /// posts](Self::only_queues_posts).
+    #[inline(always)] // on the fast path of small messages
+    pub fn queue_from_any(&mut self, op: OpKey, tag: Option<TagMatch>) {
+        debug_assert!(self.only_queues_posts());
+        let key = self.matcher.queue(RecvSpec { from: None, tag }, op);
+        self.record_post_key(op, key);
+    }
+
     /// Records a receive that matched no unexpected message, or fails the receive when its peer is
     /// departing.
     #[inline(always)] // on the fast path of small messages
@@ -253,10 +262,16 @@ impl RxQueue {
     #[inline]
     fn record_post_key(&mut self, op: OpKey, key: PostKey) {
         let index = op.index as usize;
-        if index >= self.posted.len() {
-            self.posted.resize(index + 1, None);
+        match self.post_keys.get_mut(index) {
+            Some(slot) => *slot = key,
+            None => self.add_post_key(index, key),
         }
-        self.posted[index] = Some(key);
+    }
+
+    #[cold]
+    fn add_post_key(&mut self, index: usize, key: PostKey) {
+        self.post_keys.resize(index, PostKey::NONE);
+        self.post_keys.push(key);
     }
 
     /// Removes the receive that matches this message from the queue.
@@ -270,10 +285,7 @@ impl RxQueue {
             };
         }
         match self.matcher.match_message(envelope) {
-            Some(op) => {
-                self.posted[op.index as usize] = None;
-                MatchResult::Receive(op)
-            }
+            Some(op) => MatchResult::Receive(op),
             None => MatchResult::NoReceive,
         }
     }
@@ -351,33 +363,21 @@ impl RxQueue {
         true
     }
 
-    /// As [`RxQueue::deliver`], for an untagged message without CQ data and ack request.
+    /// Returns whether [`match_plain`](Self::match_plain) may be called: no multi-receive is posted.
+    #[must_use]
+    #[inline]
+    pub fn takes_plain(&self) -> bool {
+        self.multi_recvs.is_empty()
+    }
+
+    /// Takes the first posted receive, if it accepts an untagged message of this source, and
+    /// returns the message's arrival number too. `None` if another receive may match.
+    /// Only for a queue that [takes plain messages](Self::takes_plain).
     #[inline(always)] // on the fast path of small messages
-    pub fn deliver_plain(
-        &mut self,
-        engine: &mut impl EngineContext,
-        peer: PeerKey,
-        source: Option<FiAddr>,
-        bytes: &impl CopySource,
-    ) -> bool {
-        let mut envelope = Envelope {
-            peer,
-            source,
-            tag: None,
-            len: bytes.len(),
-            data: None,
-            arrival: 0,
-            ack: None,
-        };
-        if self.multi_recvs.is_empty()
-            && let Some(op) = self.matcher.match_first(source)
-        {
-            self.posted[op.index as usize] = None;
-            envelope.arrival = self.matcher.next_arrival();
-            engine.deliver(op, &envelope, bytes);
-            return true;
-        }
-        self.deliver(engine, envelope, bytes)
+    pub fn match_plain(&mut self, source: Option<FiAddr>) -> Option<(OpKey, u64)> {
+        debug_assert!(self.takes_plain());
+        let op = self.matcher.match_first(source)?;
+        Some((op, self.matcher.next_arrival()))
     }
 
     /// Records that a message is declined. Returns false, for the caller to return.
@@ -525,7 +525,7 @@ impl RxQueue {
         self.unmapped_unexpected.clear();
         self.matcher.take_unexpected();
         self.connected_peers.clear();
-        self.posted.clear();
+        self.post_keys.clear();
         self.unsent_acks.clear();
         self.budget_used = 0;
     }
@@ -556,11 +556,10 @@ impl RxQueue {
 
     /// Removes a posted receive. Returns false when it is not queued.
     fn remove_posted(&mut self, op: OpKey) -> bool {
-        let key = self
-            .posted
-            .get_mut(op.index as usize)
-            .and_then(Option::take);
-        key.is_some_and(|key| self.matcher.remove_posted(key).is_some())
+        // The key of a receive that has left the queue finds nothing, and the index of a queued
+        // receive is not reused.
+        let key = self.post_keys.get(op.index as usize);
+        key.is_some_and(|key| self.matcher.remove_posted(*key).is_some())
     }
 
     fn add_unexpected(&mut self, envelope: Envelope, message: UnexpectedMessage) -> UnexpectedKey {

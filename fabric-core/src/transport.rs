@@ -33,7 +33,7 @@ mod wait;
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
-pub use context::{EngineContext, Incarnation, MultiRecvSplit};
+pub use context::{EngineContext, Incarnation, MultiRecvSplit, PlainMessages};
 pub use domain::{ConnectionManagement, RegionObserver, TransportDomain};
 pub use endpoint::{
     ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, IoBuf, Payload};
 use fabric_core::completion::Failed;
-use fabric_core::matching::RecvSpec;
+use fabric_core::matching::TagMatch;
 use fabric_core::{Error, FiAddr, Result};
-use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
+use fabric_reactor::{CompletionTarget, MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
-use super::recv::ANY_UNTAGGED;
 use super::traits::{BufferOp, Op};
 use super::{CompletionOptions, Request};
 use crate::endpoint_inner::EndpointInner;
@@ -221,28 +220,46 @@ pub(super) fn send_plain_together<O, B: IoBuf>(
     sent
 }
 
-/// Posts the receives at the start of a chunk together for which `spec_from_any` returns what they
-/// match, as far as possible. Returns how many were posted.
+/// Posts the receives at the start of a chunk together for which `tag_from_any` returns the tags
+/// that they accept, from any source, as far as possible. Returns how many were posted.
 #[inline(always)] // on the small-message path
 pub(super) fn post_receives_together<O, B: IoBuf>(
     posts: &mut PostBatch<'_>,
     chunk: &mut [QueuedRequest<O, B>],
-    spec_from_any: impl Fn(&O) -> Option<RecvSpec>,
+    tag_from_any: impl Fn(&O) -> Option<Option<TagMatch>>,
     is_selective: bool,
 ) -> usize {
-    let other = chunk
-        .iter()
-        .position(|queued| spec_from_any(&queued.op).is_none());
-    let count = other.unwrap_or(chunk.len());
-    posts.recv_together(count, |index| {
-        let queued = &mut chunk[index];
-        let spec = spec_from_any(&queued.op).unwrap_or(ANY_UNTAGGED);
-        let buf = match queued.buf.take() {
+    let is_untagged = |queued: &QueuedRequest<O, B>| tag_from_any(&queued.op) == Some(None);
+    let untagged = chunk.iter().position(|queued| !is_untagged(queued));
+    let untagged = untagged.unwrap_or(chunk.len());
+    let untagged_posted = posts.recv_together(untagged, |index| {
+        let (buf, target) = chunk[index].take(is_selective);
+        (None, buf, target)
+    });
+    if untagged_posted < untagged || untagged == chunk.len() {
+        return untagged_posted;
+    }
+    let others = &mut chunk[untagged..];
+    let from_one = |queued: &QueuedRequest<O, B>| tag_from_any(&queued.op).is_none();
+    let count = others.iter().position(from_one).unwrap_or(others.len());
+    untagged
+        + posts.recv_together(count, |index| {
+            let tag = tag_from_any(&others[index].op).flatten();
+            let (buf, target) = others[index].take(is_selective);
+            (tag, buf, target)
+        })
+}
+
+impl<O, B: IoBuf> QueuedRequest<O, B> {
+    /// Takes the buffer of a receive, and returns the target too.
+    #[inline(always)] // on the small-message path
+    fn take(&mut self, is_selective: bool) -> (AnyBuf, CompletionTarget) {
+        let buf = match self.buf.take() {
             Some(buf) => buf.into_any(),
             None => AnyBuf::None,
         };
-        (spec, buf, queued.completion_options.target(is_selective))
-    })
+        (buf, self.completion_options.target(is_selective))
+    }
 }
 
 /// Checks that a request in a batch of endpoint `ep` is a request of `ep`.

@@ -103,7 +103,7 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
         let mut posts = ep.domain.engine.batch(ep.id);
-        let from_any = |op: &Self| op.spec.from.is_none().then_some(op.spec);
+        let from_any = |op: &Self| op.spec.from.is_none().then_some(op.spec.tag);
         let posted = batch::post_receives_together(&mut posts, chunk, from_any, ep.selective_rx);
         let mut began = None;
         batch::post_until_error(

@@ -221,11 +221,30 @@ impl AnyBuf {
         Ok(count)
     }
 
+    /// Receives a whole message, if it fits and memory is available; returns whether it was
+    /// received.
+    #[doc(hidden)]
+    #[inline]
+    pub fn receive_whole(&mut self, source: &impl CopySource) -> bool {
+        let len = source.len();
+        match self {
+            Self::Vec(buf) if len <= buf.capacity() => append(buf, 0, source, 0, len),
+            Self::Boxed(buf) if len <= buf.len() => source.copy_to_init(0, &mut buf[..len]),
+            _ => return matches!(self.receive_slow(source), Ok(count) if count == len),
+        }
+        true
+    }
+
     fn receive_slow(&mut self, source: &dyn CopySource) -> Result<usize> {
         let len = source.len();
         if let Self::Loaned(buf) = self
             && buf.take_in_place(source)
         {
+            return Ok(len);
+        }
+        if let Self::Pooled(buf) = self {
+            buf.begin_fill(len)?;
+            append(buf.vec_mut(), 0, source, 0, len);
             return Ok(len);
         }
         self.begin_fill(len)?;

@@ -73,9 +73,16 @@ pub(super) struct EnvelopeKey {
 /// ignores all bits of the tag, so that one comparison serves both queues.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecvKey {
-    tag: u64,
-    ignore: u64,
+    pub(super) tag: TagMatch,
     pub(super) from: Option<FiAddr>,
+}
+
+impl TagMatch {
+    /// Returns whether a message with this tag is accepted.
+    #[inline]
+    pub(super) fn accepts(self, tag: u64) -> bool {
+        (tag ^ self.tag) & !self.ignore == 0
+    }
 }
 
 impl RecvKey {
@@ -84,8 +91,7 @@ impl RecvKey {
     #[inline]
     pub(super) fn accepts(&self, message: EnvelopeKey) -> bool {
         // A directed receive does not accept a message of unknown source: `Some` equals no `None`.
-        (message.tag ^ self.tag) & !self.ignore == 0
-            && (self.from.is_none() || self.from == message.source)
+        self.tag.accepts(message.tag) && (self.from.is_none() || self.from == message.source)
     }
 }
 
@@ -126,13 +132,12 @@ impl RecvSpec {
 
     /// Returns the fields that matching compares.
     pub(super) fn key(&self) -> RecvKey {
-        let TagMatch { tag, ignore } = self.tag.unwrap_or(TagMatch {
+        let any_tag = TagMatch {
             tag: 0,
             ignore: u64::MAX,
-        });
+        };
         RecvKey {
-            tag,
-            ignore,
+            tag: self.tag.unwrap_or(any_tag),
             from: self.from,
         }
     }

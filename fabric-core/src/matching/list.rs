@@ -2,10 +2,7 @@
 //!
 //! Links are indices. The node of a removed entry goes to a free list and is reused first, so a
 //! queue that stays short stays in the same few cache lines. Each entry has a 64-bit serial number,
-//! which is the next one of a counter. The serial number orders the entries of a list by insertion,
-//! and is part of the entry's key, so a stale key finds nothing. Only an entry that is inserted
-//! again at its old place keeps its old serial number: a key of its first insertion finds the entry
-//! or nothing.
+//! which is the next one of a counter and part of the entry's key, so a stale key finds nothing.
 
 const NIL: u32 = u32::MAX;
 /// The serial number of a node on the free list; no key has this number.
@@ -85,23 +82,6 @@ impl<T: Copy> LinkedLists<T> {
         self.insert(kind, before as u32, value)
     }
 
-    /// Returns the next serial number, for an entry that is linked now or later.
-    pub(super) fn next_serial(&mut self) -> u64 {
-        let serial = self.next_serial;
-        self.next_serial += 1;
-        serial
-    }
-
-    /// Links an entry behind those with lower serial numbers. `serial` is that of a removed entry,
-    /// or from [`next_serial`](Self::next_serial).
-    pub(super) fn insert_in_order(&mut self, kind: QueueKind, serial: u64, value: T) -> EntryKey {
-        let mut next = self.ends[kind as usize].head;
-        while next != NIL && self.nodes[next as usize].serial < serial {
-            next = self.nodes[next as usize].next;
-        }
-        self.insert_with(kind, next, serial, value)
-    }
-
     /// Unlinks the entry at `index`, which must be linked.
     pub(super) fn remove(&mut self, index: usize) -> T {
         let free = self.free;
@@ -113,22 +93,6 @@ impl<T: Copy> LinkedLists<T> {
         *self.next_link(kind, prev) = next;
         *self.prev_link(kind, next) = prev;
         self.free = index as u32;
-        self.len -= 1;
-        value
-    }
-
-    /// Unlinks the entry at `index`, which must be the first of its list. As
-    /// [`remove`](Self::remove), and faster.
-    #[inline]
-    pub(super) fn remove_first(&mut self, index: usize, kind: QueueKind) -> T {
-        let free = std::mem::replace(&mut self.free, index as u32);
-        let node = &mut self.nodes[index];
-        debug_assert!(node.serial != VACANT && node.prev == NIL && node.kind == kind);
-        let next = std::mem::replace(&mut node.next, free);
-        node.serial = VACANT;
-        let value = node.value;
-        self.ends[kind as usize].head = next;
-        *self.prev_link(kind, next) = NIL;
         self.len -= 1;
         value
     }
@@ -208,25 +172,11 @@ impl<T: Copy> LinkedLists<T> {
         &mut self.nodes[index].value
     }
 
-    /// Returns the list of the entry at `index`, which must be linked.
-    pub(super) fn kind(&self, index: usize) -> QueueKind {
-        self.nodes[index].kind
-    }
-
-    /// Returns the serial number of the entry at `index`, which must be linked.
-    pub(super) fn serial(&self, index: usize) -> u64 {
-        self.nodes[index].serial
-    }
-
     /// Links a new entry in front of the one at `next`, or at the end if `next` is `NIL`.
-    #[inline(always)] // on the fast path of small messages
+    #[inline(always)]
     fn insert(&mut self, kind: QueueKind, next: u32, value: T) -> EntryKey {
-        let serial = self.next_serial();
-        self.insert_with(kind, next, serial, value)
-    }
-
-    #[inline(always)] // on the fast path of small messages
-    fn insert_with(&mut self, kind: QueueKind, next: u32, serial: u64, value: T) -> EntryKey {
+        let serial = self.next_serial;
+        self.next_serial += 1;
         let prev = *self.prev_link(kind, next);
         let node = ListNode {
             serial,

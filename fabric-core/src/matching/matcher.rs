@@ -131,6 +131,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Queues a receive without considering unexpected messages: for a multi-receive, or a receive
     /// posted behind a multi-receive. [`unexpected_for`](Self::unexpected_for) returns the messages
     /// for the receive.
+    #[inline(always)] // on the fast path of small messages
     pub fn queue(&mut self, spec: RecvSpec, receive: R) -> PostKey {
         self.posted.push(&spec, receive)
     }
@@ -163,7 +164,7 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// Returns the place in posting order of a queued receive. `None` when it is no longer queued.
-    /// O(1).
+    /// Logarithmic.
     #[must_use]
     pub fn place(&self, key: PostKey) -> Option<PostPlace> {
         self.posted.place(key)
@@ -191,7 +192,7 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// Removes a posted receive. `None` when it is no longer queued: matched, canceled or taken.
-    /// O(1).
+    /// Logarithmic, amortized.
     pub fn remove_posted(&mut self, key: PostKey) -> Option<R> {
         self.posted.remove(key)
     }

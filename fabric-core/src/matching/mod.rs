@@ -7,7 +7,7 @@
 //! | `matcher` | both queues together: [`Matcher`], [`RecvPostResult`] |
 //! | `posted` | the queue of receives, in posting order |
 //! | `unexpected` | the queue of messages, in arrival order |
-//! | `list` | the linked lists of both queues |
+//! | `list` | the linked lists of unexpected messages |
 //!
 //! # Rules
 //!
@@ -26,10 +26,10 @@
 //!
 //! # Cost
 //!
-//! When the first entry of a queue matches, a match reads that entry and unlinks it: no hashing,
+//! When the first entry of a queue matches, a match reads that entry and removes it: no hashing,
 //! and no allocation once the tables have grown to the largest number of entries ever held at a
-//! time (they do not shrink). Canceling a receive and taking a message by key are O(1) at any
-//! length.
+//! time (they do not shrink). Taking a message by key is O(1) at any length; canceling a receive is
+//! logarithmic, amortized.
 //!
 //! All other lookups are scans. `match_message` and `would_match` are linear in the posted receives
 //! in front of the match, `post` and `peek` in the unexpected messages in front of it, and a search

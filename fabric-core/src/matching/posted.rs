@@ -2,16 +2,26 @@
 
 use crate::address::FiAddr;
 
-use super::envelope::{Envelope, RecvKey, RecvSpec};
-use super::list::{EntryKey, LinkedLists, QueueKind};
+use super::envelope::{Envelope, EnvelopeKey, RecvKey, RecvSpec, TagMatch};
+use super::list::QueueKind;
 
 /// The key of a posted receive.
 ///
 /// Valid for one posting: once the receive has matched, was canceled or taken, the key finds
-/// nothing, even if its entry in the table is reused. Valid only with the
-/// [`Matcher`](super::Matcher) that returned the key.
+/// nothing. Only a receive that is [restored](super::Matcher::restore) gets its key back. Valid only
+/// with the [`Matcher`](super::Matcher) that returned the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PostKey(EntryKey);
+pub struct PostKey(u64);
+
+impl PostKey {
+    /// A key that no receive gets.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
+    /// Returns the queue of the receive, which is the lowest bit of its serial number.
+    fn kind(self) -> QueueKind {
+        QueueKind::BOTH[(self.0 & 1) as usize]
+    }
+}
 
 /// A receive's place in posting order, and the messages that the receive accepts. Kept while a
 /// receive that may be restored is not in the queue.
@@ -19,7 +29,7 @@ pub struct PostKey(EntryKey);
 pub struct PostPlace {
     pub(super) wanted: RecvKey,
     pub(super) kind: QueueKind,
-    serial: u64,
+    key: PostKey,
 }
 
 impl PostPlace {
@@ -30,80 +40,254 @@ impl PostPlace {
     }
 }
 
-/// The queue of posted receives.
+/// The queue of posted receives: one list for untagged, one for tagged receives.
 pub(super) struct PostedQueue<R> {
-    lists: LinkedLists<PostedEntry<R>>,
+    /// By [`QueueKind`].
+    lists: [PostedList<R>; 2],
+    /// The next serial number, without the bit of the list.
+    next_serial: u64,
 }
 
-/// An entry of the queue. It holds the caller's id of the receive too, so that a match at the head
+/// Receives in posting order.
+///
+/// Keys are serial numbers, so the list is sorted by key. A receive that leaves the list does not
+/// move the others: at the head it leaves an unused entry, in the middle a vacant one.
+struct PostedList<R> {
+    entries: Vec<PostedEntry<R>>,
+    /// The index of the first entry that is used.
+    head: usize,
+    /// The number of receives.
+    len: usize,
+}
+
+/// An entry of the list. It holds the caller's id of the receive too, so that a match at the head
 /// reads one entry.
 #[derive(Clone, Copy)]
 struct PostedEntry<R> {
-    key: RecvKey,
-    receive: R,
+    tag: TagMatch,
+    key: PostKey,
+    from: Option<FiAddr>,
+    /// `None` in a vacant entry.
+    receive: Option<R>,
+}
+
+/// The number of entries without a receive that a list keeps in addition to one for each receive.
+const MAX_VACANT: usize = 32;
+
+impl<R: Copy> PostedEntry<R> {
+    fn wanted(&self) -> RecvKey {
+        RecvKey {
+            tag: self.tag,
+            from: self.from,
+        }
+    }
+}
+
+impl<R: Copy> PostedList<R> {
+    const fn new() -> Self {
+        Self {
+            entries: Vec::new(),
+            head: 0,
+            len: 0,
+        }
+    }
+
+    fn used(&self) -> &[PostedEntry<R>] {
+        &self.entries[self.head..]
+    }
+
+    #[inline(always)] // on the fast path of small messages
+    fn push(&mut self, entry: PostedEntry<R>) {
+        if self.entries.len() == self.entries.capacity() {
+            self.make_room();
+        }
+        self.entries.push(entry);
+        self.len += 1;
+    }
+
+    /// Makes room for an entry: at the cost of other entries without a receive if they are many,
+    /// else by taking more memory.
+    #[cold]
+    fn make_room(&mut self) {
+        if self.entries.len() > 2 * self.len + MAX_VACANT {
+            self.remove_vacant();
+        } else {
+            self.entries.reserve(1);
+        }
+    }
+
+    #[cold]
+    fn remove_vacant(&mut self) {
+        self.entries.drain(..self.head);
+        self.entries.retain(|entry| entry.receive.is_some());
+        self.head = 0;
+    }
+
+    /// Removes the first used entry.
+    #[inline(always)] // on the fast path of small messages
+    fn remove_first(&mut self) {
+        self.head += 1;
+        self.len -= 1;
+        if self.head == self.entries.len() {
+            self.entries.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Skips vacant entries at the head.
+    fn skip_vacant(&mut self) {
+        while let Some(first) = self.entries.get(self.head)
+            && first.receive.is_none()
+        {
+            self.head += 1;
+        }
+        if self.head == self.entries.len() {
+            self.entries.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Returns the index of a key's entry, vacant or not, or that at which it would be inserted.
+    fn index_of(&self, key: PostKey) -> Result<usize, usize> {
+        let index = self
+            .used()
+            .binary_search_by_key(&key.0, |entry| entry.key.0);
+        index
+            .map(|index| self.head + index)
+            .map_err(|index| self.head + index)
+    }
+
+    /// Returns the index of the earliest receive that accepts this message.
+    fn search(&self, message: EnvelopeKey) -> Option<usize> {
+        let accepts = |entry: &PostedEntry<R>| {
+            entry.tag.accepts(message.tag)
+                && (entry.from.is_none() || entry.from == message.source)
+                && entry.receive.is_some()
+        };
+        self.used()
+            .iter()
+            .position(accepts)
+            .map(|index| self.head + index)
+    }
+
+    /// Takes the receive of an entry. `None` if the entry is vacant.
+    fn take(&mut self, index: usize) -> Option<R> {
+        let receive = self.entries.get_mut(index)?.receive.take()?;
+        if index == self.head {
+            self.remove_first();
+            self.skip_vacant();
+        } else {
+            self.len -= 1;
+            while self
+                .used()
+                .last()
+                .is_some_and(|last| last.receive.is_none())
+            {
+                self.entries.pop();
+            }
+            if self.entries.len() - self.head > 2 * self.len + MAX_VACANT {
+                self.remove_vacant();
+            }
+        }
+        Some(receive)
+    }
+
+    /// Inserts an entry at its place.
+    fn insert(&mut self, entry: PostedEntry<R>) {
+        match self.index_of(entry.key) {
+            Ok(vacant) => self.entries[vacant] = entry,
+            Err(index) => self.entries.insert(index, entry),
+        }
+        self.len += 1;
+    }
 }
 
 impl<R: Copy> PostedQueue<R> {
     pub(super) fn new() -> Self {
         Self {
-            lists: LinkedLists::new(),
+            lists: [PostedList::new(), PostedList::new()],
+            next_serial: 0,
         }
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
-        self.lists.len()
+        let [untagged, tagged] = &self.lists;
+        untagged.len + tagged.len
     }
 
     #[inline(always)] // on the fast path of small messages
     pub(super) fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
-        PostKey(self.lists.push_back(
-            spec.kind(),
-            PostedEntry {
-                key: spec.key(),
-                receive,
-            },
-        ))
+        let (kind, RecvKey { tag, from }) = (spec.kind(), spec.key());
+        let key = self.next_key(kind);
+        self.lists[kind as usize].push(PostedEntry {
+            tag,
+            key,
+            from,
+            receive: Some(receive),
+        });
+        key
+    }
+
+    #[inline]
+    fn next_key(&mut self, kind: QueueKind) -> PostKey {
+        let serial = self.next_serial;
+        self.next_serial += 2;
+        PostKey(serial | kind as u64)
     }
 
     pub(super) fn would_match(&self, envelope: &Envelope) -> bool {
-        self.search(envelope).is_some()
+        self.list(envelope.kind()).search(envelope.key()).is_some()
     }
 
     pub(super) fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
-        let index = self.search(envelope)?;
-        Some(self.lists.remove(index).receive)
+        let list = &mut self.lists[envelope.kind() as usize];
+        let index = list.search(envelope.key())?;
+        list.take(index)
     }
 
     /// Takes the first of the untagged receives, if it accepts messages of this source.
-    #[inline]
+    #[inline(always)] // on the fast path of small messages
     pub(super) fn take_first(&mut self, source: Option<FiAddr>) -> Option<R> {
-        let index = self.lists.first(QueueKind::Untagged)?;
-        let from = self.lists.get(index).key.from;
-        (from.is_none() || from == source)
-            .then(|| self.lists.remove_first(index, QueueKind::Untagged).receive)
+        let list = &mut self.lists[QueueKind::Untagged as usize];
+        let first = list.entries.get(list.head)?;
+        let Some(receive) = first.receive else {
+            return self.take_first_behind_vacant(source);
+        };
+        if first.from.is_some() && first.from != source {
+            return None;
+        }
+        list.remove_first();
+        Some(receive)
+    }
+
+    #[cold]
+    fn take_first_behind_vacant(&mut self, source: Option<FiAddr>) -> Option<R> {
+        self.lists[QueueKind::Untagged as usize].skip_vacant();
+        self.take_first(source)
     }
 
     /// Returns the earliest receive that accepts this message; the receive stays queued.
     pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
-        let index = self.search(envelope)?;
-        Some((
-            PostKey(self.lists.key(index)),
-            self.lists.get(index).receive,
-        ))
+        let list = self.list(envelope.kind());
+        let entry = list.entries.get(list.search(envelope.key())?)?;
+        Some((entry.key, entry.receive?))
     }
 
     pub(super) fn remove(&mut self, key: PostKey) -> Option<R> {
-        let index = self.lists.find(key.0)?;
-        Some(self.lists.remove(index).receive)
+        let list = &mut self.lists[key.kind() as usize];
+        let index = list.index_of(key).ok()?;
+        list.take(index)
     }
 
     /// Returns the place of a queued receive. `None` when it is no longer queued.
     pub(super) fn place(&self, key: PostKey) -> Option<PostPlace> {
-        let index = self.lists.find(key.0)?;
-        Some(PostPlace {
-            wanted: self.lists.get(index).key,
-            kind: self.lists.kind(index),
-            serial: self.lists.serial(index),
+        let list = self.list(key.kind());
+        let entry = list.entries.get(list.index_of(key).ok()?)?;
+        entry.receive.map(|_| PostPlace {
+            wanted: entry.wanted(),
+            kind: key.kind(),
+            key,
         })
     }
 
@@ -112,50 +296,47 @@ impl<R: Copy> PostedQueue<R> {
         PostPlace {
             wanted: spec.key(),
             kind: spec.kind(),
-            serial: self.lists.next_serial(),
+            key: self.next_key(spec.kind()),
         }
     }
 
     /// Queues a receive again at its old place.
     pub(super) fn restore(&mut self, place: PostPlace, receive: R) -> PostKey {
-        let PostPlace {
-            wanted,
-            kind,
-            serial,
-        } = place;
-        let entry = PostedEntry {
-            key: wanted,
-            receive,
-        };
-        PostKey(self.lists.insert_in_order(kind, serial, entry))
+        let PostPlace { wanted, kind, key } = place;
+        self.lists[kind as usize].insert(PostedEntry {
+            tag: wanted.tag,
+            key,
+            from: wanted.from,
+            receive: Some(receive),
+        });
+        key
     }
 
     pub(super) fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
-        self.take_where(|wanted| wanted.from == Some(source))
+        self.take_where(|from| from == Some(source))
     }
 
     pub(super) fn take_all(&mut self) -> Vec<R> {
         self.take_where(|_| true)
     }
 
-    /// Returns the index of the earliest receive that accepts this message.
-    fn search(&self, envelope: &Envelope) -> Option<usize> {
-        let message = envelope.key();
-        self.lists
-            .search(envelope.kind(), |entry| entry.key.accepts(message))
+    fn list(&self, kind: QueueKind) -> &PostedList<R> {
+        &self.lists[kind as usize]
     }
 
-    /// Removes and returns the receives that pass the test, in posting order.
-    fn take_where(&mut self, test: impl Fn(&RecvKey) -> bool) -> Vec<R> {
+    /// Removes and returns the receives whose source passes the test, in posting order.
+    fn take_where(&mut self, test: impl Fn(Option<FiAddr>) -> bool) -> Vec<R> {
         let mut taken = Vec::new();
-        for kind in QueueKind::BOTH {
-            let mut at = self.lists.first(kind);
-            while let Some(index) = at {
-                at = self.lists.next(index);
-                if test(&self.lists.get(index).key) {
-                    taken.push((self.lists.serial(index), self.lists.remove(index).receive));
+        for list in &mut self.lists {
+            for entry in &mut list.entries[list.head..] {
+                if test(entry.from)
+                    && let Some(receive) = entry.receive.take()
+                {
+                    taken.push((entry.key.0, receive));
+                    list.len -= 1;
                 }
             }
+            list.remove_vacant();
         }
         // Each list is in posting order; the serial numbers merge both.
         taken.sort_unstable_by_key(|&(serial, _)| serial);

@@ -232,7 +232,6 @@ impl RxQueue {
         }
         self.fail_probes(engine, |_| Some(error.clone()));
         for op in self.matcher.take_posted() {
-            self.posted[op.index as usize] = None;
             self.retire_multi(op);
             engine.complete(op, Outcome::failed(error.clone()));
         }

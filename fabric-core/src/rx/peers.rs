@@ -128,7 +128,6 @@ impl RxQueue {
         });
         let mut retired = false;
         for op in self.matcher.take_directed(source) {
-            self.posted[op.index as usize] = None;
             retired |= self.retire_multi(op);
             engine.complete(op, Outcome::failed(error.clone()));
         }

@@ -70,17 +70,6 @@ impl<E: EngineContext> RxSink<E> for RxQueue {
         self.deliver(engine, envelope, bytes)
     }
 
-    #[inline(always)] // on the fast path of small messages
-    fn deliver_plain(
-        &mut self,
-        engine: &mut E,
-        peer: PeerKey,
-        source: Option<FiAddr>,
-        bytes: &impl CopySource,
-    ) -> bool {
-        self.deliver_plain(engine, peer, source, bytes)
-    }
-
     fn deliver_peer_memory(
         &mut self,
         engine: &mut E,

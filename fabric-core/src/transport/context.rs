@@ -29,6 +29,16 @@ pub enum MultiRecvSplit {
     Exhausted,
 }
 
+/// The messages of one peer that have arrived, the oldest first.
+pub trait PlainMessages {
+    /// Returns the bytes of the oldest message. `None` if there is none, or if it is not plain: it
+    /// has a tag, completion data or an ack request, or is not whole.
+    fn peek(&mut self) -> Option<impl CopySource + Copy + '_>;
+
+    /// Removes the oldest message, which was delivered.
+    fn consume(&mut self);
+}
+
 /// Services of the engine that a transport may use during a call.
 pub trait EngineContext: Sized {
     /// The receive queue of an endpoint.
@@ -112,6 +122,18 @@ pub trait EngineContext: Sized {
                 self.complete(op, Outcome::partial(Transfer::received(envelope, 0), error));
             }
         }
+    }
+
+    /// Delivers messages of one peer, given by its key and its address handle, to the receives at
+    /// the head of the queue, until a message is not plain or does not match the first receive. The
+    /// transport delivers that message in another way, as it does if the engine delivers none here.
+    fn deliver_plain(
+        &mut self,
+        rx: &mut Self::Rx,
+        peer: (PeerKey, Option<FiAddr>),
+        messages: &mut impl PlainMessages,
+    ) {
+        let _ = (rx, peer, messages);
     }
 
     /// Splits off the share of a multi-receive for this message.

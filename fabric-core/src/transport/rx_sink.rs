@@ -76,17 +76,6 @@ pub trait RxSink<E: EngineContext>: RxStatus {
     where
         Self: Sized;
 
-    /// As [`deliver`](Self::deliver), for an untagged message without CQ data and ack request.
-    fn deliver_plain(
-        &mut self,
-        engine: &mut E,
-        peer: PeerKey,
-        source: Option<FiAddr>,
-        bytes: &impl CopySource,
-    ) -> bool
-    where
-        Self: Sized;
-
     /// Delivers a whole message in the memory of its sender. Returns false when the message is
     /// declined, as [`deliver`](Self::deliver).
     fn deliver_peer_memory(

@@ -11,8 +11,8 @@
 use std::fmt;
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
-use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
-use fabric_core::matching::RecvSpec;
+use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::transport::{EpId, RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
@@ -102,8 +102,7 @@ impl PostBatch<'_> {
         let mut waiter = None;
         for (context, len, buf) in sent {
             let outcome = Outcome::ok(Transfer::sent(len, None));
-            let woken = queue.push(Completion::new(context, OpKind::Send, outcome, buf));
-            waiter = waiter.or(woken);
+            waiter = queue.push(context, OpKind::Send, outcome, buf).or(waiter);
         }
         domain.wake_waiter(waiter);
     }
@@ -136,7 +135,7 @@ impl PostBatch<'_> {
         }
         ep.stats.inline += sent as u64;
         if let Some(counter) = ep.bindings.counters.send {
-            (0..sent).for_each(|_| domain.add_to_counter(counter, true));
+            domain.add_many_to_counter(counter, sent as u64, 0);
         }
         self.posts += sent as u32;
         sent
@@ -196,13 +195,14 @@ impl PostBatch<'_> {
 
     /// Posts up to `count` receives from any source that report to the receive queue, as far as the
     /// endpoint and the queue have entries, and returns how many were posted. Posts none if one
-    /// could receive a message at once. `receive` returns the receive with an index below `count`.
+    /// could receive a message at once. `receive` returns the receive with an index below `count`:
+    /// the tags that it accepts, its buffer and its target.
     /// The caller posts the others one by one.
     #[inline(always)] // on the small-message path
     pub fn recv_together(
         &mut self,
         count: usize,
-        mut receive: impl FnMut(usize) -> (RecvSpec, AnyBuf, CompletionTarget),
+        mut receive: impl FnMut(usize) -> (Option<TagMatch>, AnyBuf, CompletionTarget),
     ) -> usize {
         let (ep, domain) = (self.ep, &mut self.engine.domain);
         let Some(state) = domain.endpoints.get_mut(ep.0) else {
@@ -223,9 +223,9 @@ impl PostBatch<'_> {
         };
         state.posted_recvs += posted;
         for index in 0..posted {
-            let (spec, buf, target) = receive(index);
+            let (tag, buf, target) = receive(index);
             let key = domain.ops.insert_recv(ep, target, buf);
-            rx.post(domain, key, spec);
+            rx.queue_from_any(key, tag);
         }
         domain.rx_queues.put_back(rx);
         self.posts += posted as u32;

@@ -93,7 +93,7 @@ impl DomainState {
         let Some(queue) = queue.and_then(|id| self.cq(id)) else {
             return self.deferred.drop_buffer(buf);
         };
-        let waiter = queue.push(Completion::new(context, kind, outcome, buf));
+        let waiter = queue.push(context, kind, outcome, buf);
         self.wake_waiter(waiter);
     }
 
@@ -144,9 +144,13 @@ impl DomainState {
     }
 
     pub(crate) fn add_to_counter(&mut self, counter: CounterId, ok: bool) {
-        if let Some(counter) = self.counters.get_mut(counter.0) {
-            let woken = counter.add(u64::from(ok), u64::from(!ok), &mut self.deferred);
-            self.waiters -= woken;
+        self.add_many_to_counter(counter, u64::from(ok), u64::from(!ok));
+    }
+
+    /// Adds to the value and the error count of a counter.
+    pub(crate) fn add_many_to_counter(&mut self, id: CounterId, success: u64, errors: u64) {
+        if let Some(counter) = self.counters.get_mut(id.0) {
+            self.waiters -= counter.add(success, errors, &mut self.deferred);
         }
     }
 
@@ -308,12 +312,7 @@ impl DomainHandle {
 
     /// Adds to the value and the error count of a counter.
     pub fn add_to_counter(&self, id: CounterId, success: u64, errors: u64) {
-        self.with_engine(|locked| {
-            let domain = &mut locked.domain;
-            if let Some(counter) = domain.counters.get_mut(id.0) {
-                domain.waiters -= counter.add(success, errors, &mut domain.deferred);
-            }
-        });
+        self.with_engine(|locked| locked.domain.add_many_to_counter(id, success, errors));
     }
 
     /// Drives the domain until the counter's value reaches the threshold or its error count differs

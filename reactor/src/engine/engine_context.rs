@@ -6,9 +6,10 @@ use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
 use fabric_core::rx::RxQueue;
+use fabric_core::stats::OpStats;
 use fabric_core::transport::{
-    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, RemoteAccess, RmaIov,
-    RmaIovId,
+    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainMessages,
+    RemoteAccess, RmaIov, RmaIovId,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -134,6 +135,21 @@ impl EngineContext for DomainState {
         }
         if let Some(counter) = counter {
             self.add_to_counter(counter, true);
+        }
+    }
+
+    #[inline(always)] // on the small-message path
+    fn deliver_plain(
+        &mut self,
+        rx: &mut RxQueue,
+        (peer, source): (PeerKey, Option<FiAddr>),
+        messages: &mut impl PlainMessages,
+    ) {
+        if !self.shared_rx_peers.is_empty() || !self.departing_addrs.is_empty() {
+            return;
+        }
+        while let Some((key, arrival)) = self.deliver_run(rx, (peer, source), messages) {
+            self.deliver_matched(key, (peer, source), arrival, messages);
         }
     }
 
@@ -471,6 +487,101 @@ impl EngineContext for DomainState {
 }
 
 impl DomainState {
+    /// Delivers plain messages as [`deliver_plain`](EngineContext::deliver_plain) does. Stops at a
+    /// receive that does not complete in the usual way; returns that receive and the arrival number
+    /// of its message, which is the oldest one.
+    #[inline(always)] // on the small-message path
+    fn deliver_run(
+        &mut self,
+        rx: &mut RxQueue,
+        peer: (PeerKey, Option<FiAddr>),
+        messages: &mut impl PlainMessages,
+    ) -> Option<(OpKey, u64)> {
+        let mut next = messages.peek();
+        if next.is_none() || !rx.takes_plain() {
+            return None;
+        }
+        // Endpoint and queue are looked up once for all messages.
+        let ep = self.endpoints.get_mut(rx.ep().0)?;
+        let mut cq = ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0));
+        let (mut count, mut reported) = (0, OpStats::default());
+        let mut unusual = None;
+        while let Some(bytes) = next
+            && bytes.len() <= ep.bindings.max_msg_size
+            && let Some((key, arrival)) = rx.match_plain(peer.1)
+        {
+            let len = bytes.len();
+            let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
+                break;
+            };
+            if !op.buf.receive_whole(&bytes) {
+                unusual = Some((key, arrival));
+                break;
+            }
+            let transfer = Transfer::received_plain(peer, arrival, len);
+            match (op.target, &mut cq) {
+                (CompletionTarget::Cq(context), Some(cq)) => {
+                    let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
+                    entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
+                    ep.posted_recvs -= usize::from(op.holds_credit);
+                    op.free(key, free_slots);
+                    reported.count += 1;
+                    reported.bytes += len as u64;
+                }
+                (CompletionTarget::Future, _) => {
+                    ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
+                    op.outcome.transfer = transfer;
+                    op.phase = OpPhase::Done;
+                    if let Some(waker) = op.waker.take() {
+                        self.waiters -= 1;
+                        self.deferred.wake(waker);
+                    }
+                }
+                _ => {
+                    unusual = Some((key, arrival));
+                    break;
+                }
+            }
+            count += 1;
+            messages.consume();
+            next = messages.peek();
+        }
+        let counter = ep.bindings.counters.recv;
+        if reported.count > 0 {
+            ep.stats.received += reported;
+            let waiter = cq.and_then(|cq| cq.waker.take());
+            self.wake_waiter(waiter);
+        }
+        if let Some(counter) = counter {
+            self.add_many_to_counter(counter, count, 0);
+        }
+        unusual
+    }
+
+    /// Delivers the oldest message to the receive that it has matched.
+    #[cold]
+    fn deliver_matched(
+        &mut self,
+        key: OpKey,
+        (peer, source): (PeerKey, Option<FiAddr>),
+        arrival: u64,
+        messages: &mut impl PlainMessages,
+    ) {
+        if let Some(bytes) = messages.peek() {
+            let envelope = Envelope {
+                peer,
+                source,
+                tag: None,
+                len: bytes.len(),
+                data: None,
+                arrival,
+                ack: None,
+            };
+            self.deliver(key, &envelope, &bytes);
+        }
+        messages.consume();
+    }
+
     /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
     #[cold]
     fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {

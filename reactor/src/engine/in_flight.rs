@@ -7,7 +7,7 @@
 //! endpoint was bound to.
 
 use fabric_core::buf::AnyBuf;
-use fabric_core::completion::{Completion, Outcome};
+use fabric_core::completion::Outcome;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain_state::{CounterId, CqId, DomainState};
@@ -138,9 +138,7 @@ impl DomainState {
                     cq_state.unreserve();
                     self.deferred.drop_buffer(buf);
                     self.on_cq_space(queue);
-                } else if let Some(waker) =
-                    cq_state.push(Completion::new(context, kind, outcome, buf))
-                {
+                } else if let Some(waker) = cq_state.push(context, kind, outcome, buf) {
                     self.waiters -= 1;
                     self.deferred.wake(waker);
                 }

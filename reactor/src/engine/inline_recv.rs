@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBufMut};
 use fabric_core::completion::{Done, Failed, Transfer};
-use fabric_core::matching::RecvSpec;
+use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, OpKey};
 use fabric_core::{FiAddr, Result};
 
@@ -49,7 +49,11 @@ impl EngineState {
             domain.add_to_counter(counter, true);
         }
         self.posts = self.posts.wrapping_add(1);
-        Some(Transfer::received_inline(source, len))
+        Some(Transfer::received_plain(
+            (PeerKey::default(), source),
+            0,
+            len,
+        ))
     }
 }
 

@@ -126,6 +126,16 @@ impl OpState {
     }
 }
 
+impl OpState {
+    /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
+        debug_assert!(self.waker.is_none() && matches!(self.buf, AnyBuf::None));
+        self.generation = FREE_GENERATION;
+        free_slots.push(key.index);
+    }
+}
+
 /// The generation of a free slot.
 const FREE_GENERATION: u32 = 0;
 
@@ -242,6 +252,16 @@ impl OpTable {
             .filter(|op| op.generation == key.generation)
     }
 
+    /// Returns an operation, and the list of free slots for [`OpState::free`].
+    #[inline(always)] // on the small-message path
+    pub(crate) fn get_with_free_slots(
+        &mut self,
+        key: OpKey,
+    ) -> Option<(&mut OpState, &mut Vec<u32>)> {
+        let slot = self.slots.get_mut(key.index as usize)?;
+        (slot.generation == key.generation).then_some((slot, &mut self.free_slots))
+    }
+
     /// Returns whether an operation has ended and its result was not taken.
     #[inline]
     pub(crate) fn is_done(&self, key: OpKey) -> bool {
@@ -263,10 +283,8 @@ impl OpTable {
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline]
     pub(crate) fn free(&mut self, key: OpKey) {
-        if let Some(slot) = self.get_mut(key) {
-            debug_assert!(slot.waker.is_none() && matches!(slot.buf, AnyBuf::None));
-            slot.generation = FREE_GENERATION;
-            self.free_slots.push(key.index);
+        if let Some((slot, free_slots)) = self.get_with_free_slots(key) {
+            slot.free(key, free_slots);
         }
     }
 

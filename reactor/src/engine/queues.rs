@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use fabric_core::completion::Completion;
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::{Completion, OpKind, Outcome};
 use fabric_core::event::{Event, EventKind};
 
 use super::deferred::Deferred;
@@ -13,22 +14,33 @@ use crate::sys::sync::{Mutex, lock};
 
 /// A completion queue. It cannot overrun: every operation that will report to it reserved its entry
 /// when it was posted.
+///
+/// The entries are a ring, which is filled in place, because an entry is large. It grows as needed.
 #[derive(Debug)]
 pub(crate) struct CqState {
-    /// The oldest entries, if a read has left some: they precede `entries`.
-    oldest: VecDeque<Completion>,
-    /// A vector, because an entry is large: the code that fills it builds it in place.
+    /// Vacant entries and completions; a power of two in number, or none.
     entries: Vec<Completion>,
+    /// The index of the oldest completion.
+    head: usize,
+    /// The number of completions.
+    len: usize,
+    /// The number of completions that the last reader got with their memory.
+    last_len: usize,
     reserved: usize,
     capacity: usize,
     pub(crate) waker: Option<Waker>,
 }
 
+/// The number of entries of a queue that has held few completions.
+const MIN_ENTRIES: usize = 16;
+
 impl CqState {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            oldest: VecDeque::new(),
-            entries: Vec::with_capacity(capacity),
+            entries: Vec::new(),
+            head: 0,
+            len: 0,
+            last_len: 0,
             reserved: 0,
             capacity,
             waker: None,
@@ -42,14 +54,14 @@ impl CqState {
 
     /// Reserves an entry; returns false when none is free.
     pub(crate) fn reserve(&mut self) -> bool {
-        let free = self.reserved + self.len() < self.capacity;
+        let free = self.reserved + self.len < self.capacity;
         self.reserved += usize::from(free);
         free
     }
 
     /// Reserves up to `count` entries; returns how many.
     pub(crate) fn reserve_up_to(&mut self, count: usize) -> usize {
-        let free = self.capacity.saturating_sub(self.reserved + self.len());
+        let free = self.capacity.saturating_sub(self.reserved + self.len);
         let reserved = free.min(count);
         self.reserved += reserved;
         reserved
@@ -66,47 +78,68 @@ impl CqState {
     }
 
     /// Fills a reserved entry, and returns the waker of the waiting reader.
-    #[inline(always)] // on the small-message path, and an entry is large
-    pub(crate) fn push(&mut self, completion: Completion) -> Option<Waker> {
-        self.reserved -= 1;
-        self.entries.push(completion);
+    #[inline(always)] // on the small-message path
+    pub(crate) fn push(
+        &mut self,
+        context: u64,
+        kind: OpKind,
+        outcome: Outcome,
+        buf: AnyBuf,
+    ) -> Option<Waker> {
+        self.next_entry().fill(context, kind, outcome, buf);
         self.waker.take()
     }
 
-    #[inline]
-    fn len(&self) -> usize {
-        self.oldest.len() + self.entries.len()
+    /// Returns the next reserved entry, which the caller fills.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn next_entry(&mut self) -> &mut Completion {
+        if self.len == self.entries.len() {
+            self.add_entries();
+        }
+        let index = (self.head + self.len) & (self.entries.len() - 1);
+        self.reserved -= 1;
+        self.len += 1;
+        &mut self.entries[index]
+    }
+
+    /// Doubles the number of entries, all of which hold completions.
+    #[cold]
+    fn add_entries(&mut self) {
+        self.entries.rotate_left(self.head);
+        self.head = 0;
+        let count = (2 * self.len).max(MIN_ENTRIES);
+        self.entries
+            .reserve_exact(count.max(self.last_len) - self.len);
+        self.entries.resize_with(count, || Completion::VACANT);
     }
 
     /// Returns whether no completion is in the queue.
     pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
-    /// Moves up to `max` entries out.
+    /// Moves up to `max` completions out.
     pub(crate) fn drain_into(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let count = self.len().min(max);
-        if self.oldest.is_empty() {
-            if self.entries.len() <= max {
-                // All at once, not one by one: an entry is large.
-                out.append(&mut self.entries);
-                return count;
-            }
-            self.swap_oldest();
+        let count = self.len.min(max);
+        let gives_memory = count >= MIN_ENTRIES && 2 * count > self.entries.len();
+        if gives_memory && count == self.len && self.head == 0 && out.is_empty() {
+            // The reader gets the memory with the completions. This queue goes on with the reader's.
+            self.entries.truncate(count);
+            std::mem::swap(&mut self.entries, out);
+            (self.last_len, self.len) = (count, 0);
+            return count;
         }
-        let from_oldest = count.min(self.oldest.len());
-        out.extend(self.oldest.drain(..from_oldest));
-        if from_oldest < count {
-            self.swap_oldest();
-            out.extend(self.oldest.drain(..count - from_oldest));
-        }
+        let (newer, older) = self.entries.split_at_mut(self.head);
+        let from_older = count.min(older.len());
+        out.extend(older[..from_older].iter_mut().map(Completion::take));
+        out.extend(newer[..count - from_older].iter_mut().map(Completion::take));
+        self.len -= count;
+        self.head = match self.len {
+            // The entries that were filled last are in the cache.
+            0 => 0,
+            _ => (self.head + count) & (self.entries.len() - 1),
+        };
         count
-    }
-
-    /// Moves all of `entries` to `oldest`, which must be empty. The two swap their allocations.
-    fn swap_oldest(&mut self) {
-        let empty = Vec::from(std::mem::take(&mut self.oldest));
-        self.oldest = std::mem::replace(&mut self.entries, empty).into();
     }
 }
 
@@ -294,8 +327,7 @@ impl EqState {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use fabric_core::buf::AnyBuf;
-    use fabric_core::completion::{OpKind, Outcome, Transfer};
+    use fabric_core::completion::Transfer;
 
     use super::*;
 
@@ -306,16 +338,21 @@ mod tests {
         for round in 0..200_usize {
             while queue.reserve() {
                 let done = Outcome::ok(Transfer::default());
-                let waker = queue.push(Completion::new(next, OpKind::Send, done, AnyBuf::None));
+                let waker = queue.push(next, OpKind::Send, done, AnyBuf::None);
                 assert!(waker.is_none());
                 next += 1;
                 if next % (1 + round as u64 % 7) == 0 {
                     break;
                 }
             }
-            let (before, max) = (out.len(), round * 5 % 23);
-            let count = queue.drain_into(&mut out, max);
-            assert!(count <= max && out.len() == before + count);
+            // Also into an empty vector, which gets the memory of the queue.
+            let mut read = std::mem::take(&mut out);
+            let into = if round % 3 == 0 { &mut out } else { &mut read };
+            let (before, max) = (into.len(), round * 5 % 37);
+            let count = queue.drain_into(into, max);
+            assert!(count <= max && into.len() == before + count);
+            read.append(&mut out);
+            out = read;
         }
         while queue.drain_into(&mut out, 5) > 0 {}
         assert!(queue.is_empty() && next > 300);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric_core::buf::AnyBuf;
-use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{EpId, RemoteAccess};
@@ -108,9 +108,8 @@ impl DomainState {
                 self.blocked_on_cq = true;
                 return false;
             }
-            let completion =
-                Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
-            let waiter = queue.push(completion);
+            let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
+            let waiter = queue.push(0, kind, outcome, AnyBuf::None);
             self.wake_waiter(waiter);
             self.on_message_consumed(transfer.source);
         }

@@ -479,6 +479,10 @@ pub(crate) struct Consumer<M> {
     position: u64,
     /// Position up to which lines were released to the producer.
     released: u64,
+    /// The lap of `position`, in the bits that it has in a header.
+    lap_bits: u64,
+    /// Position from which lines are to be released, or that begins the next lap.
+    checkpoint: u64,
     /// Whether this side has set `consumer_waiting` since the last `disarm`.
     armed: bool,
 }
@@ -487,13 +491,32 @@ impl<M: RingMemory> Consumer<M> {
     /// Creates the consumer of memory whose first record was not consumed yet.
     pub(crate) fn new(memory: M) -> Self {
         let geometry = RingGeometry::new(memory.lines());
-        Self {
+        let mut consumer = Self {
             memory,
             geometry,
             position: 0,
             released: 0,
+            lap_bits: 0,
+            checkpoint: 0,
             armed: false,
-        }
+        };
+        consumer.set_checkpoint();
+        consumer
+    }
+
+    /// Sets the lap of `position`, and the next position that changes it or from which lines are to
+    /// be released. Lines are released in batches of an eighth of the ring. The producer does not
+    /// starve, because no record takes more than an eighth.
+    #[cold]
+    fn set_checkpoint(&mut self) {
+        let RingGeometry { lines } = self.geometry;
+        self.lap_bits = self.geometry.lap(self.position) << LAP_SHIFT;
+        let lap_end = (self.position | (lines - 1)) + 1;
+        self.checkpoint = lap_end.min(self.released + lines / 8);
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.position
     }
 
     pub(crate) fn memory(&self) -> &M {
@@ -507,28 +530,30 @@ impl<M: RingMemory> Consumer<M> {
         let index = self.geometry.line_of(self.position);
         // SYNC: pairs with the release in `Producer::publish`.
         let word = self.memory.header(index).load(Ordering::Acquire);
-        let (lap, len) = (
-            self.geometry.lap(self.position),
-            (word & LEN_MASK) >> LEN_SHIFT,
-        );
-        if word >> LAP_SHIFT != lap {
-            Peeked::Empty
-        } else if word & !LEN_MASK == lap << LAP_SHIFT | u64::from(kind) && len >= HEADER_LEN as u64
-        {
-            let (len, lines) = (len as usize, RingGeometry::lines_for(len as usize));
-            if lines > 1
-                && (lines > self.geometry.max_record_lines()
-                    || index + lines > self.geometry.lines as usize)
-            {
+        // Of the expected header only the length remains.
+        let rest = word ^ (self.lap_bits | u64::from(kind));
+        let (start, len) = (index * LINE_LEN, (rest >> LEN_SHIFT) as usize);
+        if rest & !LEN_MASK != 0 || len < HEADER_LEN {
+            if word >> LAP_SHIFT == self.lap_bits >> LAP_SHIFT {
                 return Peeked::Other;
             }
-            Peeked::Plain {
-                start: index * LINE_LEN,
-                len,
-                lines: lines as u32,
-            }
+            return Peeked::Empty;
+        }
+        let lines = if len <= LINE_LEN {
+            1
         } else {
-            Peeked::Other
+            RingGeometry::lines_for(len)
+        };
+        if lines > 1
+            && (lines > self.geometry.max_record_lines()
+                || index + lines > self.geometry.lines as usize)
+        {
+            return Peeked::Other;
+        }
+        Peeked::Plain {
+            start,
+            len,
+            lines: lines as u32,
         }
     }
 
@@ -556,6 +581,7 @@ impl<M: RingMemory> Consumer<M> {
                     ));
                 }
                 self.position += lines as u64;
+                self.set_checkpoint();
                 continue;
             }
             if (header.len as usize) < HEADER_LEN
@@ -584,12 +610,15 @@ impl<M: RingMemory> Consumer<M> {
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
         self.position += lines;
-        // Lines are released in batches of an eighth of the ring. The producer does not starve,
-        // because no record takes more than an eighth.
-        if self.position - self.released < self.geometry.lines / 8 {
-            return false;
-        }
-        self.release()
+        self.position >= self.checkpoint && self.pass_checkpoint()
+    }
+
+    #[cold]
+    fn pass_checkpoint(&mut self) -> bool {
+        let producer_waits =
+            self.position - self.released >= self.geometry.lines / 8 && self.release();
+        self.set_checkpoint();
+        producer_waits
     }
 
     /// Releases all consumed lines to the producer. Returns true if the producer sleeps and the
@@ -650,7 +679,6 @@ impl<M: RingMemory> Consumer<M> {
     #[inline]
     fn unpack_published(&self, word: u64) -> Option<RecordHeader> {
         let header = RecordHeader::unpack(word);
-        (word >> LAP_SHIFT == self.geometry.lap(self.position) && header.kind != 0)
-            .then_some(header)
+        (word >> LAP_SHIFT == self.lap_bits >> LAP_SHIFT && header.kind != 0).then_some(header)
     }
 }

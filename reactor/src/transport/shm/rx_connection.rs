@@ -19,7 +19,8 @@ use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::transport::{
-    EngineContext, EpId, Incarnation, PartialId, RemoteAccess, RxSink, RxStatus, WaitSet,
+    EngineContext, EpId, Incarnation, PartialId, PlainMessages, RemoteAccess, RxSink, RxStatus,
+    WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -30,7 +31,7 @@ use super::record::{
     CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MESSAGE, RMA_NOTIFICATION, RMA_READ,
     RMA_REQUEST, RecordLayout, decode_len_and_ack, plain_payload_offset,
 };
-use super::ring::{Consumer, Peeked, RecordRef, ShmProtocolViolation};
+use super::ring::{Consumer, HEADER_LEN, LINE_LEN, Peeked, RecordRef, ShmProtocolViolation};
 use super::rma_bounce::{REQUEST_LEN, RmaRequest};
 use super::segment::{RecordPayload, Segment};
 use super::shared_memory::SharedMapping;
@@ -42,8 +43,8 @@ pub(crate) use pending_handshake::{
 
 /// Maximum number of records received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
-/// Bytes after which a pass stops receiving from one peer.
-const BYTES_PER_PASS: usize = 64 * 1024;
+/// Lines, 64 KiB, after which a pass stops receiving from one peer.
+const LINES_PER_PASS: u64 = (64 * 1024 / LINE_LEN) as u64;
 /// Passes for which a message stays in the ring while no receive is posted. A program that awaits
 /// its receives one by one posts the next receive within a few passes. The message is then copied
 /// to the receive, and not to a buffer of unexpected messages first.
@@ -82,6 +83,66 @@ pub(crate) struct LocalEndpoint {
     pub(crate) cma_enabled: bool,
     /// Counters of the chunks that peers have granted to the endpoint.
     pub(crate) received_loans: ReceivedLoans,
+}
+
+/// The plain messages that a pass receives from a connection, one after the other.
+struct PlainRun<'a> {
+    rx: &'a mut RxConnection,
+    /// Number of messages received.
+    received: usize,
+    /// Position in the ring at which the pass ends.
+    end_position: u64,
+    /// Lines of the record of the oldest message.
+    lines: u32,
+    /// Why there are no more messages.
+    end: RunEnd,
+}
+
+/// Why a [`PlainRun`] has ended.
+#[derive(Clone, Copy)]
+enum RunEnd {
+    /// The ring is empty.
+    Empty,
+    /// A limit of the pass is reached.
+    PassLimit,
+    /// The oldest record is not plain, or matches no receive.
+    Unmatched,
+}
+
+impl PlainMessages for PlainRun<'_> {
+    #[inline(always)] // fast path of small messages
+    fn peek(&mut self) -> Option<impl CopySource + Copy + '_> {
+        let ring = &self.rx.ring;
+        if self.received == RECORDS_PER_PASS || ring.position() >= self.end_position {
+            self.end = RunEnd::PassLimit;
+            return None;
+        }
+        match ring.peek_plain(MESSAGE) {
+            Peeked::Empty => {
+                self.end = RunEnd::Empty;
+                None
+            }
+            Peeked::Plain { start, len, lines } if self.rx.partial.is_none() => {
+                self.lines = lines;
+                let at = if lines > 1 {
+                    ring.memory().prefetch(start, len);
+                    plain_payload_offset(len)
+                } else {
+                    HEADER_LEN
+                };
+                ring.memory().payload(start + at, len - at)
+            }
+            _ => None,
+        }
+    }
+
+    #[inline(always)] // fast path of small messages
+    fn consume(&mut self) {
+        self.received += 1;
+        if self.rx.ring.consume_lines(u64::from(self.lines)) {
+            self.rx.ring_doorbell();
+        }
+    }
 }
 
 /// The receiving end of a connection.
@@ -196,38 +257,46 @@ impl RxConnection {
         engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
-        let mut bytes = 0;
-        for received in 0..RECORDS_PER_PASS {
-            match self.ring.peek_plain(MESSAGE) {
-                Peeked::Empty => return Ok(received > 0),
-                Peeked::Plain { start, len, lines } if self.partial.is_none() => {
-                    if rx.has_posted() {
-                        self.deferred_passes = 0;
-                    } else if self.defers_message(rx) {
-                        return Ok(true);
-                    }
-                    if lines > 1 {
-                        self.ring.memory().prefetch(start, len);
-                    }
-                    let at = plain_payload_offset(len);
-                    let payload = self.ring.memory().payload(start + at, len - at);
-                    let payload = payload.ok_or(ShmProtocolViolation("payload out of bounds"))?;
-                    if !rx.deliver_plain(engine, self.peer_key, self.source, &payload) {
-                        self.message_held = true;
-                        return Ok(received > 0);
-                    }
-                    if self.ring.consume_lines(u64::from(lines)) {
-                        self.ring_doorbell();
-                    }
-                    bytes += len;
-                    if bytes > BYTES_PER_PASS {
-                        break;
-                    }
-                }
-                _ => return self.poll_ring_general(rx, engine, received, bytes),
-            }
+        let peer = (self.peer_key, self.source);
+        let mut run = PlainRun {
+            received: 0,
+            end_position: self.ring.position() + LINES_PER_PASS,
+            rx: self,
+            lines: 0,
+            end: RunEnd::Unmatched,
+        };
+        engine.deliver_plain(rx, peer, &mut run);
+        let PlainRun { received, end, .. } = run;
+        if received > 0 {
+            self.deferred_passes = 0;
         }
-        Ok(true)
+        match end {
+            RunEnd::Empty => Ok(received > 0),
+            RunEnd::PassLimit => Ok(true),
+            RunEnd::Unmatched => self.poll_unmatched(rx, engine, received),
+        }
+    }
+
+    /// Continues [`poll_ring`](Self::poll_ring) with a record that is not plain, or that the first
+    /// posted receive does not match.
+    fn poll_unmatched<E: EngineContext>(
+        &mut self,
+        rx: &mut E::Rx,
+        engine: &mut E,
+        received: usize,
+    ) -> Result<bool, ShmProtocolViolation> {
+        match self.ring.peek_plain(MESSAGE) {
+            Peeked::Empty => return Ok(received > 0),
+            Peeked::Plain { .. } if self.partial.is_none() => {
+                if rx.has_posted() {
+                    self.deferred_passes = 0;
+                } else if self.defers_message(rx) {
+                    return Ok(true);
+                }
+            }
+            _ => {}
+        }
+        self.poll_ring_general(rx, engine, received)
     }
 
     /// Receives the oldest record into `into`, if the record is a plain message of at most `room`
@@ -275,16 +344,16 @@ impl RxConnection {
         defers
     }
 
-    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records
-    /// of `bytes` bytes in this pass. Returns whether this pass has received a record.
+    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records in
+    /// this pass. Returns whether this pass has received a record.
     fn poll_ring_general<E: EngineContext>(
         &mut self,
         rx: &mut E::Rx,
         engine: &mut E,
         received: usize,
-        mut bytes: usize,
     ) -> Result<bool, ShmProtocolViolation> {
         let mut progressed = received > 0;
+        let end_position = self.ring.position() + LINES_PER_PASS;
         for _ in received..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else {
                 break;
@@ -300,8 +369,7 @@ impl RxConnection {
             if self.ring.consume(record) {
                 self.ring_doorbell();
             }
-            bytes += record.header.len as usize;
-            if bytes > BYTES_PER_PASS {
+            if self.ring.position() >= end_position {
                 break;
             }
         }

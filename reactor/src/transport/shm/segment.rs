@@ -488,7 +488,7 @@ impl CopySource for RecordPayload<'_> {
     fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
         let source = self.ptr_at(from, dst.len());
         // SAFETY: as in `copy_to`.
-        unsafe { std::ptr::copy_nonoverlapping(source, dst.as_mut_ptr(), dst.len()) };
+        unsafe { copy_bytes(source, dst.as_mut_ptr(), dst.len()) };
     }
 }
 
