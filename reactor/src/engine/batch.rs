@@ -213,7 +213,7 @@ impl PostBatch<'_> {
         let Some(cq) = rx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
             return 0;
         };
-        let Some(mut rx) = domain.rx_queues.take(ep) else {
+        let Some(rx) = state.rx.as_mut() else {
             return 0;
         };
         let posted = if rx.only_queues_posts() {
@@ -227,7 +227,6 @@ impl PostBatch<'_> {
             let key = domain.ops.insert_recv(ep, target, buf);
             rx.queue_from_any(key, tag);
         }
-        domain.rx_queues.put_back(rx);
         self.posts += posted as u32;
         posted
     }

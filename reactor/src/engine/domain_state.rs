@@ -11,6 +11,7 @@ use std::task::Waker;
 use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::mr::RegionTable;
+use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
 use fabric_core::tree::Class;
@@ -28,7 +29,6 @@ use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::passes::EngineTransportEndpoint;
 use super::queues::{CounterState, CqState, EqState};
-use super::rx_queues::RxQueues;
 use super::tx_credits::TxCredits;
 use super::wait_policy::WaitPolicy;
 
@@ -142,6 +142,9 @@ pub(crate) struct EndpointState {
     pub(crate) tx_credits: TxCredits,
     pub(crate) posted_recvs: usize,
     pub(crate) stats: EndpointStats,
+    /// The receive queue; `None` while it is in use, and for an endpoint that uses the queue of a
+    /// shared receive context.
+    pub(crate) rx: Option<Box<RxQueue>>,
     /// The transport's part of the endpoint; `None` while it is in a call, and for a shared receive
     /// context.
     pub(crate) transport: Option<Box<EngineTransportEndpoint>>,
@@ -170,6 +173,7 @@ impl std::fmt::Debug for EndpointState {
             tx_credits,
             posted_recvs,
             stats,
+            rx: _,
             transport: _,
             is_active,
             fast_path: _,
@@ -188,7 +192,6 @@ impl std::fmt::Debug for EndpointState {
 pub struct DomainState {
     pub(crate) ops: OpTable,
     pub(crate) endpoints: IdMap<EndpointState>,
-    pub(crate) rx_queues: RxQueues,
     pub(crate) cqs: IdMap<CqState>,
     pub(crate) counters: IdMap<CounterState>,
     pub(crate) avs: IdMap<Av>,
@@ -259,7 +262,6 @@ impl DomainState {
         Self {
             ops: OpTable::default(),
             endpoints: IdMap::new(),
-            rx_queues: RxQueues::default(),
             cqs: IdMap::new(),
             counters: IdMap::new(),
             avs: IdMap::new(),
@@ -298,6 +300,7 @@ impl DomainState {
             tx_credits,
             posted_recvs: 0,
             stats,
+            rx: None,
             transport: None,
             is_active: false,
             fast_path: None,

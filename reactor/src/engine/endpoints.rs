@@ -6,12 +6,14 @@ use std::sync::Arc;
 use fabric_core::completion::Outcome;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
+use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EngineContext, EpId, FastPath};
+use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
 use super::domain::DomainHandle;
-use super::domain_state::Bindings;
+use super::domain_state::{Bindings, DomainState};
 use super::progress::EngineState;
 use super::trace::TraceEvent;
 
@@ -23,6 +25,35 @@ pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
         info.caps -= Caps::RMA_EVENT;
     }
     info
+}
+
+impl DomainState {
+    /// Opens an endpoint with these bindings, and its receive queue with this budget for unexpected
+    /// messages.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the shared receive context of the bindings is closed.
+    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings, budget: usize) -> Result<EpId> {
+        let shared = bindings.shared_rx;
+        if let Some(context) = shared {
+            self.try_with_rx(context, |rx, _| rx.raise_budget(budget))
+                .ok_or_else(|| Error::Closed(Class::SharedReceive))?;
+        }
+        let id = EpId(self.endpoints.insert(Self::new_endpoint(bindings)));
+        if shared.is_none() {
+            self.endpoint(id)?.rx = Some(Box::new(RxQueue::new(id, budget, self.pool.clone())));
+        }
+        Ok(id)
+    }
+
+    /// Removes an endpoint that could not be opened.
+    pub(crate) fn remove_endpoint(&mut self, id: EpId) {
+        if self.rx_context_of(id).is_some() {
+            // The shared context may know the peer of a connection that failed.
+            self.try_with_rx(id, |rx, domain| rx.sharer_closed(domain, id));
+        }
+        self.endpoints.remove(id.0);
+    }
 }
 
 impl EngineState {
@@ -153,7 +184,7 @@ impl DomainHandle {
         };
         let transport = state.transport.as_ref().map(|transport| transport.stats());
         let mut stats = state.stats.with_transport(transport.unwrap_or_default());
-        if let Some(queue) = locked.domain.rx_queues.own(ep) {
+        if let Some(queue) = locked.domain.own_rx(ep) {
             (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
         }
         stats

@@ -23,14 +23,13 @@ impl EngineContext for DomainState {
 
     #[inline(always)] // on the small-message path
     fn take_rx(&mut self, ep: EpId) -> Box<RxQueue> {
-        self.rx_queues
-            .take(ep)
+        self.take_queue(ep)
             .expect("the endpoint is open, and its queue is used once at a time")
     }
 
     #[inline(always)] // on the small-message path
     fn put_rx(&mut self, queue: Box<RxQueue>) {
-        self.rx_queues.put_back(queue);
+        self.put_queue(queue);
     }
 
     fn payload(&self, op: OpKey) -> Payload<'_> {

@@ -37,7 +37,7 @@ impl EngineState {
             || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
             || domain.progress_requested
             || work != 0
-            || !domain.rx_queues.own(ep)?.is_empty()
+            || !domain.own_rx(ep)?.is_empty()
         {
             return None;
         }

@@ -26,7 +26,8 @@ use fabric_core::rx::RxQueue;
 use fabric_core::transport::EpId;
 
 use super::domain::DomainHandle;
-use super::domain_state::{Bindings, DomainState, check_addr};
+use super::domain_state::{Bindings, DomainState, FollowUp, check_addr};
+use super::progress::EngineState;
 
 impl DomainState {
     /// Returns the endpoints that share this context.
@@ -86,6 +87,82 @@ impl DomainState {
             .and_then(|sharer| self.endpoints.get(sharer.0));
         sharer.is_some_and(|sharer| check_addr(&self.avs, sharer.bindings.av, addr).is_ok())
     }
+
+    /// Requests the progress that follows from a change of a shared context's queue.
+    pub(crate) fn after_shared_rx_change(&mut self, context: EpId) {
+        let changes = self.try_with_rx(context, |rx, _| (rx.has_work(), rx.take_declined()));
+        let (has_work, declined) = changes.unwrap_or_default();
+        if has_work {
+            // The sender of a partial message waits, whether or not a task waits here.
+            self.progress_requested = true;
+            self.rearm_requested = true;
+        }
+        if declined {
+            // A declined message may be accepted now.
+            self.follow_ups.push(FollowUp::ResumeProgress);
+        }
+    }
+}
+
+impl EngineState {
+    /// Returns whether the id is of a shared receive context.
+    #[inline]
+    pub(crate) fn is_shared_rx_context(&self, id: EpId) -> bool {
+        self.shared_rx_contexts.contains(&id)
+    }
+
+    /// Makes a pass over the shared contexts and the endpoints.
+    #[cold]
+    pub(crate) fn progress_with_shared_rx(&mut self) -> bool {
+        let mut moved = false;
+        for context in &self.shared_rx_contexts {
+            let drained = self.domain.try_with_rx(*context, RxQueue::drain_unexpected);
+            moved |= drained == Some(true);
+        }
+        moved |= self.poll_endpoints();
+        // After the transport, so that a message that has just arrived is copied in this pass: the
+        // program may not make another one.
+        for index in 0..self.shared_rx_contexts.len() {
+            moved |= self.copy_next_chunk(self.shared_rx_contexts[index]);
+        }
+        moved
+    }
+
+    /// Copies a chunk of a message of a shared context that is still in its sender's memory.
+    fn copy_next_chunk(&mut self, context: EpId) -> bool {
+        let sharers = self.domain.endpoints_sharing(context);
+        let copied = self.domain.try_with_rx(context, |rx, domain| {
+            if !rx.has_work() {
+                return None;
+            }
+            let copied = rx.copy_next_chunk(domain);
+            domain.progress_requested |= rx.has_work();
+            if sharers.is_empty() {
+                rx.clear_acks();
+            }
+            Some(copied)
+        });
+        let Some(copied) = copied.flatten() else {
+            return false;
+        };
+        for ep in sharers {
+            // The endpoints send the acks to their peers.
+            let _ = self.with_transport(ep, |transport, domain| {
+                transport.on_rx_queue_changed(domain)
+            });
+        }
+        copied
+    }
+
+    /// Returns whether a shared context has work to do before the driver sleeps.
+    #[inline]
+    pub(crate) fn shared_rx_has_work(&self) -> bool {
+        let mut queues = self
+            .shared_rx_contexts
+            .iter()
+            .filter_map(|context| self.domain.own_rx(*context));
+        queues.any(RxQueue::has_work)
+    }
 }
 
 impl DomainHandle {
@@ -96,7 +173,7 @@ impl DomainHandle {
         let context = DomainState::new_endpoint(bindings);
         let id = EpId(state.domain.endpoints.insert(context));
         let queue = RxQueue::shared(id, self.pool().clone());
-        state.domain.rx_queues.insert(queue);
+        state.domain.put_queue(Box::new(queue));
         state.shared_rx_contexts.push(id);
         id
     }

@@ -401,7 +401,7 @@ mod tests {
         /// Makes a pass, and returns how many messages have arrived.
         fn unexpected_count(&mut self) -> usize {
             self.endpoint.progress(&mut self.domain_state);
-            let queue = self.domain_state.rx_queues.own(self.ep);
+            let queue = self.domain_state.own_rx(self.ep);
             queue.expect("the endpoint is open").unexpected().0
         }
     }
