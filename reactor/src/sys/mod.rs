@@ -5,7 +5,8 @@
 //! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
 //! | `epoll` | the wait set of a domain |
 //! | `uring` | io_uring operations |
-//! | `memfd` | creation of memory that can be passed to peers |
+//! | `memfd` | memory that is passed to peers: creation, seals, checks |
+//! | `mapping` | mappings of such memory, and access to them |
 //! | `timer` | timers that a wait set watches |
 //! | `fork_guard` | whether the process is a forked child |
 //! | `os_error` | errors of system calls |
@@ -13,6 +14,7 @@
 #[cfg(not(all(test, loom)))]
 mod epoll;
 pub(crate) mod fork_guard;
+pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod os_error;
 pub(crate) mod sync;

@@ -34,6 +34,7 @@ use rustix::net::{
 
 use super::closer;
 use crate::sys::fork_guard::ForkGuard;
+use crate::sys::memfd;
 use crate::sys::os_error::epoll_ctl_error;
 
 /// Backlog of a listener: connections that may wait to be accepted.
@@ -466,7 +467,7 @@ enum PeekedMessage {
 /// Closes descriptors of a peer without blocking: memory in this thread, and others on the closing
 /// threads.
 pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
-    let is_other = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_err();
+    let is_other = |fd: &OwnedFd| !memfd::is_memory(fd);
     closer::enqueue(fds.into_iter().filter(is_other).collect());
 }
 
