@@ -53,3 +53,21 @@ impl<T: Send + Sync> ProcessLocal<T> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn threads_of_a_process_share_one_value() {
+        static VALUE: ProcessLocal<Mutex<u32>> = ProcessLocal::new(Mutex::default);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| *VALUE.get().lock().unwrap() += 1);
+            }
+        });
+        assert_eq!(*VALUE.get().lock().unwrap(), 8);
+    }
+}
