@@ -125,7 +125,7 @@ fn invalid_loans_end_only_that_connection() {
         // Memory that is granted twice under one key, and a grant of another size than its memory.
         for (what, grant) in [
             ("twice", encode_grant(7, 4096, 1)),
-            ("another size", encode_grant(8, 1 << 20, 1)),
+            ("announced size", encode_grant(8, 1 << 20, 1)),
         ] {
             let (segment, memory) = (
                 sealed_memfd(4096 + 64 * 64, all),

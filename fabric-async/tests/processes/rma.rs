@@ -333,7 +333,7 @@ fn invalid_key_responses_fail_the_operation() {
         let truncated = encode_grant(5, 64, 3)[..28].to_vec();
         let cases: [(Vec<u8>, Vec<&OwnedFd>, &str); 11] = [
             (encode_control(104, 5), vec![], "is unknown"),
-            (encode_grant(5, 64, 3), vec![&small], "another size"),
+            (encode_grant(5, 64, 3), vec![&small], "announced size"),
             (encode_grant(5, u64::MAX, 3), vec![&good], "too large"),
             (encode_grant(5, 64, 3), vec![&unsealed], "not sealed"),
             (encode_grant(5, 64, 3), vec![&null], "sealed"),

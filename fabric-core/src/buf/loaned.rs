@@ -46,12 +46,14 @@ enum LoanedStorage {
 
 /// Memory of a peer that stays valid until its last owner drops it. [`CopySource`] copies from it.
 pub trait PeerMemory: CopySource + Send + Sync + Any {
-    /// Returns the bytes, if they are mapped here.
+    /// Returns the bytes; no bytes if they are not mapped here.
     ///
     /// # Safety
     /// The peer must not write to the memory while the result lives.
     #[allow(unsafe_code)] // only declares a contract
-    unsafe fn bytes(&self) -> &[u8];
+    unsafe fn bytes(&self) -> &[u8] {
+        &[]
+    }
 
     /// Writes `len` bytes from offset `from` on to a descriptor with one `write(2)`; the kernel
     /// copies them. Returns how many bytes were written.

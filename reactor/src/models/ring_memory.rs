@@ -4,7 +4,7 @@
 //! races. In real memory the header is the first eight bytes of the line, so a payload that
 //! continues in a line overwrites that line's header, and zeroing a header destroys payload that is
 //! still there. Both happen here too.
-#![allow(unsafe_code)] // `RingMemory::write`, and access to loom's cells
+#![allow(unsafe_code)] // access to loom's cells
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
@@ -83,7 +83,7 @@ impl RingMemory for LoomRingMemory {
         &self.0.producer_waiting
     }
 
-    unsafe fn write(&self, offset: usize, bytes: &[u8]) {
+    fn write(&self, offset: usize, bytes: &[u8]) {
         let mut done = 0;
         while done < bytes.len() {
             let (line, from) = ((offset + done) / LINE_LEN, (offset + done) % LINE_LEN);

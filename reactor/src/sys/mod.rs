@@ -5,16 +5,26 @@
 //! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
 //! | `epoll` | the wait set of a domain |
 //! | `uring` | io_uring operations |
-//! | `memfd` | creation of memory that can be passed to peers |
+//! | `memfd` | memory that is passed to peers: creation, seals, checks |
+//! | `mapping` | mappings of such memory, and access to them |
+//! | `process_memory` | copies from the memory of another process |
+//! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
+//! | `datagrams` | many datagrams with one call |
 //! | `timer` | timers that a wait set watches |
 //! | `fork_guard` | whether the process is a forked child |
+//! | `process_local` | a value of each process, which a forked child replaces |
 //! | `os_error` | errors of system calls |
 
+pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]
 mod epoll;
 pub(crate) mod fork_guard;
+pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod os_error;
+pub(crate) mod process_local;
+pub(crate) mod process_memory;
+pub(crate) mod sockopt;
 pub(crate) mod sync;
 pub(crate) mod timer;
 pub(crate) mod uring;

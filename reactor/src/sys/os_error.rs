@@ -1,5 +1,7 @@
 //! Errors of system calls as errors of this crate.
 
+use std::io;
+
 use fabric_core::Error;
 use rustix::io::Errno;
 
@@ -9,6 +11,11 @@ pub(crate) fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
 }
 
 /// Converts a failure of `epoll_ctl`.
-pub(crate) fn epoll_ctl_error(error: std::io::Error) -> Error {
+pub(crate) fn epoll_ctl_error(error: io::Error) -> Error {
     Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default())
+}
+
+/// Returns the `errno` of the last system call of this thread.
+pub(crate) fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -3,12 +3,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use fabric_core::Result;
 use fabric_core::transport::WaitSet;
-use fabric_core::{Error, Result};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use super::fork_guard::ForkGuard;
-use super::os_error::epoll_ctl_error;
+use super::os_error::{epoll_ctl_error, os_error};
 
 /// A timerfd that a wait set watches like a socket.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Timer {
     pub(crate) fn new() -> Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|errno| Error::os("timerfd_create", errno.raw_os_error()))?;
+            .map_err(os_error("timerfd_create"))?;
         Ok(Self {
             fd,
             fork_guard: ForkGuard::current_process(),

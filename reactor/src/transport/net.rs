@@ -12,6 +12,8 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::sys::os_error::os_error;
+
 /// The socket options of an endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SocketConfig {
@@ -99,7 +101,7 @@ pub(super) fn bind(socket: impl AsFd, scheme: Scheme, at: SocketAddr) -> Result<
 /// Returns the address to which a socket is bound, with the port that the kernel chose for port 0.
 pub(super) fn local_addr(socket: impl AsFd) -> Result<SocketAddr> {
     let name = rustix::net::getsockname(socket).and_then(SocketAddr::try_from);
-    name.map_err(|errno| Error::os("getsockname", errno.raw_os_error()))
+    name.map_err(os_error("getsockname"))
 }
 
 /// Returns the conversion of an errno of `call`, a system call with the address `at`, into an

@@ -10,16 +10,14 @@
 //! endpoints stop accepting connections until a thread has taken descriptors from the queue.
 //!
 //! A forked child has none of its parent's threads, so it creates a closer of its own.
-#![allow(unsafe_code)] // pointer to a leaked closer, which a forked child replaces
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use fabric_core::transport::WaitSet;
 
-use crate::sys::fork_guard::ForkGuard;
+use crate::sys::process_local::ProcessLocal;
 
 /// Maximum number of closing threads. The first one is permanent; the others end when the queue is
 /// empty.
@@ -29,7 +27,6 @@ const QUEUE_LIMIT: usize = 64;
 
 /// The closing threads of one process and the descriptors that wait for them.
 struct Closer {
-    fork_guard: ForkGuard,
     state: Mutex<CloserState>,
     /// Wakes the permanent thread.
     work_available: Condvar,
@@ -56,53 +53,32 @@ impl CloserState {
     }
 }
 
-/// Returns the closer of this process.
-fn closer() -> &'static Closer {
-    static CURRENT: AtomicPtr<Closer> = AtomicPtr::new(std::ptr::null_mut());
-    loop {
-        let current = CURRENT.load(Ordering::Acquire);
-        // SAFETY: the pointer is null, or points to a closer that was leaked.
-        if let Some(closer) = unsafe { current.as_ref() }
-            && closer.fork_guard.in_original_process()
-        {
-            return closer;
-        }
-        // A lock held by a thread of the parent stays held in a child, so the child uses a new
-        // closer.
-        let own = Box::into_raw(Box::new(Closer::new()));
-        let exchanged = CURRENT.compare_exchange(current, own, Ordering::AcqRel, Ordering::Acquire);
-        if exchanged.is_err() {
-            // SAFETY: the exchange failed, so no other thread has seen this closer.
-            drop(unsafe { Box::from_raw(own) });
-        }
-    }
-}
+static CLOSER: ProcessLocal<Closer> = ProcessLocal::new(Closer::new);
 
 /// Queues descriptors for the closing threads; does not block.
 pub(crate) fn enqueue(fds: Vec<OwnedFd>) {
     if !fds.is_empty() {
-        closer().enqueue(fds);
+        CLOSER.get().enqueue(fds);
     }
 }
 
 /// Returns whether the queue is full. If so, registers a wait set, which is woken once when the
 /// queue has room again.
 pub(crate) fn register_if_full(wait_set: &Arc<dyn WaitSet>) -> bool {
-    closer().register_if_full(wait_set)
+    CLOSER.get().register_if_full(wait_set)
 }
 
 /// Locks the reserve descriptor. A caller at the descriptor limit closes the reserve descriptor,
 /// receives and closes a message with one descriptor, and creates the reserve descriptor anew.
 pub(crate) fn lock_reserve() -> MutexGuard<'static, Option<OwnedFd>> {
-    let reserve = &closer().reserve;
-    reserve.lock().unwrap_or_else(|e| e.into_inner())
+    let reserve = CLOSER.get().reserve.lock();
+    reserve.unwrap_or_else(|e| e.into_inner())
 }
 
 impl Closer {
     /// Creates a closer without threads.
     fn new() -> Self {
         Self {
-            fork_guard: ForkGuard::current_process(),
             state: Mutex::default(),
             work_available: Condvar::new(),
             reserve: Mutex::default(),

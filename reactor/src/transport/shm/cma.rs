@@ -43,12 +43,6 @@
 //! copy, which is a reason to turn single copy off among programs that distrust each other. A
 //! receiver gains nothing by false returns: a slot that is never returned keeps its buffer until
 //! the connection ends, and a slot that is returned early yields a corrupted message.
-//!
-//! # Safety
-//!
-//! The only foreign call is `process_vm_readv`, which writes only to buffers of this process,
-//! within the lengths it is given.
-#![allow(unsafe_code)]
 
 mod policy;
 
@@ -70,6 +64,7 @@ use super::rx_connection::MAX_MSG_SIZE;
 use super::segment::{CmaMarker, Segment};
 use super::socket::ShmSocket;
 use crate::sys::fork_guard::ForkGuard;
+use crate::sys::process_memory::{self, ReadTarget};
 
 pub(crate) use policy::SingleCopyPolicy;
 
@@ -128,18 +123,26 @@ impl CmaPeer {
             messages: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
-        cma_peer
-            .read(marker.address, &mut [])
-            .is_ok()
-            .then_some(cma_peer)
+        let nothing: &mut [u8] = &mut [];
+        let (_, read) = cma_peer.read(marker.address, nothing.into());
+        read.is_ok().then_some(cma_peer)
     }
 
     /// Fills `into` from this address of the process, and verifies that the bytes are the sender's.
+    /// Returns the bytes, which must not be used after an error.
     ///
     /// # Errors
     /// `PeerGone`, and `Protocol` if a sender that lives named memory that cannot be read.
-    fn read(&self, address: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
-        let read = self.read_with_marker(address, into);
+    fn read<'d>(&self, address: u64, into: ReadTarget<'d>) -> (&'d mut [u8], Result<()>) {
+        let mut marker = [0; 8];
+        let (bytes, read) =
+            process_memory::read(self.pid, address, into, self.marker.address, &mut marker);
+        let marker = read.map(|()| u64::from_ne_bytes(marker));
+        (bytes, self.check_read(marker))
+    }
+
+    /// Checks that a read, which has returned this marker, has read the sender's bytes.
+    fn check_read(&self, marker: Result<u64, Errno>) -> Result<()> {
         let gone = || Err(Error::PeerGone(self.peer.clone()));
         // The call also fails if the process ends or frees what it offered, so these two causes are
         // checked before its error. A sender that has revoked its offers ends the connection, which
@@ -148,7 +151,7 @@ impl CmaPeer {
         if !has_exited && self.segment.are_cma_offers_revoked() {
             return gone();
         }
-        match read {
+        match marker {
             Ok(value) if value == self.marker.value && !has_exited => Ok(()),
             Err(errno) if errno != Errno::SRCH && !has_exited => {
                 let what = match errno {
@@ -167,31 +170,6 @@ impl CmaPeer {
                 gone()
             }
         }
-    }
-
-    /// Fills `into` with as many calls as needed, and reads the marker with the last call. Returns
-    /// the value of the marker.
-    fn read_with_marker(&self, address: u64, into: &mut [MaybeUninit<u8>]) -> Result<u64, Errno> {
-        let (mut value, len) = ([0; 8], into.len());
-        let mut done = 0;
-        while done < len + value.len() {
-            // Bytes of `into` and of the marker that earlier calls have read.
-            let (filled, marker_read) = (done.min(len), done.saturating_sub(len));
-            let from = (
-                address.wrapping_add(filled as u64),
-                self.marker.address.wrapping_add(marker_read as u64),
-            );
-            match read_process_memory(
-                self.pid,
-                from,
-                &mut into[filled..],
-                &mut value[marker_read..],
-            )? {
-                0 => return Err(Errno::FAULT),
-                count => done += count,
-            }
-        }
-        Ok(u64::from_ne_bytes(value))
     }
 
     /// Returns whether the process has ended.
@@ -237,45 +215,6 @@ impl CmaPeer {
     }
 }
 
-/// Calls `process_vm_readv` once: fills `into` from the first remote address, then `marker` from
-/// the second. Returns how many bytes were read.
-fn read_process_memory(
-    pid: i32,
-    from: (u64, u64),
-    into: &mut [MaybeUninit<u8>],
-    marker: &mut [u8],
-) -> Result<usize, Errno> {
-    let local = [
-        libc::iovec {
-            iov_base: into.as_mut_ptr().cast(),
-            iov_len: into.len(),
-        },
-        libc::iovec {
-            iov_base: marker.as_mut_ptr().cast(),
-            iov_len: marker.len(),
-        },
-    ];
-    let remote = [
-        libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(from.0 as usize),
-            iov_len: into.len(),
-        },
-        libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(from.1 as usize),
-            iov_len: marker.len(),
-        },
-    ];
-    // SAFETY: the kernel writes to the two slices, within their lengths; the other addresses are
-    // only read, in the other process.
-    let count = unsafe { libc::process_vm_readv(pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
-    usize::try_from(count).map_err(|_| {
-        let errno = std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or_default();
-        Errno::from_raw_os_error(errno)
-    })
-}
-
 /// A message in the memory of its sender. The sender keeps the message until its slot is returned,
 /// which the drop of this value does.
 pub(crate) struct CmaTransfer {
@@ -307,22 +246,23 @@ impl CmaTransfer {
     }
 
     /// Fills `dst` with bytes of the message from offset `from` on; with zeros if the copy fails.
-    fn read_into(&self, from: usize, dst: &mut [MaybeUninit<u8>]) {
+    fn read_into<'d>(&self, from: usize, dst: ReadTarget<'d>) -> &'d mut [u8] {
         assert!(
             from <= self.len && dst.len() <= self.len - from,
             "read of {} bytes at byte {from} of a message of {} bytes",
             dst.len(),
             self.len
         );
-        let read = match self.error.get() {
-            Some(error) => Err(error.clone()),
-            None => self.peer.read(self.address + from as u64, dst),
-        };
+        if self.error.get().is_some() {
+            return dst.fill_with_zeros();
+        }
+        let (bytes, read) = self.peer.read(self.address + from as u64, dst);
         if let Err(error) = read {
             // The bytes may be those of another process and must not be exposed.
-            dst.fill(MaybeUninit::new(0));
+            bytes.fill(0);
             let _ = self.error.set(error);
         }
+        bytes
     }
 }
 
@@ -332,25 +272,15 @@ impl CopySource for CmaTransfer {
     }
 
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        self.read_into(from, dst);
-        // SAFETY: all of it was written: by the kernel, or with zeros.
-        unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast(), dst.len()) }
+        self.read_into(from, dst.into())
     }
 
     fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
-        // SAFETY: initialised bytes are valid as possibly uninitialised ones, and `read_into` only
-        // initialises.
-        self.read_into(from, unsafe {
-            &mut *(std::ptr::from_mut(dst) as *mut [MaybeUninit<u8>])
-        });
+        self.read_into(from, dst.into());
     }
 }
 
 impl PeerMemory for CmaTransfer {
-    unsafe fn bytes(&self) -> &[u8] {
-        &[]
-    }
-
     fn is_mapped(&self) -> bool {
         false
     }
@@ -511,12 +441,11 @@ mod tests {
     /// A process that has executed another program has other memory.
     #[test]
     fn memory_without_the_marker_value_is_not_read() {
-        let mut value = Box::new(1u64);
-        let address = (&raw mut *value).expose_provenance() as u64;
+        let value = Box::new(AtomicU64::new(1));
+        let address = value.as_ptr().expose_provenance() as u64;
         let marker = |address, value| CmaMarker { address, value };
         let (peer, _) = peer_with_marker("cma-program", marker(address, 1)).unwrap();
-        // SAFETY: the box is alive, and only this thread accesses it.
-        unsafe { std::ptr::write_volatile(&raw mut *value, 2) };
+        value.store(2, Ordering::Relaxed);
         assert_reads_zeros(peer, Error::is_peer_unavailable);
         let CmaMarker { address, value } = local_marker();
         assert!(

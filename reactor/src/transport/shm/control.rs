@@ -31,6 +31,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::cm::CM_MAGIC;
 use super::socket::{self, SeqpacketRecv, ShmSocket};
+use crate::sys::memfd;
 
 /// Version of everything two processes must agree on: messages, segment and records.
 pub(crate) const VERSION: u16 = 1;
@@ -232,9 +233,7 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
         SeqpacketRecv::Message(len, fds) => (len, fds),
     };
     // A descriptor without seals may be a file whose close blocks.
-    let (memory, others): (Vec<_>, Vec<_>) = fds
-        .into_iter()
-        .partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
+    let (memory, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(memfd::is_memory);
     let has_other_fds = !others.is_empty();
     socket::close_in_background(others);
     if has_other_fds {

@@ -27,7 +27,8 @@ use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
-use super::shared_memory::SharedMapping;
+use super::shared_memory::is_valid;
+use crate::sys::mapping::SharedMapping;
 
 /// A region of the peer that this process has mapped.
 #[derive(Debug)]
@@ -89,7 +90,7 @@ impl MappedRegions {
         if self
             .mapped
             .get(self.last_used)
-            .is_none_or(|region| region.key != key || !region.mapping.is_valid())
+            .is_none_or(|region| region.key != key || !is_valid(&region.mapping))
         {
             return self.find(key);
         }
@@ -104,7 +105,7 @@ impl MappedRegions {
             .mapped
             .binary_search_by_key(&key, |region| region.key)
             .ok()?;
-        if !self.mapped[self.last_used].mapping.is_valid() {
+        if !is_valid(&self.mapped[self.last_used].mapping) {
             self.mapped.remove(self.last_used);
             return None;
         }
@@ -200,9 +201,9 @@ impl MappedRegions {
     ) {
         self.map_requests.retain(|(requested, _)| *requested != key);
         // Unmap regions that their owner has revoked.
-        self.mapped.retain(|region| region.mapping.is_valid());
+        self.mapped.retain(|region| is_valid(&region.mapping));
         match region {
-            Ok(region) if region.mapping.is_valid() => {
+            Ok(region) if is_valid(&region.mapping) => {
                 match self.mapped.binary_search_by_key(&key, |region| region.key) {
                     Ok(at) => self.mapped[at] = region,
                     Err(at) => self.mapped.insert(at, region),
@@ -257,14 +258,15 @@ impl RegionMemory for MappedRegionHandle {
         operand: u64,
         comparand: u64,
     ) -> u64 {
-        self.mapping.execute(at, op, datatype, operand, comparand)
+        self.mapping
+            .execute_atomic(at, op, datatype, operand, comparand)
     }
 
     // Only the owner closes a region.
     fn close(&self) {}
 
     fn is_open(&self) -> bool {
-        self.mapping.is_valid() && self.disconnected.get().is_none()
+        is_valid(&self.mapping) && self.disconnected.get().is_none()
     }
 
     fn disconnect_error(&self) -> Option<Error> {

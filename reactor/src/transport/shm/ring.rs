@@ -35,7 +35,6 @@
 //! The other process can write anything anywhere at any time. Every header is copied out once and
 //! checked. A record whose length is inconsistent is a [`ShmProtocolViolation`], never an access
 //! outside of the memory.
-#![allow(unsafe_code)] // one call of `RingMemory::write`; invariant 3 meets its contract
 
 use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
@@ -60,11 +59,13 @@ pub(crate) trait RingMemory {
     fn prefetch_for_write(&self, line: usize) {
         let _ = line;
     }
-    /// Copies `bytes` into the lines, from byte `at` of the array.
+    /// Copies `bytes` into the lines, from byte `at` of the array. The producer does not write
+    /// headers that the consumer may read now: the consumer would find a wrong header, which it
+    /// checks like any header of a peer.
     ///
-    /// # Safety
-    /// The bytes must lie within the lines, and outside of headers that the consumer may read now.
-    unsafe fn write(&self, at: usize, bytes: &[u8]);
+    /// # Panics
+    /// If the bytes do not lie within the lines.
+    fn write(&self, at: usize, bytes: &[u8]);
 }
 
 /// Clears `producer_waiting`. Returns whether the flag was set: the producer sleeps, and the caller
@@ -433,9 +434,9 @@ impl<M: RingMemory> RecordWriter<'_, M> {
             bytes.len(),
             self.len
         );
-        // SAFETY: the record does not wrap and lies in lines that the consumer has released
-        // (invariant 3), and the assertion excludes its header.
-        unsafe { self.memory.write(self.start + at, bytes) };
+        // The record does not wrap and lies in lines that the consumer has released (invariant 3),
+        // and the assertion excludes its header.
+        self.memory.write(self.start + at, bytes);
     }
 }
 

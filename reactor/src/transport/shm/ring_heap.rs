@@ -1,5 +1,4 @@
 //! Ring memory on the heap, for tests in one thread and for fuzzing.
-#![allow(unsafe_code)] // implements an unsafe method, without unsafe operations
 
 use std::sync::Arc;
 
@@ -65,7 +64,7 @@ impl RingMemory for HeapRing {
         &self.0.producer_waiting
     }
 
-    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+    fn write(&self, at: usize, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
             let (word, shift) = (&self.0.words[at / 8], at % 8 * 8);
             let others = word.load(Ordering::Relaxed) & !(0xff << shift);

@@ -1,5 +1,4 @@
 //! Property tests of the ring: against an oracle, and with a hostile peer.
-#![allow(unsafe_code)] // implements an unsafe method of `RingMemory`
 
 use std::collections::VecDeque;
 

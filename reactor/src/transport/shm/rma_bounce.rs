@@ -25,7 +25,8 @@ use fabric_core::flags::Access;
 use fabric_core::mr::{AccessError, RegionMemory, execute_atomic_array};
 use fabric_core::transport::{EngineContext, RmaIov};
 
-use super::shared_memory::{SharedMapping, SharedMemory};
+use super::shared_memory::SharedMemory;
+use crate::sys::mapping::SharedMapping;
 
 /// Maximum bytes of one request.
 pub(crate) const MAX_REQUEST_LEN: usize = 64 * 1024;

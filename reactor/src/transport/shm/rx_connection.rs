@@ -33,9 +33,9 @@ use super::record::{
 };
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, Peeked, RecordRef, ShmProtocolViolation};
 use super::rma_bounce::{REQUEST_LEN, RmaRequest};
-use super::segment::{RecordPayload, Segment};
-use super::shared_memory::SharedMapping;
+use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmSocket};
+use crate::sys::mapping::{MappedRange, SharedMapping};
 
 pub(crate) use pending_handshake::{
     HandshakeOutcome, PendingHandshake, Rejection, admit, placeholder_address,
@@ -388,7 +388,7 @@ impl RxConnection {
     fn split_record(
         &self,
         record: RecordRef,
-    ) -> Result<(RecordLayout, RecordPayload<'_>), ShmProtocolViolation> {
+    ) -> Result<(RecordLayout, MappedRange<'_>), ShmProtocolViolation> {
         let (kind, flags, len) = (
             record.header.kind,
             record.header.flags,

@@ -17,11 +17,10 @@
 //! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
 //!   descriptors that are not memory.
-#![allow(unsafe_code)] // peer credentials, pidfds, and socket options that rustix lacks
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
 
 use fabric_core::transport::WaitSet;
@@ -34,7 +33,11 @@ use rustix::net::{
 
 use super::closer;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::memfd;
+use crate::sys::os_error::{epoll_ctl_error, os_error};
+use crate::sys::sockopt;
+
+pub(crate) use crate::sys::sockopt::PeerCredentials;
 
 /// Backlog of a listener: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -45,12 +48,6 @@ const NAME_PREFIX: &str = "fabric-async/shm/";
 const MAX_DRAINED_MESSAGES: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const SCM_MAX_FD: usize = 253;
-
-/// Socket option that returns a pidfd of the peer (Linux 6.5), which the libraries lack.
-const SO_PEERPIDFD: libc::c_int = 77;
-/// Socket option that permits the peer to send descriptors (Linux 6.16), which the libraries lack.
-/// Accepted connections inherit it from their listener.
-const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// A listening Unix socket.
 #[derive(Debug)]
@@ -71,14 +68,6 @@ pub(crate) struct ShmSocket {
 /// A handle by which any thread sends on a socket, as long as the socket is open.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketHandle(Weak<OwnedFd>);
-
-/// Credentials of the peer, as the kernel reports them (`SO_PEERCRED`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PeerCredentials {
-    pub(crate) uid: u32,
-    /// `None` for a process that is not visible in this PID namespace.
-    pub(crate) pid: Option<i32>,
-}
 
 impl PeerCredentials {
     /// Checks that the peer's process belongs to the user of this process.
@@ -139,13 +128,12 @@ impl ShmListener {
     pub(crate) fn open(at: &Address) -> Result<Self> {
         let socket = new_socket()?;
         // Set before `listen`, so that every connection inherits the option.
-        set_passrights(&socket, false);
+        sockopt::set_passrights(&socket, false);
         let mut reserve = closer::lock_reserve();
         *reserve = reserve.take().or_else(|| reserve_fd().ok());
         drop(reserve);
         bind(&socket, at)?;
-        rustix::net::listen(&socket, BACKLOG)
-            .map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
+        rustix::net::listen(&socket, BACKLOG).map_err(os_error("listen"))?;
         Ok(Self {
             fd: socket,
             fork_guard: ForkGuard::current_process(),
@@ -220,7 +208,7 @@ impl ShmSocket {
     /// Connects this socket to a name, if the owner of the name is of this user; then permits
     /// descriptors. Returns the credentials of the owner.
     fn connect_to(self, to: &Address) -> Result<(Self, PeerCredentials)> {
-        set_passrights(&self, false);
+        sockopt::set_passrights(&self, false);
         match rustix::net::connect(&self, &socket_address(to, "connect")?) {
             Ok(()) => {}
             // The backlog of the listener is full.
@@ -246,7 +234,7 @@ impl ShmSocket {
 
     /// Permits the peer to send descriptors from now on. The caller has checked the peer's user.
     pub(crate) fn admit_rights(&self) {
-        set_passrights(self, true);
+        sockopt::set_passrights(self, true);
     }
 
     /// Returns false in a forked child.
@@ -271,54 +259,14 @@ impl ShmSocket {
 
     /// Returns the credentials of the peer.
     pub(crate) fn credentials(&self) -> Result<PeerCredentials> {
-        let mut peer = libc::ucred {
-            pid: 0,
-            uid: u32::MAX,
-            gid: u32::MAX,
-        };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `peer`, whose fields are integers that
-        // may have any value.
-        let status = unsafe {
-            let to = (&raw mut peer).cast();
-            libc::getsockopt(
-                self.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                to,
-                &raw mut len,
-            )
-        };
-        if status != 0 {
-            let errno = std::io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or_default();
-            return Err(Error::os("getsockopt(SO_PEERCRED)", errno));
-        }
-        Ok(PeerCredentials {
-            uid: peer.uid,
-            pid: (peer.pid != 0).then_some(peer.pid),
-        })
+        sockopt::peer_credentials(self)
     }
 
     /// Returns a pidfd of the peer's process, whose id is `pid`; it becomes readable when the
     /// process ends.
     pub(crate) fn peer_pidfd(&self, pid: i32) -> Option<OwnedFd> {
-        let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);
-        // SAFETY: the kernel writes at most `len` bytes to `fd`.
-        let status = unsafe {
-            let to = (&raw mut fd).cast();
-            libc::getsockopt(
-                self.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                SO_PEERPIDFD,
-                to,
-                &raw mut len,
-            )
-        };
-        if status == 0 && fd >= 0 {
-            // SAFETY: the kernel has just created this descriptor, for this call.
-            return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        if let Ok(pidfd) = sockopt::peer_pidfd(self) {
+            return Some(pidfd);
         }
         // Kernels before 6.5. The process id may have been reused; the marker in the segment that
         // `cma` checks detects the reuse.
@@ -466,7 +414,7 @@ enum PeekedMessage {
 /// Closes descriptors of a peer without blocking: memory in this thread, and others on the closing
 /// threads.
 pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
-    let is_other = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_err();
+    let is_other = |fd: &OwnedFd| !memfd::is_memory(fd);
     closer::enqueue(fds.into_iter().filter(is_other).collect());
 }
 
@@ -518,27 +466,11 @@ pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
 
-/// Sets whether the peer of a socket may send descriptors (`SO_PASSRIGHTS`). Kernels before 6.16
-/// lack the option and always permit descriptors.
-fn set_passrights(socket: impl AsFd, permitted: bool) {
-    let value = libc::c_int::from(permitted);
-    // SAFETY: the kernel reads an integer of the given length.
-    unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PASSRIGHTS,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        );
-    }
-}
-
 /// Creates an unconnected socket.
 fn new_socket() -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|errno| Error::os("socket", errno.raw_os_error()))
+        .map_err(os_error("socket"))
 }
 
 /// Binds a socket to a name.
@@ -553,5 +485,5 @@ fn bind(socket: &OwnedFd, at: &Address) -> Result<()> {
 /// Returns the socket address of a name. A name is at most 80 bytes, so it fits.
 fn socket_address(name: &Address, call: &'static str) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("{NAME_PREFIX}{}", name.name()).as_bytes())
-        .map_err(|errno| Error::os(call, errno.raw_os_error()))
+        .map_err(os_error(call))
 }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::net::sockopt::set_tcp_congestion;
 
+use crate::sys::os_error::os_error;
 use crate::transport::net::{SocketConfig, open_socket};
 
 /// Checks on a temporary socket that the configured algorithm can be set, before there is a
@@ -25,8 +26,7 @@ pub(super) fn validate(options: &SocketOptions) -> Result<()> {
         return Ok(());
     };
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-    let socket = open_socket(loopback, SocketType::STREAM)
-        .map_err(|errno| Error::os("socket", errno.raw_os_error()))?;
+    let socket = open_socket(loopback, SocketType::STREAM).map_err(os_error("socket"))?;
     set_tcp_congestion(&socket, name).map_err(|errno| {
         let why = match errno {
             Errno::NOENT => format!("the kernel does not have {name:?}"),

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::transport::{Interest, WaitSet};
-use fabric_core::{Error, Result, Scheme};
+use fabric_core::{Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
 
 use super::congestion;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::transport::net::{self, SocketConfig, addr_error, open_socket};
 
 /// Connections that the kernel queues before they are accepted.
@@ -78,11 +78,10 @@ impl TcpListener {
     }
 
     fn bind(at: SocketAddr, config: &SocketConfig) -> Result<(Self, SocketAddr)> {
-        let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
-        let socket = open_socket(at, SocketType::STREAM).map_err(os("socket"))?;
-        config.apply(&socket, at).map_err(os("setsockopt"))?;
+        let socket = open_socket(at, SocketType::STREAM).map_err(os_error("socket"))?;
+        config.apply(&socket, at).map_err(os_error("setsockopt"))?;
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true)
-            .map_err(os("setsockopt(SO_REUSEADDR)"))?;
+            .map_err(os_error("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&socket, Scheme::Tcp, at)?;
         rustix::net::listen(&socket, LISTEN_BACKLOG).map_err(addr_error(
             "listen",
@@ -175,7 +174,7 @@ impl TcpSocket {
                 None => Ok(()),
             }
         };
-        set(self.local_addr()?).map_err(|errno| Error::os("setsockopt", errno.raw_os_error()))
+        set(self.local_addr()?).map_err(os_error("setsockopt"))
     }
 
     /// Returns the local address.

@@ -14,11 +14,11 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, RxSink, WaitSet, WaitTo
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
-use super::batch::DatagramBatch;
 use super::send_batch::SendBatch;
 use super::senders::Senders;
 use super::sending::{DestinationTable, QueuedDatagram};
 use super::socket::UdpSocket;
+use crate::sys::datagrams::DatagramBatch;
 use crate::transport::net::SocketConfig;
 
 /// Bytes of unexpected messages that an endpoint buffers before it drops further ones.

@@ -7,7 +7,6 @@
 //! | `sending`, `send_batch` | sends: immediate, queued, or batched for one `sendmmsg` |
 //! | `senders` | the senders of received datagrams |
 //! | `socket` | sockets: bound, watched, joined to multicast groups |
-//! | `batch` | many datagrams with one system call |
 //!
 //! A send is one `sendto`. Without room in the socket the operation waits in the endpoint's queue,
 //! and the socket is watched for room. Messages posted with `FI_MORE` are batched (`send_batch`)
@@ -21,7 +20,6 @@
 //! (ICMP) errors of a datagram only on connected sockets, where a late error could be mistaken for
 //! the error of another send. The table of senders is bounded: a new sender evicts an idle one.
 
-mod batch;
 mod calls;
 mod endpoint;
 mod send_batch;
@@ -39,10 +37,10 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 
+use crate::sys::datagrams::MAX_MESSAGE;
 use crate::transport::info_templates;
 use crate::transport::net::SocketConfig;
 
-use batch::MAX_MESSAGE;
 use endpoint::{UNEXPECTED_BYTES, UdpEndpoint};
 
 /// The transport of the provider `udp`.

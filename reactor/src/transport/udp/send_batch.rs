@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use crate::sys::datagrams::{BATCH_LEN, DatagramBatch};
 use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::Outcome;
 use fabric_core::transport::{EngineContext, OpKey};
 use rustix::io::Errno;
-
-use super::batch::{BATCH_LEN, DatagramBatch};
 
 /// The operation of a batched message, and its length in bytes.
 #[derive(Clone, Copy, Debug)]

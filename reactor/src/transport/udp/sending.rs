@@ -8,11 +8,11 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result, Scheme};
-use rustix::io::Errno;
 
-use super::batch::MAX_MESSAGE;
 use super::endpoint::UdpEndpoint;
 use super::socket::{SendToResult, UdpSocket};
+use crate::sys::datagrams::MAX_MESSAGE;
+use crate::sys::os_error::os_error;
 
 /// Maximum number of queued messages that one pass sends.
 const MAX_SENDS_PER_PASS: usize = 64;
@@ -244,7 +244,7 @@ fn send_datagram(socket: &UdpSocket, to: SocketAddr, payload: Payload<'_>) -> Re
             socket.send(to, &bytes[..len])
         }
     };
-    sent.map_err(|errno: Errno| Error::os("sendto", errno.raw_os_error()))
+    sent.map_err(os_error("sendto"))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -472,7 +472,7 @@ mod tests {
         let batched = (0..100)
             .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Batched)
             .count();
-        assert_eq!(batched, super::super::batch::BATCH_LEN);
+        assert_eq!(batched, crate::sys::datagrams::BATCH_LEN);
         let queued = fixture.queue_send(7);
         assert!(fixture.endpoint.can_sleep());
         fixture.endpoint.ready(&mut fixture.domain_state);

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use fabric_core::transport::{Interest, WaitSet};
-use fabric_core::{Error, Result, Scheme};
+use fabric_core::{Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_ip_add_membership, set_ip_multicast_if, set_socket_recv_buffer_size, set_socket_reuseaddr,
@@ -13,7 +13,7 @@ use rustix::net::sockopt::{
 use rustix::net::{SendFlags, SocketType};
 
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::transport::net::{self, SocketConfig};
 
 /// Default `SO_RCVBUF`, in bytes; the kernel caps the value at `net.core.rmem_max`.
@@ -32,11 +32,6 @@ pub(super) struct UdpSocket {
 pub(super) enum SendToResult {
     Sent,
     WouldBlock,
-}
-
-/// Returns a function from the `errno` of a failed call to the error.
-fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
-    move |errno| Error::os(call, errno.raw_os_error())
 }
 
 /// Sets the socket options before the socket is bound.

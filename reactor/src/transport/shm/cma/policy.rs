@@ -7,14 +7,13 @@
 //! the head of the queue. The cost of `process_vm_readv` differs between machines by more than
 //! single copy saves. So each process measures the cost once with its own memory, and does not use
 //! single copy by default if it exceeds four times the cost of a plain copy.
-#![deny(unsafe_code)]
 
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::read_process_memory;
+use crate::sys::process_memory;
 
 /// The condition for single copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +109,9 @@ fn is_cma_fast() -> bool {
     let address = source.as_ptr().expose_provenance() as u64;
     let pid = std::process::id().cast_signed();
     let cma = best(&mut |into| {
-        read_process_memory(pid, (address, address), into, &mut []) == Ok(AUTO_MIN_LEN)
+        process_memory::read(pid, address, into.into(), address, &mut [])
+            .1
+            .is_ok()
     });
     plain
         .zip(cma)

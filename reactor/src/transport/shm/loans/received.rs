@@ -30,10 +30,10 @@ use fabric_core::buf::{CopySource, PeerMemory};
 use super::super::control::{self, ControlMessage};
 use super::super::ring::take_producer_waiting;
 use super::super::segment::Segment;
-use super::super::shared_memory::SharedMapping;
 use super::super::socket::SocketHandle;
 use super::{LoanPool, SLOTS_PER_PEER};
 use crate::sys::fork_guard::ForkGuard;
+use crate::sys::mapping::SharedMapping;
 
 /// Counters of the chunks that peers have granted to an endpoint; clones share the counters.
 #[derive(Clone, Debug)]
@@ -288,13 +288,13 @@ impl Drop for LoanGuard {
 mod tests {
     use fabric_core::flags::Access;
 
-    use super::super::super::shared_memory::SharedMemory;
+    use super::super::super::shared_memory::{self, SharedMemory};
     use super::*;
 
     fn add_mapping(received: &ReceivedLoans) -> Option<Arc<LoanMapping>> {
         let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
-        let mapping = SharedMapping::map_from_peer(&fd, 1, false).unwrap();
+        let mapping = shared_memory::map_from_peer(&fd, 1, false).unwrap();
         received.add_mapping(mapping, fd)
     }
 

@@ -23,7 +23,7 @@ use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::loans::{self, LoanGuard, LoanMapping, ReturnOnDrop};
 use super::super::ring::ShmProtocolViolation;
 use super::super::rma_bounce::{self, RmaRequest};
-use super::super::shared_memory::{SharedMapping, SharedMemory};
+use super::super::shared_memory::{self, SharedMemory};
 use super::super::socket;
 use super::RxConnection;
 
@@ -58,7 +58,7 @@ impl RxConnection {
     /// The protocol violation.
     pub(super) fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> Result<(), &'static str> {
         if grant.access.contains(Access::REMOTE_WRITE) {
-            let mapping = SharedMapping::map_from_peer(&grant.memory, grant.len, true);
+            let mapping = shared_memory::map_from_peer(&grant.memory, grant.len, true);
             socket::close_in_background(vec![grant.memory]);
             if !self.local.is_rma_target {
                 return Err("bounce buffer for an endpoint that is not an RMA target");
@@ -72,7 +72,7 @@ impl RxConnection {
         let mapping = if grant.len > loans::MAX_LOAN_BYTES {
             Err("loan chunk exceeds the maximum size")
         } else {
-            SharedMapping::map_from_peer(&grant.memory, grant.len, false)
+            shared_memory::map_from_peer(&grant.memory, grant.len, false)
         };
         if self.loan_mappings.len() >= loans::MAX_LOAN_MAPPINGS || mapping.is_err() {
             socket::close_in_background(vec![grant.memory]);

@@ -18,7 +18,7 @@ use super::super::control::{
 };
 use super::super::mapped_regions::MappedRegion;
 use super::super::rx_connection::PeerIdentity;
-use super::super::shared_memory::SharedMapping;
+use super::super::shared_memory;
 use super::super::socket;
 use super::{TxConnection, TxConnectionState};
 
@@ -211,7 +211,7 @@ impl TxConnection {
             memory,
         } = grant;
         let mapping =
-            SharedMapping::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
+            shared_memory::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::close_in_background(vec![memory]);
         self.on_map_response(
             key,

@@ -17,12 +17,14 @@ use std::ptr::NonNull;
 use fabric_core::buf::Payload;
 use rustix::io::Errno;
 
+use super::os_error::last_errno;
+
 /// Maximum number of datagrams of one `sendmmsg` or `recvmmsg`.
-pub(super) const BATCH_LEN: usize = 32;
+pub(crate) const BATCH_LEN: usize = 32;
 
 /// Maximum length of a message, in bytes, as in libfabric: the UDP payload of one Ethernet frame
 /// over IPv4 (MTU 1500).
-pub(super) const MAX_MESSAGE: usize = 1472;
+pub(crate) const MAX_MESSAGE: usize = 1472;
 
 const SOCKADDR_LEN: u32 = size_of::<libc::sockaddr_storage>() as u32;
 
@@ -36,7 +38,7 @@ struct MmsgBuffers {
 }
 
 /// Memory for [`BATCH_LEN`] datagrams, used either for sending or for receiving.
-pub(super) struct DatagramBatch {
+pub(crate) struct DatagramBatch {
     buffers: NonNull<MmsgBuffers>,
     /// Number of datagrams of the last receive.
     received: usize,
@@ -44,12 +46,12 @@ pub(super) struct DatagramBatch {
 
 /// A received datagram.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Datagram<'a> {
-    pub(super) from: SocketAddr,
+pub(crate) struct Datagram<'a> {
+    pub(crate) from: SocketAddr,
     /// Length of the datagram, in bytes; longer than `bytes` if the datagram was truncated.
-    pub(super) len: usize,
+    pub(crate) len: usize,
     /// The first [`MAX_MESSAGE`] bytes of the datagram.
-    pub(super) bytes: &'a [u8],
+    pub(crate) bytes: &'a [u8],
 }
 
 // SAFETY: the batch owns the buffers, as a `Box` would; nothing in them belongs to a thread.
@@ -57,7 +59,7 @@ unsafe impl Send for DatagramBatch {}
 
 impl DatagramBatch {
     /// Allocates the memory of a batch.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // SAFETY: zeros are a valid value.
         let buffers = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
         let buffers = NonNull::from(Box::leak(buffers));
@@ -84,7 +86,7 @@ impl DatagramBatch {
 
     /// Receives up to [`BATCH_LEN`] queued datagrams; returns how many. Returns 0 also if the call
     /// failed.
-    pub(super) fn recv(&mut self, socket: BorrowedFd<'_>) -> usize {
+    pub(crate) fn recv(&mut self, socket: BorrowedFd<'_>) -> usize {
         for index in 0..std::mem::take(&mut self.received) {
             // SAFETY: within the buffers; the length is that of the address storage.
             unsafe { (*self.buffers.as_ptr()).headers[index].msg_hdr.msg_namelen = SOCKADDR_LEN };
@@ -108,7 +110,7 @@ impl DatagramBatch {
                     self.received = count.min(BATCH_LEN);
                     return self.received;
                 }
-                Err(_) if last_error() == Errno::INTR => {}
+                Err(_) if last_errno() == Errno::INTR => {}
                 // No datagram is queued, or the call failed; the next pass repeats the call.
                 Err(_) => return 0,
             }
@@ -119,7 +121,7 @@ impl DatagramBatch {
     ///
     /// # Panics
     /// If `index` is not below the count of the last receive.
-    pub(super) fn get(&self, index: usize) -> Option<Datagram<'_>> {
+    pub(crate) fn get(&self, index: usize) -> Option<Datagram<'_>> {
         assert!(
             index < self.received,
             "datagram index beyond the last receive"
@@ -177,7 +179,7 @@ impl DatagramBatch {
     ///
     /// # Panics
     /// If the message is longer, or `index` is not below [`BATCH_LEN`].
-    pub(super) fn write(&mut self, index: usize, to: SocketAddr, payload: Payload<'_>) {
+    pub(crate) fn write(&mut self, index: usize, to: SocketAddr, payload: Payload<'_>) {
         self.set_destination(index, to);
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers, to which this call has exclusive access.
@@ -224,7 +226,7 @@ impl DatagramBatch {
     ///
     /// # Panics
     /// If the range exceeds the batch.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         range: std::ops::Range<usize>,
@@ -245,16 +247,11 @@ impl DatagramBatch {
             };
             match usize::try_from(count) {
                 Ok(count) => return Ok(count),
-                Err(_) if last_error() == Errno::INTR => {}
-                Err(_) => return Err(last_error()),
+                Err(_) if last_errno() == Errno::INTR => {}
+                Err(_) => return Err(last_errno()),
             }
         }
     }
-}
-
-/// Returns the `errno` of the last system call.
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 impl Drop for DatagramBatch {

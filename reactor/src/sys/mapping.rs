@@ -1,0 +1,566 @@
+//! Shared mappings: memory that other processes map and access at the same time.
+//!
+//! A mapping has a *head* of one page, for control words, and a *body*, for bytes. Everything here
+//! is bounds-checked, so that users need no unsafe code. Only borrowing the bytes in place is
+//! unsafe ([`SharedMapping::slice`]).
+//!
+//! # Safety
+//!
+//! A [`Body`] is only used while its mapping exists. Memory that another process may change is
+//! accessed as atomics or by raw copy, of types for which every bit pattern is valid. So no
+//! reference exists to bytes that may change, and an access at the same time, by another process or
+//! another thread, yields wrong bytes at most. A mapping that is not writable is never accessed by
+//! a store, by a read-modify-write, or by a load that may be compiled as one: it is only accessed by
+//! relaxed loads and raw copies.
+//!
+//! No access faults if the memory has the mapped size and is sealed against shrinking
+//! (`sys::memfd`).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{self, AtomicU8, AtomicU16, Ordering, fence};
+
+use fabric_core::Result;
+use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
+use fabric_core::buf::CopySource;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::os_error::os_error;
+use super::sync::{AtomicU32, AtomicU64};
+
+/// Bytes of the head.
+pub(crate) const HEAD_LEN: usize = 4096;
+
+/// The body of a mapping, or a part of it.
+#[derive(Clone, Copy, Debug)]
+struct Body {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread. All access to it is atomic, by raw
+// copy, or by the contract of `SharedMapping::slice`.
+unsafe impl Send for Body {}
+// SAFETY: as above.
+unsafe impl Sync for Body {}
+
+impl Body {
+    /// Returns the address of byte `at`, after checking that `len` bytes from there are in the
+    /// body.
+    #[inline(always)] // fast path of small messages
+    fn ptr_at(self, at: usize, len: usize) -> NonNull<u8> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            panic_out_of_bounds(at, len, self.len);
+        }
+        // SAFETY: within the mapping, by the check above.
+        unsafe { self.start.add(at) }
+    }
+}
+
+#[cold]
+fn panic_out_of_bounds(at: usize, len: usize, body_len: usize) -> ! {
+    panic!("access of {len} bytes at byte {at} of shared memory of {body_len} bytes")
+}
+
+/// A shared mapping, which is removed on drop.
+#[derive(Debug)]
+pub(crate) struct SharedMapping {
+    body: Body,
+    writable: bool,
+}
+
+impl SharedMapping {
+    /// Maps the head and `len` bytes of body of this memory, which is sealed and has that size.
+    ///
+    /// # Errors
+    /// Errors of `mmap`.
+    pub(crate) fn map(memory: impl AsFd, len: usize, writable: bool) -> Result<Self> {
+        let size = HEAD_LEN
+            .checked_add(len)
+            .ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
+        let protection = match writable {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        let any = std::ptr::null_mut();
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
+        let base = unsafe { rustix::mm::mmap(any, size, protection, MapFlags::SHARED, memory, 0) };
+        let base = base.map_err(os_error("mmap"))?.cast::<u8>();
+        // SAFETY: the mapping is longer than the head, and the kernel chooses no address near 0.
+        let start = unsafe { NonNull::new_unchecked(base.add(HEAD_LEN)) };
+        Ok(Self {
+            body: Body { start, len },
+            writable,
+        })
+    }
+
+    /// Returns the bytes of the body.
+    pub(crate) fn len(&self) -> usize {
+        self.body.len
+    }
+
+    /// Returns the address of the body.
+    pub(crate) fn address(&self) -> u64 {
+        self.body.start.addr().get() as u64
+    }
+
+    /// Returns whether `bytes` is a slice of the first bytes of the body: the same memory, not
+    /// equal bytes.
+    pub(crate) fn is_prefix(&self, bytes: &[u8]) -> bool {
+        std::ptr::eq(self.body.start.as_ptr(), bytes.as_ptr()) && bytes.len() <= self.body.len
+    }
+
+    /// Loads the word at this offset of the head, with acquire.
+    #[inline]
+    pub(crate) fn load_head(&self, offset: usize) -> u32 {
+        // SAFETY: the word is only loaded, relaxed.
+        let value = unsafe { self.head_word(offset) }.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Stores the word at this offset of the head, with release.
+    ///
+    /// # Panics
+    /// If the mapping is not writable.
+    pub(crate) fn store_head(&self, offset: usize, value: u32) {
+        assert!(self.writable, "write to a read-only mapping");
+        // SAFETY: the mapping is writable.
+        unsafe { self.head_word(offset) }.store(value, Ordering::Release);
+    }
+
+    /// Returns a word of the head.
+    ///
+    /// # Safety
+    /// If the mapping is not writable, the word is only accessed by relaxed loads.
+    #[inline]
+    unsafe fn head_word(&self, offset: usize) -> &atomic::AtomicU32 {
+        check_head_offset(offset, 4);
+        // SAFETY: mapped and aligned, by the check above, and only accessed as an atomic.
+        unsafe { self.body.start.sub(HEAD_LEN - offset).cast().as_ref() }
+    }
+
+    /// Copies bytes to byte `at` of the body. Eight bytes at a multiple of eight are stored as one
+    /// atomic word with release.
+    ///
+    /// # Panics
+    /// If the range is not within the body, or the mapping is not writable.
+    #[inline]
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(self.writable, "write to a read-only mapping");
+        let to = self.body.ptr_at(at, bytes.len());
+        match <[u8; 8]>::try_from(bytes) {
+            Ok(word) if at.is_multiple_of(8) => {
+                // SAFETY: eight mapped bytes at a multiple of eight, since the body begins at a
+                // page.
+                let cell: &atomic::AtomicU64 = unsafe { to.cast().as_ref() };
+                cell.store(u64::from_ne_bytes(word), Ordering::Release);
+            }
+            // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
+            // overlap.
+            _ => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
+        }
+    }
+
+    /// Copies bytes from byte `at` of the body on, as [`MappedRange`] does.
+    ///
+    /// # Panics
+    /// If the range is not within the body.
+    #[inline]
+    pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
+        self.range(at, out.len()).copy_to_init(0, out);
+    }
+
+    /// Returns `len` bytes from byte `start` of the body, to be copied out.
+    ///
+    /// # Panics
+    /// If the range is not within the body.
+    #[inline]
+    pub(crate) fn range(&self, start: usize, len: usize) -> MappedRange<'_> {
+        MappedRange::new(Body {
+            start: self.body.ptr_at(start, len),
+            len,
+        })
+    }
+
+    /// Borrows the first `len` bytes of the body.
+    ///
+    /// # Panics
+    /// If the body is shorter.
+    ///
+    /// # Safety
+    /// The bytes must not be written while the result lives, neither here nor in another process.
+    pub(crate) unsafe fn slice(&self, len: usize) -> &[u8] {
+        let start = self.body.ptr_at(0, len);
+        // SAFETY: mapped, by the check above; unchanged, by the caller's guarantee.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
+    }
+
+    /// Borrows the first `len` bytes of the body for writing.
+    ///
+    /// # Panics
+    /// If the body is shorter, or the mapping is not writable.
+    ///
+    /// # Safety
+    /// No other code may access the bytes while the result lives, except peers that only copy them.
+    #[allow(clippy::mut_from_ref)] // the caller guarantees exclusive access
+    pub(crate) unsafe fn slice_mut(&self, len: usize) -> &mut [u8] {
+        assert!(self.writable, "write to a read-only mapping");
+        let start = self.body.ptr_at(0, len);
+        // SAFETY: mapped and writable, by the checks above; the only reference, by the caller's
+        // guarantee.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+
+    /// Executes an atomic operation on the value at byte `at` of the body. Returns the value
+    /// before.
+    ///
+    /// # Panics
+    /// If the value is not aligned or not within the body, or the operation writes and the mapping
+    /// is not writable.
+    #[inline]
+    pub(crate) fn execute_atomic(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
+        let size = datatype.size();
+        assert!(
+            at.is_multiple_of(size),
+            "atomic operation on an unaligned value"
+        );
+        assert!(
+            self.writable || op == AtomicOp::Read,
+            "atomic update of a read-only mapping"
+        );
+        let ptr = self.body.ptr_at(at, size);
+        // SAFETY: mapped and aligned, by the checks above. Other processes access the value as an
+        // atomic too; a process that does not can only corrupt the value. If the mapping is not
+        // writable, the value is only loaded, relaxed.
+        let cell = unsafe {
+            match size {
+                1 => AtomicCell::U8(ptr.cast::<AtomicU8>().as_ref()),
+                2 => AtomicCell::U16(ptr.cast::<AtomicU16>().as_ref()),
+                4 => AtomicCell::U32(ptr.cast::<atomic::AtomicU32>().as_ref()),
+                _ => AtomicCell::U64(ptr.cast::<atomic::AtomicU64>().as_ref()),
+            }
+        };
+        if self.writable {
+            return cell.execute(op, datatype, operand, comparand);
+        }
+        fence(Ordering::SeqCst);
+        let value = match cell {
+            AtomicCell::U8(cell) => cell.load(Ordering::Relaxed).into(),
+            AtomicCell::U16(cell) => cell.load(Ordering::Relaxed).into(),
+            AtomicCell::U32(cell) => cell.load(Ordering::Relaxed).into(),
+            AtomicCell::U64(cell) => cell.load(Ordering::Relaxed),
+        };
+        fence(Ordering::Acquire);
+        value
+    }
+}
+
+impl Drop for SharedMapping {
+    fn drop(&mut self) {
+        let (start, len) = (self.body.start.as_ptr(), HEAD_LEN + self.body.len);
+        // SAFETY: the mapping belongs to this value, and no reference to it is left.
+        let _ = unsafe { rustix::mm::munmap(start.sub(HEAD_LEN).cast(), len) };
+    }
+}
+
+/// Checks that a word of `size` bytes at this offset lies within the head and is aligned. For a
+/// constant offset, the compiler makes the check.
+#[inline(always)] // fast path of small messages
+fn check_head_offset(offset: usize, size: usize) {
+    assert!(
+        offset <= HEAD_LEN - size && offset.is_multiple_of(size),
+        "word outside of the head of shared memory"
+    );
+}
+
+/// A writable mapping whose words are accessed as atomics; clones share the mapping.
+#[derive(Clone, Debug)]
+pub(crate) struct WordMapping {
+    /// The body of `mapping`, in place so that an access follows one pointer less.
+    body: Body,
+    /// Offset of the last word.
+    last_word: usize,
+    _mapping: Arc<SharedMapping>,
+}
+
+impl WordMapping {
+    /// Maps memory as [`SharedMapping::map`] does. The length of the body is a power of two.
+    ///
+    /// # Errors
+    /// Errors of `mmap`.
+    pub(crate) fn map(memory: impl AsFd, len: usize) -> Result<Self> {
+        assert!(
+            len.is_power_of_two() && len >= 8,
+            "length of shared memory is not a power of two"
+        );
+        let mapping = SharedMapping::map(memory, len, true)?;
+        Ok(Self {
+            body: mapping.body,
+            last_word: len - 8,
+            _mapping: Arc::new(mapping),
+        })
+    }
+
+    /// Returns the bytes of the body.
+    pub(crate) fn len(&self) -> usize {
+        self.body.len
+    }
+
+    /// Returns the word of eight bytes at this offset of the head.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn head_u64(&self, offset: usize) -> &AtomicU64 {
+        check_head_offset(offset, 8);
+        // SAFETY: mapped and aligned, by the check above, writable, and only accessed as an atomic.
+        unsafe { self.body.start.sub(HEAD_LEN - offset).cast().as_ref() }
+    }
+
+    /// Returns the word of four bytes at this offset of the head.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn head_u32(&self, offset: usize) -> &AtomicU32 {
+        check_head_offset(offset, 4);
+        // SAFETY: as in `head_u64`.
+        unsafe { self.body.start.sub(HEAD_LEN - offset).cast().as_ref() }
+    }
+
+    /// Returns the word of eight bytes that holds byte `at`, modulo the length, of the body. The
+    /// word may also be written by raw copy (`write`); then a load returns any value.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
+        let at = at & self.last_word;
+        // SAFETY: `at` is at most `last_word`, and a multiple of eight like `last_word`. So the
+        // word is mapped and aligned, since the body begins at a page.
+        unsafe { self.body.start.add(at).cast().as_ref() }
+    }
+
+    /// Returns `len` bytes from byte `start` of the body, to be copied out; `None` if they are not
+    /// within the body.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn get(&self, start: usize, len: usize) -> Option<MappedRange<'_>> {
+        let end = start.checked_add(len)?;
+        (end <= self.body.len).then(|| {
+            MappedRange::new(Body {
+                start: self.body.ptr_at(start, len),
+                len,
+            })
+        })
+    }
+
+    /// Copies bytes to byte `at` of the body.
+    ///
+    /// # Panics
+    /// If the range is not within the body.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        let to = self.body.ptr_at(at, bytes.len());
+        // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
+        // overlap.
+        unsafe { copy_bytes(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+    }
+
+    /// Prefetches the cache line of byte `at` of the body, for reading.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn prefetch(&self, at: usize) {
+        let line = self.body.start.as_ptr().wrapping_add(at);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch accesses nothing, wherever the pointer leads.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line.cast_const().cast());
+        }
+        let _ = line;
+    }
+
+    /// Prefetches the cache line of byte `at` of the body, for writing.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn prefetch_for_write(&self, at: usize) {
+        let line = self.body.start.as_ptr().wrapping_add(at);
+        // Inline assembly, because the intrinsic has no hint for writing on the baseline processor.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch accesses nothing, wherever the pointer leads, and is a no-op on
+        // processors without `prefetchw`.
+        unsafe {
+            std::arch::asm!(
+                "prefetchw [{}]",
+                in(reg) line,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+        let _ = line;
+    }
+}
+
+/// A range of bytes of a mapping, to be copied out. Eight bytes at a multiple of eight are loaded
+/// as one atomic word with acquire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedRange<'a> {
+    bytes: Body,
+    mapping: PhantomData<&'a SharedMapping>,
+}
+
+impl MappedRange<'_> {
+    /// Returns a range of a mapping that is borrowed as long as the range.
+    #[inline(always)] // fast path of small messages
+    fn new(bytes: Body) -> Self {
+        Self {
+            bytes,
+            mapping: PhantomData,
+        }
+    }
+
+    /// Writes `len` bytes from byte `from` of the range to a descriptor, with one `write(2)`.
+    /// Returns the number of bytes written.
+    ///
+    /// # Panics
+    /// If these bytes are not within the range.
+    pub(crate) fn write_to(
+        &self,
+        fd: BorrowedFd<'_>,
+        from: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let start = self.bytes.ptr_at(from, len);
+        // SAFETY: `len` mapped bytes, which the kernel reads; this process makes no reference to
+        // them.
+        let written = unsafe { libc::write(fd.as_raw_fd(), start.as_ptr().cast(), len) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+impl CopySource for MappedRange<'_> {
+    #[inline(always)] // fast path of small messages
+    fn len(&self) -> usize {
+        self.bytes.len
+    }
+
+    #[inline]
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        let (to, count) = (dst.as_mut_ptr().cast::<u8>(), dst.len());
+        let source = self.bytes.ptr_at(from, count);
+        // SAFETY: `ptr_at` checked the range; `dst` is ordinary memory of `count` bytes, which the
+        // copy initialises.
+        unsafe {
+            load_bytes(source, to, count);
+            std::slice::from_raw_parts_mut(to, count)
+        }
+    }
+
+    #[inline]
+    fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
+        let source = self.bytes.ptr_at(from, dst.len());
+        // SAFETY: as in `copy_to`.
+        unsafe { load_bytes(source, dst.as_mut_ptr(), dst.len()) };
+    }
+}
+
+/// Copies `count` bytes from a mapping; eight bytes at a multiple of eight as one atomic word with
+/// acquire.
+///
+/// # Safety
+/// The contract of `std::ptr::copy_nonoverlapping`.
+#[inline(always)] // fast path of small messages
+unsafe fn load_bytes(from: NonNull<u8>, to: *mut u8, count: usize) {
+    // SAFETY: the caller guarantees both ranges.
+    unsafe {
+        if count == 8 && from.cast::<u64>().is_aligned() {
+            let word = from.cast::<atomic::AtomicU64>().as_ref();
+            to.cast::<u64>()
+                .write_unaligned(word.load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+        } else {
+            copy_bytes(from.as_ptr(), to, count);
+        }
+    }
+}
+
+/// Copies `count` bytes; 8 to 16 bytes as two words, which may overlap, without a call of `memcpy`.
+///
+/// # Safety
+/// The contract of `std::ptr::copy_nonoverlapping`.
+#[inline(always)] // fast path of small messages
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: the caller guarantees both ranges, and each access lies within them: the second word
+    // ends where the range ends.
+    unsafe {
+        if (8..=16).contains(&count) {
+            let last = count - 8;
+            let words = (
+                from.cast::<u64>().read_unaligned(),
+                from.add(last).cast::<u64>().read_unaligned(),
+            );
+            to.cast::<u64>().write_unaligned(words.0);
+            to.add(last).cast::<u64>().write_unaligned(words.1);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, count);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::super::memfd::{self, PageAllocation};
+    use super::*;
+
+    fn panics<R>(access: impl FnOnce() -> R) -> bool {
+        catch_unwind(AssertUnwindSafe(access)).is_err()
+    }
+
+    #[test]
+    fn accesses_outside_of_a_word_mapping_panic_or_wrap() {
+        let memory = memfd::create("words", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
+        let mapping = WordMapping::map(&memory, 64).unwrap();
+        mapping.write(56, &7u64.to_ne_bytes());
+        for at in [56, 63, 120, usize::MAX] {
+            assert_eq!(mapping.word(at).load(Ordering::Relaxed), 7, "byte {at}");
+        }
+        let mut copy = [0; 8];
+        mapping.get(56, 8).unwrap().copy_to_init(0, &mut copy);
+        assert_eq!(u64::from_ne_bytes(copy), 7);
+        assert!(mapping.get(57, 8).is_none() && mapping.get(usize::MAX, 2).is_none());
+        assert!(panics(|| mapping.write(57, &[0; 8])));
+        assert!(panics(|| mapping.write(usize::MAX, &[0; 8])));
+        mapping.head_u64(HEAD_LEN - 8).store(1, Ordering::Relaxed);
+        assert!(panics(|| mapping.head_u64(HEAD_LEN)));
+        assert!(panics(|| mapping.head_u32(2)));
+        assert!(panics(|| WordMapping::map(&memory, 65)));
+        assert!(SharedMapping::map(&memory, usize::MAX, true).is_err());
+    }
+
+    #[test]
+    fn read_only_mapping_is_read_and_not_written() {
+        let memory = memfd::create("read-only", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
+        let writable = SharedMapping::map(&memory, 64, true).unwrap();
+        writable.write(8, &7u64.to_ne_bytes());
+        writable.store_head(4, 9);
+        let mapping = SharedMapping::map(&memory, 64, false).unwrap();
+        assert_eq!(mapping.load_head(4), 9);
+        let read = |datatype| mapping.execute_atomic(8, AtomicOp::Read, datatype, 0, 0);
+        for datatype in [Datatype::U8, Datatype::U16, Datatype::U32, Datatype::U64] {
+            assert_eq!(read(datatype), 7);
+        }
+        assert!(panics(|| mapping.write(8, &[1])));
+        assert!(panics(|| mapping.store_head(4, 1)));
+        assert!(panics(|| mapping.execute_atomic(
+            8,
+            AtomicOp::Sum,
+            Datatype::U64,
+            1,
+            0
+        )));
+    }
+}
