@@ -42,7 +42,12 @@ pub trait TransportDomain<E: EngineContext>: Send {
         false
     }
 
-    /// Distributes what has arrived on a descriptor that the endpoints share, at the start of a
+    /// Returns whether the endpoints may share a descriptor, as of an io_uring instance.
+    fn shares_descriptor(&self) -> bool {
+        false
+    }
+
+    /// Distributes what has arrived on the descriptor that the endpoints share, at the start of a
     /// pass. Appends the endpoints to poll to `ready`.
     fn collect_shared(&mut self, engine: &mut E, ready: &mut Vec<EpId>) {
         let _ = (engine, ready);

@@ -20,6 +20,8 @@ pub(crate) struct ActiveEndpoints {
     /// The active endpoints; their state has `is_active` set. A closed endpoint is removed by the
     /// next pass.
     ids: Vec<EpId>,
+    /// Whether the endpoints share a descriptor.
+    shares_descriptor: bool,
     /// Number of endpoints up to which none becomes inactive.
     always_active: usize,
     /// Whether each pass polls an inactive endpoint, in turn.
@@ -34,6 +36,7 @@ impl ActiveEndpoints {
     pub(crate) fn new(transport: &EngineTransportDomain) -> Self {
         Self {
             ids: Vec::new(),
+            shares_descriptor: transport.shares_descriptor(),
             always_active: transport.always_active(),
             polls_idle: transport.polls_idle_endpoints(),
             idle_cursor: 0,
@@ -123,15 +126,7 @@ impl EngineState {
     /// descriptor.
     #[inline]
     pub(crate) fn poll_endpoints(&mut self) -> bool {
-        let mut moved = false;
-        self.transport
-            .collect_shared(&mut self.domain, &mut self.active.ready);
-        while let Some(ep) = self.active.ready.pop() {
-            moved = true;
-            if let Some(state) = self.domain.endpoints.get_mut(ep.0) {
-                self.active.activate(ep, state);
-            }
-        }
+        let mut moved = self.active.shares_descriptor && self.collect_shared();
         let active_count = self.active.len();
         let mut index = 0;
         while let Some(&ep) = self.active.ids.get(index) {
@@ -155,8 +150,23 @@ impl EngineState {
         if self.active.polls_idle && self.active.len() < self.domain.endpoints.len() {
             moved |= self.poll_idle_endpoint();
         }
-        self.transport.submit_shared();
+        if self.active.shares_descriptor {
+            self.transport.submit_shared();
+        }
         moved
+    }
+
+    /// Distributes what has arrived on the shared descriptor. Returns whether anything has.
+    fn collect_shared(&mut self) -> bool {
+        self.transport
+            .collect_shared(&mut self.domain, &mut self.active.ready);
+        let any = !self.active.ready.is_empty();
+        while let Some(ep) = self.active.ready.pop() {
+            if let Some(state) = self.domain.endpoints.get_mut(ep.0) {
+                self.active.activate(ep, state);
+            }
+        }
+        any
     }
 
     /// Polls the next inactive endpoint.

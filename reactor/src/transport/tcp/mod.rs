@@ -202,6 +202,10 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         0
     }
 
+    fn shares_descriptor(&self) -> bool {
+        true
+    }
+
     fn collect_shared(&mut self, engine: &mut E, ready: &mut Vec<EpId>) {
         self.io_backend.collect(engine, ready);
     }
