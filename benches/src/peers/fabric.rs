@@ -41,6 +41,8 @@ impl FabricLibrary {
             idle: 0,
             congestion: None,
             peers: 1,
+            endpoints: 1,
+            fan_in: false,
             threads: 1,
             budget: Budget::Seconds(case.time.as_secs_f64()),
             sizes: vec![case.size],
