@@ -43,6 +43,9 @@ pub struct Record {
     /// Whether the endpoints of a thread talk with one endpoint of the other side.
     #[serde(default)]
     pub fan_in: bool,
+    /// Whether each endpoint has a domain of its own.
+    #[serde(default)]
+    pub own_domains: bool,
     /// The median.
     pub p50_ns: Option<f64>,
     /// The 90th percentile.

@@ -114,9 +114,14 @@ pub fn heading(record: &Record) -> String {
         (count, false) => format!(", endpoints {count}"),
         (count, true) => format!(", endpoints {count} to one"),
     };
+    let domains = if record.own_domains {
+        ", a domain each"
+    } else {
+        ""
+    };
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
-         {runtime}, peers {peers}, threads {threads}{endpoints}"
+         {runtime}, peers {peers}, threads {threads}{endpoints}{domains}"
     )
 }
 

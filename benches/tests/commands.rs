@@ -267,6 +267,10 @@ fn every_measurement_mode_yields_records() {
             ],
         ),
         ("rate", &["--endpoints", "4", "--runtime", "multi"]),
+        (
+            "rate",
+            &["--endpoints", "4", "--runtime", "multi", "--own-domains"],
+        ),
         ("rate", &["--endpoints", "4", "--api", "batch", "--fan-in"]),
         ("rate", &["--endpoints", "4", "--op", "inject", "--fan-in"]),
         ("bw", &["--endpoints", "3", "--op", "loan", "--fan-in"]),
@@ -339,10 +343,10 @@ fn endpoints_share_the_iterations() {
 #[test]
 fn endpoint_of_256_active_peers_is_measured() {
     let args = ["lat", "--iters", "256", "--size", "8", "--fan-in"];
-    let output = run_bench(&[&args[..], &["--endpoints", "256"]].concat());
+    let output = run_bench(&[&args[..], &["--endpoints", "256", "--own-domains"]].concat());
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && out.contains("endpoints 256 to one"),
+        output.status.success() && out.contains("endpoints 256 to one, a domain each"),
         "{output:?}"
     );
 }

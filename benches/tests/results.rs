@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys of the JSON stream, in their order, which must not change.
-const RECORD_KEYS: [&str; 28] = [
+const RECORD_KEYS: [&str; 29] = [
     "bench",
     "provider",
     "op",
@@ -18,6 +18,7 @@ const RECORD_KEYS: [&str; 28] = [
     "threads",
     "endpoints",
     "fan_in",
+    "own_domains",
     "p50_ns",
     "p90_ns",
     "p99_ns",
@@ -50,6 +51,7 @@ fn latency_record() -> Record {
         threads: 1,
         endpoints: 1,
         fan_in: false,
+        own_domains: false,
         p50_ns: Some(1400.0),
         p90_ns: Some(1500.0),
         p99_ns: Some(2000.0),
@@ -109,6 +111,7 @@ fn records_without_newer_keys_are_read() {
         "\"threads\":1,",
         "\"endpoints\":1,",
         "\"fan_in\":false,",
+        "\"own_domains\":false,",
         "\"cpu_ns_per_msg\":2900.0,",
     ];
     let old = old

@@ -3,8 +3,8 @@
 use fabric_async::buf::IoBuf;
 use fabric_async::ops::{BatchOp, RecvOp, SendOp};
 use fabric_async::{
-    Completion, CompletionQueue, CqBind, Done, Endpoint, Error as FabricError, Fabric, FiAddr,
-    Request, SocketOptions,
+    Completion, CompletionQueue, CqBind, Domain, Done, Endpoint, Error as FabricError, Fabric,
+    FiAddr, Info, Request, SocketOptions,
 };
 use futures_util::StreamExt;
 
@@ -33,7 +33,7 @@ pub(super) struct BenchEndpoint {
 const DESCRIPTORS_OF_ENDPOINT: u64 = 8;
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// Opens a domain as planned, with this many endpoints.
+/// Opens this many endpoints, in one domain or in a domain each as planned.
 pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
     // Each endpoint of the initiator is connected, also to one endpoint of the responder.
     let connected = count.max(plan.endpoints);
@@ -43,17 +43,13 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
     }
     let info = plan.discover_info()?;
     let fabric = Fabric::open(&info)?;
-    let mut domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy());
-    if let Some(len) = plan.single_copy_threshold {
-        domain = domain.single_copy_threshold(len);
-    }
-    if let Some(name) = &plan.congestion {
-        domain = domain.socket_options(SocketOptions::new().congestion_control(name));
-    }
-    let domain = domain.open()?;
+    let mut domain = open_domain(plan, &fabric, &info)?;
     let address = format!("{}://", plan.provider);
     let mut endpoints = Vec::with_capacity(count);
-    for _ in 0..count {
+    for at in 0..count {
+        if plan.own_domains && at > 0 {
+            domain = open_domain(plan, &fabric, &info)?;
+        }
         let (tx, rx) = (
             domain.completion_queue(plan.window)?,
             domain.completion_queue(plan.window)?,
@@ -79,6 +75,17 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
     Ok(endpoints)
 }
 
+fn open_domain(plan: &Plan, fabric: &Fabric, info: &Info) -> Result<Domain> {
+    let mut domain = fabric.domain_builder(info).wait_policy(plan.wait.policy());
+    if let Some(len) = plan.single_copy_threshold {
+        domain = domain.single_copy_threshold(len);
+    }
+    if let Some(name) = &plan.congestion {
+        domain = domain.socket_options(SocketOptions::new().congestion_control(name));
+    }
+    Ok(domain.open()?)
+}
+
 /// Opens a domain with this many endpoints that only accept connections, and sleep.
 pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
     if count == 0 {
@@ -90,6 +97,7 @@ pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec
         &Plan {
             wait: WaitMode::Park,
             window: 1,
+            own_domains: false,
             ..plan.clone()
         },
         count,

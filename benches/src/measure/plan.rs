@@ -29,13 +29,17 @@ pub struct Plan {
     pub window: usize,
     /// Endpoints of the responder, for each endpoint of the initiator.
     pub peers: usize,
-    /// Endpoints of the initiator in each thread's domain, each used by a task of its own.
+    /// Endpoints of the initiator in each thread, each used by a task of its own.
     #[serde(default = "one")]
     pub endpoints: usize,
     /// Whether all endpoints of a thread talk with the same endpoint of the responder.
     #[serde(default)]
     pub fan_in: bool,
-    /// Measuring threads, each with its own domain.
+    /// Whether each endpoint, of both sides, has a domain of its own instead of one for all
+    /// endpoints of a thread.
+    #[serde(default)]
+    pub own_domains: bool,
+    /// Measuring threads, each with domains of its own.
     pub threads: usize,
     /// When the measurement of a size ends.
     pub budget: Budget,
@@ -322,6 +326,7 @@ impl Plan {
             threads: self.threads,
             endpoints: self.endpoints,
             fan_in: self.fan_in,
+            own_domains: self.own_domains,
             ..Record::default()
         }
     }

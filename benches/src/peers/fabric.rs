@@ -43,6 +43,7 @@ impl FabricLibrary {
             peers: 1,
             endpoints: 1,
             fan_in: false,
+            own_domains: false,
             threads: 1,
             budget: Budget::Seconds(case.time.as_secs_f64()),
             sizes: vec![case.size],
