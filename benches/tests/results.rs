@@ -260,6 +260,18 @@ fn series_names_show_what_differs() {
             "{name}: {page}"
         );
     }
+    let fan_in = Record {
+        endpoints: 8,
+        fan_in: true,
+        ..latency_record()
+    };
+    let several = report::render_page(&[latency_record(), fan_in]).expect("something to draw");
+    for name in ["endpoints 1", "endpoints 8, fan-in"] {
+        assert!(
+            several.contains(&format!("fabric shm, {name}, 4KiB: ")),
+            "{name}: {several}"
+        );
+    }
     assert!(
         !page.contains("window"),
         "latencies and streams are not told apart by their window"
