@@ -29,15 +29,7 @@ struct IdlePeersFixture {
 
 impl IdlePeersFixture {
     fn open(peers: usize) -> Self {
-        // Many shells set a low soft limit.
-        let limit = getrlimit(Resource::Nofile);
-        let _ = setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: limit.maximum,
-                ..limit
-            },
-        );
+        raise_descriptor_limit();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -65,6 +57,18 @@ impl IdlePeersFixture {
             _runtime: runtime,
         }
     }
+}
+
+/// Raises the soft limit of descriptors, which many shells set low.
+pub(crate) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
 }
 
 fn empty_passes(peers: usize) -> Work {

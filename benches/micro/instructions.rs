@@ -2,7 +2,8 @@
 //!
 //! Counts are stable where times are not. Valgrind's callgrind runs this program once for each
 //! benchmark, and counts only within [`repeat`], not while the program starts and prepares. A
-//! benchmark that names its counted functions is counted in these, which includes the warm-up.
+//! benchmark that names its counted functions is counted in these, which includes the warm-up. The
+//! path from header to header is counted in a trace of few repetitions, by Valgrind's lackey.
 //!
 //! Columns: all instructions of an operation; those of the benchmark's own code (`of the loop`);
 //! and atomic read-modify-writes (`atomic`).
@@ -12,6 +13,8 @@
 //! one of them.
 
 mod idle_peers;
+mod loop_alone;
+mod many_endpoints;
 mod messages;
 mod suite;
 
@@ -25,6 +28,9 @@ use suite::Microbench;
 /// Repetitions before counting begins.
 const WARM_UP: u64 = 100;
 const REPETITIONS: u64 = 1_000;
+/// Repetitions of a traced run, and how many of them, the last, are counted.
+const TRACED_REPETITIONS: u64 = 4;
+const COUNTED_OF_TRACED: u64 = 2;
 
 /// What to do with the counts.
 #[derive(Default)]
@@ -39,6 +45,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match &args[..] {
         [flag, index] if flag == "--work" => run_one(index),
+        [flag, index] if flag == "--trace" => run_traced(index),
         _ => parse_options(args).and_then(|options| count_all(&options)),
     };
     match result {
@@ -72,17 +79,32 @@ fn parse_options(args: Vec<String>) -> Result<Options, String> {
 
 /// Prepares the benchmark with this index and repeats it: the program that callgrind runs.
 fn run_one(index: &str) -> Result<(), String> {
-    let benches = suite::all();
-    let parsed = index.parse::<usize>().ok();
-    let Some(bench) = parsed.and_then(|index| benches.get(index)) else {
-        return Err(format!("usage: --work INDEX, below {}", benches.len()));
-    };
-    let mut work = (bench.prepare)();
+    let mut work = prepare(index)?;
     for _ in 0..WARM_UP {
         black_box(work());
     }
     repeat(&mut work);
     Ok(())
+}
+
+/// Prepares the benchmark with this index, describes the process on the standard output, and
+/// repeats the benchmark a few times: the program that lackey runs.
+fn run_traced(index: &str) -> Result<(), String> {
+    let mut work = prepare(index)?;
+    println!("{}", instructions::describe_process()?);
+    for _ in 0..TRACED_REPETITIONS {
+        black_box(work());
+    }
+    Ok(())
+}
+
+fn prepare(index: &str) -> Result<suite::Work, String> {
+    let benches = suite::all();
+    let parsed = index.parse::<usize>().ok();
+    match parsed.and_then(|index| benches.get(index)) {
+        Some(bench) => Ok((bench.prepare)()),
+        None => Err(format!("the index is not below {}", benches.len())),
+    }
 }
 
 #[inline(never)] // counted by its name
@@ -98,7 +120,7 @@ fn count_all(options: &Options) -> Result<(), String> {
         return Ok(());
     }
     let mut table = CountTable::of_this_compiler();
-    println!("{:<44} instructions  of the loop  atomic", "");
+    println!("{:<52} instructions  of the loop  atomic", "");
     for (number, bench) in suite::all().iter().enumerate() {
         let is_selected = |part: &String| bench.name.contains(part.as_str());
         if !options.rows.is_empty() && !options.rows.iter().any(is_selected) {
@@ -106,7 +128,7 @@ fn count_all(options: &Options) -> Result<(), String> {
         }
         let counts = count(number, bench).map_err(|why| format!("{}: {why}", bench.name))?;
         println!(
-            "{:<44} {:>12.1} {:>12.1} {:>7.1}",
+            "{:<52} {:>12.1} {:>12.1} {:>7.1}",
             bench.name, counts.instructions, counts.in_loop, counts.atomics
         );
         table.push(bench.name, counts);
@@ -122,11 +144,21 @@ fn count_all(options: &Options) -> Result<(), String> {
 
 /// Counts one operation of a benchmark.
 fn count(number: usize, bench: &Microbench) -> Result<Counts, String> {
-    let args = ["--work", &number.to_string()];
+    let number = number.to_string();
+    let args = ["--work", &number];
     let (functions, repetitions) = match bench.counted {
         Some(functions) => (functions, WARM_UP + REPETITIONS),
         None => ("instructions::repeat", REPETITIONS),
     };
+    if bench.is_header_to_header {
+        let (traced_args, messages) = (["--trace", &number], COUNTED_OF_TRACED * bench.operations);
+        return instructions::count_critical_path(
+            &args,
+            functions,
+            &traced_args,
+            messages as usize,
+        );
+    }
     let counts = instructions::count(&args, functions)?;
     Ok(counts.per_operation(repetitions * bench.operations))
 }

@@ -9,12 +9,13 @@ use std::task::{Context, Poll};
 use fabric_async::{
     Completion, CompletionQueue, Done, Endpoint, Failed, FiAddr, Result, WaitPolicy,
 };
+use fabric_bench::instructions::Section;
 use tokio::runtime::Runtime;
 
 use crate::suite::{Microbench, Work};
 
 /// Messages of one repetition.
-const MESSAGES: usize = 64;
+pub(crate) const MESSAGES: usize = 64;
 
 /// Times are those of one repetition, instructions those of one message.
 pub(crate) fn all() -> Vec<Microbench> {
@@ -22,7 +23,19 @@ pub(crate) fn all() -> Vec<Microbench> {
     let batched = || stream(Posted, MESSAGES, MESSAGES);
     vec![
         bench("awaited/shared", send_and_recv),
-        bench("awaited/shared, from arrival to reply", reply).counted("*reply_to_arrived*"),
+        bench("awaited/shared, header seen to header published", || {
+            reply(true)
+        })
+        .header_to_header(REPLY),
+        bench(
+            "awaited/shared, header to header, receive not posted",
+            || reply(false),
+        )
+        .header_to_header(REPLY),
+        bench("awaited/shared, receiving poll and replying poll", || {
+            reply(true)
+        })
+        .counted(REPLY),
         bench("batched/shared", batched),
         bench("batched/shared, sending side", batched).counted("*send_and_drain*"),
         bench("batched/shared, receiving side", batched).counted("*receiving_side*"),
@@ -162,8 +175,12 @@ fn message_buffer() -> MessageBuffer {
     Box::new([0; 8])
 }
 
-/// A receive is posted, its message arrives, and the reply is sent at once.
-fn reply() -> Work {
+/// A pattern of [`reply_to_arrived`].
+const REPLY: &str = "*reply_to_arrived*";
+
+/// A message arrives, and the reply is sent at once. The receive is posted before the message
+/// arrives, as in a ping-pong whose receiver waits, or is first polled afterwards.
+fn reply(is_posted: bool) -> Work {
     let (runtime, pair) = open_pair();
     let replying = runtime.block_on(pair.receiver.add_peer(pair.sender.name()));
     let reply_to = replying.expect("the peer is known");
@@ -173,9 +190,13 @@ fn reply() -> Work {
             for _ in 0..MESSAGES {
                 let receive = pair.receiver.recv_into(std::mem::take(&mut buffer));
                 let mut receive = pin!(receive.into_future());
-                let posted = poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx).is_pending()));
-                assert!(posted.await, "nothing has arrived yet");
+                if is_posted {
+                    let posted = poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx).is_pending()));
+                    assert!(posted.await, "nothing has arrived yet");
+                }
+                Section::Request.begin();
                 pair.sender.send(pair.peer, &[7; 8]).inject()?;
+                Section::Reply.begin();
                 buffer = poll_fn(|cx| {
                     Poll::Ready(reply_to_arrived(
                         cx,
@@ -185,7 +206,9 @@ fn reply() -> Work {
                     ))
                 })
                 .await?;
+                Section::Answer.begin();
                 let received = pair.sender.recv_into(std::mem::take(&mut answer)).await?;
+                Section::Outside.begin();
                 answer = received.into_buf();
             }
             Ok::<_, fabric_async::Error>(answer.len())
@@ -196,7 +219,8 @@ fn reply() -> Work {
     })
 }
 
-/// Takes the message that has arrived, and sends it back.
+/// Takes the message that has arrived, and sends it back: one poll that receives, and one poll that
+/// sends.
 #[inline(never)] // counted by its name
 fn reply_to_arrived(
     cx: &mut Context<'_>,

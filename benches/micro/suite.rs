@@ -19,6 +19,9 @@ pub(crate) struct Microbench {
     /// A pattern of the functions whose instructions are counted, with all that they call; the
     /// whole repetition is counted without a pattern.
     pub(crate) counted: Option<&'static str>,
+    /// Whether only the path from the header that is seen to the header that is published is
+    /// counted, within these functions.
+    pub(crate) is_header_to_header: bool,
     /// Prepares the work.
     pub(crate) prepare: Box<dyn Fn() -> Work>,
 }
@@ -30,6 +33,7 @@ impl Microbench {
             name,
             operations: 1,
             counted: None,
+            is_header_to_header: false,
             prepare: Box::new(prepare),
         }
     }
@@ -45,6 +49,12 @@ impl Microbench {
         self.counted = Some(functions);
         self
     }
+
+    /// Limits counting to the path from header to header, within functions that match this pattern.
+    pub(crate) fn header_to_header(mut self, functions: &'static str) -> Self {
+        self.is_header_to_header = true;
+        self.counted(functions)
+    }
 }
 
 /// Returns all microbenchmarks.
@@ -56,6 +66,8 @@ pub(crate) fn all() -> Vec<Microbench> {
         .map(|(name, prepare)| Microbench::new(name, prepare))
         .collect();
     benches.extend(crate::messages::all());
+    benches.extend(crate::loop_alone::all());
+    benches.extend(crate::many_endpoints::all());
     benches.extend(crate::idle_peers::all());
     benches
 }

@@ -1,6 +1,8 @@
 //! Times of the microbenchmarks in nanoseconds: `cargo bench -p fabric-bench --bench time`.
 
 mod idle_peers;
+mod loop_alone;
+mod many_endpoints;
 mod messages;
 mod suite;
 

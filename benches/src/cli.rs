@@ -102,7 +102,7 @@ struct FloorArgs {
 }
 
 /// Options that the connecting side sends to the listening one.
-const CONFLICTS_WITH_LISTEN: [&str; 17] = [
+const CONFLICTS_WITH_LISTEN: [&str; 20] = [
     "provider",
     "op",
     "size",
@@ -112,6 +112,9 @@ const CONFLICTS_WITH_LISTEN: [&str; 17] = [
     "runtime",
     "threads",
     "peers",
+    "endpoints",
+    "fan_in",
+    "own_domains",
     "iters",
     "seconds",
     "pin",
@@ -150,13 +153,23 @@ struct MeasureArgs {
     /// The Tokio runtime of each measuring thread
     #[arg(long, value_enum, default_value = "current")]
     runtime: RuntimeKind,
-    /// Measuring threads, each with its own endpoint and domain
+    /// Measuring threads, each with a domain of its own
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
-    /// Endpoints on the other side, for each thread
+    /// Endpoints on the other side, for each endpoint of this side
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     peers: usize,
-    /// Messages or round trips for each size and thread, rounded up to a multiple of --peers
+    /// Endpoints of this side in each thread, each used by a task of its own
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
+    endpoints: usize,
+    /// All endpoints of a thread talk with one endpoint of the other side
+    #[arg(long)]
+    fan_in: bool,
+    /// A domain for each endpoint of both sides, instead of one for all endpoints of a thread
+    #[arg(long)]
+    own_domains: bool,
+    /// Messages or round trips for each size and thread, rounded up to a multiple of --endpoints
+    /// times --peers
     #[arg(
         long,
         conflicts_with = "seconds",
@@ -520,6 +533,9 @@ impl MeasureArgs {
             runtime: self.runtime,
             window,
             peers: self.peers,
+            endpoints: self.endpoints,
+            fan_in: self.fan_in,
+            own_domains: self.own_domains,
             threads: self.threads,
             budget: self
                 .iters

@@ -32,11 +32,20 @@ pub struct Record {
     /// Messages in flight: one for latencies; 0 for streams without a window, or whose program does
     /// not report it.
     pub window: usize,
-    /// Endpoints on the other side, for each thread.
+    /// Endpoints on the other side, for each measuring endpoint.
     pub peers: usize,
     /// Measuring threads; one in files that lack this key.
-    #[serde(default = "default_threads")]
+    #[serde(default = "one")]
     pub threads: usize,
+    /// Measuring endpoints of each thread; one in files that lack this key.
+    #[serde(default = "one")]
+    pub endpoints: usize,
+    /// Whether the endpoints of a thread talk with one endpoint of the other side.
+    #[serde(default)]
+    pub fan_in: bool,
+    /// Whether each endpoint has a domain of its own.
+    #[serde(default)]
+    pub own_domains: bool,
     /// The median.
     pub p50_ns: Option<f64>,
     /// The 90th percentile.
@@ -49,8 +58,8 @@ pub struct Record {
     pub max_ns: Option<f64>,
     /// The mean; of streams, the total time divided by the number of messages.
     pub mean_ns: Option<f64>,
-    /// Messages per second in one direction; of several threads, all messages divided by the
-    /// longest time.
+    /// Messages per second in one direction, or round trips; of several threads, all messages
+    /// divided by the longest time.
     pub msgs_per_s: Option<f64>,
     /// Bytes per second in one direction.
     pub bytes_per_s: Option<f64>,
@@ -58,6 +67,9 @@ pub struct Record {
     pub cpu_user_s: Option<f64>,
     /// Seconds of processor time in the kernel, of both processes.
     pub cpu_sys_s: Option<f64>,
+    /// Processor time of both processes for a message, or for a round trip, in nanoseconds.
+    #[serde(default)]
+    pub cpu_ns_per_msg: Option<f64>,
     /// The floor of this machine, measured in the same run on the same cores: for latencies a cache
     /// line from core to core and one copy of the message, for streams the copy alone. Latencies on
     /// a single core have none.
@@ -74,7 +86,7 @@ pub struct Record {
     pub samples: u64,
 }
 
-fn default_threads() -> usize {
+fn one() -> usize {
     1
 }
 

@@ -15,7 +15,11 @@ const LATENCY_COLUMNS: &[Column] = &[
     ("max us", 10, |record| micros(record.max_ns)),
     ("mean us", 9, |record| micros(record.mean_ns)),
     ("x floor", 8, |record| ratio(record.p50_ns, record.floor_ns)),
+    ("trips/s", 9, |record| {
+        format_number(record.msgs_per_s, 1.0, 0)
+    }),
     ("cpu s", 7, cpu),
+    ("us/trip", 8, |record| micros(record.cpu_ns_per_msg)),
     ("samples", 9, |record| record.samples.to_string()),
 ];
 
@@ -35,6 +39,7 @@ const STREAM_COLUMNS: &[Column] = &[
         ratio(record.floor_ns, record.p50_ns)
     }),
     ("cpu s", 7, cpu),
+    ("us/msg", 8, |record| micros(record.cpu_ns_per_msg)),
     ("rounds", 7, |record| record.samples.to_string()),
 ];
 
@@ -101,11 +106,22 @@ pub fn heading(record: &Record) -> String {
         runtime,
         peers,
         threads,
+        endpoints,
         ..
     } = record;
+    let endpoints = match (endpoints, record.fan_in) {
+        (1, _) => String::new(),
+        (count, false) => format!(", endpoints {count}"),
+        (count, true) => format!(", endpoints {count} to one"),
+    };
+    let domains = if record.own_domains {
+        ", a domain each"
+    } else {
+        ""
+    };
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
-         {runtime}, peers {peers}, threads {threads}"
+         {runtime}, peers {peers}, threads {threads}{endpoints}{domains}"
     )
 }
 

@@ -146,6 +146,22 @@ fn impossible_combinations_are_refused_with_the_reason() {
         &["read over shm", "0 bytes"],
     );
     assert_refused(
+        &["lat", "--op", "write", "--endpoints", "2"],
+        &["write over shm", "one endpoint"],
+    );
+    assert_refused(
+        &["rate", "--fan-in", "--peers", "2"],
+        &["--fan-in has one peer", "--peers"],
+    );
+    assert_refused(
+        &["lat", "--op", "loan", "--fan-in"],
+        &["loan over shm", "--fan-in"],
+    );
+    assert_refused(
+        &["rate", "--endpoints", "1000"],
+        &["--endpoints 1000", "512"],
+    );
+    assert_refused(
         &["lat", "--op", "loan", "--api", "batch"],
         &["loan over shm", "--api await"],
     );
@@ -228,6 +244,36 @@ fn every_measurement_mode_yields_records() {
             "rate",
             &["--threads", "2", "--peers", "2", "--wait", "adaptive"],
         ),
+        ("lat", &["--size", "8", "--endpoints", "3", "--peers", "2"]),
+        (
+            "lat",
+            &["--size", "8", "--endpoints", "8", "--runtime", "multi"],
+        ),
+        ("lat", &["--size", "8", "--endpoints", "5", "--fan-in"]),
+        (
+            "lat",
+            &["--size", "8", "--endpoints", "5", "--fan-in", "--api", "cq"],
+        ),
+        (
+            "lat",
+            &[
+                "--size",
+                "8",
+                "--endpoints",
+                "2",
+                "--threads",
+                "2",
+                "--fan-in",
+            ],
+        ),
+        ("rate", &["--endpoints", "4", "--runtime", "multi"]),
+        (
+            "rate",
+            &["--endpoints", "4", "--runtime", "multi", "--own-domains"],
+        ),
+        ("rate", &["--endpoints", "4", "--api", "batch", "--fan-in"]),
+        ("rate", &["--endpoints", "4", "--op", "inject", "--fan-in"]),
+        ("bw", &["--endpoints", "3", "--op", "loan", "--fan-in"]),
     ] {
         let args = [&[command, "--json", "--iters", "200"][..], more].concat();
         let records = run_records(&args);
@@ -247,6 +293,7 @@ fn every_measurement_mode_yields_records() {
                 "{args:?}: {record:?}"
             );
             assert!(record.cpu_user_s.is_some(), "{args:?}: {record:?}");
+            assert!(record.cpu_ns_per_msg.is_some(), "{args:?}: {record:?}");
         }
     }
 }
@@ -277,6 +324,31 @@ fn iterations_are_exact_and_exclude_warm_up() {
         .map(|record| (record.size, record.samples))
         .collect();
     assert_eq!(samples, [(8, 777), (16, 777)]);
+}
+
+#[test]
+fn endpoints_share_the_iterations() {
+    for fan_in in [&[][..], &["--fan-in"]] {
+        let args = ["lat", "--json", "--iters", "64", "--size", "8"];
+        let endpoints = ["--endpoints", "16"];
+        let records = run_records(&[&args[..], &endpoints, fan_in].concat());
+        let [record] = &records[..] else {
+            panic!("one result: {records:?}");
+        };
+        assert_eq!((record.endpoints, record.samples), (16, 64));
+        assert_eq!(record.fan_in, !fan_in.is_empty());
+    }
+}
+
+#[test]
+fn endpoint_of_256_active_peers_is_measured() {
+    let args = ["lat", "--iters", "256", "--size", "8", "--fan-in"];
+    let output = run_bench(&[&args[..], &["--endpoints", "256", "--own-domains"]].concat());
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && out.contains("endpoints 256 to one, a domain each"),
+        "{output:?}"
+    );
 }
 
 #[test]

@@ -2,6 +2,10 @@
 
 #[path = "../micro/idle_peers.rs"]
 mod idle_peers;
+#[path = "../micro/loop_alone.rs"]
+mod loop_alone;
+#[path = "../micro/many_endpoints.rs"]
+mod many_endpoints;
 #[path = "../micro/messages.rs"]
 mod messages;
 #[path = "../micro/suite.rs"]

@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys of the JSON stream, in their order, which must not change.
-const RECORD_KEYS: [&str; 25] = [
+const RECORD_KEYS: [&str; 29] = [
     "bench",
     "provider",
     "op",
@@ -16,6 +16,9 @@ const RECORD_KEYS: [&str; 25] = [
     "window",
     "peers",
     "threads",
+    "endpoints",
+    "fan_in",
+    "own_domains",
     "p50_ns",
     "p90_ns",
     "p99_ns",
@@ -26,6 +29,7 @@ const RECORD_KEYS: [&str; 25] = [
     "bytes_per_s",
     "cpu_user_s",
     "cpu_sys_s",
+    "cpu_ns_per_msg",
     "floor_ns",
     "timer_ns",
     "idle_bytes",
@@ -45,6 +49,9 @@ fn latency_record() -> Record {
         window: 1,
         peers: 1,
         threads: 1,
+        endpoints: 1,
+        fan_in: false,
+        own_domains: false,
         p50_ns: Some(1400.0),
         p90_ns: Some(1500.0),
         p99_ns: Some(2000.0),
@@ -55,6 +62,7 @@ fn latency_record() -> Record {
         bytes_per_s: Some(1_413_120_000.0),
         cpu_user_s: Some(1.25),
         cpu_sys_s: Some(0.25),
+        cpu_ns_per_msg: Some(2900.0),
         floor_ns: Some(200.0),
         timer_ns: Some(20.0),
         idle_bytes: Some(9000.0),
@@ -101,6 +109,10 @@ fn records_without_newer_keys_are_read() {
         "\"timer_ns\":20.0,",
         "\"idle_bytes\":9000.0,",
         "\"threads\":1,",
+        "\"endpoints\":1,",
+        "\"fan_in\":false,",
+        "\"own_domains\":false,",
+        "\"cpu_ns_per_msg\":2900.0,",
     ];
     let old = old
         .into_iter()
@@ -111,6 +123,7 @@ fn records_without_newer_keys_are_read() {
         Ok(vec![Record {
             timer_ns: None,
             idle_bytes: None,
+            cpu_ns_per_msg: None,
             ..latency_record()
         }])
     );
@@ -133,7 +146,7 @@ fn parse_error_names_the_line() {
 fn table_row_matches_the_titles_and_omits_missing_values() {
     assert_eq!(
         table::row(&latency_record()),
-        "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     1.50     500000"
+        "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     345000     1.50     2.900     500000"
     );
     assert_eq!(
         table::titles("lat").len(),
@@ -147,7 +160,7 @@ fn table_row_matches_the_titles_and_omits_missing_values() {
     };
     assert_eq!(
         table::row(&stream),
-        "    4KiB       16        345000      1.413      1.400   1000.000       0.14     1.50   500000"
+        "    4KiB       16        345000      1.413      1.400   1000.000       0.14     1.50     2.900   500000"
     );
     let floor = Record {
         bench: "floor".into(),
@@ -245,6 +258,18 @@ fn series_names_show_what_differs() {
         assert!(
             page.contains(&format!("fabric shm, {name}, 4KiB: ")),
             "{name}: {page}"
+        );
+    }
+    let fan_in = Record {
+        endpoints: 8,
+        fan_in: true,
+        ..latency_record()
+    };
+    let several = report::render_page(&[latency_record(), fan_in]).expect("something to draw");
+    for name in ["endpoints 1", "endpoints 8, fan-in"] {
+        assert!(
+            several.contains(&format!("fabric shm, {name}, 4KiB: ")),
+            "{name}: {several}"
         );
     }
     assert!(

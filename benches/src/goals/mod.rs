@@ -8,7 +8,7 @@
 //! Virtual cores move between places that pass a cache line in 40 and in 140 ns, and every ratio of
 //! small messages depends on the place. So the time of a cache line is read before and after each
 //! measurement, and a run counts for a goal only if all readings around both of its measurements
-//! agree.
+//! agree. The runs of each [`Placement`] are shown in a row of their own.
 //!
 //! | file | subject |
 //! |---|---|
@@ -40,6 +40,9 @@ use metric::{Goal, GoalBound, Metric, PeerProgram};
 const WINDOW: usize = 64;
 /// How much two readings of the cache line may differ and still be of the same place.
 const MAX_LINE_CHANGE: f64 = 1.5;
+/// The time of a cache line at which the two cores count as far apart: two halves of one physical
+/// core, or two cores that share a cache, take about 50 ns, others more than 100 ns.
+const FAR_LINE_NS: f64 = 80.0;
 
 /// Checks that this provider has goals.
 ///
@@ -86,9 +89,9 @@ pub fn run_goals(
     progress_bar::clear();
     print(&format!(
         "\ngoals over {provider}: medians of the fabric and of what it is compared with, and their \
-         ratio\n"
+         ratio or difference\n"
     ))?;
-    let widths = [15, 8, 12, 18, 12, 9, 9, 4, 6, 9];
+    let widths = [15, 8, 12, 18, 12, 9, 9, 4, 6, 11];
     let line = |cells: [String; 10]| tables::format_cells(cells.into_iter().zip(widths));
     print(&line(
         [
@@ -97,7 +100,7 @@ pub fn run_goals(
             "fabric",
             "compared with",
             "",
-            "ratio",
+            "result",
             "goal",
             "met",
             "runs",
@@ -107,7 +110,13 @@ pub fn run_goals(
     ))?;
     goals
         .iter()
-        .try_for_each(|goal| print(&line(runner.table_row(goal))))?;
+        .flat_map(|goal| runner.table_rows(goal))
+        .try_for_each(|row| print(&line(row)))?;
+    print(&format!(
+        "\nline: a cache line from core to core, read before and after each run; near: below \
+         {FAR_LINE_NS:.0} ns, far: the others.\nRuns around which the readings differ by half or \
+         more are left out."
+    ))?;
     runner
         .unavailable
         .iter()
@@ -341,13 +350,36 @@ impl GoalRunner<'_> {
         };
         let both = runs_of(fabric).iter().zip(runs_of(other));
         both.filter_map(|(fabric, other)| (*fabric).zip(*other))
-            .filter(|(fabric, other)| line_kept_speed(fabric, other))
+            .filter(line_kept_speed)
             .collect()
     }
 
-    fn table_row(&self, (what, fabric, other, bound): &Goal) -> [String; 10] {
+    /// Returns a row for each placement that has runs, or one without figures.
+    fn table_rows(&self, goal: &Goal) -> Vec<[String; 10]> {
+        let runs = self.comparable_runs(goal.1, goal.2);
+        let placements = [Some(Placement::Near), Some(Placement::Far), None];
+        let mut rows: Vec<_> = placements
+            .into_iter()
+            .map(|placement| (placement, runs_at(&runs, placement)))
+            .filter(|(_, runs)| !runs.is_empty())
+            .map(|(placement, runs)| self.table_row(goal, placement, &runs))
+            .collect();
+        if rows.is_empty() {
+            rows.push(self.table_row(goal, None, &[]));
+        }
+        for row in &mut rows[1..] {
+            row[0].clear();
+        }
+        rows
+    }
+
+    fn table_row(
+        &self,
+        (what, fabric, other, bound): &Goal,
+        placement: Option<Placement>,
+        runs: &[(Run, Run)],
+    ) -> [String; 10] {
         let means = matches!(other, Metric::Peer(program, ..) if program.reports_only_means());
-        let runs = self.comparable_runs(*fabric, *other);
         let figure = |run: &Run| {
             let mean = if means { run.measurement.mean } else { None };
             mean.unwrap_or(run.measurement.typical)
@@ -355,48 +387,88 @@ impl GoalRunner<'_> {
         let median_of = |values: Vec<f64>| median(&mut { values });
         let fabric_value = median_of(runs.iter().map(|(fabric, _)| figure(fabric)).collect());
         let other_value = median_of(runs.iter().map(|(_, other)| figure(other)).collect());
-        let line_ns = median_of(
-            runs.iter()
-                .flat_map(|(fabric, other)| fabric.line_ns.into_iter().chain(other.line_ns))
-                .flatten()
-                .collect(),
-        );
+        let line_ns = median_of(runs.iter().flat_map(line_readings).collect());
         let format = |value: Option<f64>| {
             value.map_or_else(|| "-".into(), |value| fabric.format_value(value))
         };
         let goal = match bound {
             GoalBound::MaxRatio(times) => format!("<= {times}"),
             GoalBound::MinRatio(times) => format!(">= {times}"),
-            GoalBound::MaxExcessNs(ns) => format!("+{ns:.0} ns"),
+            GoalBound::MaxExcessNs(ns) => format!("<= {ns:+.0} ns"),
         };
-        let met = fabric_value
-            .zip(other_value)
-            .map(|(fabric_value, other_value)| bound.is_met(fabric_value, other_value));
+        let values = fabric_value.zip(other_value);
+        let result = match (bound, values) {
+            (GoalBound::MaxExcessNs(_), Some((fabric_value, other_value))) => {
+                format!("{:+.0} ns", fabric_value - other_value)
+            }
+            _ => tables::ratio(fabric_value, other_value),
+        };
+        let met = values.map(|(fabric_value, other_value)| bound.is_met(fabric_value, other_value));
         let rounds = self.metrics.first().map_or(0, |(_, runs)| runs.len());
+        let line = line_ns.zip(placement);
         [
             (*what).to_owned(),
             Size(fabric.size()).to_string(),
             format(fabric_value),
             other.name(self.provider),
             format(other_value),
-            tables::ratio(fabric_value, other_value),
+            result,
             goal,
             met.map_or("-", |met| if met { "yes" } else { "no" })
                 .to_owned(),
             format!("{}/{rounds}", runs.len()),
-            line_ns.map_or_else(|| "-".into(), |ns| format!("{ns:.0} ns")),
+            line.map_or_else(
+                || "-".into(),
+                |(ns, placement)| format!("{} {ns:.0} ns", placement.name()),
+            ),
         ]
     }
 }
 
+/// Where the two cores are, by the time of a cache line between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    Near,
+    Far,
+}
+
+impl Placement {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Near => "near",
+            Self::Far => "far",
+        }
+    }
+
+    /// Returns the placement during two runs of a goal; `None` without readings of the line.
+    fn of_runs(runs: &(Run, Run)) -> Option<Self> {
+        let line_ns = median(&mut line_readings(runs).collect::<Vec<_>>())?;
+        Some(if line_ns < FAR_LINE_NS {
+            Self::Near
+        } else {
+            Self::Far
+        })
+    }
+}
+
+/// Returns the runs of this placement, or those without a placement.
+fn runs_at(runs: &[(Run, Run)], placement: Option<Placement>) -> Vec<(Run, Run)> {
+    runs.iter()
+        .filter(|runs| Placement::of_runs(runs) == placement)
+        .copied()
+        .collect()
+}
+
+/// Returns the readings of the cache line around two runs.
+fn line_readings((fabric, other): &(Run, Run)) -> impl Iterator<Item = f64> + use<> {
+    let all = fabric.line_ns.into_iter().chain(other.line_ns);
+    all.flatten()
+}
+
 /// Returns whether all readings of the cache line around these two runs agree.
-fn line_kept_speed(fabric: &Run, other: &Run) -> bool {
-    let readings = || {
-        let all = fabric.line_ns.into_iter().chain(other.line_ns);
-        all.flatten()
-    };
-    let slowest = readings().fold(0.0, f64::max);
-    readings().all(|ns| slowest <= ns * MAX_LINE_CHANGE)
+fn line_kept_speed(runs: &(Run, Run)) -> bool {
+    let slowest = line_readings(runs).fold(0.0, f64::max);
+    line_readings(runs).all(|ns| slowest <= ns * MAX_LINE_CHANGE)
 }
 
 impl Measurement {
@@ -472,41 +544,80 @@ mod tests {
         let line = find(Metric::CacheLine);
         let libfabric = find(Metric::Peer(PeerProgram::Libfabric, Lat, BenchOp::Send, 8));
         assert_eq!(line.1, libfabric.1, "both goals are of the same metric");
-        let row = runner.table_row(&line);
+        let [row] = &runner.table_rows(&line)[..] else {
+            panic!("one row without figures");
+        };
         assert_eq!(row[2..6].join(" "), "- cache line - -");
         assert_eq!(row[7..].join(" "), "- 0/0 -");
 
-        let run_of = |typical, line_ns: [f64; 2]| {
-            Some(Run {
-                measurement: Measurement {
-                    typical,
-                    mean: Some(400.0),
-                },
-                line_ns: line_ns.map(Some),
-            })
-        };
-        let near = [45.0, 50.0];
-        let mut set_runs = |metric: Metric, values: [f64; 3], lines: [[f64; 2]; 3]| {
+        fn set_runs(
+            runner: &mut GoalRunner<'_>,
+            metric: Metric,
+            values: [f64; 3],
+            lines: [[f64; 2]; 3],
+        ) {
+            let run = |(typical, line_ns): (f64, [f64; 2])| {
+                let mean = Some(400.0);
+                Some(Run {
+                    measurement: Measurement { typical, mean },
+                    line_ns: line_ns.map(Some),
+                })
+            };
             let found = runner.metrics.iter_mut().find(|known| known.0 == metric);
-            let runs = values.into_iter().zip(lines);
-            found.expect("the metric of a goal").1 =
-                runs.map(|(value, line)| run_of(value, line)).collect();
-        };
+            let runs = values.into_iter().zip(lines).map(run).collect();
+            found.expect("the metric of a goal").1 = runs;
+        }
+
+        let (near, far) = ([45.0, 50.0], [130.0, 140.0]);
         // The line of the second run moves.
-        set_runs(line.1, [300.0, 900.0, 100.0], [near, [45.0, 140.0], near]);
-        set_runs(line.2, [100.0, 100.0, 100.0], [near; 3]);
-        set_runs(libfabric.2, [900.0; 3], [near, near, [140.0; 2]]);
-        let row = runner.table_row(&line);
-        assert_eq!(
-            row[..6].join(" "),
-            "send 8B 0.200 us cache line 0.100 us 2.00"
+        set_runs(
+            &mut runner,
+            line.1,
+            [300.0, 900.0, 100.0],
+            [near, [45.0, 140.0], near],
         );
-        assert_eq!(row[8..].join(" "), "2/3 48 ns");
-        let means = runner.table_row(&libfabric);
+        set_runs(&mut runner, line.2, [100.0, 100.0, 100.0], [near; 3]);
+        set_runs(&mut runner, libfabric.2, [900.0; 3], [near, near, far]);
+        let [row] = &runner.table_rows(&line)[..] else {
+            panic!("one placement");
+        };
+        assert_eq!(
+            row[..7].join(" "),
+            "send 8B 0.200 us cache line 0.100 us +100 ns <= +45 ns"
+        );
+        assert_eq!(row[8..].join(" "), "2/3 near 48 ns");
+        let [means] = &runner.table_rows(&libfabric)[..] else {
+            panic!("one placement");
+        };
         assert_eq!(
             means[2..6].join(" "),
             "0.400 us fi_pingpong shm 0.400 us 1.00"
         );
         assert_eq!(means[8], "1/3");
+        // The cores move between the runs.
+        set_runs(
+            &mut runner,
+            line.1,
+            [300.0, 140.0, 100.0],
+            [far, near, near],
+        );
+        set_runs(
+            &mut runner,
+            line.2,
+            [200.0, 100.0, 100.0],
+            [far, near, near],
+        );
+        let [near_row, far_row] = &runner.table_rows(&line)[..] else {
+            panic!("two placements");
+        };
+        assert_eq!(
+            near_row[5..].join(" "),
+            "+20 ns <= +45 ns yes 2/3 near 48 ns"
+        );
+        assert_eq!(far_row[..2].join(" "), " 8B");
+        assert_eq!(
+            far_row[5..].join(" "),
+            "+100 ns <= +45 ns no 1/3 far 135 ns"
+        );
     }
 }

@@ -2,9 +2,11 @@
 //! read-modify-writes.
 //!
 //! Callgrind counts how often each instruction was executed, and names the source file of each. It
-//! does not tell what an instruction is: [`Executable`] reads that from the program's file.
+//! does not tell what an instruction is: [`Executable`] reads that from the files of the program and
+//! of its libraries.
 
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The directory of the benchmarks, whose instructions are the *loop* around the measured calls.
@@ -17,8 +19,16 @@ pub struct Counts {
     pub instructions: f64,
     /// Those whose source file is a benchmark.
     pub in_loop: f64,
-    /// Those that read and write memory atomically: `lock`-prefixed ones, and `xchg`.
+    /// Those that read and write memory atomically: `lock`-prefixed ones, and `xchg` with memory.
     pub atomics: f64,
+}
+
+/// A profile of callgrind.
+#[derive(Debug, PartialEq)]
+pub(super) struct Profile {
+    pub(super) counts: Counts,
+    /// Addresses of the program's instructions whose source file is a benchmark.
+    pub(super) loop_addresses: HashSet<u64>,
 }
 
 impl Counts {
@@ -40,6 +50,11 @@ impl Counts {
 /// # Errors
 /// Describes what failed: starting Valgrind, or reading what it wrote.
 pub fn count(args: &[&str], functions: &str) -> Result<Counts, String> {
+    profile(args, functions).map(|profile| profile.counts)
+}
+
+/// Runs this program as [`count`] does, and returns what callgrind has counted.
+pub(super) fn profile(args: &[&str], functions: &str) -> Result<Profile, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output_file =
         std::env::temp_dir().join(format!("fabric-callgrind.{}.out", std::process::id()));
@@ -54,29 +69,37 @@ pub fn count(args: &[&str], functions: &str) -> Result<Counts, String> {
         .args(args)
         .output()
         .map_err(|error| format!("valgrind: {error}"))?;
-    let profile = std::fs::read_to_string(&output_file).unwrap_or_default();
+    let text = std::fs::read_to_string(&output_file).unwrap_or_default();
     let _ = std::fs::remove_file(&output_file);
-    let executable = Executable::open(&program)?;
-    let counts = parse_profile(&profile, &program.to_string_lossy(), &executable);
-    if !output.status.success() || counts.instructions == 0.0 {
+    let profile = parse_profile(&text, &program.to_string_lossy(), Executable::open);
+    if !output.status.success() || profile.counts.instructions == 0.0 {
         let text = String::from_utf8_lossy(&output.stderr);
         return Err(format!(
             "valgrind ({}) counted nothing:\n{text}",
             output.status
         ));
     }
-    Ok(counts)
+    Ok(profile)
 }
 
 /// Adds up a profile of callgrind, whose lines are `ADDRESS LINE COUNT` under the object and the
 /// source file that precede them. The line behind `calls=` counts what the callee has executed,
-/// which stands in lines of the callee as well.
-fn parse_profile(profile: &str, program: &str, executable: &Executable) -> Counts {
-    let mut counts = Counts::default();
-    let (mut in_program, mut in_loop, mut follows_call) = (false, false, false);
-    for line in profile.lines() {
-        if let Some(object) = line.strip_prefix("ob=") {
-            in_program = object == program;
+/// which stands in lines of the callee as well. Objects that cannot be opened have no atomic
+/// instructions.
+fn parse_profile(
+    text: &str,
+    program: &str,
+    open: impl Fn(&Path) -> Result<Executable, String>,
+) -> Profile {
+    let (mut counts, mut loop_addresses) = (Counts::default(), HashSet::new());
+    let mut objects: HashMap<&str, Option<Executable>> = HashMap::new();
+    let (mut object, mut in_loop, mut follows_call) = ("", false, false);
+    for line in text.lines() {
+        if let Some(path) = line.strip_prefix("ob=") {
+            object = path;
+            objects
+                .entry(path)
+                .or_insert_with(|| open(&PathBuf::from(path)).ok());
         } else if let Some(file) = ["fl=", "fi=", "fe="]
             .iter()
             .find_map(|key| line.strip_prefix(key))
@@ -99,24 +122,31 @@ fn parse_profile(profile: &str, program: &str, executable: &Executable) -> Count
             counts.instructions += count;
             if in_loop {
                 counts.in_loop += count;
+                if object == program {
+                    loop_addresses.insert(address);
+                }
             }
-            if in_program && executable.is_atomic(address) {
+            let executable = objects.get(object).and_then(Option::as_ref);
+            if executable.is_some_and(|executable| executable.is_atomic(address)) {
                 counts.atomics += count;
             }
         }
     }
-    counts
+    Profile {
+        counts,
+        loop_addresses,
+    }
 }
 
 /// The code of an ELF file.
-struct Executable {
+pub(super) struct Executable {
     bytes: Vec<u8>,
     /// The loaded segments: virtual address, offset in the file, length.
     segments: Vec<(u64, u64, u64)>,
 }
 
 impl Executable {
-    fn open(path: &Path) -> Result<Self, String> {
+    pub(super) fn open(path: &Path) -> Result<Self, String> {
         let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let segments = load_segments(&bytes)
             .ok_or_else(|| format!("{}: not a 64-bit ELF file", path.display()))?;
@@ -125,7 +155,7 @@ impl Executable {
 
     /// Returns whether the x86-64 instruction at this virtual address reads and writes memory
     /// atomically. On other architectures nothing is recognised.
-    fn is_atomic(&self, address: u64) -> bool {
+    pub(super) fn is_atomic(&self, address: u64) -> bool {
         let Some(code) = self.segments.iter().find_map(|(start, offset, len)| {
             let within = address.checked_sub(*start).filter(|at| at < len)?;
             self.bytes.get((offset + within) as usize..)
@@ -204,22 +234,27 @@ mod tests {
             ob=/bench\nfl=benches/micro/messages.rs\nfn=trip\n0x10 4 3\n\
             fi=reactor/src/post.rs\n0x14 9 5\ncob=/lib/libc.so\ncfn=memcpy\ncalls=2 0x800\n\
             0x18 9 40\nfe=benches/micro/messages.rs\n0x1c 5 1\n\
-            ob=/lib/libc.so\nfl=memcpy.S\nfn=memcpy\n0x10 7 40\n";
-        let executable = Executable {
-            // `lock incl (%rdi)` at the address 0x14, and `nop` elsewhere.
-            bytes: [&[0x90; 4][..], &[0xF0, 0xFF, 0x07, 0x90], &[0x90; 8]].concat(),
-            segments: vec![(0x10, 0, 16)],
+            ob=/lib/libc.so\nfl=memcpy.S\nfn=memcpy\n0x10 7 40\n0x14 8 2\n";
+        // `lock incl (%rdi)` at the address 0x14 of both objects, and `nop` elsewhere.
+        let open = |_: &Path| {
+            Ok(Executable {
+                bytes: [&[0x90; 4][..], &[0xF0, 0xFF, 0x07, 0x90], &[0x90; 8]].concat(),
+                segments: vec![(0x10, 0, 16)],
+            })
         };
-        let expected = Counts {
-            instructions: 49.0,
-            in_loop: 4.0,
-            atomics: if cfg!(target_arch = "x86_64") {
-                5.0
-            } else {
-                0.0
+        let is_x86 = cfg!(target_arch = "x86_64");
+        let expected = Profile {
+            counts: Counts {
+                instructions: 51.0,
+                in_loop: 4.0,
+                atomics: if is_x86 { 7.0 } else { 0.0 },
             },
+            loop_addresses: HashSet::from([0x10, 0x1c]),
         };
-        assert_eq!(parse_profile(profile, "/bench", &executable), expected);
+        assert_eq!(parse_profile(profile, "/bench", open), expected);
+        let unreadable = |_: &Path| Err(String::new());
+        let without_files = parse_profile(profile, "/bench", unreadable);
+        assert_eq!(without_files.counts.atomics.to_bits(), 0);
     }
 
     #[test]

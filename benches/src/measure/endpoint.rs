@@ -3,8 +3,8 @@
 use fabric_async::buf::IoBuf;
 use fabric_async::ops::{BatchOp, RecvOp, SendOp};
 use fabric_async::{
-    Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, Request,
-    SocketOptions,
+    Completion, CompletionQueue, CqBind, Domain, Done, Endpoint, Error as FabricError, Fabric,
+    FiAddr, Info, Request, SocketOptions,
 };
 use futures_util::StreamExt;
 
@@ -29,21 +29,27 @@ pub(super) struct BenchEndpoint {
     free_buffers: Vec<Vec<u8>>,
 }
 
-/// Opens a domain as planned, with this many endpoints.
+/// Descriptors of an endpoint and its connection, and those of the rest of a process.
+const DESCRIPTORS_OF_ENDPOINT: u64 = 8;
+const OTHER_DESCRIPTORS: u64 = 256;
+
+/// Opens this many endpoints, in one domain or in a domain each as planned.
 pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
+    // Each endpoint of the initiator is connected, also to one endpoint of the responder.
+    let connected = count.max(plan.endpoints);
+    if connected > 1 {
+        let descriptors = DESCRIPTORS_OF_ENDPOINT * (connected * plan.threads) as u64;
+        limits::raise_descriptor_limit(descriptors + OTHER_DESCRIPTORS)?;
+    }
     let info = plan.discover_info()?;
     let fabric = Fabric::open(&info)?;
-    let mut domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy());
-    if let Some(len) = plan.single_copy_threshold {
-        domain = domain.single_copy_threshold(len);
-    }
-    if let Some(name) = &plan.congestion {
-        domain = domain.socket_options(SocketOptions::new().congestion_control(name));
-    }
-    let domain = domain.open()?;
+    let mut domain = open_domain(plan, &fabric, &info)?;
     let address = format!("{}://", plan.provider);
     let mut endpoints = Vec::with_capacity(count);
-    for _ in 0..count {
+    for at in 0..count {
+        if plan.own_domains && at > 0 {
+            domain = open_domain(plan, &fabric, &info)?;
+        }
         let (tx, rx) = (
             domain.completion_queue(plan.window)?,
             domain.completion_queue(plan.window)?,
@@ -69,6 +75,17 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
     Ok(endpoints)
 }
 
+fn open_domain(plan: &Plan, fabric: &Fabric, info: &Info) -> Result<Domain> {
+    let mut domain = fabric.domain_builder(info).wait_policy(plan.wait.policy());
+    if let Some(len) = plan.single_copy_threshold {
+        domain = domain.single_copy_threshold(len);
+    }
+    if let Some(name) = &plan.congestion {
+        domain = domain.socket_options(SocketOptions::new().congestion_control(name));
+    }
+    Ok(domain.open()?)
+}
+
 /// Opens a domain with this many endpoints that only accept connections, and sleep.
 pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
     if count == 0 {
@@ -80,6 +97,7 @@ pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec
         &Plan {
             wait: WaitMode::Park,
             window: 1,
+            own_domains: false,
             ..plan.clone()
         },
         count,
@@ -97,6 +115,12 @@ impl BenchEndpoint {
         buffers
     }
 
+    /// Allocates `count` buffers of this size for the next round.
+    pub(super) fn prepare_buffers(&mut self, count: usize, size: usize) {
+        let buffers = self.buffers(count, size);
+        self.recycle(buffers);
+    }
+
     /// Keeps buffers for the next round.
     pub(super) fn recycle(&mut self, buffers: impl IntoIterator<Item = Vec<u8>>) {
         self.free_buffers.extend(buffers);
@@ -111,8 +135,13 @@ impl BenchEndpoint {
         }
     }
 
-    pub(super) fn recv(&self, peer: FiAddr, buf: Vec<u8>) -> Request<'_, RecvOp, Vec<u8>> {
-        let request = self.ep.recv_into(buf).from(peer);
+    /// Receives a message of this peer, or of any peer.
+    pub(super) fn recv(&self, peer: Option<FiAddr>, buf: Vec<u8>) -> Request<'_, RecvOp, Vec<u8>> {
+        let request = self.ep.recv_into(buf);
+        let request = match peer {
+            Some(peer) => request.from(peer),
+            None => request,
+        };
         if self.op == BenchOp::Tagged {
             request.tag(TAG)
         } else {
@@ -202,19 +231,33 @@ impl BenchEndpoint {
         }
     }
 
-    /// Receives one message.
-    pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
+    /// Receives one message of this peer, or of any peer.
+    pub(super) async fn recv_one(&mut self, peer: Option<FiAddr>, buf: Vec<u8>) -> Result<Vec<u8>> {
         if self.op == BenchOp::Loan {
-            let loan = self.ep.recv_loan().from(peer).await?;
-            drop(loan);
+            let request = self.ep.recv_loan();
+            drop(match peer {
+                Some(peer) => request.from(peer).await?,
+                None => request.await?,
+            });
             return Ok(buf);
         }
+        Ok(self.recv_done(peer, buf).await?.into_buf())
+    }
+
+    /// Receives one message of any peer. Returns the buffer and the peer.
+    pub(super) async fn recv_from_any(&mut self, buf: Vec<u8>) -> Result<(Vec<u8>, FiAddr)> {
+        let done = self.recv_done(None, buf).await?;
+        let peer = done.source()?;
+        Ok((done.into_buf(), peer))
+    }
+
+    async fn recv_done(&mut self, peer: Option<FiAddr>, buf: Vec<u8>) -> Result<Done<Vec<u8>>> {
         if self.api == Api::Await {
-            return Ok(self.recv(peer, buf).await?.into_buf());
+            return Ok(self.recv(peer, buf).await?);
         }
         self.recv(peer, buf).post()?;
         self.wait_rx_completions().await?;
-        self.take_buffer()
+        self.take_done()
     }
 
     /// Waits for completions of sends, one or all available; [`take_buffer`](Self::take_buffer)
@@ -240,8 +283,12 @@ impl BenchEndpoint {
 
     /// Returns the buffer of a completion that was waited for.
     pub(super) fn take_buffer(&mut self) -> Result<Vec<u8>> {
-        let completions = self.completions.pop().ok_or(FabricError::Canceled)?;
-        Ok(completions.into_result::<Vec<u8>>()?.into_buf())
+        Ok(self.take_done()?.into_buf())
+    }
+
+    fn take_done(&mut self) -> Result<Done<Vec<u8>>> {
+        let completion = self.completions.pop().ok_or(FabricError::Canceled)?;
+        Ok(completion.into_result::<Vec<u8>>()?)
     }
 
     /// Returns how completions are taken.

@@ -1,22 +1,21 @@
-//! The initiator of one worker: a thread with its own endpoint and runtime.
+//! The initiator of one worker: a thread with its own domain and runtime.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fabric_async::{Error as FabricError, FiAddr, Operation};
+use fabric_async::Error as FabricError;
 
+use super::client::Client;
 use super::endpoint::{BenchEndpoint, open_endpoints};
 use super::onesided::{self, RmaBuffers};
 use super::plan::Plan;
 use super::responder::{RoundReply, RoundRequest};
 use super::rounds::{MeasureOutcome, RoundScheduler};
 use crate::floor::Floor;
-use crate::options::{Api, Bench, BenchOp, name};
+use crate::options::{Bench, BenchOp, name};
 use crate::peer_process::control::{recv_control, send_control};
-use crate::samples::TimeStamps;
 use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, limits, memory, pin, progress_bar};
@@ -84,18 +83,15 @@ impl Worker {
 
 struct Initiator {
     plan: Plan,
-    endpoint: BenchEndpoint,
-    peers: Vec<FiAddr>,
+    /// The endpoints; all but the first measure only messages.
+    clients: Vec<Client>,
     /// Memory of this process for each idle peer, in bytes.
     idle_bytes: Option<f64>,
     stop: Stop,
     /// Set for the first worker, which samples the floor and shows progress.
     floor: Option<Arc<Floor>>,
-    stamps: TimeStamps,
     /// The memory of one-sided operations.
     rma: Option<RmaBuffers>,
-    /// The bytes that a stream of awaited sends sends again and again.
-    stream_bytes: &'static [u8],
 }
 
 impl Initiator {
@@ -105,23 +101,28 @@ impl Initiator {
         stop: Stop,
         floor: Option<Arc<Floor>>,
     ) -> Result<Self> {
-        let endpoint = open_endpoints(&plan, 1).await?.swap_remove(0);
-        let (active, idle) = names.split_at(plan.peers.min(names.len()));
-        let mut peers = Vec::with_capacity(active.len());
-        for name in active {
-            peers.push(endpoint.ep.add_peer(&name[..]).await?);
+        let (active, idle) = names.split_at(plan.responder_endpoints().min(names.len()));
+        let mut clients = Vec::with_capacity(plan.endpoints);
+        for (at, endpoint) in open_endpoints(&plan, plan.endpoints)
+            .await?
+            .into_iter()
+            .enumerate()
+        {
+            let names = if plan.fan_in {
+                active
+            } else {
+                active.chunks(plan.peers).nth(at).unwrap_or_default()
+            };
+            clients.push(Client::connect(endpoint, &plan, names).await?);
         }
-        let idle_bytes = Self::connect_idle(&endpoint, idle).await?;
+        let idle_bytes = Self::connect_idle(&clients[0].endpoint, idle).await?;
         Ok(Self {
             plan,
-            endpoint,
-            peers,
+            clients,
             idle_bytes,
             stop,
             floor,
-            stamps: TimeStamps::new(0),
             rma: None,
-            stream_bytes: &[],
         })
     }
 
@@ -147,15 +148,17 @@ impl Initiator {
         if self.plan.op.is_one_sided() {
             self.exchange_memory(size).await?;
         }
-        // Every peer gets the same share.
-        while let Some(count) = rounds.next_round(self.peers.len() as u64, &self.stop) {
+        // Every peer of every endpoint gets the same share.
+        let parts = self.plan.endpoints * self.plan.peers;
+        while let Some(count) = rounds.next_round(parts as u64, &self.stop) {
             self.sample_floor().await?;
             let elapsed = match self.plan.bench {
                 _ if self.plan.op.is_one_sided() => self.one_sided_round(count).await?,
                 Bench::Lat => self.latency_round(size, count).await?,
                 Bench::Bw | Bench::Rate => self.stream_round(size, count).await?,
             };
-            rounds.record_round(count, elapsed, &self.stamps);
+            let stamps = self.clients.iter().map(|client| &client.stamps);
+            rounds.record_concurrent_round(count, elapsed, stamps);
             if self.floor.is_some() {
                 progress_bar::show(
                     &format!("{} {}", name(self.plan.bench), Size(size)),
@@ -172,21 +175,20 @@ impl Initiator {
 
     /// Makes both sides allocate memory for operations of this size.
     async fn exchange_memory(&mut self, size: usize) -> Result<()> {
-        let (peer, region) = (self.peers[0], onesided::alloc_region(&self.endpoint, size)?);
+        let Client {
+            endpoint, peers, ..
+        } = &self.clients[0];
+        let (peer, region) = (peers[0], onesided::alloc_region(endpoint, size)?);
         let remote = region.remote().to_bytes().to_vec();
-        send_control(
-            &self.endpoint.ep,
-            peer,
-            &RoundRequest::ExchangeMemory { size, remote },
-        )
-        .await?;
-        let description = match recv_control(&self.endpoint.ep, Some(peer)).await? {
+        let request = RoundRequest::ExchangeMemory { size, remote };
+        send_control(&endpoint.ep, peer, &request).await?;
+        let description = match recv_control(&endpoint.ep, Some(peer)).await? {
             (_, RoundReply::Memory(description)) => description,
             (_, other) => return Err(other.to_unexpected_error()),
         };
         self.rma = Some(
             RmaBuffers::new(
-                &self.endpoint,
+                endpoint,
                 self.plan.api,
                 (size, region),
                 (peer, &description),
@@ -203,21 +205,23 @@ impl Initiator {
             return Err(FabricError::Canceled.into());
         };
         let elapsed = if self.plan.bench == Bench::Lat {
-            self.stamps.reserve(count as usize);
+            self.clients[0].stamps.reserve(count as usize);
             if op.is_ping_pong() {
                 rma.clear_marker()?;
                 self.start_round(|count| RoundRequest::WriteBack { count }, count)
                     .await?;
             }
-            rma.run_round_trips(&mut self.endpoint, op, count, &mut self.stamps)
-                .await?
+            let Client {
+                endpoint, stamps, ..
+            } = &mut self.clients[0];
+            rma.run_round_trips(endpoint, op, count, stamps).await?
         } else {
             if op == BenchOp::Writedata {
                 self.start_round(|count| RoundRequest::CountWrites { count }, count)
                     .await?;
             }
             let began = rma
-                .run_stream(&mut self.endpoint, op, count, self.plan.window)
+                .run_stream(&mut self.clients[0].endpoint, op, count, self.plan.window)
                 .await?;
             if op == BenchOp::Writedata {
                 self.wait_replies(RoundReply::Finished).await?;
@@ -233,157 +237,94 @@ impl Initiator {
         if let (Bench::Lat, Some(floor)) = (self.plan.bench, &self.floor)
             && floor.is_due()
         {
-            send_control(&self.endpoint.ep, self.peers[0], &RoundRequest::Sleep).await?;
+            self.clients[0].send_first(&RoundRequest::Sleep).await?;
             floor.sample();
         }
         Ok(())
     }
 
+    /// Returns the endpoints that request rounds of their peers: all, or the first one if all
+    /// endpoints have the same peer.
+    fn requesters(&self) -> &[Client] {
+        &self.clients[..if self.plan.fan_in {
+            1
+        } else {
+            self.clients.len()
+        }]
+    }
+
     /// Requests a peer's share of a round from each, and waits until all are ready.
     async fn start_round(&self, request: impl Fn(u64) -> RoundRequest, count: u64) -> Result<()> {
-        let share = count / self.peers.len() as u64;
-        for peer in &self.peers {
-            send_control(&self.endpoint.ep, *peer, &request(share)).await?;
+        let request = request(count / self.plan.responder_endpoints() as u64);
+        for client in self.requesters() {
+            client.request_round(&request).await?;
         }
         self.wait_replies(RoundReply::Ready).await
     }
 
     async fn wait_replies(&self, expected: RoundReply) -> Result<()> {
-        for peer in &self.peers {
-            let (_, reply): (_, RoundReply) = recv_control(&self.endpoint.ep, Some(*peer)).await?;
-            if reply != expected {
-                return Err(reply.to_unexpected_error());
-            }
+        for client in self.requesters() {
+            client.wait_replies(&expected).await?;
         }
         Ok(())
     }
 
-    /// Does round trips, to each peer in turn, with a time stamp after each.
-    async fn latency_round(&mut self, size: usize, count: u64) -> Result<Duration> {
-        self.stamps.reserve(count as usize);
-        let mut buffers = self.endpoint.buffers(2, size);
-        let (mut ping, mut pong) = (buffers.swap_remove(0), buffers.swap_remove(0));
-        self.start_round(|count| RoundRequest::Echo { size, count }, count)
-            .await?;
-        self.stamps.begin();
-        for trip in 0..count as usize {
-            let peer = self.peers[trip % self.peers.len()];
-            ping = self.endpoint.send_one(peer, ping).await?;
-            pong = self.endpoint.recv_one(peer, pong).await?;
-            self.stamps.stamp();
+    /// Runs `work` with each endpoint: in this task with a single one, and in a task for each
+    /// otherwise.
+    async fn run_clients<F>(&mut self, work: impl Fn(Client) -> F) -> Result<()>
+    where
+        F: Future<Output = Result<Client>> + Send + 'static,
+    {
+        let clients = std::mem::take(&mut self.clients);
+        if self.plan.endpoints == 1 {
+            for client in clients {
+                self.clients.push(work(client).await?);
+            }
+            return Ok(());
         }
-        self.endpoint.recycle([ping, pong]);
-        Ok(self.stamps.elapsed())
+        let tasks: Vec<_> = clients
+            .into_iter()
+            .map(|client| tokio::spawn(work(client)))
+            .collect();
+        for task in tasks {
+            let ended = task.await.map_err(|panic| Error::Io {
+                what: "running the task of an endpoint".into(),
+                error: panic.into(),
+            })?;
+            self.clients.push(ended?);
+        }
+        Ok(())
     }
 
-    /// Sends messages in one direction, to each peer in turn, until all peers report that their
-    /// messages have arrived.
+    /// Does round trips with all endpoints at once. Returns the longest time of an endpoint.
+    async fn latency_round(&mut self, size: usize, count: u64) -> Result<Duration> {
+        let share = count as usize / self.clients.len();
+        for client in &mut self.clients {
+            client.stamps.reserve(share);
+            client.endpoint.prepare_buffers(2, size);
+        }
+        self.start_round(|count| RoundRequest::Echo { size, count }, count)
+            .await?;
+        self.run_clients(|client| client.run_round_trips(size, share))
+            .await?;
+        let elapsed = self.clients.iter().map(|client| client.stamps.elapsed());
+        Ok(elapsed.max().unwrap_or_default())
+    }
+
+    /// Sends messages in one direction with all endpoints at once, until all peers report that
+    /// their messages have arrived.
     async fn stream_round(&mut self, size: usize, count: u64) -> Result<Duration> {
-        let buffers = self.endpoint.buffers(self.plan.initiator_buffers(), size);
+        let share = count as usize / self.clients.len();
+        let buffers = self.plan.initiator_buffers();
+        for client in &mut self.clients {
+            client.endpoint.prepare_buffers(buffers, size);
+        }
         self.start_round(|count| RoundRequest::Sink { size, count }, count)
             .await?;
         let began = Instant::now();
-        let buffers = match (self.plan.op, self.plan.api) {
-            (BenchOp::Loan, _) => {
-                let mut buffers = buffers;
-                for at in 0..count as usize {
-                    let buf = buffers.pop().unwrap_or_default();
-                    buffers.push(
-                        self.endpoint
-                            .send_one(self.peers[at % self.peers.len()], buf)
-                            .await?,
-                    );
-                }
-                buffers
-            }
-            (BenchOp::Inject, Api::Batch) => {
-                let share = count as usize / self.peers.len();
-                for sent in (0..share).step_by(self.plan.window) {
-                    for peer in &self.peers {
-                        let batch = self.plan.window.min(share - sent);
-                        self.endpoint.inject_all(*peer, &buffers[0], batch).await?;
-                    }
-                }
-                buffers
-            }
-            (BenchOp::Inject, _) => {
-                for at in 0..count as usize {
-                    self.endpoint
-                        .inject(self.peers[at % self.peers.len()], &buffers[0])
-                        .await?;
-                }
-                buffers
-            }
-            (_, Api::Await) => {
-                self.stream_futures(size, count as usize).await?;
-                buffers
-            }
-            _ => self.stream_queue(buffers, count as usize).await?,
-        };
+        self.run_clients(|client| client.stream(size, share))
+            .await?;
         self.wait_replies(RoundReply::Finished).await?;
-        let elapsed = began.elapsed();
-        self.endpoint.recycle(buffers);
-        Ok(elapsed)
-    }
-
-    /// Starts sends of the same bytes, as `ucx_perftest` does, and awaits the oldest send when the
-    /// window is full.
-    async fn stream_futures(&mut self, size: usize, count: usize) -> Result<()> {
-        if self.stream_bytes.len() != size {
-            // Not freed: there are few sizes, and the process ends with the measurement.
-            self.stream_bytes = Vec::leak(vec![7; size]);
-        }
-        let mut in_flight: VecDeque<Operation<&'static [u8]>> =
-            VecDeque::with_capacity(self.plan.window);
-        for at in 0..count {
-            let peer = self.peers[at % self.peers.len()];
-            if in_flight.len() == self.plan.window
-                && let Some(oldest) = in_flight.pop_front()
-            {
-                oldest.await?;
-            }
-            let operation = loop {
-                match self.endpoint.send(peer, self.stream_bytes).start() {
-                    Ok(operation) => break operation,
-                    Err(failed) if matches!(failed.error, FabricError::WouldBlock(_)) => {
-                        drop(self.endpoint.ep.reserve(peer).await?);
-                    }
-                    Err(failed) => return Err(failed.into()),
-                }
-            };
-            in_flight.push_back(operation);
-        }
-        for operation in in_flight {
-            operation.await?;
-        }
-        Ok(())
-    }
-
-    /// Sends messages that complete on the queue. Returns the buffers.
-    async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
-        let (mut posted, mut completed) = (0, 0);
-        while completed < count {
-            let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
-            let requests = requests
-                .map(|(at, buf)| self.endpoint.send(self.peers[at % self.peers.len()], buf));
-            let (accepted, rest) = self.endpoint.post_all(requests)?;
-            posted += accepted;
-            free.extend(rest);
-            if posted == completed {
-                drop(
-                    self.endpoint
-                        .ep
-                        .reserve(self.peers[posted % self.peers.len()])
-                        .await?,
-                );
-                continue;
-            }
-            self.endpoint.wait_tx_completions().await?;
-            while self.endpoint.completion_count() > 0 {
-                free.push(self.endpoint.take_buffer()?);
-                completed += 1;
-            }
-        }
-        Ok(free)
+        Ok(began.elapsed())
     }
 }

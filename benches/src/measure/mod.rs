@@ -1,8 +1,9 @@
 //! Latency, bandwidth and rate over the fabric, between two processes.
 //!
 //! A measurement has workers, one per thread: an endpoint on this side (the initiator), and one or
-//! several on the other (the responder), each side with its own domain and runtime. They work in
-//! rounds of about a tenth of a second. The initiator sends what the round consists of, the
+//! several on the other (the responder), each side with its own domain and runtime. With several
+//! endpoints on this side, each has a task of its own and peers of its own, or all have the same
+//! peer (*fan-in*). They work in rounds of about a tenth of a second. The initiator sends what the round consists of, the
 //! responder replies when it is ready, messages move, and the next round is planned. Between rounds
 //! of latency, while the responder sleeps for a moment, the floor is sampled.
 //!
@@ -19,8 +20,10 @@
 //! | `endpoint` | an endpoint with its completion queues |
 //! | `onesided` | one-sided operations |
 //! | `initiator` | the measuring side of a worker |
+//! | `client` | an endpoint of the measuring side with its peers |
 //! | `responder` | the other side |
 
+mod client;
 mod endpoint;
 mod initiator;
 mod onesided;
@@ -123,6 +126,9 @@ fn measure_size(
             Some(round_to_hundredths(cpu_time.user)),
             Some(round_to_hundredths(cpu_time.sys)),
         );
+        let messages: u64 = outcomes.iter().map(|outcome| outcome.messages).sum();
+        record.cpu_ns_per_msg = (messages > 0)
+            .then(|| round_to_tenths((cpu_time.user + cpu_time.sys) * 1e9 / messages as f64));
     }
     Ok(record)
 }

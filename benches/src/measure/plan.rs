@@ -27,9 +27,19 @@ pub struct Plan {
     pub runtime: RuntimeKind,
     /// Messages in flight in streams.
     pub window: usize,
-    /// Endpoints of the responder, for each thread.
+    /// Endpoints of the responder, for each endpoint of the initiator.
     pub peers: usize,
-    /// Measuring threads, each with its own endpoint and domain.
+    /// Endpoints of the initiator in each thread, each used by a task of its own.
+    #[serde(default = "one")]
+    pub endpoints: usize,
+    /// Whether all endpoints of a thread talk with the same endpoint of the responder.
+    #[serde(default)]
+    pub fan_in: bool,
+    /// Whether each endpoint, of both sides, has a domain of its own instead of one for all
+    /// endpoints of a thread.
+    #[serde(default)]
+    pub own_domains: bool,
+    /// Measuring threads, each with domains of its own.
     pub threads: usize,
     /// When the measurement of a size ends.
     pub budget: Budget,
@@ -61,12 +71,17 @@ pub enum Budget {
 pub const DEFAULT_WINDOW: usize = 32;
 /// Length of the values of atomic operations, in bytes.
 const ATOMIC_BYTES: usize = 8;
-/// Upper limit of window, peers and threads.
+/// Upper limit of window, peers, endpoints and threads.
 const MAX_COUNT: usize = 512;
 /// Upper limit of idle endpoints.
 const MAX_IDLE_PEERS: usize = 10_000;
 /// A provider without inter-process communication.
 const IN_PROCESS_PROVIDER: &str = "sim";
+
+/// The number of endpoints in plans that do not state it.
+fn one() -> usize {
+    1
+}
 
 impl Plan {
     /// Checks the plan against the provider's offer.
@@ -94,9 +109,20 @@ impl Plan {
             }
             _ => return Err(self.invalid_request("only measured with --api await")),
         }
+        if self.fan_in && self.peers > 1 {
+            return Err(Error::InvalidRequest(
+                "--fan-in has one peer for all endpoints: leave out --peers".into(),
+            ));
+        }
+        if self.fan_in && self.op == BenchOp::Loan && self.bench == Bench::Lat {
+            return Err(self.invalid_request("round trips are not measured with --fan-in"));
+        }
         if self.op.is_one_sided() {
             if self.peers > 1 {
                 return Err(self.invalid_request("only measured with one peer"));
+            }
+            if self.endpoints > 1 {
+                return Err(self.invalid_request("only measured with one endpoint"));
             }
             if self.sizes.contains(&0) {
                 return Err(self.invalid_request("an operation of 0 bytes cannot be observed"));
@@ -133,6 +159,7 @@ impl Plan {
         for (what, count) in [
             ("window", self.window),
             ("peers", self.peers),
+            ("endpoints", self.endpoints),
             ("threads", self.threads),
         ] {
             if !(1..=MAX_COUNT).contains(&count) {
@@ -154,7 +181,7 @@ impl Plan {
         if needed > available.into() {
             return Err(Error::InvalidRequest(format!(
                 "the buffers of both sides for messages of {} take {} MiB, {} MiB are available; \
-                 use a smaller --size, --window, --threads or --peers",
+                 use a smaller --size, --window, --threads, --endpoints or --peers",
                 Size(largest),
                 needed >> 20,
                 available >> 20
@@ -167,14 +194,23 @@ impl Plan {
     /// buffers if those are more.
     fn buffer_bytes(&self, size: usize) -> u128 {
         let (initiator, responder) = (
-            self.initiator_buffers(),
-            self.responder_buffers() * self.peers,
+            self.initiator_buffers() * self.endpoints,
+            self.responder_buffers() * self.responder_endpoints(),
         );
         let buffers = (initiator as u128 + responder as u128) * self.threads as u128;
         buffers.max(2) * size as u128
     }
 
-    /// Returns the number of buffers of an initiator: a ping and a pong; for streams one whose bytes
+    /// Returns how many active endpoints the responder has for each thread.
+    pub(super) fn responder_endpoints(&self) -> usize {
+        if self.fan_in {
+            1
+        } else {
+            self.endpoints * self.peers
+        }
+    }
+
+    /// Returns the number of buffers of an endpoint of the initiator: a ping and a pong; for streams one whose bytes
     /// are sent again and again, or the window where completions return the buffers.
     pub(super) fn initiator_buffers(&self) -> usize {
         match (self.bench, self.op) {
@@ -288,6 +324,9 @@ impl Plan {
             },
             peers: self.peers,
             threads: self.threads,
+            endpoints: self.endpoints,
+            fan_in: self.fan_in,
+            own_domains: self.own_domains,
             ..Record::default()
         }
     }

@@ -71,7 +71,7 @@ pub(crate) async fn start_worker(
             .map(pin::pin_to_core);
         let (runtime, failed) = (plan.runtime, opened.clone());
         let run = async move {
-            let endpoints = open_endpoints(&plan, plan.peers).await?;
+            let endpoints = open_endpoints(&plan, plan.responder_endpoints()).await?;
             let idle = open_idle_endpoints(&plan, plan.idle).await?;
             let name = |endpoint: &BenchEndpoint| endpoint.ep.name().to_string();
             let _ = opened.send(Ok(endpoints.iter().chain(&idle).map(name).collect()));
@@ -118,8 +118,13 @@ async fn serve(mut endpoint: BenchEndpoint, plan: &Plan) -> Result<()> {
                 let (mut ping, mut pong) = (buffers.swap_remove(0), buffers.swap_remove(0));
                 send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
                 for _ in 0..count {
-                    ping = endpoint.recv_one(peer, ping).await?;
-                    pong = endpoint.send_one(peer, pong).await?;
+                    let to;
+                    (ping, to) = if plan.fan_in {
+                        endpoint.recv_from_any(ping).await?
+                    } else {
+                        (endpoint.recv_one(Some(peer), ping).await?, peer)
+                    };
+                    pong = endpoint.send_one(to, pong).await?;
                 }
                 endpoint.recycle([ping, pong]);
             }
@@ -144,22 +149,21 @@ async fn serve(mut endpoint: BenchEndpoint, plan: &Plan) -> Result<()> {
                 send_control(&endpoint.ep, peer, &RoundReply::Finished).await?;
             }
             RoundRequest::Sink { size, count } => {
-                sink(
-                    &mut endpoint,
-                    peer,
-                    size,
-                    (count as usize, plan.responder_buffers()),
-                )
-                .await?;
+                let from = (!plan.fan_in).then_some(peer);
+                let buffers = plan.responder_buffers();
+                let messages = (count as usize, buffers);
+                sink(&mut endpoint, (peer, from), size, messages).await?;
                 send_control(&endpoint.ep, peer, &RoundReply::Finished).await?;
             }
         }
     }
 }
 
+/// Receives messages of a peer, or of all peers. The peer that requested them hears when the
+/// endpoint is ready.
 async fn sink(
     endpoint: &mut BenchEndpoint,
-    peer: FiAddr,
+    (peer, from): (FiAddr, Option<FiAddr>),
     size: usize,
     (count, buffers): (usize, usize),
 ) -> Result<()> {
@@ -167,7 +171,7 @@ async fn sink(
         for mut buf in endpoint.buffers(1, size) {
             send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
             for _ in 0..count {
-                buf = endpoint.recv_one(peer, buf).await?;
+                buf = endpoint.recv_one(from, buf).await?;
             }
             endpoint.recycle([buf]);
         }
@@ -178,7 +182,7 @@ async fn sink(
     while received < count {
         let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
         let (accepted, rest) =
-            endpoint.post_all(requests.map(|(_, buf)| endpoint.recv(peer, buf)))?;
+            endpoint.post_all(requests.map(|(_, buf)| endpoint.recv(from, buf)))?;
         free.extend(rest);
         if posted == 0 {
             send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;

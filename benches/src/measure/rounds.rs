@@ -94,14 +94,26 @@ impl RoundScheduler {
     /// Records a round of `count` messages that took `elapsed`. A latency benchmark passes one time
     /// stamp per round trip; others pass none.
     pub(crate) fn record_round(&mut self, count: u64, elapsed: Duration, stamps: &TimeStamps) {
+        self.record_concurrent_round(count, elapsed, [stamps].into_iter());
+    }
+
+    /// Records a round of `count` messages in all, of several endpoints with time stamps of their
+    /// own.
+    pub(crate) fn record_concurrent_round<'a>(
+        &mut self,
+        count: u64,
+        elapsed: Duration,
+        stamps: impl Iterator<Item = &'a TimeStamps>,
+    ) {
         if self.warm_up_ended.is_some() {
             self.outcome.messages += count;
             self.outcome.elapsed += elapsed;
             match self.bench {
-                Bench::Lat => self
-                    .outcome
-                    .samples
-                    .add_stamps(stamps, self.round_trip_divisor),
+                Bench::Lat => stamps.for_each(|stamps| {
+                    self.outcome
+                        .samples
+                        .add_stamps(stamps, self.round_trip_divisor);
+                }),
                 Bench::Bw | Bench::Rate => {
                     self.outcome
                         .samples

@@ -126,6 +126,7 @@ impl BenchCase {
             window: usize::from(self.bench == Bench::Lat),
             peers: 1,
             threads: 1,
+            endpoints: 1,
             ..Record::default()
         }
     }

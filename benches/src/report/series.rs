@@ -24,8 +24,12 @@ pub(super) struct Series {
     floors: BTreeMap<usize, Vec<f64>>,
 }
 
+/// Number of attributes of a result.
+const ATTRIBUTES: usize = 11;
+
 /// Returns the attributes in which results of one provider may differ.
-fn attributes(record: &Record) -> [(&'static str, String); 8] {
+fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
+    let described = |is_set: bool, text: &str| if is_set { text.into() } else { String::new() };
     [
         ("", record.op.clone()),
         ("", record.api.clone()),
@@ -42,6 +46,9 @@ fn attributes(record: &Record) -> [(&'static str, String); 8] {
         ),
         ("peers ", record.peers.to_string()),
         ("threads ", record.threads.to_string()),
+        ("endpoints ", record.endpoints.to_string()),
+        ("", described(record.fan_in, "fan-in")),
+        ("", described(record.own_domains, "a domain each")),
     ]
 }
 
@@ -68,7 +75,7 @@ impl SeriesLabels {
             .iter()
             .filter(|record| record.bench != "floor")
             .collect();
-        let mut first: BTreeMap<_, [(&str, String); 8]> = BTreeMap::new();
+        let mut first: BTreeMap<_, [(&str, String); ATTRIBUTES]> = BTreeMap::new();
         let mut distinguishing: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         for record in &records {
             // Comparison with the first suffices: if two differ, one of them differs from the
