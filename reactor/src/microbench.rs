@@ -6,8 +6,8 @@ use fabric_core::buf::{AnyBuf, IoBuf};
 use fabric_core::completion::OpKind;
 use fabric_core::transport::EpId;
 
-use crate::engine::domain_state::DomainState;
-use crate::engine::ops::{CompletionTarget, OpState};
+use crate::engine::state::domain_state::DomainState;
+use crate::engine::state::ops::{CompletionTarget, OpState};
 use crate::transport::shm;
 
 /// Performs an operation once. The result keeps the compiler from optimising the operation away.

@@ -17,8 +17,8 @@ use fabric_core::transport::{EpId, RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
-use super::ops::{CompletionTarget, CreditMode};
 use super::progress::{EngineGuard, EngineState};
+use super::state::ops::{CompletionTarget, CreditMode};
 
 /// The maximum number of posts under one lock.
 pub const MAX_BATCH_POSTS: usize = 32;

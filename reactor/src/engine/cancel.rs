@@ -7,9 +7,9 @@ use fabric_core::event::EventKind;
 use fabric_core::transport::{EngineContext, EpId, OpKey};
 
 use super::domain::DomainHandle;
-use super::domain_state::{DomainState, FollowUp};
-use super::ops::{CompletionTarget, OpPhase};
 use super::progress::EngineGuard;
+use super::state::domain_state::{DomainState, FollowUp};
+use super::state::ops::{CompletionTarget, OpPhase};
 
 impl EngineGuard<'_> {
     /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive

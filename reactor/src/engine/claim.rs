@@ -16,8 +16,8 @@ use fabric_core::transport::{EngineContext, EpId, OpKey};
 use fabric_core::tree::Class;
 
 use super::domain::DomainHandle;
-use super::ops::{CompletionTarget, CreditMode, OpState};
 use super::progress::EngineGuard;
+use super::state::ops::{CompletionTarget, CreditMode, OpState};
 
 impl EngineGuard<'_> {
     fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {

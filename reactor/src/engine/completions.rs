@@ -11,11 +11,11 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, Resource, Result};
 
 use super::domain::DomainHandle;
-use super::domain_state::{CounterId, CqId, DomainState, FollowUp};
-use super::id_map::IdMap;
-use super::ops::CompletionTarget;
 use super::progress::EngineGuard;
-use super::queues::{CounterState, CqState, EqState};
+use super::state::domain_state::{CounterId, CqId, DomainState, FollowUp};
+use super::state::id_map::IdMap;
+use super::state::ops::CompletionTarget;
+use super::state::queues::{CounterState, CqState, EqState};
 
 /// Reserves an entry of a completion queue.
 #[inline]

@@ -13,11 +13,11 @@ use fabric_core::stats::DomainStats;
 use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
 use fabric_core::{Result, SocketOptions};
 
-use super::domain_state::DomainState;
 use super::driver::{self, TaskDriver};
-use super::ops::OpResult;
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
+use super::state::domain_state::DomainState;
+use super::state::ops::OpResult;
 use super::wait_policy::WaitPolicy;
 use crate::sys::EpollSet;
 

@@ -15,10 +15,10 @@ use fabric_core::info::Progress;
 use fabric_core::transport::WaitSet;
 use fabric_core::{Error, Result};
 
-use super::deferred::Deferred;
-use super::event_loop::WaitFd;
 use super::progress::{DriverStatus, Engine};
-use super::trace::TraceEvent;
+use super::state::deferred::Deferred;
+use super::state::trace::TraceEvent;
+use super::wait_fd::WaitFd;
 use super::wait_policy::{SpinBudget, WaitPolicy};
 use crate::sys::EpollSet;
 use crate::sys::sync;

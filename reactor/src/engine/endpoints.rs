@@ -13,9 +13,9 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
 use super::domain::DomainHandle;
-use super::domain_state::{Bindings, DomainState};
 use super::progress::EngineState;
-use super::trace::TraceEvent;
+use super::state::domain_state::{Bindings, DomainState};
+use super::state::trace::TraceEvent;
 
 /// Returns the info to pass to the transport for an endpoint with these bindings.
 pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {

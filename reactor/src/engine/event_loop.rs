@@ -15,7 +15,6 @@
 //! resets the wake-up eventfd, under the lock, and arms the domain or writes the eventfd again
 //! before the lock is released.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
@@ -23,25 +22,11 @@ use fabric_core::Result;
 use fabric_core::transport::WaitSet;
 
 use super::domain::DomainHandle;
-use super::domain_state::{CounterId, CqId};
 use super::progress::DriverStatus;
+use super::state::domain_state::{CounterId, CqId};
+use super::wait_fd::WaitFd;
 use crate::sys::EpollSet;
 use crate::sys::os_error::epoll_ctl_error;
-
-/// The descriptor of a domain, a queue or a counter (`FI_GETWAIT`), for an event loop.
-///
-/// An event loop waits until the descriptor is readable, and reads nothing from it. Cheap to clone:
-/// clones are the same descriptor, which is open as long as its object or a clone exists.
-#[derive(Clone, Debug)]
-#[doc(alias = "FI_GETWAIT")]
-#[doc(alias = "FI_WAIT_FD")]
-pub struct WaitFd(Arc<EpollSet>);
-
-impl From<Arc<EpollSet>> for WaitFd {
-    fn from(set: Arc<EpollSet>) -> Self {
-        Self(set)
-    }
-}
 
 /// What makes the descriptor of a queue or counter readable.
 #[derive(Clone, Debug)]
@@ -59,7 +44,7 @@ impl WaitObject {
     /// Returns the descriptor.
     #[must_use]
     pub fn fd(&self) -> WaitFd {
-        WaitFd(self.0.clone())
+        WaitFd::from(self.0.clone())
     }
 
     /// Makes the descriptor readable also when progress in the domain is due, if an event loop
@@ -97,18 +82,6 @@ impl Wake for EpollSet {
     }
 }
 
-impl AsFd for WaitFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
-    }
-}
-
-impl AsRawFd for WaitFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.fd().as_raw_fd()
-    }
-}
-
 impl DomainHandle {
     /// Lets an event loop of the program drive this domain, which has no driver.
     pub fn enter_event_loop(&self) {
@@ -124,7 +97,7 @@ impl DomainHandle {
     /// Returns the descriptor of the domain.
     #[must_use]
     pub fn wait_fd(&self) -> WaitFd {
-        WaitFd(self.engine().wait_set.clone())
+        WaitFd::from(self.engine().wait_set.clone())
     }
 
     /// Makes a pass. Returns whether the program may block until progress is due: then every

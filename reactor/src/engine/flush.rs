@@ -4,83 +4,9 @@
 use std::task::{Context, Poll};
 
 use fabric_core::Result;
-use fabric_core::buf::AnyBuf;
-use fabric_core::completion::OpKind;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
-use super::domain_state::DomainState;
-use super::ops::{CompletionTarget, OpPhase, OpState};
-
-/// The endpoint of a flush operation: a flush may cover the whole domain, and the flush of an
-/// endpoint outlives the endpoint.
-const NO_ENDPOINT: EpId = EpId(u32::MAX);
-
-/// A flush under way.
-#[derive(Debug)]
-pub(crate) struct Flush {
-    /// The operation that completes with the flush.
-    key: OpKey,
-    /// The operations that had not left when the flush began. One that has left is removed when it
-    /// is the last in the list.
-    waits_for: Vec<OpKey>,
-}
-
-impl OpState {
-    /// Returns whether bytes of a transmit operation have still to be handed over.
-    fn is_unsent(&self) -> bool {
-        let transmits = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
-        transmits && !self.no_transfer && !self.payload_sent && self.phase != OpPhase::Done
-    }
-}
-
-impl DomainState {
-    /// Begins a flush of one endpoint or of all endpoints. It completes at once if there is nothing
-    /// to wait for.
-    fn begin_flush(&mut self, ep: Option<EpId>) -> OpKey {
-        let waits_for = self.ops.keys_where(|op| {
-            let in_scope = ep.is_none_or(|ep| op.ep == ep);
-            in_scope && op.is_unsent()
-        });
-        let mut op = OpState::new(
-            NO_ENDPOINT,
-            OpKind::Send,
-            CompletionTarget::Future,
-            AnyBuf::None,
-        );
-        op.no_transfer = true;
-        op.phase = OpPhase::Waiting;
-        let key = self.ops.insert(op);
-        self.flushes.push(Flush { key, waits_for });
-        self.end_flushes();
-        key
-    }
-
-    /// Completes the flushes that have nothing left to wait for, and removes those that were
-    /// dropped.
-    #[cold]
-    pub(crate) fn end_flushes(&mut self) {
-        let Self { flushes, ops, .. } = self;
-        let mut ended = Vec::new();
-        flushes.retain_mut(|Flush { key, waits_for }| {
-            let is_dropped = ops.get(*key).is_none();
-            // Only the last operation is checked, until it has left; then the one before it.
-            while !is_dropped
-                && let Some(last) = waits_for.last()
-                && !ops.get(*last).is_some_and(OpState::is_unsent)
-            {
-                waits_for.pop();
-            }
-            if !is_dropped && waits_for.is_empty() {
-                ended.push(*key);
-            }
-            !is_dropped && !waits_for.is_empty()
-        });
-        for key in ended {
-            self.complete_future(key);
-        }
-    }
-}
 
 impl DomainHandle {
     /// Begins a flush of everything posted on one endpoint, or on all endpoints of the domain.

@@ -15,8 +15,8 @@ use fabric_core::transport::{EpId, OpKey};
 use fabric_core::{FiAddr, Result};
 
 use super::domain::DomainHandle;
-use super::ops::{CompletionTarget, CreditMode};
 use super::progress::EngineState;
+use super::state::ops::{CompletionTarget, CreditMode};
 
 /// Each 64th receive is posted, so that a program whose messages have always arrived makes passes
 /// too.

@@ -12,8 +12,8 @@ use fabric_core::transport::{EpId, RmaIov, RmaIovId, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
-use super::ops::{CompletionTarget, CreditMode, PostResult};
 use super::progress::EngineGuard;
+use super::state::ops::{CompletionTarget, CreditMode, PostResult};
 
 impl DomainHandle {
     /// Posts a read of a peer's memory (`fi_read`).

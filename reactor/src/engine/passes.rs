@@ -4,58 +4,12 @@
 //! its descriptors is ready. Beyond the number of endpoints that the transport keeps active, a pass
 //! makes idle endpoints inactive, so a pass costs O(active endpoints).
 
-use fabric_core::transport::{EpId, TransportEndpoint, WaitToken};
+use fabric_core::transport::{EpId, WaitToken};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
-use super::domain_state::{DomainState, EndpointState};
-use super::progress::{EngineState, EngineTransportDomain};
-
-/// The endpoint of an [`EngineTransportDomain`].
-pub(crate) type EngineTransportEndpoint = dyn TransportEndpoint<DomainState>;
-
-/// The endpoints that passes poll.
-#[derive(Debug)]
-pub(crate) struct ActiveEndpoints {
-    /// The active endpoints; their state has `is_active` set. A closed endpoint is removed by the
-    /// next pass.
-    ids: Vec<EpId>,
-    /// Whether the endpoints share a descriptor.
-    shares_descriptor: bool,
-    /// Number of endpoints up to which none becomes inactive.
-    always_active: usize,
-    /// Whether each pass polls an inactive endpoint, in turn.
-    polls_idle: bool,
-    /// Position of the inactive endpoint that was polled last.
-    idle_cursor: usize,
-    /// Scratch memory of a pass: endpoints that have become ready.
-    ready: Vec<EpId>,
-}
-
-impl ActiveEndpoints {
-    pub(crate) fn new(transport: &EngineTransportDomain) -> Self {
-        Self {
-            ids: Vec::new(),
-            shares_descriptor: transport.shares_descriptor(),
-            always_active: transport.always_active(),
-            polls_idle: transport.polls_idle_endpoints(),
-            idle_cursor: 0,
-            ready: Vec::new(),
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Makes passes poll an endpoint.
-    #[inline]
-    pub(crate) fn activate(&mut self, ep: EpId, state: &mut EndpointState) {
-        if !std::mem::replace(&mut state.is_active, true) {
-            self.ids.push(ep);
-        }
-    }
-}
+use super::progress::EngineState;
+use super::state::domain_state::{DomainState, EngineTransportEndpoint};
 
 impl DomainState {
     /// Takes the transport's part of an endpoint for a call. `None` if the endpoint is closed, or a

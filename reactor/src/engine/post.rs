@@ -15,11 +15,11 @@ use fabric_core::{Error, FiAddr, Resource, Result};
 
 use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
-use super::domain_state::{Bindings, CqId, DomainState, check_addr};
-use super::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::passes::EngineTransportEndpoint;
 use super::progress::EngineGuard;
-use super::tx_credits::FencedOp;
+use super::state::domain_state::EngineTransportEndpoint;
+use super::state::domain_state::{Bindings, CqId, DomainState, check_addr};
+use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
+use super::state::tx_credits::FencedOp;
 
 impl EngineGuard<'_> {
     /// Does the follow-up work of a call that may let other operations continue.

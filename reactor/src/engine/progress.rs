@@ -40,10 +40,10 @@ use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
 use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDomain, WaitSet};
 
-use super::deferred::Deferred;
-use super::domain_state::{DomainState, FollowUp};
-use super::ops::OpPhase;
-use super::passes::ActiveEndpoints;
+use super::active::ActiveEndpoints;
+use super::state::deferred::Deferred;
+use super::state::domain_state::{DomainState, FollowUp};
+use super::state::ops::OpPhase;
 use super::wait_policy::{PollSpinner, WaitPolicy};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;

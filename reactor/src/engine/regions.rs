@@ -10,8 +10,8 @@ use fabric_core::transport::{EpId, RemoteAccess};
 use fabric_core::{Error, Result};
 
 use super::domain::DomainHandle;
-use super::domain_state::{CounterBindings, CounterId, DomainState};
 use super::progress::EngineState;
+use super::state::domain_state::{CounterBindings, CounterId, DomainState};
 
 impl EngineState {
     /// Registers memory under a key.

@@ -19,9 +19,9 @@ use fabric_core::transport::{EngineContext, EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
-use super::domain_state::DomainState;
-use super::ops::OpState;
 use super::progress::EngineState;
+use super::state::domain_state::DomainState;
+use super::state::ops::OpState;
 
 impl DomainState {
     /// Returns the shared context whose queue an endpoint uses.

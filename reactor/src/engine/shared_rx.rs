@@ -26,8 +26,8 @@ use fabric_core::rx::RxQueue;
 use fabric_core::transport::EpId;
 
 use super::domain::DomainHandle;
-use super::domain_state::{Bindings, DomainState, FollowUp, check_addr};
 use super::progress::EngineState;
+use super::state::domain_state::{Bindings, DomainState, FollowUp, check_addr};
 
 impl DomainState {
     /// Returns the endpoints that share this context.

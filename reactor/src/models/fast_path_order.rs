@@ -16,8 +16,8 @@ use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
-use crate::engine::ops::{CompletionTarget, CreditMode};
 use crate::engine::progress::Engine;
+use crate::engine::state::ops::{CompletionTarget, CreditMode};
 use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Mutex, Ordering, lock};
 

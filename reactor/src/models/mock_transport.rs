@@ -13,10 +13,10 @@ use fabric_core::{Address, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
-use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
-use crate::engine::ops::{CompletionTarget, OpPhase, OpState};
-use crate::engine::passes::EngineTransportEndpoint;
 use crate::engine::progress::Engine;
+use crate::engine::state::domain_state::EngineTransportEndpoint;
+use crate::engine::state::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
 use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
 

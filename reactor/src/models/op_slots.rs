@@ -11,8 +11,8 @@ use loom::sync::Notify;
 use loom::thread;
 
 use super::mock_transport::{MockConnection, post_op};
-use crate::engine::ops::OpPhase;
 use crate::engine::progress::Engine;
+use crate::engine::state::ops::OpPhase;
 use crate::engine::wait_policy::WaitPolicy;
 
 /// A waker that takes the domain's lock. If it were called under that lock it would deadlock, which

@@ -207,7 +207,8 @@ fn poll_once_beside_driver(progress: Progress) {
         let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
         let mut has_polled = false;
         block_on(poll_fn(|cx| {
-            let register = |domain: &mut crate::engine::domain_state::DomainState, waker: &_| {
+            let register = |domain: &mut crate::engine::state::domain_state::DomainState,
+                            waker: &_| {
                 domain.register_op_waker(second, waker)
             };
             let polled = engine.poll(cx.waker(), |domain| domain.take_op_result(second), register);

@@ -261,9 +261,9 @@ mod tests {
     use super::super::UdpTransport;
     use super::super::endpoint::UNEXPECTED_BYTES;
     use super::*;
-    use crate::engine::av::Av;
-    use crate::engine::domain_state::{AvId, Bindings, CounterBindings, DomainState};
-    use crate::engine::ops::{CompletionTarget, OpState};
+    use crate::engine::state::av::Av;
+    use crate::engine::state::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+    use crate::engine::state::ops::{CompletionTarget, OpState};
     use crate::transport::net::SocketConfig;
 
     /// A wait set that records the last interest.

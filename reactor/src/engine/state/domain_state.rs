@@ -13,7 +13,7 @@ use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::mr::RegionTable;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
+use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov, TransportEndpoint};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
@@ -27,10 +27,12 @@ use super::in_flight::InFlightBuffer;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
-use super::passes::EngineTransportEndpoint;
 use super::queues::{CounterState, CqState, EqState};
 use super::tx_credits::TxCredits;
-use super::wait_policy::WaitPolicy;
+use crate::engine::wait_policy::WaitPolicy;
+
+/// The transport's part of an endpoint.
+pub(crate) type EngineTransportEndpoint = dyn TransportEndpoint<DomainState>;
 
 /// The id of a completion queue within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,268 @@
+//! Address vectors: address handles and auto-inserted peers.
+
+use std::collections::HashMap;
+
+use fabric_core::av::AddressTable;
+use fabric_core::transport::{EpId, Incarnation};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use super::domain_state::{AvId, DomainState, FollowUp};
+
+#[derive(Debug)]
+pub(crate) struct Av {
+    pub(crate) table: AddressTable,
+    /// Whether a peer that connects is inserted, and removed after its last connection has ended.
+    auto_insert: bool,
+    /// The peers that were inserted because they connected.
+    auto_inserted: HashMap<FiAddr, AutoInsertedPeer>,
+    /// The same peers by incarnation and address.
+    by_incarnation: HashMap<(Incarnation, Address), FiAddr>,
+    /// The number of auto-inserted peers so far whose incarnation the transport did not know.
+    unknown_incarnations: u64,
+}
+
+/// A peer that an auto-insert address vector inserted when it connected.
+#[derive(Clone, Copy, Debug)]
+struct AutoInsertedPeer {
+    /// Assigned by this vector if the transport does not know the peer's incarnation.
+    incarnation: Incarnation,
+    is_incarnation_known: bool,
+    connections: usize,
+}
+
+impl AutoInsertedPeer {
+    /// Returns whether a peer that connects under the same name is this one.
+    fn matches(&self, incarnation: Option<Incarnation>) -> bool {
+        match incarnation {
+            Some(incarnation) => incarnation == self.incarnation,
+            // A name belongs to one endpoint at a time. An endpoint whose incarnation is known
+            // tells it with every connection.
+            None => !self.is_incarnation_known && self.connections > 0,
+        }
+    }
+}
+
+impl Av {
+    pub(crate) fn new(auto_insert: bool) -> Self {
+        Self {
+            table: AddressTable::new(),
+            auto_insert,
+            auto_inserted: HashMap::new(),
+            by_incarnation: HashMap::new(),
+            unknown_incarnations: 0,
+        }
+    }
+
+    /// Returns the endpoint incarnation behind a handle, if the handle is of an auto-inserted peer.
+    pub(crate) fn incarnation_of(&self, addr: FiAddr) -> Option<Incarnation> {
+        self.auto_inserted.get(&addr).map(|peer| peer.incarnation)
+    }
+
+    /// Returns the address at which the peer of a handle is reached.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`]; [`Error::PeerGone`] for a disconnected auto-inserted peer whose
+    /// name now belongs to another endpoint.
+    pub(crate) fn peer_address(&self, addr: FiAddr) -> Result<&Address> {
+        let address = self.table.get(addr)?;
+        let is_disconnected = |peer: &AutoInsertedPeer| peer.connections == 0;
+        if self.auto_inserted.get(&addr).is_some_and(is_disconnected)
+            && self
+                .table
+                .find(address)
+                .is_some_and(|current| current != addr)
+        {
+            return Err(Error::PeerGone(address.clone()));
+        }
+        Ok(address)
+    }
+
+    /// Finds the handle of a peer that connects, and counts the connection.
+    fn find_connecting(
+        &mut self,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr> {
+        let found = self.table.find(address);
+        if let Some(addr) = found {
+            let Some(peer) = self.auto_inserted.get_mut(&addr) else {
+                return Some(addr);
+            };
+            if peer.matches(incarnation) {
+                peer.connections += 1;
+                return Some(addr);
+            }
+        }
+        // Connections can be accepted in another order than they were made, so this one may come
+        // from an endpoint that held the name earlier.
+        let earlier = incarnation
+            .and_then(|incarnation| self.by_incarnation.get(&(incarnation, address.clone())));
+        if let Some(&addr) = earlier
+            && let Some(peer) = self.auto_inserted.get_mut(&addr)
+        {
+            peer.connections += 1;
+            return Some(addr);
+        }
+        let detached = found.map_or(Ok(()), |addr| self.table.detach(addr).map(drop));
+        debug_assert!(detached.is_ok(), "handle was found under the same lock");
+        None
+    }
+
+    /// Inserts a peer that has no handle yet.
+    fn auto_insert_peer(&mut self, address: &Address, incarnation: Option<Incarnation>) -> FiAddr {
+        let is_incarnation_known = incarnation.is_some();
+        let incarnation = incarnation.unwrap_or_else(|| {
+            self.unknown_incarnations += 1;
+            Incarnation(u128::MAX - u128::from(self.unknown_incarnations))
+        });
+        let addr = self.table.insert(address.clone());
+        let peer = AutoInsertedPeer {
+            incarnation,
+            is_incarnation_known,
+            connections: 1,
+        };
+        self.auto_inserted.insert(addr, peer);
+        self.by_incarnation
+            .insert((incarnation, address.clone()), addr);
+        addr
+    }
+
+    /// Removes an address; its handle becomes stale.
+    pub(crate) fn remove(&mut self, addr: FiAddr) -> Result<Address> {
+        self.forget_auto_inserted(addr);
+        self.table.remove(addr)
+    }
+
+    /// Stops treating a handle as auto-inserted. The handle must still be in the table.
+    fn forget_auto_inserted(&mut self, addr: FiAddr) {
+        if let Ok(address) = self.table.get(addr)
+            && let Some(peer) = self.auto_inserted.remove(&addr)
+        {
+            self.by_incarnation
+                .remove(&(peer.incarnation, address.clone()));
+        }
+    }
+}
+
+impl DomainState {
+    pub(crate) fn av(&mut self, av: AvId) -> Result<&mut Av> {
+        self.avs
+            .get_mut(av.0)
+            .ok_or_else(|| Error::Closed(Class::AddressVector))
+    }
+
+    fn av_of(&mut self, ep: EpId) -> Option<(AvId, &mut Av)> {
+        let av = self.endpoints.get(ep.0)?.bindings.av;
+        Some((av, self.avs.get_mut(av.0)?))
+    }
+
+    /// Records that a peer has connected to an endpoint, and returns the peer's handle if it has or
+    /// gets one.
+    pub(crate) fn on_peer_connect(
+        &mut self,
+        ep: EpId,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr> {
+        let (av, vector) = self.av_of(ep)?;
+        if let Some(addr) = vector.find_connecting(address, incarnation) {
+            self.departing_addrs.remove(&addr);
+            return Some(addr);
+        }
+        if !vector.auto_insert {
+            return None;
+        }
+        let addr = vector.auto_insert_peer(address, incarnation);
+        self.follow_ups.push(FollowUp::PublishAddr(av, addr));
+        Some(addr)
+    }
+
+    /// Records that a connection under this handle has ended. Handles are never reused, so a handle
+    /// that was removed, or that the program has inserted since, is not counted down.
+    pub(crate) fn on_peer_disconnect(&mut self, ep: EpId, addr: FiAddr) {
+        let Some((av, vector)) = self.av_of(ep) else {
+            return;
+        };
+        let Some(peer) = vector.auto_inserted.get_mut(&addr) else {
+            return;
+        };
+        peer.connections = peer.connections.saturating_sub(1);
+        if peer.connections == 0 {
+            self.departing_addrs.insert(addr, av);
+            self.follow_ups.push(FollowUp::ReleaseAddr(av, addr));
+        }
+    }
+
+    /// Stops treating a handle as auto-inserted: the program has inserted or removed it.
+    pub(crate) fn forget_auto_inserted(&mut self, av: AvId, addr: FiAddr) {
+        self.departing_addrs.remove(&addr);
+        if let Some(vector) = self.avs.get_mut(av.0) {
+            vector.forget_auto_inserted(addr);
+        }
+    }
+
+    /// Checks the departing handle of a source whose message was consumed or requeued: it may have
+    /// been the peer's last message.
+    #[inline]
+    pub(crate) fn on_message_consumed(&mut self, source: Option<FiAddr>) {
+        if !self.departing_addrs.is_empty()
+            && let Some(addr) = source
+            && let Some(&av) = self.departing_addrs.get(&addr)
+        {
+            self.follow_ups.push(FollowUp::ReleaseAddr(av, addr));
+        }
+    }
+
+    /// Checks all departing handles of a vector after one of its endpoints has closed and dropped
+    /// its waiting messages.
+    pub(crate) fn release_removed_addrs(&mut self, av: AvId) {
+        let departing = self.departing_addrs.iter().filter(|(_, of)| **of == av);
+        self.follow_ups
+            .extend(departing.map(|(&addr, _)| FollowUp::ReleaseAddr(av, addr)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Address {
+        "tcp://127.0.0.1:7000"
+            .parse()
+            .expect("the address is valid")
+    }
+
+    fn connect(av: &mut Av, incarnation: Option<Incarnation>) -> FiAddr {
+        av.find_connecting(&address(), incarnation)
+            .unwrap_or_else(|| av.auto_insert_peer(&address(), incarnation))
+    }
+
+    #[test]
+    fn peers_of_different_incarnations_get_different_handles() {
+        let known = Some(Incarnation(1));
+        for (first, second) in [(known, None), (None, known), (known, Some(Incarnation(2)))] {
+            let mut av = Av::new(true);
+            assert_ne!(connect(&mut av, first), connect(&mut av, second));
+        }
+    }
+
+    #[test]
+    fn connected_peer_keeps_its_handle_after_its_successor_left() {
+        let mut av = Av::new(true);
+        let first = connect(&mut av, Some(Incarnation(1)));
+        let second = connect(&mut av, Some(Incarnation(2)));
+        av.remove(second).expect("the handle was inserted");
+        assert_eq!(connect(&mut av, Some(Incarnation(1))), first);
+    }
+
+    #[test]
+    fn removed_auto_inserted_peer_leaves_no_entry() {
+        let mut av = Av::new(true);
+        for incarnation in [Some(Incarnation(1)), None] {
+            let addr = connect(&mut av, incarnation);
+            av.remove(addr).expect("the handle was inserted");
+            assert!(av.auto_inserted.is_empty() && av.by_incarnation.is_empty());
+        }
+    }
+}

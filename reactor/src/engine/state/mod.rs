@@ -1,0 +1,27 @@
+//! The state of a domain apart from its transport, under the domain's lock.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `domain_state` | the state, and that of endpoints |
+//! | `engine_context` | the part that a transport sees |
+//! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
+//! | `queues` | completion queues, event queues and counters |
+//! | `av`, `cm` | address vectors; connection management |
+//! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
+//! | `deferred`, `trace` | actions after unlocking; `tracing` events |
+//! | `id_map` | objects by id |
+
+pub(crate) mod av;
+pub(crate) mod cm;
+pub(crate) mod deferred;
+pub(crate) mod domain_state;
+mod engine_context;
+pub(crate) mod flush;
+pub(crate) mod id_map;
+pub(crate) mod in_flight;
+pub(crate) mod loans;
+pub(crate) mod multi_recv;
+pub(crate) mod ops;
+pub(crate) mod queues;
+pub(crate) mod trace;
+pub(crate) mod tx_credits;
