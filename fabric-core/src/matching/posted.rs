@@ -242,6 +242,9 @@ impl<R: Copy> PostedQueue<R> {
 
     pub(super) fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
         let list = &mut self.lists[envelope.kind() as usize];
+        if list.len == 0 {
+            return None;
+        }
         let index = list.search(envelope.key())?;
         list.take(index)
     }

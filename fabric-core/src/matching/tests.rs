@@ -387,6 +387,41 @@ fn removed_receive_leaves_the_queue_at_any_position() {
 }
 
 #[test]
+fn removing_many_receives_keeps_the_order_of_the_others() {
+    const RECEIVES: u32 = 500;
+    let mut matcher = TestMatcher::new();
+    for round in 0..4 {
+        let keys: Vec<_> = (0..RECEIVES)
+            .map(|receive| post_queued(&mut matcher, UNTAGGED, receive))
+            .collect();
+        let is_left = |receive: u32| receive % 7 == 3;
+        let mut removed: Vec<_> = (0..RECEIVES).filter(|&at| !is_left(at)).collect();
+        if round % 2 == 1 {
+            removed.reverse();
+        }
+        for receive in removed {
+            let key = keys[receive as usize];
+            assert_eq!(matcher.remove_posted(key), Some(receive));
+            assert_eq!(matcher.remove_posted(key), None);
+        }
+        for receive in (0..RECEIVES).filter(|&at| is_left(at)) {
+            let place = matcher.place(keys[receive as usize]).unwrap();
+            let message = next_envelope(&mut matcher, None, None);
+            let mut take = |in_any_place: bool| match in_any_place {
+                true => matcher.match_message(&message),
+                false => matcher.match_first(None),
+            };
+            assert_eq!(take(receive % 2 == 0), Some(receive));
+            if receive % 3 == 0 {
+                matcher.restore(place, receive);
+                assert_eq!(matcher.match_first(None), Some(receive));
+            }
+        }
+        assert_eq!((matcher.posted_len(), matcher.match_first(None)), (0, None));
+    }
+}
+
+#[test]
 fn stale_keys_find_nothing_after_slot_reuse() {
     let mut matcher = TestMatcher::new();
     let old = post_queued(&mut matcher, recv_any(1), 0);

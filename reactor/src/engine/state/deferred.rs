@@ -25,6 +25,7 @@ enum DeferredAction {
 }
 
 impl Deferred {
+    #[inline(never)] // keeps the callers small
     fn push(&mut self, action: DeferredAction) {
         if self.first.is_none() {
             self.first = Some(action);

@@ -503,7 +503,7 @@ impl DomainState {
         // Endpoint and queue are looked up once for all messages.
         let ep = self.endpoints.get_mut(rx.ep().0)?;
         let mut cq = ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0));
-        let (mut count, mut reported) = (0, OpStats::default());
+        let (mut completed, mut reported) = (0, OpStats::default());
         let mut unusual = None;
         while let Some(bytes) = next
             && bytes.len() <= ep.bindings.max_msg_size
@@ -535,13 +535,13 @@ impl DomainState {
                         self.waiters -= 1;
                         self.deferred.wake(waker);
                     }
+                    completed += 1;
                 }
                 _ => {
                     unusual = Some((key, arrival));
                     break;
                 }
             }
-            count += 1;
             messages.consume();
             next = messages.peek();
         }
@@ -552,7 +552,7 @@ impl DomainState {
             self.wake_waiter(waiter);
         }
         if let Some(counter) = counter {
-            self.add_many_to_counter(counter, count, 0);
+            self.add_many_to_counter(counter, completed + reported.count, 0);
         }
         unusual
     }

@@ -226,19 +226,24 @@ impl<M: RingMemory> Producer<M> {
         if !self.reserve_lines(lines) {
             return false;
         }
+        // Computed before the record is written: afterwards the fields would be read again.
+        let (position, geometry) = (self.position, self.geometry);
+        let first_line = geometry.line_of(position);
+        let header = RecordHeader {
+            kind,
+            flags,
+            len: len as u32,
+        };
+        let word = header.pack(geometry.lap(position));
         fill(RecordWriter {
             memory: &self.memory,
-            start: self.geometry.line_of(self.position) * LINE_LEN,
+            start: first_line * LINE_LEN,
             len,
         });
-        self.publish(
-            RecordHeader {
-                kind,
-                flags,
-                len: len as u32,
-            },
-            lines,
-        );
+        if lines > 1 || position < self.clean_from {
+            self.mark_dirty(header, first_line, lines);
+        }
+        self.publish(word, first_line, position + lines as u64);
         true
     }
 
@@ -259,14 +264,17 @@ impl<M: RingMemory> Producer<M> {
     fn pad(&mut self, rest: usize, lines: usize) -> bool {
         let has_room = self.has_room(rest + lines);
         if has_room {
-            self.publish(
-                RecordHeader {
-                    kind: PAD,
-                    flags: 0,
-                    len: (rest * LINE_LEN) as u32,
-                },
-                rest,
-            );
+            let header = RecordHeader {
+                kind: PAD,
+                flags: 0,
+                len: (rest * LINE_LEN) as u32,
+            };
+            let first_line = self.geometry.line_of(self.position);
+            if rest > 1 || self.position < self.clean_from {
+                self.mark_dirty(header, first_line, rest);
+            }
+            let word = header.pack(self.geometry.lap(self.position));
+            self.publish(word, first_line, self.position + rest as u64);
         }
         has_room
     }
@@ -371,19 +379,15 @@ impl<M: RingMemory> Producer<M> {
         free > lines
     }
 
-    /// Publishes a record of `lines` lines at `position`, whose other bytes are written already.
+    /// Publishes a record, whose other bytes are written already, by its header. `end` is the
+    /// position behind the record.
     #[inline(always)] // fast path of small messages
-    fn publish(&mut self, header: RecordHeader, lines: usize) {
-        let first_line = self.geometry.line_of(self.position);
-        if lines > 1 || self.position < self.clean_from {
-            self.mark_dirty(header, first_line, lines);
-        }
+    fn publish(&mut self, header: u64, first_line: usize, end: u64) {
         // SYNC: pairs with the acquires in `Consumer::peek_plain` and `peek`.
-        self.memory.header(first_line).store(
-            header.pack(self.geometry.lap(self.position)),
-            Ordering::Release,
-        );
-        self.position += lines as u64;
+        self.memory
+            .header(first_line)
+            .store(header, Ordering::Release);
+        self.position = end;
     }
 
     /// Marks the lines of a record behind its first line as dirty, and zeroes the first word of the
@@ -522,6 +526,15 @@ impl<M: RingMemory> Consumer<M> {
 
     pub(crate) fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// Returns whether the ring has no record that was not consumed.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn is_empty(&self) -> bool {
+        let index = self.geometry.line_of(self.position);
+        // No bytes of the record are read.
+        let word = self.memory.header(index).load(Ordering::Relaxed);
+        word >> LAP_SHIFT != self.lap_bits >> LAP_SHIFT
     }
 
     /// Peeks at the oldest record: the fast version of [`peek`](Self::peek) for records of `kind`

@@ -113,7 +113,7 @@ impl PlainMessages for PlainRun<'_> {
     #[inline(always)] // fast path of small messages
     fn peek(&mut self) -> Option<impl CopySource + Copy + '_> {
         let ring = &self.rx.ring;
-        if self.received == RECORDS_PER_PASS || ring.position() >= self.end_position {
+        if self.received == RECORDS_PER_PASS {
             self.end = RunEnd::PassLimit;
             return None;
         }
@@ -122,17 +122,25 @@ impl PlainMessages for PlainRun<'_> {
                 self.end = RunEnd::Empty;
                 None
             }
-            Peeked::Plain { start, len, lines } if self.rx.partial.is_none() => {
+            Peeked::Plain {
+                start,
+                len,
+                lines: 1,
+            } => {
+                self.lines = 1;
+                ring.memory().payload(start + HEADER_LEN, len - HEADER_LEN)
+            }
+            Peeked::Plain { start, len, lines } => {
+                if ring.position() >= self.end_position {
+                    self.end = RunEnd::PassLimit;
+                    return None;
+                }
                 self.lines = lines;
-                let at = if lines > 1 {
-                    ring.memory().prefetch(start, len);
-                    plain_payload_offset(len)
-                } else {
-                    HEADER_LEN
-                };
+                ring.memory().prefetch(start, len);
+                let at = plain_payload_offset(len);
                 ring.memory().payload(start + at, len - at)
             }
-            _ => None,
+            Peeked::Other => None,
         }
     }
 
@@ -257,6 +265,12 @@ impl RxConnection {
         engine: &mut E,
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
+        if self.ring.is_empty() {
+            return Ok(false);
+        }
+        if self.partial.is_some() {
+            return self.poll_ring_general(rx, engine, 0);
+        }
         let peer = (self.peer_key, self.source);
         let mut run = PlainRun {
             received: 0,
@@ -287,14 +301,14 @@ impl RxConnection {
     ) -> Result<bool, ShmProtocolViolation> {
         match self.ring.peek_plain(MESSAGE) {
             Peeked::Empty => return Ok(received > 0),
-            Peeked::Plain { .. } if self.partial.is_none() => {
+            Peeked::Plain { .. } => {
                 if rx.has_posted() {
                     self.deferred_passes = 0;
                 } else if self.defers_message(rx) {
                     return Ok(true);
                 }
             }
-            _ => {}
+            Peeked::Other => {}
         }
         self.poll_ring_general(rx, engine, received)
     }
