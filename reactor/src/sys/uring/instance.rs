@@ -25,13 +25,13 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use super::buffers::{BUFFER_GROUP, LeasedBuffer, ProvidedBuffers};
+use super::completion::{CompletionKind, OpId, SendResult, UringCompletion};
+use super::cqe::{CQE_F_NOTIF, Cqe, TIMEOUT_BIT};
 use super::orphaned::OrphanedRing;
 use super::send_msg::SendMsg;
 use super::slot::{
-    CQE_F_NOTIF, Cqe, NOTIF_USAGE_ZC_COPIED, ReleasedBuffer, SEND_ZC_REPORT_USAGE, SendResult,
-    TIMEOUT_BIT, UringSlot, ZeroCopyStage, slot_index,
+    NOTIF_USAGE_ZC_COPIED, SEND_ZC_REPORT_USAGE, UringSlot, ZeroCopyStage, slot_index,
 };
-use super::timed::TimedOutcome;
 use crate::sys::fork_guard::ForkGuard;
 
 /// The user data of cancellations, whose completions need no handling.
@@ -71,38 +71,6 @@ impl UringConfig {
             coop_taskrun,
         }
     }
-}
-
-/// The id of an operation: its user data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OpId(pub(super) u64);
-
-/// A completion of an operation.
-#[derive(Debug)]
-pub(crate) struct UringCompletion {
-    /// The owner of the operation: the token of its connection.
-    pub(crate) owner: u64,
-    pub(crate) op_id: OpId,
-    pub(crate) kind: CompletionKind,
-    /// Whether this is the last completion of its operation.
-    pub(crate) is_last: bool,
-}
-
-/// The kind of a completion.
-#[derive(Debug)]
-pub(crate) enum CompletionKind {
-    /// Bytes were received.
-    Received(LeasedBuffer),
-    /// The peer has shut down its sending direction.
-    Eof,
-    /// A send has ended.
-    Sent(SendResult),
-    /// The kernel has released the buffer of a zero-copy send. `Sent` was reported before.
-    BufferReleased(ReleasedBuffer),
-    /// A receive has failed or was canceled.
-    Failed(Errno),
-    /// A timed operation has ended.
-    Timed(TimedOutcome),
 }
 
 /// An io_uring instance.

@@ -3,7 +3,9 @@
 //! | file | subject |
 //! |---|---|
 //! | `instance` | an io_uring instance: operations in slots, submitted together, reaped, canceled, waited for |
-//! | `timed` | operations with a timeout: two entries, one slot |
+//! | `timed`, `timed_op` | operations with a timeout: two entries, one slot |
+//! | `completion` | completions, and the ids of operations |
+//! | `cqe` | entries of the completion queue |
 //! | `slot` | the state of an operation, and the meaning of its completions |
 //! | `buffers` | provided buffers for receives, and leases of them |
 //! | `send_msg` | the message of a send |
@@ -43,6 +45,8 @@
 //! calls, and measured round trips over io_uring were slower.
 
 mod buffers;
+mod completion;
+mod cqe;
 mod instance;
 mod orphaned;
 mod send_msg;
@@ -53,16 +57,19 @@ mod slot;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
 mod timed;
+mod timed_op;
 #[cfg(all(test, not(loom)))]
 mod timed_tests;
 #[cfg(all(test, not(loom)))]
 mod zero_copy_tests;
 
 pub(crate) use buffers::LeasedBuffer;
-pub(crate) use instance::{CompletionKind, OpId, Uring, UringCompletion, UringConfig};
+pub(crate) use completion::{
+    CompletionKind, OpId, ReleasedBuffer, SendResult, TimedOutcome, UringCompletion,
+    ZeroCopyOutcome,
+};
+pub(crate) use instance::{Uring, UringConfig};
 pub(crate) use send_msg::{MAX_IOVECS, MAX_SEND_LEN};
-pub(crate) use slot::{ReleasedBuffer, SendResult, ZeroCopyOutcome};
-pub(crate) use timed::TimedOutcome;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

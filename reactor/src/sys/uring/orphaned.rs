@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use super::buffers::ProvidedBuffers;
-use super::slot::{Cqe, UringSlot, slot_index};
+use super::cqe::Cqe;
+use super::slot::{UringSlot, slot_index};
 
 /// A dropped instance: the kernel may still read the memory of the slots, and write to the buffers
 /// while a slot is left.

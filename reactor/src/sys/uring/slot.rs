@@ -3,52 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fabric_core::buf::AnyBuf;
-use fabric_core::transport::OpKey;
-use io_uring::cqueue;
 use rustix::io::Errno;
 
+use super::completion::{ReleasedBuffer, SendResult, ZeroCopyOutcome};
+use super::cqe::TIMEOUT_BIT;
 use super::send_msg::SendMsg;
-use super::timed::TimedOp;
+use super::timed_op::TimedOp;
 
 /// Asks the kernel to report whether it has copied the bytes of a zero-copy send
 /// (`IORING_SEND_ZC_REPORT_USAGE`), and the report (`IORING_NOTIF_USAGE_ZC_COPIED`).
 pub(super) const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
 pub(super) const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
-/// Marks the second completion of a zero-copy send (`IORING_CQE_F_NOTIF`).
-pub(super) const CQE_F_NOTIF: u32 = 1 << 3;
-/// The bit that distinguishes the user data of a timer from that of its operation. No instance has
-/// so many slots.
-pub(super) const TIMEOUT_BIT: u64 = 1 << 31;
-
-/// The end of a send.
-#[derive(Debug)]
-pub(crate) struct SendResult {
-    /// The number of bytes sent, or the error.
-    pub(crate) result: Result<usize, Errno>,
-    /// The owned bytes of the message, also those that were sent.
-    pub(crate) owned: Box<[u8]>,
-}
-
-/// The buffer of a zero-copy send.
-#[derive(Debug)]
-pub(crate) struct ReleasedBuffer {
-    /// The operation to which the buffer belongs.
-    pub(crate) op: OpKey,
-    pub(crate) buf: AnyBuf,
-    /// How the bytes were sent; `None` if no byte was sent.
-    pub(crate) zero_copy: Option<ZeroCopyOutcome>,
-}
-
-/// How the bytes of a zero-copy send were sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ZeroCopyOutcome {
-    /// The kernel sent the bytes in place.
-    ZeroCopy,
-    /// The kernel copied the bytes.
-    Copied,
-}
-
 /// The state of an operation.
 #[derive(Debug)]
 pub(super) struct UringSlot {
@@ -74,14 +39,6 @@ pub(super) enum ZeroCopyStage {
     Pending,
     /// The send has ended; `has_sent` is whether bytes were sent.
     SendDone { has_sent: bool },
-}
-
-/// A completion queue entry.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cqe {
-    pub(super) user_data: u64,
-    pub(super) result: i32,
-    pub(super) flags: u32,
 }
 
 impl UringSlot {
@@ -124,29 +81,6 @@ impl UringSlot {
             _ => None,
         };
         Some(ReleasedBuffer { op, buf, zero_copy })
-    }
-}
-
-impl Cqe {
-    /// Returns the number of bytes, or the error. Not valid for the second completion of a
-    /// zero-copy send.
-    pub(super) fn result(&self) -> Result<usize, Errno> {
-        let count =
-            u32::try_from(self.result).map_err(|_| Errno::from_raw_os_error(-self.result))?;
-        Ok(count as usize)
-    }
-
-    /// Returns whether this is the last completion of its operation.
-    pub(super) fn is_last(&self) -> bool {
-        !cqueue::more(self.flags)
-    }
-
-    pub(super) fn from_entry(entry: cqueue::Entry) -> Self {
-        Self {
-            user_data: entry.user_data(),
-            result: entry.result(),
-            flags: entry.flags(),
-        }
     }
 }
 

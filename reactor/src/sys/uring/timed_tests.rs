@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::slot::TIMEOUT_BIT;
+use super::cqe::TIMEOUT_BIT;
 use super::tests::{SMALL_CONFIG, next_completion, open_uring, open_uring_with, with_broken_fd};
-use super::timed::combine_results;
+use super::timed_op::combine_results;
 use super::{CompletionKind, OpId, TimedOutcome, Uring, UringConfig};
 
 /// Longer than any test takes.

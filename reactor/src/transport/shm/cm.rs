@@ -33,11 +33,8 @@ use fabric_core::transport::MAX_PRIVATE_DATA;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::control::{self, ControlMessage, ControlRead, VERSION};
+use super::control::{self, CM_MAGIC, ControlMessage, ControlRead, VERSION};
 use super::socket::{self, SeqpacketRecv, ShmSocket};
-
-/// Magic of connection management messages.
-pub(super) const CM_MAGIC: [u8; 8] = *b"fab-scm\0";
 
 const REQUEST: u16 = 1;
 const ACCEPT: u16 = 2;

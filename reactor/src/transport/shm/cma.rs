@@ -60,7 +60,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::loans::SLOTS_PER_PEER;
-use super::rx_connection::MAX_MSG_SIZE;
+use super::record::MAX_MSG_SIZE;
 use super::segment::{CmaMarker, Segment};
 use super::socket::ShmSocket;
 use crate::sys::fork_guard::ForkGuard;

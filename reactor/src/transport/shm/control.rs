@@ -29,10 +29,11 @@ use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::cm::CM_MAGIC;
 use super::socket::{self, SeqpacketRecv, ShmSocket};
 use crate::sys::memfd;
 
+/// Magic of connection management messages.
+pub(super) const CM_MAGIC: [u8; 8] = *b"fab-scm\0";
 /// Version of everything two processes must agree on: messages, segment and records.
 pub(crate) const VERSION: u16 = 1;
 /// First bytes of every message, followed by the version.

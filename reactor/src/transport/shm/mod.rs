@@ -100,7 +100,7 @@ impl Transport for ShmTransport {
         let mut info = info_templates::reliable_info("shm", Caps::LOCAL_COMM);
         info.ep.protocol = Some(Protocol::Shm);
         info.ep.protocol_version = u32::from(control::VERSION);
-        info.ep.max_msg_size = rx_connection::MAX_MSG_SIZE;
+        info.ep.max_msg_size = record::MAX_MSG_SIZE;
         info.ep.max_order_war_size = usize::MAX;
         info.tx.op_flags |=
             OpFlags::TRANSMIT_COMPLETE | OpFlags::MATCH_COMPLETE | OpFlags::DELIVERY_COMPLETE;

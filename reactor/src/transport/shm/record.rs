@@ -13,6 +13,9 @@ use fabric_core::matching::AckRequest;
 
 use super::ring::HEADER_LEN;
 
+/// Maximum bytes of a message.
+pub(crate) const MAX_MSG_SIZE: usize = 1 << 40;
+
 // Kinds of records.
 
 /// A message in one record.

@@ -28,8 +28,9 @@ use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, ControlRead, READS_PER_POLL};
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
-    CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MESSAGE, RMA_NOTIFICATION, RMA_READ,
-    RMA_REQUEST, RecordLayout, decode_len_and_ack, plain_payload_offset,
+    CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
+    RMA_NOTIFICATION, RMA_READ, RMA_REQUEST, RecordLayout, decode_len_and_ack,
+    plain_payload_offset,
 };
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, Peeked, RecordRef, ShmProtocolViolation};
 use super::rma_bounce::{REQUEST_LEN, RmaRequest};
@@ -49,8 +50,6 @@ const LINES_PER_PASS: u64 = (64 * 1024 / LINE_LEN) as u64;
 /// its receives one by one posts the next receive within a few passes. The message is then copied
 /// to the receive, and not to a buffer of unexpected messages first.
 const MAX_DEFERRED_PASSES: u8 = 8;
-/// Maximum bytes of a message.
-pub(crate) const MAX_MSG_SIZE: usize = 1 << 40;
 
 /// Identity of the peer's endpoint. A later endpoint may have the same name, but not the same
 /// identity.

@@ -28,7 +28,9 @@ use fabric_core::{Error, FiAddr, Result};
 use super::socket::TcpSocket;
 use crate::sys::uring::SharedUring;
 
+mod limits;
 mod onesided;
+mod queued;
 mod receiving;
 mod rx_state;
 mod rxm;
@@ -36,14 +38,16 @@ mod sending;
 mod tx_state;
 mod unwritten;
 mod uring_io;
+mod uring_send;
 mod zero_copy;
 
 use tx_state::{TxPhase, TxState};
 use unwritten::UnwrittenOps;
 use uring_io::UringIo;
 
+pub(crate) use queued::QueuedTxOp;
 use rx_state::{RxPhase, RxState};
-pub(crate) use sending::{QueuedTxOp, TrySendResult};
+pub(crate) use sending::TrySendResult;
 
 /// An established connection.
 pub(crate) struct TcpConnection {

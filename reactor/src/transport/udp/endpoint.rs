@@ -14,9 +14,9 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, RxSink, WaitSet, WaitTo
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
+use super::destinations::{DestinationTable, QueuedDatagram};
 use super::send_batch::SendBatch;
 use super::senders::Senders;
-use super::sending::{DestinationTable, QueuedDatagram};
 use super::socket::UdpSocket;
 use crate::sys::datagrams::DatagramBatch;
 use crate::transport::net::SocketConfig;

@@ -21,6 +21,7 @@
 //! the error of another send. The table of senders is bounded: a new sender evicts an idle one.
 
 mod calls;
+mod destinations;
 mod endpoint;
 mod send_batch;
 mod senders;

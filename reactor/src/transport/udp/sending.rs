@@ -1,5 +1,4 @@
-//! Sends of a datagram endpoint: immediate, batched, or queued until the socket has room; and the
-//! cache of destination addresses.
+//! Sends of a datagram endpoint: immediate, batched, or queued until the socket has room.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -9,6 +8,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result, Scheme};
 
+use super::destinations::QueuedDatagram;
 use super::endpoint::UdpEndpoint;
 use super::socket::{SendToResult, UdpSocket};
 use crate::sys::datagrams::MAX_MESSAGE;
@@ -16,38 +16,6 @@ use crate::sys::os_error::os_error;
 
 /// Maximum number of queued messages that one pass sends.
 const MAX_SENDS_PER_PASS: usize = 64;
-
-/// A send that waits for room in the socket.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueuedDatagram {
-    pub(super) op: OpKey,
-    pub(super) peer: FiAddr,
-}
-
-/// Cache of the socket addresses of peers, indexed by address handle.
-#[derive(Debug, Default)]
-pub(super) struct DestinationTable(Vec<Option<(FiAddr, SocketAddr)>>);
-
-impl DestinationTable {
-    /// Returns the cached socket address of a peer.
-    fn get(&self, addr: FiAddr) -> Option<SocketAddr> {
-        let (cached, to) = (*self.0.get(addr.index())?)?;
-        (cached == addr).then_some(to)
-    }
-
-    fn insert(&mut self, addr: FiAddr, to: SocketAddr) {
-        if addr.index() >= self.0.len() {
-            self.0.resize(addr.index() + 1, None);
-        }
-        self.0[addr.index()] = Some((addr, to));
-    }
-
-    pub(super) fn remove(&mut self, addr: FiAddr) {
-        if self.get(addr).is_some() {
-            self.0[addr.index()] = None;
-        }
-    }
-}
 
 impl UdpEndpoint {
     /// Sends or batches a message, if no earlier message waits for room in the socket.

@@ -17,7 +17,7 @@ use fabric_core::tcp::{Frame, PeerCaps, ResponseStatus, RmaIovList};
 use fabric_core::transport::{EngineContext, EpId, OpKey, TxOp};
 use fabric_core::{Error, Result};
 
-use super::sending::{MAX_BYTES_PER_PASS, WRITE_BUFFER_LIMIT};
+use super::limits::{MAX_BYTES_PER_PASS, WRITE_BUFFER_LIMIT};
 use super::{QueuedTxOp, RxPhase, TcpConnection};
 
 /// What completes an operation.

@@ -12,7 +12,7 @@ use fabric_core::tcp::{ReadOutcome, UnexpectedPolicy};
 use fabric_core::transport::EngineContext;
 
 use super::super::socket::ReadResult;
-use super::sending::WRITE_BUFFER_LIMIT;
+use super::limits::WRITE_BUFFER_LIMIT;
 use super::{RxPhase, TcpConnection, TxPhase};
 
 /// Maximum number of reads before this side closes a replaced connection: enough for a full socket

@@ -27,8 +27,8 @@ use fabric_core::tcp::rxm::{AtomicHeader, EAGER_LIMIT};
 use fabric_core::tcp::{Frame, RmaIovList, WireRmaIov};
 use fabric_core::transport::{EngineContext, RxSink, TxOp};
 
+use super::limits::WRITE_BUFFER_LIMIT;
 use super::onesided::fail_first;
-use super::sending::WRITE_BUFFER_LIMIT;
 use super::{QueuedTxOp, TcpConnection, TxPhase};
 
 impl TcpConnection {

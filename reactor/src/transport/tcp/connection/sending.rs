@@ -19,32 +19,11 @@ use fabric_core::tcp::{Frame, RmaIovList};
 use fabric_core::transport::{EngineContext, OpKey, TxOp};
 
 use super::super::socket::WriteResult;
+use super::limits::{
+    MAX_BUFFERED_MESSAGE, MAX_BYTES_PER_PASS, MAX_IOVECS, SCHEDULING_QUANTUM, WRITE_BUFFER_LIMIT,
+};
 use super::onesided::{CompletionTrigger, build_frame, fail_first};
-use super::{TcpConnection, TxPhase};
-
-/// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
-/// own buffer.
-pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
-// io_uring keeps pointers into longer payloads, and the bytes of an `InlineBuf` may move.
-const _: () = assert!(MAX_BUFFERED_MESSAGE >= fabric_core::buf::InlineBuf::CAPACITY);
-/// Maximum bytes of batched messages: a message that would exceed them causes a write at once.
-pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
-/// Maximum bytes that one pass sends to one peer.
-pub(super) const MAX_BYTES_PER_PASS: usize = 1 << 20;
-/// Bytes after which responses give way to queued operations, and operations to responses, at the
-/// end of a frame.
-pub(super) const SCHEDULING_QUANTUM: usize = WRITE_BUFFER_LIMIT;
-/// Maximum number of parts (`iovec`s) that one call sends, the pending bytes included.
-pub(super) const MAX_IOVECS: usize = 16;
-
-/// An operation in the transmit queue of a peer.
-#[derive(Debug)]
-pub(crate) struct QueuedTxOp {
-    pub(crate) op: OpKey,
-    pub(crate) tx_op: TxOp,
-    /// Payload bytes that were sent; `None` when sending has not begun.
-    pub(crate) bytes_sent: Option<usize>,
-}
+use super::{QueuedTxOp, TcpConnection, TxPhase};
 
 /// Result of trying to send a short message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

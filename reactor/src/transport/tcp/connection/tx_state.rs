@@ -1,7 +1,7 @@
 //! The state of the send side of a connection: what may still be sent, room in the socket, and
 //! the share of responses.
 
-use super::sending::SCHEDULING_QUANTUM;
+use super::limits::SCHEDULING_QUANTUM;
 
 /// The send side of a connection.
 #[derive(Debug)]

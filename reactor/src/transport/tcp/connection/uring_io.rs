@@ -22,7 +22,8 @@ use fabric_core::transport::EngineContext;
 use rustix::io::Errno;
 
 use super::super::socket::ReadResult;
-use super::sending::MAX_IOVECS;
+use super::limits::MAX_IOVECS;
+use super::uring_send::UringSend;
 use super::zero_copy::{ZeroCopyState, is_zero_copy_unavailable};
 use super::{QueuedTxOp, TcpConnection};
 use crate::sys::uring::{
@@ -43,20 +44,6 @@ pub(super) struct UringIo {
     received: VecDeque<LeasedBuffer>,
     pub(super) send_state: UringSend,
     pub(super) zero_copy: ZeroCopyState,
-}
-
-/// The send of a connection in io_uring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UringSend {
-    Idle,
-    /// The pending bytes, and the rest of the first operation of the queue in its own buffer.
-    Borrowed(OpId),
-    /// The pending bytes, and all of the first operation (its length), whose buffer io_uring
-    /// owns.
-    Owned(OpId, usize),
-    /// The send has ended without sending all of the first operation, whose buffer io_uring still
-    /// owns.
-    AwaitingBuffer(OpId),
 }
 
 impl UringSend {

@@ -22,8 +22,8 @@ use fabric_core::transport::{EngineContext, OpKey};
 use rustix::io::Errno;
 
 use super::TcpConnection;
-use super::sending::MAX_BUFFERED_MESSAGE;
-use super::uring_io::UringSend;
+use super::limits::MAX_BUFFERED_MESSAGE;
+use super::uring_send::UringSend;
 use crate::sys::uring::{OpId, ZeroCopyOutcome};
 
 /// The zero-copy sends of a connection.

@@ -19,8 +19,7 @@ use fabric_core::{Address, Error, Result, Scheme};
 
 use super::super::handshake::{ConnectAnswer, HandshakeStep, RequestPayload};
 use super::super::io_backend::EndpointUring;
-use super::super::socket::TcpSocket;
-use super::passive::TcpConnReqHandle;
+use super::passive::{AcceptedConnection, TcpConnReqHandle};
 use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
 use crate::transport::net::SocketConfig;
 
@@ -38,16 +37,6 @@ pub(super) struct MsgEndpointState {
     peer_supports_tags: bool,
     /// Why there is no connection any more; `None` before and while the endpoint is connected.
     disconnect_error: Option<Error>,
-}
-
-/// A socket whose handshake has succeeded.
-pub(super) struct AcceptedConnection {
-    pub(super) socket: TcpSocket,
-    pub(super) byte_order: ByteOrder,
-    /// The vendor extension of the peer's endpoint.
-    pub(super) vendor_extension: Option<VendorExtension>,
-    /// Bytes that followed the peer's control message.
-    pub(super) trailing_bytes: Vec<u8>,
 }
 
 impl TcpEndpoint {

@@ -17,7 +17,6 @@ use super::super::handshake::send_control;
 use super::super::linger;
 use super::super::socket::TcpSocket;
 use super::accept::ListenerState;
-use super::connected::AcceptedConnection;
 use super::{ConnectionState, EndpointKind, TcpEndpoint};
 use crate::transport::net::SocketConfig;
 
@@ -94,6 +93,16 @@ impl TcpEndpoint {
         });
         requests.0.push_back(ConnReq { peer, data, handle });
     }
+}
+
+/// A socket whose handshake has succeeded.
+pub(super) struct AcceptedConnection {
+    pub(super) socket: TcpSocket,
+    pub(super) byte_order: ByteOrder,
+    /// The vendor extension of the peer's endpoint.
+    pub(super) vendor_extension: Option<VendorExtension>,
+    /// Bytes that followed the peer's control message.
+    pub(super) trailing_bytes: Vec<u8>,
 }
 
 /// The connection of a pending connection request.
