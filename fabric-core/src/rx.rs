@@ -17,10 +17,12 @@
 //! | `peer_memory` | messages in the memory of their sender |
 //! | `peers` | senders that connect and disconnect |
 //! | `acks` | acks that senders wait for |
+//! | `budget` | bytes that unexpected messages use |
 //! | `shared` | receive queues that several endpoints share |
 //! | `sink` | the queue as a transport sees it |
 
 mod acks;
+mod budget;
 mod claim;
 mod lost;
 mod multi;
@@ -31,31 +33,27 @@ mod shared;
 mod sink;
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use slab::Slab;
-
-use crate::address::{Address, FiAddr};
+use crate::address::FiAddr;
 use crate::buf::{BufferPool, CopySource, PeerMemory, PooledBuf};
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::matching::{
-    Envelope, Matcher, PeerKey, PostKey, RecvPostResult, RecvSpec, TagMatch, UnexpectedKey,
+    Envelope, Matcher, PostKey, RecvPostResult, RecvSpec, TagMatch, UnexpectedKey,
 };
 use crate::transport::{EngineContext, EpId, OpKey, PartialId};
 
-use acks::ack_match;
+use acks::UnsentAcks;
+use budget::{UNEXPECTED_OVERHEAD, UnexpectedBudget};
 use claim::ClaimTable;
 use lost::{OnLoss, PartialReceive};
 use multi::{MatchResult, QueuedMultiRecv};
-use partial::{PartialMessage, PartialTarget, append_copy};
-use peer_memory::UnmappedUnexpected;
+use partial::{PartialTarget, Reassembly, append_copy};
+use peer_memory::{PeerCopies, UnmappedUnexpected};
+use peers::QueuePeers;
 
 pub use claim::ClaimId;
-
-/// Bytes of the budget that each unexpected message uses in addition to its length.
-const UNEXPECTED_OVERHEAD: usize = 128;
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
@@ -75,31 +73,13 @@ pub struct RxQueue {
     /// Posted probes that have found no message.
     probes: Vec<(OpKey, RecvSpec)>,
     claims: ClaimTable,
-    /// Messages that arrive in pieces, or are copied in chunks, at the index of their
-    /// [`PartialId`].
-    partials: Slab<PartialMessage>,
-    /// The receives in which messages are arriving: few at a time, so a list.
-    partial_receives: Vec<PartialReceive>,
-    /// Disconnected peers, whose messages may still be queued or be requeued.
-    disconnected_peers: VecDeque<(PeerKey, Address)>,
-    /// Connected peers, and the endpoint of each, if endpoints share the queue. Empty otherwise:
-    /// the transport keeps the peers of the one endpoint.
-    connected_peers: Vec<(PeerKey, Address, EpId)>,
+    partials: Reassembly,
+    peers: QueuePeers,
     /// A message was declined since the last `take_declined`.
     declined: Cell<bool>,
-    /// Messages that are being copied from the memory of their sender.
-    peer_copies: VecDeque<(PartialId, Arc<dyn PeerMemory>)>,
-    /// Unexpected messages in memory that is not mapped here, if an empty queue's budget has room
-    /// for them.
-    unmapped_unexpected: Vec<UnmappedUnexpected>,
-    /// A message in memory that is not mapped was discarded uncopied; its sender must be notified.
-    discarded_unmapped: bool,
-    /// Acks to send: the peer, and the id of the ack.
-    unsent_acks: Vec<(PeerKey, u32)>,
-    /// Maximum of `budget_used`, in bytes.
-    budget: usize,
-    /// Bytes that unexpected and claimed messages use. A probed message may exceed the budget.
-    budget_used: usize,
+    peer_copies: PeerCopies,
+    unsent_acks: UnsentAcks,
+    budget: UnexpectedBudget,
     pool: Arc<BufferPool>,
 }
 
@@ -165,17 +145,12 @@ impl RxQueue {
             multi_recvs: Vec::new(),
             probes: Vec::new(),
             claims: ClaimTable::default(),
-            partials: Slab::new(),
-            partial_receives: Vec::new(),
-            disconnected_peers: VecDeque::new(),
-            connected_peers: Vec::new(),
+            partials: Reassembly::default(),
+            peers: QueuePeers::default(),
             declined: Cell::new(false),
-            peer_copies: VecDeque::new(),
-            unmapped_unexpected: Vec::new(),
-            discarded_unmapped: false,
-            unsent_acks: Vec::new(),
-            budget,
-            budget_used: 0,
+            peer_copies: PeerCopies::default(),
+            unsent_acks: UnsentAcks::default(),
+            budget: UnexpectedBudget::new(budget),
             pool,
         }
     }
@@ -306,9 +281,8 @@ impl RxQueue {
             | self.matcher.unexpected_len()
             | self.multi_recvs.len()
             | self.probes.len()
-            | self.peer_copies.len()
-            | self.unsent_acks.len()
-            | usize::from(self.discarded_unmapped);
+            | self.peer_copies.running()
+            | self.unsent_acks.len();
         entries == 0
     }
 
@@ -335,12 +309,12 @@ impl RxQueue {
             MatchResult::NoReceive => {}
         }
         let peer_memory = bytes.peer_memory();
-        if !self.fits_budget(if peer_memory.is_some() {
+        let buffered_len = if peer_memory.is_some() {
             0
         } else {
             envelope.len
-        }) && !self.is_probed(&envelope)
-        {
+        };
+        if !self.budget.fits(envelope.peer, buffered_len) && !self.is_probed(&envelope) {
             return self.decline();
         }
         let mut buffered = PooledBuf::empty(&self.pool);
@@ -420,17 +394,13 @@ impl RxQueue {
 
     /// Requeues the message that is arriving in this receive.
     fn detach_partial(&mut self, engine: &mut impl EngineContext, op: OpKey) {
-        let Some(PartialReceive { partial: id, .. }) = self.take_partial_receive(op) else {
+        let Some(PartialReceive { partial: id, .. }) = self.partials.take_receive(op) else {
             return;
         };
-        if let Some(at) = self
-            .peer_copies
-            .iter()
-            .position(|(copied, _)| *copied == id)
-            && let Some((_, memory)) = self.peer_copies.remove(at)
+        if let Some(memory) = self.peer_copies.take(id)
+            && let Some(partial) = self.partials.try_remove(id)
         {
             // The sender's memory still holds the whole message.
-            let partial = self.partials.remove(id.0);
             let bytes = engine.take_received(op, 0);
             return self.match_or_buffer(
                 engine,
@@ -442,7 +412,7 @@ impl RxQueue {
                 },
             );
         }
-        let Some(partial) = self.partials.get_mut(id.0) else {
+        let Some(partial) = self.partials.get_mut(id) else {
             return;
         };
         let PartialTarget::Receive { written, .. } = partial.target else {
@@ -474,7 +444,7 @@ impl RxQueue {
         source: Option<FiAddr>,
         bytes: PooledBuf,
     ) {
-        let known = self.known_peers().find(|(key, _)| *key == envelope.peer);
+        let known = self.peers.known().find(|(key, _)| *key == envelope.peer);
         // An auto-inserted handle belongs to the sender, even if another peer has the sender's name
         // now.
         let own = envelope
@@ -497,7 +467,7 @@ impl RxQueue {
     /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
     pub fn would_accept(&self, envelope: &Envelope) -> bool {
-        let has_room = || self.fits_budget(envelope.len) || self.is_probed(envelope);
+        let has_room = || self.budget.fits(envelope.peer, envelope.len) || self.is_probed(envelope);
         let accepted = if self.multi_recvs.is_empty() {
             has_room() || self.matcher.would_match(envelope)
         } else {
@@ -514,30 +484,24 @@ impl RxQueue {
         for op in self.matcher.take_posted() {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
-        for PartialReceive { op, .. } in std::mem::take(&mut self.partial_receives) {
+        for op in self.partials.clear() {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
         self.fail_probes(engine, |_| Some(Error::Canceled));
         self.drop_claims();
         self.multi_recvs.clear();
-        self.partials.clear();
         self.peer_copies.clear();
-        self.unmapped_unexpected.clear();
         self.matcher.take_unexpected();
-        self.connected_peers.clear();
+        self.peers.clear_connected();
         self.post_keys.clear();
         self.unsent_acks.clear();
-        self.budget_used = 0;
+        self.budget.clear();
     }
 
     /// Returns the number of unexpected messages, and the bytes of the budget that they use.
     #[must_use]
     pub fn unexpected(&self) -> (usize, usize) {
-        (self.matcher.unexpected_len(), self.budget_used)
-    }
-
-    fn fits_budget(&self, len: usize) -> bool {
-        len <= self.budget && self.budget_used + len + UNEXPECTED_OVERHEAD <= self.budget
+        (self.matcher.unexpected_len(), self.budget.used())
     }
 
     /// Fails a receive for whose matched message no memory could be reserved. The message is
@@ -563,13 +527,20 @@ impl RxQueue {
     }
 
     fn add_unexpected(&mut self, envelope: Envelope, message: UnexpectedMessage) -> UnexpectedKey {
-        self.budget_used += message.budget_cost(&envelope);
-        let unmapped = message
-            .is_unmapped()
-            .then_some((envelope.arrival, envelope.len));
+        self.budget
+            .charge(envelope.peer, message.budget_cost(&envelope));
+        let unmapped =
+            message
+                .is_unmapped()
+                .then_some((envelope.arrival, envelope.peer, envelope.len));
         let key = self.matcher.add_unexpected(envelope, message);
-        if let Some((arrival, len)) = unmapped {
-            self.add_unmapped(UnmappedUnexpected { arrival, key, len });
+        if let Some((arrival, peer, len)) = unmapped {
+            self.add_unmapped(UnmappedUnexpected {
+                arrival,
+                key,
+                peer,
+                len,
+            });
         }
         key
     }
@@ -584,11 +555,12 @@ impl RxQueue {
     ) {
         let partial = message.partial;
         if let MatchResult::Receive(receive) = self.take_match_multi(engine, &envelope) {
-            self.budget_used += message.budget_cost(&envelope);
+            self.budget
+                .charge(envelope.peer, message.budget_cost(&envelope));
             self.deliver_buffered(engine, receive, envelope, message);
         } else {
             let key = self.add_unexpected(envelope, message);
-            if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id.0)) {
+            if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
                 partial.target = PartialTarget::Buffer(key);
             }
             self.check_probes(engine);
@@ -604,9 +576,8 @@ impl RxQueue {
         mut envelope: Envelope,
         message: UnexpectedMessage,
     ) {
-        self.budget_used = self
-            .budget_used
-            .saturating_sub(message.budget_cost(&envelope));
+        self.budget
+            .release(envelope.peer, message.budget_cost(&envelope));
         if message.is_unmapped() {
             self.remove_unmapped(envelope.arrival);
         }
@@ -620,10 +591,10 @@ impl RxQueue {
                 self.queue_ack(&envelope);
             }
             Some(id) => {
-                ack_match(&mut self.unsent_acks, &mut envelope);
+                self.unsent_acks.push_match(&mut envelope);
                 let target = match engine.adopt_partial(op, message.bytes, envelope.len) {
                     Ok((capacity, written)) => {
-                        self.partial_receives.push(PartialReceive {
+                        self.partials.add_receive(PartialReceive {
                             op,
                             partial: id,
                             on_loss,
@@ -639,7 +610,7 @@ impl RxQueue {
                         PartialTarget::Discard
                     }
                 };
-                if let Some(partial) = self.partials.get_mut(id.0) {
+                if let Some(partial) = self.partials.get_mut(id) {
                     partial.target = target;
                     partial.envelope.ack = envelope.ack;
                 }

@@ -9,18 +9,55 @@
 //! The queue holds the acks until the transport takes them to send them.
 
 use crate::completion::CompletionLevel;
-use crate::matching::{Envelope, PeerKey};
+use crate::matching::{AckRequest, Envelope, PeerKey};
 use crate::transport::EpId;
 
 use super::RxQueue;
 
+/// Acks to send: the peer, and the id of the ack.
+#[derive(Debug, Default)]
+pub(super) struct UnsentAcks(Vec<(PeerKey, u32)>);
+
+impl UnsentAcks {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Queues the ack of a message that a receive has matched before it is complete, if the sender
+    /// requested the ack for the match.
+    pub(super) fn push_match(&mut self, envelope: &mut Envelope) {
+        let requested = |ack: &mut AckRequest| ack.level == CompletionLevel::Matched;
+        if let Some(ack) = envelope.ack.take_if(requested) {
+            self.0.push((envelope.peer, ack.ack_id));
+        }
+    }
+
+    /// Takes an ack for a peer that is connected to this endpoint. Acks for disconnected peers are
+    /// discarded.
+    fn pop_for(
+        &mut self,
+        ep: EpId,
+        endpoint_of: impl Fn(PeerKey) -> Option<EpId>,
+    ) -> Option<(PeerKey, u32)> {
+        self.0.retain(|(peer, _)| endpoint_of(*peer).is_some());
+        let mut acks = self.0.iter();
+        let position = acks.position(|(peer, _)| endpoint_of(*peer) == Some(ep))?;
+        Some(self.0.swap_remove(position))
+    }
+}
+
 impl RxQueue {
     /// Queues the ack of a message that was received or discarded, if its sender requested one.
-    /// Call once per message: [`ack_match`] removes the request from the envelope.
+    /// Call once per message: [`UnsentAcks::push_match`] removes the request from the envelope.
     #[inline]
     pub(super) fn queue_ack(&mut self, envelope: &Envelope) {
         if let Some(ack) = envelope.ack {
-            self.unsent_acks.push((envelope.peer, ack.ack_id));
+            self.unsent_acks.0.push((envelope.peer, ack.ack_id));
         }
     }
 
@@ -28,7 +65,7 @@ impl RxQueue {
     #[must_use]
     #[inline]
     pub fn has_unsent_acks(&self) -> bool {
-        !self.unsent_acks.is_empty()
+        !self.unsent_acks.0.is_empty()
     }
 
     /// Discards the acks to send, when no sender is connected any more.
@@ -40,19 +77,10 @@ impl RxQueue {
     /// ack.
     pub fn pop_ack(&mut self, ep: EpId) -> Option<(PeerKey, u32)> {
         if self.shared {
-            return self.pop_shared_ack(ep);
+            return self
+                .unsent_acks
+                .pop_for(ep, |peer| self.peers.endpoint_of(peer));
         }
-        self.unsent_acks.pop()
-    }
-}
-
-/// Queues the ack of a message that a receive has matched before it is complete, if the sender
-/// requested the ack for the match.
-pub(super) fn ack_match(acks: &mut Vec<(PeerKey, u32)>, envelope: &mut Envelope) {
-    if let Some(ack) = envelope
-        .ack
-        .take_if(|ack| ack.level == CompletionLevel::Matched)
-    {
-        acks.push((envelope.peer, ack.ack_id));
+        self.unsent_acks.0.pop()
     }
 }

@@ -113,7 +113,7 @@ impl RxQueue {
         let (envelope, message) = self.matcher.take_message(key)?;
         let id = ClaimId(self.claims.next_id);
         self.claims.next_id += 1;
-        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id.0)) {
+        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {
             partial.target = PartialTarget::Claim(id);
         }
         if message.is_unmapped() {
@@ -144,9 +144,8 @@ impl RxQueue {
         let Some(error) = error else {
             return self.deliver_buffered(engine, (op, OnLoss::Fail), envelope, message);
         };
-        self.budget_used = self
-            .budget_used
-            .saturating_sub(message.budget_cost(&envelope));
+        self.budget
+            .release(envelope.peer, message.budget_cost(&envelope));
         let placed = engine.give_buffered(op, message.bytes);
         engine.complete(
             op,
@@ -166,9 +165,8 @@ impl RxQueue {
         else {
             return;
         };
-        self.budget_used = self
-            .budget_used
-            .saturating_sub(message.budget_cost(&envelope));
+        self.budget
+            .release(envelope.peer, message.budget_cost(&envelope));
         if error.is_none() {
             self.match_or_buffer(engine, envelope, message);
         }
@@ -179,13 +177,12 @@ impl RxQueue {
         let ClaimedMessage {
             envelope, message, ..
         } = self.take_claim(id)?;
-        self.budget_used = self
-            .budget_used
-            .saturating_sub(message.budget_cost(&envelope));
-        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id.0)) {
+        self.budget
+            .release(envelope.peer, message.budget_cost(&envelope));
+        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {
             partial.target = PartialTarget::Discard;
         }
-        self.discarded_unmapped |= message.is_unmapped();
+        self.peer_copies.note_discarded(message.is_unmapped());
         self.queue_ack(&envelope);
         envelope.source
     }

@@ -53,15 +53,6 @@ pub(super) struct PartialReceive {
 }
 
 impl RxQueue {
-    /// Removes and returns the record that a message is arriving in this receive.
-    pub(super) fn take_partial_receive(&mut self, op: OpKey) -> Option<PartialReceive> {
-        let at = self
-            .partial_receives
-            .iter()
-            .position(|receive| receive.op == op)?;
-        Some(self.partial_receives.swap_remove(at))
-    }
-
     /// Restores, discards or fails a receive whose message will never be complete, as its
     /// [`OnLoss`] says; `placed` bytes of the message are in the receive's buffer.
     pub(super) fn on_message_lost(
@@ -72,7 +63,8 @@ impl RxQueue {
         error: Error,
     ) {
         let on_loss = self
-            .take_partial_receive(op)
+            .partials
+            .take_receive(op)
             .map_or(OnLoss::Fail, |receive| receive.on_loss);
         match on_loss {
             OnLoss::Restore(place) => {

@@ -1,12 +1,13 @@
 //! Messages that arrive in pieces, or are copied in chunks, and the buffers that the bytes go to.
 
+use slab::Slab;
+
 use crate::buf::{CopySource, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, UnexpectedKey};
 use crate::transport::{EngineContext, OpKey, PartialId};
 
-use super::acks::ack_match;
 use super::claim::ClaimId;
 use super::lost::PartialReceive;
 use super::multi::MatchResult;
@@ -55,6 +56,65 @@ impl PartialMessage {
     }
 }
 
+/// The messages that arrive in pieces, or are copied in chunks, and the receives that they fill.
+#[derive(Debug, Default)]
+pub(super) struct Reassembly {
+    /// The messages, at the index of their [`PartialId`].
+    messages: Slab<PartialMessage>,
+    /// The receives in which messages are arriving: few at a time, so a list.
+    receives: Vec<PartialReceive>,
+}
+
+impl Reassembly {
+    /// Returns the id of the next message.
+    fn next_id(&self) -> PartialId {
+        PartialId(self.messages.vacant_key())
+    }
+
+    pub(super) fn insert(&mut self, message: PartialMessage) -> PartialId {
+        PartialId(self.messages.insert(message))
+    }
+
+    pub(super) fn get(&self, id: PartialId) -> Option<&PartialMessage> {
+        self.messages.get(id.0)
+    }
+
+    pub(super) fn get_mut(&mut self, id: PartialId) -> Option<&mut PartialMessage> {
+        self.messages.get_mut(id.0)
+    }
+
+    pub(super) fn try_remove(&mut self, id: PartialId) -> Option<PartialMessage> {
+        self.messages.try_remove(id.0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PartialId, &PartialMessage)> {
+        let messages = self.messages.iter();
+        messages.map(|(index, message)| (PartialId(index), message))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
+        self.messages.iter_mut().map(|(_, message)| message)
+    }
+
+    /// Adds a receive in which a message is arriving.
+    pub(super) fn add_receive(&mut self, receive: PartialReceive) {
+        self.receives.push(receive);
+    }
+
+    /// Removes and returns the record that a message is arriving in this receive.
+    pub(super) fn take_receive(&mut self, op: OpKey) -> Option<PartialReceive> {
+        let at = self.receives.iter().position(|receive| receive.op == op)?;
+        Some(self.receives.swap_remove(at))
+    }
+
+    /// Removes everything, and returns the receives in which messages were arriving.
+    pub(super) fn clear(&mut self) -> Vec<OpKey> {
+        self.messages.clear();
+        let receives = std::mem::take(&mut self.receives);
+        receives.into_iter().map(|receive| receive.op).collect()
+    }
+}
+
 impl RxQueue {
     /// Begins a message that arrives in pieces. Returns `None` when the message is declined, as
     /// [`deliver`](Self::deliver) returns false.
@@ -70,7 +130,7 @@ impl RxQueue {
         let matched = match self.take_match_multi(engine, &envelope) {
             MatchResult::Receive(receive) => Some(receive),
             MatchResult::NoReceive
-                if self.fits_budget(envelope.len) || self.is_probed(&envelope) =>
+                if self.budget.fits(envelope.peer, envelope.len) || self.is_probed(&envelope) =>
             {
                 None
             }
@@ -80,15 +140,14 @@ impl RxQueue {
             }
         };
         envelope.arrival = self.matcher.next_arrival();
-        let slot = self.partials.vacant_entry();
-        let id = PartialId(slot.key());
+        let id = self.partials.next_id();
         let mut failed = None;
         let target = match matched {
             Some((op, on_loss)) => {
-                ack_match(&mut self.unsent_acks, &mut envelope);
+                self.unsent_acks.push_match(&mut envelope);
                 match engine.begin_fill(op, envelope.len) {
                     Ok(capacity) => {
-                        self.partial_receives.push(PartialReceive {
+                        self.partials.add_receive(PartialReceive {
                             op,
                             partial: id,
                             on_loss,
@@ -111,7 +170,8 @@ impl RxQueue {
                     self.decline();
                     return None;
                 }
-                self.budget_used += envelope.len + UNEXPECTED_OVERHEAD;
+                self.budget
+                    .charge(envelope.peer, envelope.len + UNEXPECTED_OVERHEAD);
                 PartialTarget::Buffer(self.matcher.add_unexpected(
                     envelope.clone(),
                     UnexpectedMessage {
@@ -122,7 +182,8 @@ impl RxQueue {
                 ))
             }
         };
-        slot.insert(PartialMessage::new(envelope.clone(), target));
+        self.partials
+            .insert(PartialMessage::new(envelope.clone(), target));
         if let Some((op, error)) = failed {
             self.fail_without_memory(engine, op, &envelope, error);
         }
@@ -136,7 +197,7 @@ impl RxQueue {
     #[must_use]
     pub fn remaining(&self, id: PartialId) -> usize {
         self.partials
-            .get(id.0)
+            .get(id)
             .map_or(0, |partial| partial.envelope.len - partial.received)
     }
 
@@ -162,7 +223,7 @@ impl RxQueue {
         piece: &dyn CopySource,
         count: usize,
     ) {
-        let Some(partial) = self.partials.get(id.0).filter(|partial| !partial.truncated) else {
+        let Some(partial) = self.partials.get(id).filter(|partial| !partial.truncated) else {
             return;
         };
         match partial.target {
@@ -187,7 +248,7 @@ impl RxQueue {
         id: PartialId,
         count: usize,
     ) -> bool {
-        let Some(partial) = self.partials.get_mut(id.0) else {
+        let Some(partial) = self.partials.get_mut(id) else {
             return true;
         };
         partial.received += count;
@@ -200,10 +261,12 @@ impl RxQueue {
         }
         let complete = partial.received == partial.envelope.len;
         if complete {
-            let partial = self.partials.remove(id.0);
+            let Some(partial) = self.partials.try_remove(id) else {
+                return true;
+            };
             match partial.target {
                 PartialTarget::Receive { op, written, .. } => {
-                    self.take_partial_receive(op);
+                    self.partials.take_receive(op);
                     engine.complete(op, Outcome::received(&partial.envelope, written));
                     self.queue_ack(&partial.envelope);
                 }
@@ -230,7 +293,7 @@ impl RxQueue {
     /// Discards a message whose rest will never arrive. Its receive waits for another message or
     /// fails, as the head of `lost.rs` says; a claim keeps the bytes that have arrived.
     pub fn fail_partial(&mut self, engine: &mut impl EngineContext, id: PartialId, error: Error) {
-        let Some(partial) = self.partials.try_remove(id.0) else {
+        let Some(partial) = self.partials.try_remove(id) else {
             return;
         };
         match partial.target {
@@ -239,9 +302,10 @@ impl RxQueue {
             }
             PartialTarget::Buffer(key) => {
                 if self.matcher.take_message(key).is_some() {
-                    self.budget_used = self
-                        .budget_used
-                        .saturating_sub(partial.envelope.len + UNEXPECTED_OVERHEAD);
+                    self.budget.release(
+                        partial.envelope.peer,
+                        partial.envelope.len + UNEXPECTED_OVERHEAD,
+                    );
                 }
             }
             PartialTarget::Claim(claim) => self.fail_claim(claim, error),

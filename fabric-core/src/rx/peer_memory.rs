@@ -6,14 +6,14 @@
 //! an unexpected message in such memory is copied as soon as the budget has room. Until then the
 //! message stays in the memory of its sender, and later messages are delivered.
 
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::acks::ack_match;
 use super::lost::{OnLoss, PartialReceive};
 use super::multi::MatchResult;
 use super::partial::{PartialMessage, PartialTarget};
-use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
+use super::{RxQueue, UnexpectedMessage};
 use crate::buf::{CopySource, PeerMemory};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, UnexpectedKey};
@@ -28,8 +28,51 @@ pub(super) struct UnmappedUnexpected {
     /// The arrival number of the message.
     pub(super) arrival: u64,
     pub(super) key: UnexpectedKey,
+    pub(super) peer: PeerKey,
     /// The length of the message, in bytes.
     pub(super) len: usize,
+}
+
+/// Messages in the memory of their senders.
+#[derive(Default)]
+pub(super) struct PeerCopies {
+    /// Messages that are being copied.
+    copies: VecDeque<(PartialId, Arc<dyn PeerMemory>)>,
+    /// Unexpected messages in memory that is not mapped here, if an empty queue's budget has room
+    /// for them.
+    unmapped_unexpected: Vec<UnmappedUnexpected>,
+    /// A message in memory that is not mapped was discarded uncopied; its sender must be notified.
+    discarded_unmapped: bool,
+}
+
+impl PeerCopies {
+    /// Returns how much has to be done now: not 0 if a message is being copied, or a sender must be
+    /// notified.
+    #[inline]
+    pub(super) fn running(&self) -> usize {
+        self.copies.len() | usize::from(self.discarded_unmapped)
+    }
+
+    /// Returns whether a message is being copied.
+    pub(super) fn has(&self, id: PartialId) -> bool {
+        self.copies.iter().any(|(copied, _)| *copied == id)
+    }
+
+    /// Ends the copy of a message, and returns the memory of its sender.
+    pub(super) fn take(&mut self, id: PartialId) -> Option<Arc<dyn PeerMemory>> {
+        let at = self.copies.iter().position(|(copied, _)| *copied == id)?;
+        self.copies.remove(at).map(|(_, memory)| memory)
+    }
+
+    /// Notes that a message was discarded uncopied if its memory is not mapped here.
+    pub(super) fn note_discarded(&mut self, is_unmapped: bool) {
+        self.discarded_unmapped |= is_unmapped;
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.copies.clear();
+        self.unmapped_unexpected.clear();
+    }
 }
 
 /// A range of a peer's memory.
@@ -121,11 +164,11 @@ impl RxQueue {
             engine.deliver(op, &envelope, &PeerMemorySource(&memory));
             return self.queue_ack(&envelope);
         }
-        ack_match(&mut self.unsent_acks, &mut envelope);
+        self.unsent_acks.push_match(&mut envelope);
         let capacity = match engine.begin_fill(op, envelope.len) {
             Ok(capacity) => capacity,
             Err(error) => {
-                self.discarded_unmapped |= !memory.is_mapped();
+                self.peer_copies.note_discarded(!memory.is_mapped());
                 return self.fail_without_memory(engine, op, &envelope, error);
             }
         };
@@ -135,25 +178,25 @@ impl RxQueue {
             written: 0,
         };
         let partial = PartialMessage::new(envelope, target);
-        let id = PartialId(self.partials.insert(partial));
-        self.partial_receives.push(PartialReceive {
+        let id = self.partials.insert(partial);
+        self.partials.add_receive(PartialReceive {
             op,
             partial: id,
             on_loss,
         });
-        self.peer_copies.push_back((id, memory));
+        self.peer_copies.copies.push_back((id, memory));
     }
 
     /// Copies the next chunk of a message in the memory of its sender, taking turns between
     /// messages. Returns false when no message is being copied.
     pub fn copy_next_chunk(&mut self, engine: &mut impl EngineContext) -> bool {
-        self.discarded_unmapped = false;
+        self.peer_copies.discarded_unmapped = false;
         self.start_unmapped_copies();
-        let Some((id, memory)) = self.peer_copies.pop_front() else {
+        let Some((id, memory)) = self.peer_copies.copies.pop_front() else {
             return false;
         };
         if !self.copy_chunk(engine, id, &*memory) {
-            self.peer_copies.push_back((id, memory));
+            self.peer_copies.copies.push_back((id, memory));
         }
         true
     }
@@ -164,17 +207,16 @@ impl RxQueue {
     #[inline]
     pub fn has_work(&self) -> bool {
         // Mostly all of them are empty, which one comparison tells.
-        let candidates = self.peer_copies.len()
+        let candidates = self.peer_copies.running()
             | self.multi_recvs.len()
-            | self.unmapped_unexpected.len()
-            | self.unsent_acks.len()
-            | usize::from(self.discarded_unmapped);
+            | self.peer_copies.unmapped_unexpected.len()
+            | self.unsent_acks.len();
         candidates != 0 && self.has_due_work()
     }
 
     #[cold]
     fn has_due_work(&self) -> bool {
-        let copies = !self.peer_copies.is_empty() || self.discarded_unmapped || self.is_draining();
+        let copies = self.peer_copies.running() != 0 || self.is_draining();
         copies || self.has_unsent_acks() || self.next_bufferable().is_some()
     }
 
@@ -188,10 +230,10 @@ impl RxQueue {
         error: &Error,
     ) {
         let mut lost_ids = Vec::new();
-        self.peer_copies.retain(|(id, memory)| {
+        self.peer_copies.copies.retain(|(id, memory)| {
             let from_peer = self
                 .partials
-                .get(id.0)
+                .get(*id)
                 .is_some_and(|partial| partial.envelope.peer == peer);
             let is_lost = from_peer && !memory.is_mapped();
             lost_ids.extend(is_lost.then_some(*id));
@@ -202,9 +244,8 @@ impl RxQueue {
             envelope.peer == peer && message.is_unmapped()
         };
         for (envelope, message) in self.matcher.take_where(of_peer) {
-            self.budget_used = self
-                .budget_used
-                .saturating_sub(message.budget_cost(&envelope));
+            self.budget
+                .release(envelope.peer, message.budget_cost(&envelope));
             self.remove_unmapped(envelope.arrival);
         }
         // Last, because a requeued receive must not match another message of this peer.
@@ -221,7 +262,7 @@ impl RxQueue {
         id: PartialId,
         memory: &dyn PeerMemory,
     ) -> bool {
-        let Some(partial) = self.partials.get(id.0) else {
+        let Some(partial) = self.partials.get(id) else {
             return true;
         };
         let (from, remaining) = (partial.received, memory.len() - partial.received);
@@ -243,7 +284,7 @@ impl RxQueue {
             Ok(()) => self.advance(engine, id, len),
             Err(error) => {
                 if let Some(PartialTarget::Claim(claim)) =
-                    self.partials.get(id.0).map(|partial| partial.target)
+                    self.partials.get(id).map(|partial| partial.target)
                     && let Some(message) = self.claims.message(claim)
                 {
                     // The claim keeps the bytes of the chunks that passed the check.
@@ -259,7 +300,8 @@ impl RxQueue {
     /// room.
     fn start_unmapped_copies(&mut self) {
         while let Some(at) = self.next_bufferable() {
-            let UnmappedUnexpected { key, len, .. } = self.unmapped_unexpected.remove(at);
+            let UnmappedUnexpected { key, peer, len, .. } =
+                self.peer_copies.unmapped_unexpected.remove(at);
             let Some((envelope, message)) = self.matcher.message_mut(key) else {
                 continue;
             };
@@ -268,33 +310,33 @@ impl RxQueue {
             };
             let target = PartialTarget::Buffer(key);
             let partial = PartialMessage::new(envelope.clone(), target);
-            let id = PartialId(self.partials.insert(partial));
+            let id = self.partials.insert(partial);
             message.partial = Some(id);
-            self.budget_used += len;
-            self.peer_copies.push_back((id, memory));
+            self.budget.charge(peer, len);
+            self.peer_copies.copies.push_back((id, memory));
         }
     }
 
     /// Returns the index in `unmapped_unexpected` of the first message for which the budget has
     /// room.
     fn next_bufferable(&self) -> Option<usize> {
-        self.unmapped_unexpected
-            .iter()
-            .position(|unmapped| self.fits_budget(unmapped.len))
+        let mut waiting = self.peer_copies.unmapped_unexpected.iter();
+        waiting.position(|unmapped| self.budget.fits(unmapped.peer, unmapped.len))
     }
 
     /// Records an unexpected message in memory that is not mapped, unless the message exceeds the
     /// whole budget.
     pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected) {
-        if unmapped.len + UNEXPECTED_OVERHEAD <= self.budget {
-            self.unmapped_unexpected.push(unmapped);
+        if self.budget.could_fit(unmapped.len) {
+            self.peer_copies.unmapped_unexpected.push(unmapped);
         }
     }
 
     /// Removes the record of the message with this arrival number, which a receive or claim has
     /// taken.
     pub(super) fn remove_unmapped(&mut self, arrival: u64) {
-        self.unmapped_unexpected
+        self.peer_copies
+            .unmapped_unexpected
             .retain(|unmapped| unmapped.arrival != arrival);
     }
 }

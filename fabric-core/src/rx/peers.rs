@@ -1,16 +1,76 @@
 //! Senders that connect and disconnect, and the address handles of their messages.
 
+use std::collections::VecDeque;
+
 use crate::address::{Address, FiAddr};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::transport::EngineContext;
+use crate::transport::{EngineContext, EpId};
 
 use super::RxQueue;
 use super::partial::PartialMessage;
 
 /// Maximum number of disconnected peers whose names are kept.
 const MAX_DISCONNECTED_PEERS: usize = 256;
+
+/// The peers that a queue knows.
+#[derive(Debug, Default)]
+pub(super) struct QueuePeers {
+    /// Disconnected peers, whose messages may still be queued or be requeued.
+    disconnected: VecDeque<(PeerKey, Address)>,
+    /// Connected peers, and the endpoint of each, if endpoints share the queue. Empty otherwise:
+    /// the transport keeps the peers of the one endpoint.
+    connected: Vec<(PeerKey, Address, EpId)>,
+}
+
+impl QueuePeers {
+    /// Adds a peer of an endpoint that shares the queue.
+    pub(super) fn connect(&mut self, peer: PeerKey, name: Address, ep: EpId) {
+        self.connected.push((peer, name, ep));
+    }
+
+    /// Moves a peer to the disconnected ones, and forgets the one that has disconnected first.
+    fn disconnect(&mut self, peer: PeerKey, name: Address) {
+        self.connected.retain(|(connected, ..)| *connected != peer);
+        if self.disconnected.len() == MAX_DISCONNECTED_PEERS {
+            self.disconnected.pop_front();
+        }
+        self.disconnected.push_back((peer, name));
+    }
+
+    /// Removes and returns the connected peers of an endpoint.
+    pub(super) fn take_peers_of(&mut self, ep: EpId) -> Vec<(PeerKey, Address)> {
+        let of_ep = self.connected.extract_if(.., |(.., other)| *other == ep);
+        of_ep.map(|(key, name, _)| (key, name)).collect()
+    }
+
+    pub(super) fn clear_connected(&mut self) {
+        self.connected.clear();
+    }
+
+    /// Returns whether a peer with this name is connected to an endpoint that shares the queue.
+    pub(super) fn is_connected(&self, name: &Address) -> bool {
+        self.connected.iter().any(|(_, other, _)| other == name)
+    }
+
+    /// Returns the endpoint to which a peer is connected.
+    pub(super) fn endpoint_of(&self, peer: PeerKey) -> Option<EpId> {
+        let connected = self.connected.iter().find(|(key, ..)| *key == peer);
+        connected.map(|(.., ep)| *ep)
+    }
+
+    fn is_disconnected(&self, peer: PeerKey) -> bool {
+        self.disconnected.iter().any(|(key, _)| *key == peer)
+    }
+
+    /// Iterates over the disconnected peers, and over the connected peers of a shared queue.
+    pub(super) fn known(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
+        let connected = self.connected.iter().map(|(key, name, _)| (*key, name));
+        let disconnected = self.disconnected.iter().map(|(key, name)| (*key, name));
+        disconnected.chain(connected)
+    }
+}
 
 impl RxQueue {
     /// Assigns an inserted handle to the unexpected messages without a source that the peer with
@@ -29,9 +89,10 @@ impl RxQueue {
     ) -> bool {
         let is_auto_inserted = engine.incarnation_of(self.ep, source).is_some();
         let keys: Vec<_> = self
-            .known_peers()
+            .peers
+            .known()
             .filter(|(key, name)| {
-                *name == peer && !(is_auto_inserted && self.is_disconnected(*key))
+                *name == peer && !(is_auto_inserted && self.peers.is_disconnected(*key))
             })
             .map(|(key, _)| key)
             .collect();
@@ -41,22 +102,6 @@ impl RxQueue {
         self.assign_source_all(engine, &keys, source);
         self.request_rearm_if_work(engine);
         true
-    }
-
-    /// Iterates over the disconnected peers, and over the connected peers of a shared queue.
-    pub(super) fn known_peers(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
-        let connected = self
-            .connected_peers
-            .iter()
-            .map(|(key, name, _)| (*key, name));
-        self.disconnected_peers
-            .iter()
-            .map(|(key, name)| (*key, name))
-            .chain(connected)
-    }
-
-    fn is_disconnected(&self, peer: PeerKey) -> bool {
-        self.disconnected_peers.iter().any(|(key, _)| *key == peer)
     }
 
     /// Assigns a handle to the messages without a source of this peer, and offers the unexpected
@@ -81,7 +126,7 @@ impl RxQueue {
         peers: &[PeerKey],
         source: FiAddr,
     ) {
-        for (_, partial) in &mut self.partials {
+        for partial in self.partials.iter_mut() {
             if peers.contains(&partial.envelope.peer) {
                 partial.envelope.source.get_or_insert(source);
             }
@@ -101,7 +146,7 @@ impl RxQueue {
     /// directed to the handle fail.
     pub fn clear_source(&mut self, engine: &mut impl EngineContext, source: FiAddr) {
         self.matcher.clear_source(source);
-        for (_, partial) in &mut self.partials {
+        for partial in self.partials.iter_mut() {
             if partial.envelope.source == Some(source) {
                 partial.envelope.source = None;
             }
@@ -139,12 +184,7 @@ impl RxQueue {
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn peer_disconnected(&mut self, peer: PeerKey, name: Address) {
-        self.connected_peers
-            .retain(|(connected, ..)| *connected != peer);
-        if self.disconnected_peers.len() == MAX_DISCONNECTED_PEERS {
-            self.disconnected_peers.pop_front();
-        }
-        self.disconnected_peers.push_back((peer, name));
+        self.peers.disconnect(peer, name);
     }
 
     /// Returns whether a message of this source is unexpected, claimed or arriving.

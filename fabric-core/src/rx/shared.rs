@@ -10,7 +10,7 @@ use crate::address::{Address, FiAddr};
 use crate::buf::BufferPool;
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::transport::{EngineContext, EpId, PartialId};
+use crate::transport::{EngineContext, EpId};
 use crate::tree::Class;
 
 use super::RxQueue;
@@ -37,7 +37,7 @@ impl RxQueue {
     /// Raises the budget for unexpected messages to `budget` bytes, if the budget is smaller: a
     /// shared queue has the largest budget of its endpoints.
     pub fn raise_budget(&mut self, budget: usize) {
-        self.budget = self.budget.max(budget);
+        self.budget.raise(budget);
     }
 
     /// Records that a peer has connected to `ep`, which identifies the peer by `peer`. Returns the
@@ -54,7 +54,7 @@ impl RxQueue {
             return peer;
         }
         let peer = engine.new_shared_peer_key(ep);
-        self.connected_peers.push((peer, name.clone(), ep));
+        self.peers.connect(peer, name.clone(), ep);
         peer
     }
 
@@ -67,31 +67,12 @@ impl RxQueue {
         name: &Address,
         error: &Error,
     ) {
-        let is_connected = self
-            .connected_peers
-            .iter()
-            .any(|(_, connected, _)| connected == name);
+        let is_connected = self.peers.is_connected(name);
         // `address_of` fails for an auto-inserted handle whose peer is gone, even while another peer
         // of the same name is connected.
         if !is_connected || engine.address_of(self.ep, source).is_err() {
             self.fail_directed(engine, source, error);
         }
-    }
-
-    /// Takes an ack to send to a peer of this endpoint. Acks for disconnected peers are discarded.
-    pub(super) fn pop_shared_ack(&mut self, ep: EpId) -> Option<(PeerKey, u32)> {
-        let connected_peers = &self.connected_peers;
-        let endpoint_of = |peer: PeerKey| {
-            let connected = connected_peers.iter().find(|(key, ..)| *key == peer);
-            connected.map(|(.., ep)| *ep)
-        };
-        self.unsent_acks
-            .retain(|(peer, _)| endpoint_of(*peer).is_some());
-        let position = self
-            .unsent_acks
-            .iter()
-            .position(|(peer, _)| endpoint_of(*peer) == Some(ep))?;
-        Some(self.unsent_acks.swap_remove(position))
     }
 
     /// Returns whether a message was declined since the last call. If so, the caller lets the
@@ -104,21 +85,13 @@ impl RxQueue {
     /// complete messages stay queued.
     pub fn sharer_closed(&mut self, engine: &mut impl EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
-        let is_peer_of_ep = |(.., other): &mut (PeerKey, Address, EpId)| *other == ep;
-        for (key, name, _) in self
-            .connected_peers
-            .extract_if(.., is_peer_of_ep)
-            .collect::<Vec<_>>()
-        {
+        for (key, name) in self.peers.take_peers_of(ep) {
             self.fail_unmapped_from(engine, key, &error);
             // Mapped memory outlives the connection, so copies from it continue.
-            let is_copied = |id| self.peer_copies.iter().any(|(copied, _)| *copied == id);
-            let lost: Vec<_> = self
-                .partials
-                .iter()
-                .filter(|(_, partial)| partial.envelope.peer == key)
-                .map(|(index, _)| PartialId(index))
-                .filter(|id| !is_copied(*id))
+            let partials = self.partials.iter();
+            let lost: Vec<_> = partials
+                .filter(|(id, partial)| partial.envelope.peer == key && !self.peer_copies.has(*id))
+                .map(|(id, _)| id)
                 .collect();
             for id in lost {
                 self.fail_partial(engine, id, error.clone());
