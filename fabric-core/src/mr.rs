@@ -5,6 +5,7 @@
 //! the right was granted, and the range is inside the region.
 
 mod access_error;
+mod iov;
 mod registered;
 
 use std::any::Any;
@@ -18,9 +19,9 @@ use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
 use crate::completion::OpKind;
 use crate::error::{Error, Result, fi_errno};
 use crate::flags::Access;
-use crate::transport::RmaIov;
 
 pub use access_error::AccessError;
+pub use iov::RmaIov;
 pub use registered::RegisteredMemory;
 
 /// The memory of a region, as its owner's process holds it. Peers write it at the same time, so

@@ -30,6 +30,7 @@ mod op;
 mod rx_sink;
 mod wait;
 
+pub use crate::mr::RmaIov;
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
@@ -39,7 +40,7 @@ pub use endpoint::{
     ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,
 };
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
-pub use op::{EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, TxOp};
+pub use op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
 pub use rx_sink::{PartialId, RxSink, RxStatus};
 pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 

@@ -1,10 +1,9 @@
 //! Reasons for which a peer's access to a region is refused, and their encoding.
 
-use super::{Region, check_access, misaligned_error, required_access};
+use super::{Region, RmaIov, check_access, misaligned_error, required_access};
 use crate::completion::OpKind;
 use crate::error::Error;
 use crate::flags::Access;
-use crate::transport::RmaIov;
 
 /// The reason why an access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

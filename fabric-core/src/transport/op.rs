@@ -1,8 +1,8 @@
 //! Identifiers of operations, operations on a peer, and accesses of a peer.
 
 use crate::address::FiAddr;
-use crate::atomic::AtomicSpec;
 use crate::completion::{CompletionLevel, OpKind};
+use crate::mr::RmaIov;
 
 /// Identifier of an operation: index and generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,19 +69,6 @@ pub struct TxOp {
 /// Identifier of the remote ranges of an operation, assigned by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RmaIovId(pub u32);
-
-/// Range of a peer's memory, and the atomic operation on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RmaIov {
-    /// Key of the region.
-    pub key: u64,
-    /// Offset from the start of the region, in bytes.
-    pub offset: u64,
-    /// Length in bytes.
-    pub len: usize,
-    /// The atomic operation on the range; `None` for a read or write.
-    pub atomic: Option<AtomicSpec>,
-}
 
 impl TxOp {
     /// Returns whether the operation is a plain message: without tag, CQ data, loan and `FI_FENCE`,
