@@ -45,6 +45,12 @@ pub struct EndpointInner {
 }
 
 impl EndpointInner {
+    /// Returns whether operations may be executed without the domain's lock.
+    #[inline]
+    pub(crate) fn has_fast_path(&self) -> bool {
+        self.fast_path.is_some()
+    }
+
     /// Tries to execute an operation without the domain's lock. Returns whether the operation was
     /// executed.
     #[inline]

@@ -134,7 +134,7 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
 
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
-        if B::IS_LOAN {
+        if B::IS_LOAN || !ep.has_fast_path() {
             return None;
         }
         let level = self.options.level.unwrap_or(ep.completion_level);

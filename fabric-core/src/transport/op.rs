@@ -53,8 +53,8 @@ pub struct TxOp {
     /// Key of the loan that is the payload: the receiver may take the loan instead of a copy.
     pub loan: Option<u64>,
     /// The operation begins when all operations posted before it for that peer have completed
-    /// (`FI_FENCE`). Transports ignore this field, because the engine holds back the operation, and
-    /// those behind it, until then.
+    /// (`FI_FENCE`). The engine holds back the operation, and those behind it, until then, so a
+    /// [`FastPath`](super::FastPath) refuses fenced operations, and endpoints ignore this field.
     pub fence: bool,
     /// When a message completes. A transport that does not offer the level fails the message with
     /// [`Error::NotSupported`](crate::Error::NotSupported). RMA operations complete when the peer's

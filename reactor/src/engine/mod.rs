@@ -5,7 +5,7 @@
 //! | `domain` | a domain as fabric-async sees it |
 //! | `progress`, `driver` | the domain's lock and progress; progress when no task polls |
 //! | `passes`, `active` | calls of the transport's endpoints, and passes over the active ones |
-//! | `state` | the state of a domain apart from its transport |
+//! | `state` | the state of a domain and its endpoints |
 //! | `post`, `inline_recv`, `batch`, `cancel`, `flush` | posting, singly and in batches; canceling; flushing |
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
 //! | `multi_recv`, `claim`, `onesided` | multi-receives; probes and claims; RMA and atomics |

@@ -1,5 +1,5 @@
-//! The state of a domain apart from its transport: operations, endpoints, queues, counters, address
-//! vectors.
+//! The state of a domain: operations, endpoints with their transport's part, queues, counters,
+//! address vectors.
 //!
 //! A transport sees [`DomainState`] as its
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
@@ -189,7 +189,7 @@ impl std::fmt::Debug for EndpointState {
     }
 }
 
-/// The state of a domain apart from its transport.
+/// The state of a domain, apart from what the endpoints of its transport share.
 #[derive(Debug)]
 pub struct DomainState {
     pub(crate) ops: OpTable,

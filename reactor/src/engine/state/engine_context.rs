@@ -504,7 +504,7 @@ impl DomainState {
         let ep = self.endpoints.get_mut(rx.ep().0)?;
         let mut cq = ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0));
         let (mut completed, mut reported) = (0, OpStats::default());
-        let mut unusual = None;
+        let mut fallback = None;
         while let Some(bytes) = next
             && bytes.len() <= ep.bindings.max_msg_size
             && let Some((key, arrival)) = rx.match_plain(peer.1)
@@ -514,7 +514,7 @@ impl DomainState {
                 break;
             };
             if !op.buf.receive_whole(&bytes) {
-                unusual = Some((key, arrival));
+                fallback = Some((key, arrival));
                 break;
             }
             let transfer = Transfer::received_plain(peer, arrival, len);
@@ -538,7 +538,7 @@ impl DomainState {
                     completed += 1;
                 }
                 _ => {
-                    unusual = Some((key, arrival));
+                    fallback = Some((key, arrival));
                     break;
                 }
             }
@@ -554,7 +554,7 @@ impl DomainState {
         if let Some(counter) = counter {
             self.add_many_to_counter(counter, completed + reported.count, 0);
         }
-        unusual
+        fallback
     }
 
     /// Delivers the oldest message to the receive that it has matched.

@@ -69,8 +69,8 @@ impl DomainState {
                 loan_waiters.freed_before = None;
                 continue;
             };
-            let has_news = loan_waiters.freed_before != Some(allocator.times_freed());
-            if op.phase == OpPhase::Waiting && has_news {
+            let has_freed = loan_waiters.freed_before != Some(allocator.times_freed());
+            if op.phase == OpPhase::Waiting && has_freed {
                 self.complete_future(first);
             }
             return;

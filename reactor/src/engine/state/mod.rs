@@ -1,4 +1,4 @@
-//! The state of a domain apart from its transport, under the domain's lock.
+//! The state of a domain and its endpoints, under the domain's lock.
 //!
 //! | module | subject |
 //! |---|---|

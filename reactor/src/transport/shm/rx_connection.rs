@@ -267,13 +267,14 @@ impl RxConnection {
         if self.ring.is_empty() {
             return Ok(false);
         }
+        let end_position = self.ring.position() + LINES_PER_PASS;
         if self.partial.is_some() {
-            return self.poll_ring_general(rx, engine, 0);
+            return self.poll_ring_general(rx, engine, (0, end_position));
         }
         let peer = (self.peer_key, self.source);
         let mut run = PlainRun {
             received: 0,
-            end_position: self.ring.position() + LINES_PER_PASS,
+            end_position,
             rx: self,
             lines: 0,
             end: RunEnd::Unmatched,
@@ -286,7 +287,7 @@ impl RxConnection {
         match end {
             RunEnd::Empty => Ok(received > 0),
             RunEnd::PassLimit => Ok(true),
-            RunEnd::Unmatched => self.poll_unmatched(rx, engine, received),
+            RunEnd::Unmatched => self.poll_unmatched(rx, engine, (received, end_position)),
         }
     }
 
@@ -296,7 +297,7 @@ impl RxConnection {
         &mut self,
         rx: &mut E::Rx,
         engine: &mut E,
-        received: usize,
+        (received, end_position): (usize, u64),
     ) -> Result<bool, ShmProtocolViolation> {
         match self.ring.peek_plain(MESSAGE) {
             Peeked::Empty => return Ok(received > 0),
@@ -309,7 +310,7 @@ impl RxConnection {
             }
             Peeked::Other => {}
         }
-        self.poll_ring_general(rx, engine, received)
+        self.poll_ring_general(rx, engine, (received, end_position))
     }
 
     /// Receives the oldest record into `into`, if the record is a plain message of at most `room`
@@ -358,15 +359,15 @@ impl RxConnection {
     }
 
     /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records in
-    /// this pass. Returns whether this pass has received a record.
+    /// this pass and up to `end_position` of the ring. Returns whether this pass has received a
+    /// record.
     fn poll_ring_general<E: EngineContext>(
         &mut self,
         rx: &mut E::Rx,
         engine: &mut E,
-        received: usize,
+        (received, end_position): (usize, u64),
     ) -> Result<bool, ShmProtocolViolation> {
         let mut progressed = received > 0;
-        let end_position = self.ring.position() + LINES_PER_PASS;
         for _ in received..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else {
                 break;
