@@ -35,6 +35,13 @@ pub trait PlainMessages {
     /// has a tag, completion data or an ack request, or is not whole.
     fn peek(&mut self) -> Option<impl CopySource + Copy + '_>;
 
+    /// Returns the bytes that [`peek`](Self::peek) has returned last, whatever the peer has written
+    /// since.
+    ///
+    /// # Panics
+    /// If `peek` has returned no message.
+    fn peeked(&self) -> impl CopySource + Copy + '_;
+
     /// Removes the oldest message, which was delivered.
     fn consume(&mut self);
 }

@@ -281,6 +281,6 @@ pub trait SentLoans {
 
     /// Watches the loans that peers hold, while a task
     /// [waits](super::LoanAllocator::set_awaited) for memory of loans: a peer rings the doorbell
-    /// when it returns a loan.
-    fn watch(&mut self);
+    /// when it returns a loan. Returns whether passes have to poll the endpoint for that.
+    fn watch(&mut self) -> bool;
 }

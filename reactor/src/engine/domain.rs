@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{Done, Failed};
@@ -16,7 +16,6 @@ use fabric_core::{Result, SocketOptions};
 use super::driver::{self, TaskDriver};
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
-use super::state::domain_state::DomainState;
 use super::state::ops::OpResult;
 use super::wait_policy::WaitPolicy;
 use crate::sys::EpollSet;
@@ -26,6 +25,8 @@ use crate::sys::EpollSet;
 pub struct CompletedOp<'a> {
     engine: EngineGuard<'a>,
     key: OpKey,
+    /// The waker of the task, dropped after the lock is released.
+    _waker: Option<Waker>,
 }
 
 impl CompletedOp<'_> {
@@ -221,15 +222,11 @@ impl DomainHandle {
         key: OpKey,
         cx: &mut Context<'_>,
     ) -> Poll<CompletedOp<'a>> {
-        let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
-        let driven = self
-            .engine
-            .drive_locked(locked, cx.waker(), is_done, |domain, waker| {
-                domain.register_op_waker(key, waker)
-            });
-        driven.map(|locked| CompletedOp {
-            engine: locked,
+        let driven = self.engine.drive_op(locked, key, cx.waker());
+        driven.map(|(engine, waker)| CompletedOp {
+            engine,
             key,
+            _waker: waker,
         })
     }
 

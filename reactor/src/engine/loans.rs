@@ -16,19 +16,14 @@ use super::progress::EngineState;
 impl EngineState {
     /// Makes passes poll the endpoints whose peers hold loans, because a task waits for memory.
     fn watch_loans(&mut self) {
-        let ids: Vec<_> = self
-            .domain
-            .endpoints
-            .iter()
-            .map(|(id, _)| EpId(id))
-            .collect();
-        for ep in ids {
-            // A shared receive context has no loans.
-            let _ = self.with_transport(ep, |transport, _| {
-                if let Some(loans) = transport.sent_loans() {
-                    loans.watch();
-                }
-            });
+        let endpoints = self.domain.endpoints.iter_mut();
+        let watching = endpoints.filter_map(|(id, state)| {
+            let has_loans = state.transport.as_mut()?.sent_loans()?.watch();
+            has_loans.then_some(EpId(id))
+        });
+        for ep in watching.collect::<Vec<_>>() {
+            // The endpoint is open, and in a forked child nothing makes passes.
+            let _ = self.with_transport(ep, |_, _| ());
         }
     }
 }
@@ -62,7 +57,7 @@ impl DomainHandle {
             return Ok(loan);
         }
         let mut locked = self.engine().lock();
-        for endpoint in locked.domain.endpoints.iter_mut() {
+        for (_, endpoint) in locked.domain.endpoints.iter_mut() {
             let transport = endpoint.transport.as_mut();
             if let Some(loans) = transport.and_then(|transport| transport.sent_loans()) {
                 loans.collect();

@@ -201,6 +201,25 @@ impl Engine {
         self.drive_locked(self.lock(), waker, is_ready, register)
     }
 
+    /// Drives the domain until the operation has ended, for the task whose future the operation
+    /// has. The operation has no waker meanwhile: the task finds the result itself, and a wake-up
+    /// of a running task costs two atomic operations and another poll. Returns the waker of an
+    /// operation that has ended, to be dropped without the lock.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn drive_op<'a>(
+        &'a self,
+        mut locked: EngineGuard<'a>,
+        key: OpKey,
+        waker: &Waker,
+    ) -> Poll<(EngineGuard<'a>, Option<Waker>)> {
+        let mut registered = locked.domain.take_op_waker(key);
+        let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
+        let driven = self.drive_locked(locked, waker, is_done, |domain, waker| {
+            domain.restore_op_waker(key, waker, registered.take());
+        });
+        driven.map(|locked| (locked, registered))
+    }
+
     /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it.
     #[inline(always)] // on the small-message path
     pub(crate) fn drive_locked<'a>(
@@ -233,7 +252,7 @@ impl Engine {
             }
             // Waiting tasks share the spin time: one round of polls of all tasks takes no longer
             // than the poll of a single waiting task.
-            if attempts >= locked.spinner.spin_limit() / locked.domain.waiters.max(1) as u32 {
+            if attempts >= locked.spinner.spin_limit() / (locked.domain.waiters as u32 + 1) {
                 if attempts > 0 {
                     locked.spinner.record_miss();
                 }

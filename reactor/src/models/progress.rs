@@ -54,17 +54,19 @@ fn start_driver(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<
 /// Waits for the operation as a task.
 fn wait_for_op(engine: &Engine, key: OpKey) {
     block_on(poll_fn(|cx| {
-        let polled = engine.poll(
-            cx.waker(),
-            |domain| domain.take_op_result(key),
-            |domain, waker| domain.register_op_waker(key, waker),
-        );
-        if polled.is_pending() {
+        let polled = engine.drive_op(engine.lock(), key, cx.waker());
+        let ended = polled.map(|(mut locked, waker)| {
+            let result = locked.domain.take_op_result(key);
+            locked.unlock();
+            drop(waker);
+            result
+        });
+        if ended.is_pending() {
             assert_driver_invariant(engine);
             // An executor runs other tasks first, also when the task has woken itself.
             thread::yield_now();
         }
-        polled.map(|result| assert!(result.error.is_none()))
+        ended.map(|result| assert!(result.is_some_and(|result| result.error.is_none())))
     }));
 }
 

@@ -184,10 +184,15 @@ impl DatagramBatch {
         let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers, to which this call has exclusive access.
         let bytes = unsafe { &mut (*buffers).bytes[index] };
-        payload.for_each(|from, piece| bytes[from..from + piece.len()].copy_from_slice(piece));
-        // SAFETY: within the buffers. The length does not exceed the memory of the message, or the
+        // The pieces of a custom buffer may be shorter than the payload's length has promised.
+        let mut len = 0;
+        payload.for_each(|from, piece| {
+            bytes[from..from + piece.len()].copy_from_slice(piece);
+            len = len.max(from + piece.len());
+        });
+        // SAFETY: within the buffers. The length does not exceed the memory of the message, or a
         // copy would have panicked.
-        unsafe { (*buffers).iovecs[index].iov_len = payload.len() };
+        unsafe { (*buffers).iovecs[index].iov_len = len };
     }
 
     /// Sets the destination address of the message at this index. `to` is the socket address of an
@@ -313,5 +318,37 @@ mod tests {
             );
             assert!(sent.send(sender.as_fd(), 0..1).is_err());
         }
+    }
+    /// Bytes at a constant address, which are fewer after the first call.
+    struct Shrinking(Box<[u8]>, std::sync::atomic::AtomicUsize);
+
+    // SAFETY: the bytes are boxed, so their address stays the same.
+    unsafe impl fabric_core::buf::CustomBuf for Shrinking {
+        fn bytes(&self) -> &[u8] {
+            match self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+                0 => &self.0,
+                _ => &self.0[..10],
+            }
+        }
+
+        fn writable(&mut self) -> Option<&mut [u8]> {
+            None
+        }
+
+        fn set_filled(&mut self, _: usize) {}
+    }
+
+    #[test]
+    fn datagram_has_only_the_bytes_that_were_copied() {
+        use fabric_core::buf::{CustomBuf, Gather, IoBuf};
+        let bind = || UdpSocket::bind("127.0.0.1:0").expect("a loopback socket");
+        let (sender, receiver) = (bind(), bind());
+        let mut batch = DatagramBatch::new();
+        let buf = Shrinking(vec![b'a'; 20_000].into(), Default::default());
+        let gather = Gather::new().with(Box::new(buf) as Box<dyn CustomBuf>);
+        batch.write(0, receiver.local_addr().unwrap(), gather.payload());
+        assert_eq!(batch.send(sender.as_fd(), 0..1), Ok(1));
+        let mut received = vec![0; 70_000];
+        assert_eq!(receiver.recv(&mut received).unwrap(), 10);
     }
 }

@@ -192,8 +192,9 @@ impl std::fmt::Debug for EndpointState {
 /// The state of a domain, apart from what the endpoints of its transport share.
 #[derive(Debug)]
 pub struct DomainState {
-    pub(crate) ops: OpTable,
+    /// Dropped before the operations: a transport may have borrowed their buffers.
     pub(crate) endpoints: IdMap<EndpointState>,
+    pub(crate) ops: OpTable,
     pub(crate) cqs: IdMap<CqState>,
     pub(crate) counters: IdMap<CounterState>,
     pub(crate) avs: IdMap<Av>,
@@ -412,6 +413,38 @@ impl DomainState {
         }
     }
 
+    /// Takes the waker of an operation while its task polls.
+    #[inline]
+    pub(crate) fn take_op_waker(&mut self, key: OpKey) -> Option<Waker> {
+        let waker = self.ops.get_mut(key)?.waker.take()?;
+        self.waiters -= 1;
+        Some(waker)
+    }
+
+    /// Registers the waker of an operation's future: `registered`, which was taken before, if it
+    /// wakes the same task.
+    pub(crate) fn restore_op_waker(
+        &mut self,
+        key: OpKey,
+        waker: &Waker,
+        registered: Option<Waker>,
+    ) {
+        if let Some(op) = self.ops.get_mut(key)
+            && op.waker.is_none()
+            && registered
+                .as_ref()
+                .is_some_and(|same| same.will_wake(waker))
+        {
+            op.waker = registered;
+            self.waiters += 1;
+            return;
+        }
+        if let Some(other) = registered {
+            self.deferred.drop_waker(other);
+        }
+        self.register_op_waker(key, waker);
+    }
+
     /// Registers the waker of an operation's future.
     pub(crate) fn register_op_waker(&mut self, key: OpKey, waker: &Waker) {
         let Some(op) = self.ops.get_mut(key) else {
@@ -491,17 +524,21 @@ impl DomainState {
         for waker in self.ops.take_wakers() {
             self.deferred.wake(waker);
         }
-        for queue in self.cqs.iter_mut() {
+        for (_, queue) in self.cqs.iter_mut() {
             queue
                 .waker
                 .take()
                 .into_iter()
                 .for_each(|waker| self.deferred.wake(waker));
         }
-        for counter in self.counters.iter_mut() {
+        for (_, counter) in self.counters.iter_mut() {
             counter.wake_all(&mut self.deferred);
         }
-        for cm in self.endpoints.iter_mut().filter_map(|ep| ep.cm.as_mut()) {
+        for cm in self
+            .endpoints
+            .iter_mut()
+            .filter_map(|(_, ep)| ep.cm.as_mut())
+        {
             cm.take_waker()
                 .into_iter()
                 .for_each(|waker| self.deferred.wake(waker));

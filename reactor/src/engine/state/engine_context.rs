@@ -147,9 +147,7 @@ impl EngineContext for DomainState {
         if !self.shared_rx_peers.is_empty() || !self.departing_addrs.is_empty() {
             return;
         }
-        while let Some((key, arrival)) = self.deliver_run(rx, (peer, source), messages) {
-            self.deliver_matched(key, (peer, source), arrival, messages);
-        }
+        while self.deliver_run(rx, (peer, source), messages) {}
     }
 
     fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
@@ -486,22 +484,24 @@ impl EngineContext for DomainState {
 }
 
 impl DomainState {
-    /// Delivers plain messages as [`deliver_plain`](EngineContext::deliver_plain) does. Stops at a
-    /// receive that does not complete in the usual way; returns that receive and the arrival number
-    /// of its message, which is the oldest one.
+    /// Delivers plain messages to the receives at the head of the queue, as fast as possible, up to
+    /// one whose receive needs more than a copy, which is delivered too. Returns whether more
+    /// messages may follow.
     #[inline(always)] // on the small-message path
     fn deliver_run(
         &mut self,
         rx: &mut RxQueue,
         peer: (PeerKey, Option<FiAddr>),
         messages: &mut impl PlainMessages,
-    ) -> Option<(OpKey, u64)> {
+    ) -> bool {
         let mut next = messages.peek();
         if next.is_none() || !rx.takes_plain() {
-            return None;
+            return false;
         }
         // Endpoint and queue are looked up once for all messages.
-        let ep = self.endpoints.get_mut(rx.ep().0)?;
+        let Some(ep) = self.endpoints.get_mut(rx.ep().0) else {
+            return false;
+        };
         let mut cq = ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0));
         let (mut completed, mut reported) = (0, OpStats::default());
         let mut fallback = None;
@@ -513,7 +513,11 @@ impl DomainState {
             let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
                 break;
             };
-            if !op.buf.receive_whole(&bytes) {
+            let is_fast = matches!(
+                op.target,
+                CompletionTarget::Future | CompletionTarget::Cq(_)
+            );
+            if !is_fast || !op.buf.receive_whole(&bytes) {
                 fallback = Some((key, arrival));
                 break;
             }
@@ -554,31 +558,23 @@ impl DomainState {
         if let Some(counter) = counter {
             self.add_many_to_counter(counter, completed + reported.count, 0);
         }
-        fallback
-    }
-
-    /// Delivers the oldest message to the receive that it has matched.
-    #[cold]
-    fn deliver_matched(
-        &mut self,
-        key: OpKey,
-        (peer, source): (PeerKey, Option<FiAddr>),
-        arrival: u64,
-        messages: &mut impl PlainMessages,
-    ) {
-        if let Some(bytes) = messages.peek() {
-            let envelope = Envelope {
-                peer,
-                source,
-                tag: None,
-                len: bytes.len(),
-                data: None,
-                arrival,
-                ack: None,
-            };
-            self.deliver(key, &envelope, &bytes);
-        }
+        let Some((key, arrival)) = fallback else {
+            return false;
+        };
+        // Not peeked again: the peer may have changed the header since.
+        let bytes = messages.peeked();
+        let envelope = Envelope {
+            peer: peer.0,
+            source: peer.1,
+            tag: None,
+            len: bytes.len(),
+            data: None,
+            arrival,
+            ack: None,
+        };
+        self.deliver(key, &envelope, &bytes);
         messages.consume();
+        true
     }
 
     /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
@@ -601,5 +597,78 @@ impl DomainState {
             key,
             Outcome::partial(Transfer::received(envelope, 0), error),
         );
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::buf::IoBuf;
+    use fabric_core::matching::RecvSpec;
+
+    use super::*;
+    use crate::engine::state::av::Av;
+    use crate::engine::state::domain_state::{AvId, Bindings, CounterBindings};
+
+    /// One message, whose header the peer overwrites once it was read.
+    #[derive(Default)]
+    struct OverwrittenMessage {
+        peeks: usize,
+        consumed: usize,
+    }
+
+    impl PlainMessages for OverwrittenMessage {
+        fn peek(&mut self) -> Option<impl CopySource + Copy + '_> {
+            self.peeks += 1;
+            (self.peeks == 1).then_some(&b"message"[..])
+        }
+
+        fn peeked(&self) -> impl CopySource + Copy + '_ {
+            &b"message"[..]
+        }
+
+        fn consume(&mut self) {
+            self.consumed += 1;
+        }
+    }
+
+    #[test]
+    fn matched_message_is_delivered_although_its_header_changes() {
+        let mut domain = DomainState::new();
+        let av = AvId(domain.avs.insert(Av::new(false)));
+        let bindings = Bindings {
+            object_id: 1,
+            context: 0,
+            av,
+            tx_cq: None,
+            rx_cq: None,
+            counters: CounterBindings::default(),
+            shared_rx: None,
+            eq: None,
+            tx_size: 1,
+            rx_size: 1,
+            max_msg_size: 64,
+            inject_size: 64,
+        };
+        let ep = domain.insert_endpoint(bindings, 1 << 20).unwrap();
+        let short = vec![0; 4].into_boxed_slice().into_any();
+        let op = domain.ops.insert_recv(ep, CompletionTarget::Future, short);
+        domain.endpoint(ep).unwrap().posted_recvs += 1;
+        let mut message = OverwrittenMessage::default();
+        domain.with_rx(ep, |rx, domain| {
+            let any = RecvSpec {
+                from: None,
+                tag: None,
+            };
+            rx.post(domain, op, any);
+            domain.deliver_plain(rx, (PeerKey(1), None), &mut message);
+        });
+        assert_eq!(message.consumed, 1);
+        assert!(domain.ops.is_done(op), "the receive has ended");
+        let result = domain.take_op_result(op).unwrap();
+        assert_eq!(result.transfer.len, 4);
+        assert!(matches!(
+            result.error.as_deref(),
+            Some(Error::Truncated { .. })
+        ));
     }
 }

@@ -108,10 +108,10 @@ impl<T> IdMap<T> {
             .filter_map(|entry| Some((entry.id, entry.value.as_deref()?)))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         self.entries
             .iter_mut()
-            .filter_map(|entry| entry.value.as_deref_mut())
+            .filter_map(|entry| Some((entry.id, entry.value.as_deref_mut()?)))
     }
 
     fn index(id: u32) -> usize {

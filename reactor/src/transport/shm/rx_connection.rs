@@ -93,6 +93,8 @@ struct PlainRun<'a> {
     end_position: u64,
     /// Lines of the record of the oldest message.
     lines: u32,
+    /// Offset in the ring and length of the oldest message, as in the header when it was read.
+    payload: (usize, usize),
     /// Why there are no more messages.
     end: RunEnd,
 }
@@ -127,7 +129,8 @@ impl PlainMessages for PlainRun<'_> {
                 lines: 1,
             } => {
                 self.lines = 1;
-                ring.memory().payload(start + HEADER_LEN, len - HEADER_LEN)
+                self.payload = (start + HEADER_LEN, len - HEADER_LEN);
+                ring.memory().payload(self.payload.0, self.payload.1)
             }
             Peeked::Plain { start, len, lines } => {
                 if ring.position() >= self.end_position {
@@ -137,10 +140,20 @@ impl PlainMessages for PlainRun<'_> {
                 self.lines = lines;
                 ring.memory().prefetch(start, len);
                 let at = plain_payload_offset(len);
-                ring.memory().payload(start + at, len - at)
+                self.payload = (start + at, len - at);
+                ring.memory().payload(self.payload.0, self.payload.1)
             }
             Peeked::Other => None,
         }
+    }
+
+    fn peeked(&self) -> impl CopySource + Copy + '_ {
+        let payload = self
+            .rx
+            .ring
+            .memory()
+            .payload(self.payload.0, self.payload.1);
+        payload.expect("`peek` has returned these bytes")
     }
 
     #[inline(always)] // fast path of small messages
@@ -277,6 +290,7 @@ impl RxConnection {
             end_position,
             rx: self,
             lines: 0,
+            payload: (0, 0),
             end: RunEnd::Unmatched,
         };
         engine.deliver_plain(rx, peer, &mut run);

@@ -142,7 +142,7 @@ impl SentLoans for ShmEndpoint {
         self.collect_returned_loans();
     }
 
-    fn watch(&mut self) {
-        self.watch_loans();
+    fn watch(&mut self) -> bool {
+        self.watch_loans()
     }
 }

@@ -142,13 +142,14 @@ impl ShmEndpoint {
     }
 
     /// Makes passes poll the connections whose peers hold loans or owe acks, because a task waits
-    /// for the return of a loan.
-    pub(crate) fn watch_loans(&mut self) {
+    /// for the return of a loan. Returns whether there are any.
+    pub(crate) fn watch_loans(&mut self) -> bool {
         for &tx_index in &self.tx_indices {
             if !self.tx_queued.contains(&tx_index) && !self.is_tx_idle(tx_index) {
                 self.tx_queued.push(tx_index);
             }
         }
+        !self.tx_queued.is_empty()
     }
 
     /// Connects to the peer at this index, unless a connection exists.
