@@ -513,17 +513,9 @@ impl DomainState {
             let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
                 break;
             };
-            let is_fast = matches!(
-                op.target,
-                CompletionTarget::Future | CompletionTarget::Cq(_)
-            );
-            if !is_fast || !op.buf.receive_whole(&bytes) {
-                fallback = Some((key, arrival));
-                break;
-            }
             let transfer = Transfer::received_plain(peer, arrival, len);
             match (op.target, &mut cq) {
-                (CompletionTarget::Cq(context), Some(cq)) => {
+                (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(&bytes) => {
                     let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
                     entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
                     ep.posted_recvs -= usize::from(op.holds_credit);
@@ -531,7 +523,7 @@ impl DomainState {
                     reported.count += 1;
                     reported.bytes += len as u64;
                 }
-                (CompletionTarget::Future, _) => {
+                (CompletionTarget::Future, _) if op.buf.receive_whole(&bytes) => {
                     ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
                     op.outcome.transfer = transfer;
                     op.phase = OpPhase::Done;

@@ -93,8 +93,8 @@ struct PlainRun<'a> {
     end_position: u64,
     /// Lines of the record of the oldest message.
     lines: u32,
-    /// Offset in the ring and length of the oldest message, as in the header when it was read.
-    payload: (usize, usize),
+    /// Length of the record of the oldest message, as in the header when it was read.
+    len: usize,
     /// Why there are no more messages.
     end: RunEnd,
 }
@@ -129,8 +129,8 @@ impl PlainMessages for PlainRun<'_> {
                 lines: 1,
             } => {
                 self.lines = 1;
-                self.payload = (start + HEADER_LEN, len - HEADER_LEN);
-                ring.memory().payload(self.payload.0, self.payload.1)
+                self.len = len;
+                ring.memory().payload(start + HEADER_LEN, len - HEADER_LEN)
             }
             Peeked::Plain { start, len, lines } => {
                 if ring.position() >= self.end_position {
@@ -140,19 +140,16 @@ impl PlainMessages for PlainRun<'_> {
                 self.lines = lines;
                 ring.memory().prefetch(start, len);
                 let at = plain_payload_offset(len);
-                self.payload = (start + at, len - at);
-                ring.memory().payload(self.payload.0, self.payload.1)
+                self.len = len;
+                ring.memory().payload(start + at, len - at)
             }
             Peeked::Other => None,
         }
     }
 
     fn peeked(&self) -> impl CopySource + Copy + '_ {
-        let payload = self
-            .rx
-            .ring
-            .memory()
-            .payload(self.payload.0, self.payload.1);
+        let (start, at) = (self.rx.ring.next_start(), plain_payload_offset(self.len));
+        let payload = self.rx.ring.memory().payload(start + at, self.len - at);
         payload.expect("`peek` has returned these bytes")
     }
 
@@ -290,7 +287,7 @@ impl RxConnection {
             end_position,
             rx: self,
             lines: 0,
-            payload: (0, 0),
+            len: 0,
             end: RunEnd::Unmatched,
         };
         engine.deliver_plain(rx, peer, &mut run);
