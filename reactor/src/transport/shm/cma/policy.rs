@@ -6,7 +6,7 @@
 //! receiver empties it, and both cores copy. Which case applies is known when the message reaches
 //! the head of the queue. The cost of `process_vm_readv` differs between machines by more than
 //! single copy saves. So each process measures the cost once with its own memory, and does not use
-//! single copy by default if it exceeds four times the cost of a plain copy.
+//! single copy by default if it exceeds six times the cost of a plain copy.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -85,7 +85,7 @@ const AUTO_MIN_LEN: usize = 64 * 1024;
 /// Number of measurements of each copy; the fastest counts.
 const TRIALS: usize = 8;
 /// Maximum time of `process_vm_readv`, as a multiple of the time of a plain copy.
-const MAX_SLOWDOWN: u32 = 4;
+const MAX_SLOWDOWN: u32 = 6;
 
 /// Returns whether `process_vm_readv` from this process's own memory takes at most [`MAX_SLOWDOWN`]
 /// times as long as a plain copy.
