@@ -8,7 +8,7 @@
 //! Virtual cores move between places that pass a cache line in 40 and in 140 ns, and every ratio of
 //! small messages depends on the place. So the time of a cache line is read before and after each
 //! measurement, and a run counts for a goal only if all readings around both of its measurements
-//! agree. The runs of each [`Placement`] are shown in a row of their own.
+//! agree. The runs of each placement are shown in a row of their own.
 //!
 //! | file | subject |
 //! |---|---|

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, IoBuf, Payload};
-use fabric_core::completion::Failed;
+use fabric_core::completion::{Failed, OpKind};
 use fabric_core::matching::TagMatch;
+use fabric_core::transport::RmaIov;
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 
@@ -212,12 +213,52 @@ pub(super) fn send_plain_together<O, B: IoBuf>(
         count += 1;
     }
     let sent = posts.try_send_plain(peer, &messages[..count]);
-    posts.report_sent(chunk[..sent].iter_mut().filter_map(|queued| {
-        let buf = queued.buf.take()?;
-        let len = buf.payload().len();
-        Some((queued.completion_options.context, len, buf.into_any()))
-    }));
+    report(posts, OpKind::Send, &mut chunk[..sent]);
     sent
+}
+
+/// Executes the plain writes at the start of a chunk together, if they are to one peer and
+/// `plain_write` returns that peer and the range of each. Returns how many were executed.
+pub(super) fn write_plain_together<O, B: IoBuf>(
+    posts: &mut PostBatch<'_>,
+    chunk: &mut [QueuedRequest<O, B>],
+    plain_write: impl Fn(&O, usize) -> Option<(FiAddr, RmaIov)>,
+) -> usize {
+    let mut writes = Vec::with_capacity(chunk.len());
+    let mut target = None;
+    for queued in chunk.iter() {
+        let Some(Payload::Contiguous(bytes)) = queued.buf.as_ref().map(IoBuf::payload) else {
+            break;
+        };
+        let Some((peer, remote)) = plain_write(&queued.op, bytes.len()) else {
+            break;
+        };
+        if *target.get_or_insert(peer) != peer {
+            break;
+        }
+        writes.push((remote, bytes));
+    }
+    let Some(peer) = target else { return 0 };
+    let executed = posts.try_write_plain(peer, &writes);
+    report(posts, OpKind::Write, &mut chunk[..executed]);
+    executed
+}
+
+/// Reports operations that were executed together.
+#[inline(always)] // on the small-message path
+fn report<O, B: IoBuf>(
+    posts: &mut PostBatch<'_>,
+    kind: OpKind,
+    executed: &mut [QueuedRequest<O, B>],
+) {
+    posts.report(
+        kind,
+        executed.iter_mut().filter_map(|queued| {
+            let buf = queued.buf.take()?;
+            let len = buf.payload().len();
+            Some((queued.completion_options.context, len, buf.into_any()))
+        }),
+    );
 }
 
 /// Posts the receives at the start of a chunk together for which `tag_from_any` returns the tags

@@ -182,6 +182,14 @@ impl WriteOp {
         }
     }
 
+    /// Returns the peer and the range of a write of `len` bytes to one range, without completion data
+    /// and fence.
+    #[inline(always)] // on the small-message path
+    fn plain_write(&self, len: usize) -> Option<(FiAddr, RmaIov)> {
+        let is_plain = self.to.as_list().is_none() && self.data.is_none() && !self.options.fence;
+        is_plain.then(|| (self.peer, self.to.first_with_total_len(len)))
+    }
+
     /// Checks the number of remote ranges, and that their total length is `len`, that of the
     /// buffer.
     #[inline]
@@ -295,10 +303,16 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
+        let mut posts = ep.domain.engine.batch(ep.id);
+        let mut posted = 0;
+        // With selective completion not every write is reported.
+        if chunk.len() > 1 && !B::IS_LOAN && !ep.selective_tx {
+            posted = batch::write_plain_together(&mut posts, chunk, WriteOp::plain_write);
+        }
         batch::post_until_error(
-            ep.domain.engine.batch(ep.id),
+            posts,
             chunk,
-            0,
+            posted,
             |posts, op, buf, completion_options| {
                 let target = completion_options.target(ep.selective_tx);
                 let tx_op = TxOp {

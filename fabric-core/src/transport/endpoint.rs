@@ -7,7 +7,7 @@ use crate::buf::{AnyBuf, Payload};
 use crate::completion::Outcome;
 use crate::error::{Error, Result};
 use crate::matching::PeerKey;
-use crate::mr::DirectRegion;
+use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::TransportStats;
 
 use super::{ConnReq, EngineContext, FastPath, OpKey, TxOp, WaitToken};
@@ -52,6 +52,14 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// by one.
     fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
         let _ = (peer, messages);
+        0
+    }
+
+    /// Writes to the memory of one peer inline, each write without CQ data and with
+    /// [`TxOp::more`], until one cannot be executed so. Returns the number of writes executed; the
+    /// engine posts the others one by one.
+    fn try_write_plain(&mut self, peer: FiAddr, writes: &[(RmaIov, &[u8])]) -> usize {
+        let _ = (peer, writes);
         0
     }
 

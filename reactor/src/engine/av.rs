@@ -123,7 +123,7 @@ impl DomainHandle {
     /// the vector. A call takes the same time whatever the number of addresses in the vector.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`](fabric_core::Error::Closed).
     pub fn insert_address(&self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
         self.with_engine(|state| {
             let table = &mut state.domain.av(av)?.table;
@@ -138,7 +138,7 @@ impl DomainHandle {
     /// Removes an address (`fi_av_remove`).
     ///
     /// # Errors
-    /// [`Error::StaleAddress`].
+    /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         self.with_engine(|state| state.remove_address(av, addr))
     }
@@ -146,7 +146,7 @@ impl DomainHandle {
     /// Returns the address behind a handle (`fi_av_lookup`).
     ///
     /// # Errors
-    /// [`Error::StaleAddress`].
+    /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         self.engine().lock().domain.av(av)?.table.get(addr).cloned()
     }

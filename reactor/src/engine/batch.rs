@@ -18,6 +18,7 @@ use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
 use super::progress::{EngineGuard, EngineState};
+use super::state::domain_state::EngineTransportEndpoint;
 use super::state::ops::{CompletionTarget, CreditMode};
 
 /// The maximum number of posts under one lock.
@@ -75,34 +76,60 @@ impl PostBatch<'_> {
     }
 
     /// Sends plain messages to one peer that report to the transmit queue, until one cannot be sent
-    /// inline, and returns how many were sent. The caller calls [`report_sent`](Self::report_sent)
-    /// for these, and posts the others one by one.
+    /// inline, and returns how many were sent. The caller calls [`report`](Self::report) for these,
+    /// and posts the others one by one.
     pub fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
+        self.reserve_and_execute(messages, |posts, messages| {
+            posts.send_plain(peer, messages, usize::MAX)
+        })
+    }
+
+    /// Writes to memory of one peer, without CQ data and each to one range, as
+    /// [`try_send_plain`](Self::try_send_plain) sends.
+    pub fn try_write_plain(&mut self, peer: FiAddr, writes: &[(RmaIov, &[u8])]) -> usize {
+        self.reserve_and_execute(writes, |posts, writes| {
+            let limits = (usize::MAX, |(_, bytes): &(RmaIov, &[u8])| bytes.len());
+            posts.execute_inline(
+                (OpKind::Write, peer),
+                writes,
+                limits,
+                |transport, writes| transport.try_write_plain(peer, writes),
+            )
+        })
+    }
+
+    /// Reserves entries of the transmit queue, executes as many operations, and gives back the
+    /// entries of those that were not executed.
+    fn reserve_and_execute<T>(
+        &mut self,
+        ops: &[T],
+        execute: impl FnOnce(&mut Self, &[T]) -> usize,
+    ) -> usize {
         let domain = &mut self.engine.domain;
         let tx_cq = domain.cq_of(self.ep, OpKind::Send);
         let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
             return 0;
         };
-        let reserved = queue.reserve_up_to(messages.len());
-        let sent = self.send_plain(peer, &messages[..reserved], usize::MAX);
+        let reserved = queue.reserve_up_to(ops.len());
+        let executed = execute(self, &ops[..reserved]);
         if let Some(queue) = tx_cq.and_then(|id| self.engine.domain.cq(id)) {
-            queue.unreserve_many(reserved - sent);
+            queue.unreserve_many(reserved - executed);
         }
-        sent
+        executed
     }
 
-    /// Reports messages that [`try_send_plain`](Self::try_send_plain) has sent: the context, the
-    /// length and the buffer of each.
-    pub fn report_sent(&mut self, sent: impl Iterator<Item = (u64, usize, AnyBuf)>) {
+    /// Reports operations that were executed together: the context, the length and the buffer of
+    /// each.
+    pub fn report(&mut self, kind: OpKind, executed: impl Iterator<Item = (u64, usize, AnyBuf)>) {
         let domain = &mut self.engine.domain;
-        let tx_cq = domain.cq_of(self.ep, OpKind::Send);
+        let tx_cq = domain.cq_of(self.ep, kind);
         let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
             return;
         };
         let mut waiter = None;
-        for (context, len, buf) in sent {
+        for (context, len, buf) in executed {
             let outcome = Outcome::ok(Transfer::sent(len, None));
-            waiter = queue.push(context, OpKind::Send, outcome, buf).or(waiter);
+            waiter = queue.push(context, kind, outcome, buf).or(waiter);
         }
         domain.wake_waiter(waiter);
     }
@@ -115,8 +142,27 @@ impl PostBatch<'_> {
         self.send_plain(peer, messages, limit)
     }
 
-    /// Sends plain messages of up to `limit` bytes inline, and counts them.
+    /// Sends plain messages of up to `limit` bytes inline.
     fn send_plain(&mut self, peer: FiAddr, messages: &[&[u8]], limit: usize) -> usize {
+        let limits = (limit, |message: &&[u8]| message.len());
+        self.execute_inline(
+            (OpKind::Send, peer),
+            messages,
+            limits,
+            |transport, messages| transport.try_send_plain(peer, messages),
+        )
+    }
+
+    /// Executes operations on one peer of up to `limit` bytes inline, and counts them. `len` returns
+    /// the length of one.
+    #[inline(always)] // on the small-message path
+    fn execute_inline<T>(
+        &mut self,
+        (kind, peer): (OpKind, FiAddr),
+        ops: &[T],
+        (limit, len): (usize, impl Fn(&T) -> usize),
+        execute: impl FnOnce(&mut EngineTransportEndpoint, &[T]) -> usize,
+    ) -> usize {
         let EngineState { domain, active, .. } = &mut *self.engine;
         let Some(ep) = domain.endpoints.get_mut(self.ep.0) else {
             return 0;
@@ -126,19 +172,19 @@ impl PostBatch<'_> {
         }
         active.activate(self.ep, ep);
         let limit = limit.min(ep.bindings.max_msg_size);
-        let too_long = messages.iter().position(|message| message.len() > limit);
-        let messages = &messages[..too_long.unwrap_or(messages.len())];
-        let transport = ep.transport.as_mut();
-        let sent = transport.map_or(0, |transport| transport.try_send_plain(peer, messages));
-        for message in &messages[..sent] {
-            ep.stats.sent.record(message.len());
+        let too_long = ops.iter().position(|op| len(op) > limit);
+        let ops = &ops[..too_long.unwrap_or(ops.len())];
+        let transport = ep.transport.as_deref_mut();
+        let executed = transport.map_or(0, |transport| execute(transport, ops));
+        for op in &ops[..executed] {
+            ep.stats.record(kind, len(op));
         }
-        ep.stats.inline += sent as u64;
-        if let Some(counter) = ep.bindings.counters.send {
-            domain.add_many_to_counter(counter, sent as u64, 0);
+        ep.stats.inline += executed as u64;
+        if let Some(counter) = ep.bindings.counters.for_op(kind) {
+            domain.add_many_to_counter(counter, executed as u64, 0);
         }
-        self.posts += sent as u32;
-        sent
+        self.posts += executed as u32;
+        executed
     }
 
     /// Posts a write to several remote segments that reports to the transmit queue.

@@ -75,8 +75,8 @@ impl DomainHandle {
     /// (`FI_MULTI_RECV`), until fewer than `min_free` bytes are left or a message does not fit.
     ///
     /// # Errors
-    /// As [`DomainHandle::recv`], with the buffer; [`Error::Invalid`] for a completion queue of one
-    /// entry.
+    /// As [`DomainHandle::recv`], with the buffer; [`Error::Invalid`](fabric_core::Error::Invalid)
+    /// for a completion queue of one entry.
     #[allow(clippy::result_large_err)] // as of every post
     pub fn multi_recv(
         &self,

@@ -27,7 +27,8 @@ use super::ops::{CompletionTarget, OpPhase, OpResult};
 /// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MultiRecvTarget {
-    /// To a stream, which takes them with [`DomainHandle::poll_multi_recv`].
+    /// To a stream, which takes them with
+    /// [`poll_multi_recv`](crate::DomainHandle::poll_multi_recv).
     Stream,
     /// To the receive queue of the endpoint, with this context.
     Cq(u64),

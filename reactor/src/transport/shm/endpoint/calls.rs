@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::matching::PeerKey;
-use fabric_core::mr::DirectRegion;
+use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
     EndpointConnection, EngineContext, FastPath, OpKey, SentLoans, TransportEndpoint, TrySend,
@@ -21,6 +21,10 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
 
     fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
         self.try_send_plain(peer, messages)
+    }
+
+    fn try_write_plain(&mut self, peer: FiAddr, writes: &[(RmaIov, &[u8])]) -> usize {
+        self.try_write_plain(peer, writes)
     }
 
     #[inline]

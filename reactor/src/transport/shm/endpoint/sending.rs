@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use fabric_core::buf::Payload;
+use fabric_core::completion::OpKind;
 use fabric_core::event::DownReason;
-use fabric_core::mr::DirectRegion;
+use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::transport::{EngineContext, FastPath, OpKey, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result, Scheme};
@@ -46,10 +47,39 @@ impl ShmEndpoint {
             sent += 1;
         }
         drop(tx);
-        if sent > 0 && !self.tx_unflushed.contains(&peer.index()) {
-            self.tx_unflushed.push(peer.index());
+        if sent > 0 {
+            self.mark_unflushed(peer.index());
         }
         sent
+    }
+
+    /// Writes to memory of the peer with `FI_MORE`, until one write cannot be executed at once.
+    /// Returns the number of writes executed.
+    pub(crate) fn try_write_plain(&mut self, peer: FiAddr, writes: &[(RmaIov, &[u8])]) -> usize {
+        let Some(mut tx) = self.tx_connection(peer) else {
+            return 0;
+        };
+        let executed = writes.iter().take_while(|(remote, bytes)| {
+            let tx_op = TxOp {
+                more: true,
+                ..TxOp::one_sided(OpKind::Write, peer, *remote)
+            };
+            // An error is found again when the write is posted by itself.
+            tx.try_send(&tx_op, Payload::Contiguous(bytes)) == Ok(PushOutcome::Pushed)
+        });
+        let executed = executed.count();
+        drop(tx);
+        if executed > 0 {
+            self.mark_unflushed(peer.index());
+        }
+        executed
+    }
+
+    /// Notes that a peer must be woken at the end of the batch.
+    fn mark_unflushed(&mut self, tx_index: usize) {
+        if !self.tx_unflushed.contains(&tx_index) {
+            self.tx_unflushed.push(tx_index);
+        }
     }
 
     /// Executes an operation on the connection to its peer, if the connection exists and has room
@@ -71,8 +101,8 @@ impl ShmEndpoint {
         drop(tx);
         match pushed {
             PushOutcome::Pushed => {
-                if tx_op.more && !self.tx_unflushed.contains(&tx_index) {
-                    self.tx_unflushed.push(tx_index);
+                if tx_op.more {
+                    self.mark_unflushed(tx_index);
                 }
                 Ok(TrySend::Done)
             }
