@@ -198,7 +198,7 @@ impl Engine {
         is_ready: impl FnMut(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'_>> {
-        self.drive_locked(self.lock(), waker, is_ready, register)
+        self.drive_locked(self.lock(), (waker, 0), is_ready, register)
     }
 
     /// Drives the domain until the operation has ended, for the task whose future the operation
@@ -213,19 +213,22 @@ impl Engine {
         waker: &Waker,
     ) -> Poll<(EngineGuard<'a>, Option<Waker>)> {
         let mut registered = locked.domain.take_op_waker(key);
+        // The task still counts among those that share the spin time.
+        let uncounted = usize::from(registered.is_some());
         let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
-        let driven = self.drive_locked(locked, waker, is_done, |domain, waker| {
+        let driven = self.drive_locked(locked, (waker, uncounted), is_done, |domain, waker| {
             domain.restore_op_waker(key, waker, registered.take());
         });
         driven.map(|locked| (locked, registered))
     }
 
-    /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it.
+    /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it. `uncounted` is
+    /// the number of waiting tasks that [`DomainState::waiters`] does not count now.
     #[inline(always)] // on the small-message path
     pub(crate) fn drive_locked<'a>(
         &'a self,
         mut locked: EngineGuard<'a>,
-        waker: &Waker,
+        (waker, uncounted): (&Waker, usize),
         mut is_ready: impl FnMut(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'a>> {
@@ -252,7 +255,8 @@ impl Engine {
             }
             // Waiting tasks share the spin time: one round of polls of all tasks takes no longer
             // than the poll of a single waiting task.
-            if attempts >= locked.spinner.spin_limit() / (locked.domain.waiters as u32 + 1) {
+            let waiting = (locked.domain.waiters + uncounted).max(1);
+            if attempts >= locked.spinner.spin_limit() / waiting as u32 {
                 if attempts > 0 {
                     locked.spinner.record_miss();
                 }
