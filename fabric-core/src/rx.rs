@@ -19,7 +19,6 @@
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
 //! | `shared` | receive queues that several endpoints share |
-//! | `sink` | the queue as a transport sees it |
 
 mod acks;
 mod budget;
@@ -30,7 +29,6 @@ mod partial;
 mod peer_memory;
 mod peers;
 mod shared;
-mod sink;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -58,7 +56,7 @@ pub use claim::ClaimId;
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
 /// The engine owns the queue, and posts and cancels its receives. A transport delivers messages to
-/// the queue between [`EngineContext::take_rx`] and [`EngineContext::put_rx`].
+/// the queue through an [`EndpointContext`](crate::transport::EndpointContext).
 pub struct RxQueue {
     ep: EpId,
     /// Whether endpoints share the queue.
@@ -337,21 +335,28 @@ impl RxQueue {
         true
     }
 
-    /// Returns whether [`match_plain`](Self::match_plain) may be called: no multi-receive is posted.
+    /// Returns whether [`first_plain`](Self::first_plain) may be called: no multi-receive is posted.
     #[must_use]
     #[inline]
     pub fn takes_plain(&self) -> bool {
         self.multi_recvs.is_empty()
     }
 
-    /// Takes the first posted receive, if it accepts an untagged message of this source, and
-    /// returns the message's arrival number too. `None` if another receive may match.
-    /// Only for a queue that [takes plain messages](Self::takes_plain).
+    /// Returns the first posted receive, if it accepts an untagged message of this source. `None`
+    /// if another receive may match. Only for a queue that [takes plain
+    /// messages](Self::takes_plain).
     #[inline(always)] // on the fast path of small messages
-    pub fn match_plain(&mut self, source: Option<FiAddr>) -> Option<(OpKey, u64)> {
+    pub fn first_plain(&mut self, source: Option<FiAddr>) -> Option<OpKey> {
         debug_assert!(self.takes_plain());
-        let op = self.matcher.match_first(source)?;
-        Some((op, self.matcher.next_arrival()))
+        self.matcher.peek_first(source)
+    }
+
+    /// Removes the receive that [`first_plain`](Self::first_plain) has returned, for a message that
+    /// was delivered to it. Returns the message's arrival number.
+    #[inline(always)] // on the fast path of small messages
+    pub fn take_first_plain(&mut self) -> u64 {
+        self.matcher.take_first();
+        self.matcher.next_arrival()
     }
 
     /// Records that a message is declined. Returns false, for the caller to return.

@@ -1,18 +1,18 @@
 //! The traits between the progress engine and a transport.
 //!
 //! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
-//! opens endpoints. A [`TransportEndpoint`] moves messages. The calls come with an
-//! [`EngineContext`], through which the endpoint reaches operations, the [`RxSink`] of its receive
-//! queue, address vectors and event queues. The traits have the type of the engine as a parameter: the engine calls
-//! an endpoint dynamically, once per pass or operation, and the endpoint calls the engine
-//! statically. What only some transports offer is in traits of its own: [`ConnectionManagement`],
-//! [`ConnectionRequests`] and [`EndpointConnection`], [`MulticastGroups`], [`SentLoans`],
-//! [`RegionObserver`].
+//! opens endpoints. A [`TransportEndpoint`] moves messages. Each call of an endpoint comes with an
+//! [`EndpointContext`]: the endpoint's receive queue, and the engine's [`EngineContext`] with
+//! operations, address vectors and event queues. The traits have the type of the engine as a
+//! parameter: the engine calls an endpoint dynamically, once per pass or operation, and the endpoint
+//! calls the engine statically. What only some transports offer is in traits of its own:
+//! [`ConnectionManagement`], [`ConnectionRequests`] and [`EndpointConnection`],
+//! [`MulticastGroups`], [`SentLoans`], [`RegionObserver`].
 //!
-//! The engine owns the endpoints and makes all calls under the domain's lock. [`FastPath`] and [`LoanAllocator`] run
-//! without that lock, so a transport that offers them has locks of its own. The context records
-//! completions and counts under the lock; the engine wakes tasks, drops buffers and emits trace
-//! events after it has released the lock.
+//! The engine owns the endpoints and makes all calls under the domain's lock. [`FastPath`] and
+//! [`LoanAllocator`] run without that lock, so a transport that offers them has locks of its own.
+//! The context records completions and counts under the lock; the engine wakes tasks, drops buffers
+//! and emits trace events after it has released the lock.
 
 use std::sync::Arc;
 
@@ -25,23 +25,23 @@ mod connect;
 mod context;
 mod domain;
 mod endpoint;
+mod endpoint_context;
 mod fast_path;
 mod op;
-mod rx_sink;
 mod wait;
 
 pub use crate::mr::RmaIov;
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
-pub use context::{EngineContext, Incarnation, MultiRecvSplit, PlainMessages};
+pub use context::{EngineContext, Incarnation, MultiRecvSplit, PlainRun};
 pub use domain::{ConnectionManagement, RegionObserver, TransportDomain};
 pub use endpoint::{
     ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,
 };
+pub use endpoint_context::{EndpointContext, PartialId};
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
 pub use op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
-pub use rx_sink::{PartialId, RxSink, RxStatus};
 pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 
 /// The implementation of a provider: states its offers and opens its domains.

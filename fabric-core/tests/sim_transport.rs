@@ -2,6 +2,7 @@
 //! in maps.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +14,13 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::{EpType, Info};
-use fabric_core::matching::{RecvSpec, TagMatch};
+use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
 use fabric_core::mr::Region;
 use fabric_core::rx::RxQueue;
 use fabric_core::sim::SimTransport;
 use fabric_core::transport::{
-    EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, Transport, TransportDomain,
-    TransportEndpoint, TrySend, TxOp, WaitSet,
+    EndpointContext, EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, Transport,
+    TransportDomain, TransportEndpoint, TrySend, TxOp, WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -46,18 +47,17 @@ struct SimTestContext {
     completion_order: Vec<OpKey>,
     events: Vec<EventKind>,
     pool: Arc<BufferPool>,
-    /// The receive queue of the endpoint; `None` while it is in use.
-    rx: Option<Box<RxQueue>>,
 }
 
 impl EngineContext for SimTestContext {
-    type Rx = RxQueue;
+    type PlainRun<'a> = Infallible;
 
-    fn take_rx(&mut self, _: EpId) -> Box<RxQueue> {
-        self.rx.take().expect("the queue is used once at a time")
-    }
-    fn put_rx(&mut self, queue: Box<RxQueue>) {
-        self.rx = Some(queue);
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        _: &'a mut RxQueue,
+        _: (PeerKey, Option<FiAddr>),
+    ) -> Option<Infallible> {
+        None
     }
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
@@ -130,6 +130,7 @@ impl EngineContext for SimTestContext {
 /// An endpoint, the only one of its domain.
 struct SimEndpointFixture {
     context: SimTestContext,
+    rx: RxQueue,
     endpoint: Box<dyn TransportEndpoint<SimTestContext>>,
     wait_set: Arc<CountingWaitSet>,
     address: Address,
@@ -157,7 +158,7 @@ fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
     let mut domain: Box<dyn TransportDomain<SimTestContext>> =
         SimTransport.open_domain(info, wait_set.clone())?;
     let at: Address = format!("sim://{name}").parse()?;
-    let rx = RxQueue::new(ENDPOINT, domain.unexpected_budget(), pool.clone());
+    let mut rx = RxQueue::new(ENDPOINT, domain.unexpected_budget(), pool.clone());
     let mut context = SimTestContext {
         av: AddressTable::new(),
         bufs: HashMap::new(),
@@ -165,11 +166,12 @@ fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
         completion_order: Vec::new(),
         events: Vec::new(),
         pool,
-        rx: Some(Box::new(rx)),
     };
-    let (endpoint, address) = domain.open_endpoint(&mut context, ENDPOINT, info, Some(&at))?;
+    let mut ctx = EndpointContext::new(ENDPOINT, &mut rx, &mut context);
+    let (endpoint, address) = domain.open_endpoint(&mut ctx, info, Some(&at))?;
     Ok(SimEndpointFixture {
         context,
+        rx,
         endpoint,
         wait_set,
         address,
@@ -182,10 +184,20 @@ fn open_endpoint(name: &str) -> SimEndpointFixture {
 }
 
 impl SimEndpointFixture {
+    /// Calls the transport's part of the endpoint.
+    fn call<T>(
+        &mut self,
+        act: impl FnOnce(
+            &mut dyn TransportEndpoint<SimTestContext>,
+            &mut EndpointContext<'_, SimTestContext>,
+        ) -> T,
+    ) -> T {
+        let mut ctx = EndpointContext::new(ENDPOINT, &mut self.rx, &mut self.context);
+        act(&mut *self.endpoint, &mut ctx)
+    }
     fn insert_address(&mut self, other: &Address) -> FiAddr {
         let addr = self.context.av.insert(other.clone());
-        self.endpoint
-            .address_inserted(&mut self.context, addr, other);
+        self.call(|endpoint, ctx| endpoint.address_inserted(ctx, addr, other));
         addr
     }
     fn new_op(&mut self, buf: AnyBuf) -> OpKey {
@@ -203,16 +215,13 @@ impl SimEndpointFixture {
             tag,
             ..TxOp::new(OpKind::Send, peer)
         };
-        if self
-            .endpoint
-            .try_send(&mut self.context, &tx_op, Payload::Contiguous(bytes))?
+        if self.call(|endpoint, ctx| endpoint.try_send(ctx, &tx_op, Payload::Contiguous(bytes)))?
             == TrySend::Done
         {
             return Ok(None);
         }
         let op = self.new_op(AnyBuf::Vec(bytes.to_vec()));
-        self.endpoint
-            .queue_send(&mut self.context, op, &tx_op)
+        self.call(|endpoint, ctx| endpoint.queue_send(ctx, op, &tx_op))
             .map(|()| Some(op))
     }
     fn recv(&mut self, spec: RecvSpec) -> OpKey {
@@ -223,8 +232,8 @@ impl SimEndpointFixture {
     }
     /// Changes the receive queue as the engine does.
     fn change_rx<T>(&mut self, act: impl FnOnce(&mut RxQueue, &mut SimTestContext) -> T) -> T {
-        let result = self.context.with_rx(ENDPOINT, act);
-        self.endpoint.on_rx_queue_changed(&mut self.context);
+        let result = act(&mut self.rx, &mut self.context);
+        self.call(|endpoint, ctx| endpoint.on_rx_queue_changed(ctx));
         result
     }
     /// Returns a message that was received and not consumed.
@@ -237,10 +246,10 @@ impl SimEndpointFixture {
         });
     }
     fn arm(&mut self) -> bool {
-        self.endpoint.arm(&mut self.context)
+        self.call(|endpoint, ctx| endpoint.arm(ctx))
     }
     fn progress(&mut self) -> bool {
-        self.endpoint.progress(&mut self.context, 1)
+        self.call(|endpoint, ctx| endpoint.progress(ctx, 1))
     }
     fn outcome(&self, op: OpKey) -> Option<&Outcome> {
         self.context.outcomes.get(&op)
@@ -286,8 +295,7 @@ fn message_arrives_with_tag_data_and_source() {
         ..TxOp::new(OpKind::Send, to_b)
     };
     assert_eq!(
-        a.endpoint
-            .try_send(&mut a.context, &tx_op, Payload::Contiguous(b"hello")),
+        a.call(|endpoint, ctx| endpoint.try_send(ctx, &tx_op, Payload::Contiguous(b"hello"))),
         Ok(TrySend::Done)
     );
     assert!(b.progress() && !b.progress());
@@ -426,7 +434,7 @@ fn long_message_is_segmented_through_small_channel() {
         .unwrap()
         .expect("the message is queued behind the long one");
     assert!(
-        !a.endpoint.cancel(&mut a.context, sent),
+        !a.call(|endpoint, ctx| endpoint.cancel(ctx, sent)),
         "the send has begun"
     );
     let mut passes = 0;
@@ -487,9 +495,9 @@ fn sends_to_a_full_channel_are_queued_and_can_be_canceled() {
     let sends: Vec<_> = (0..6).map(|n| a.send(to_b, None, &[n]).unwrap()).collect();
     assert_eq!(sends.iter().filter(|op| op.is_none()).count(), 2);
     assert!(!a.progress(), "without room nothing is sent");
-    assert!(a.endpoint.cancel(&mut a.context, sends[4].unwrap()));
+    assert!(a.call(|endpoint, ctx| endpoint.cancel(ctx, sends[4].unwrap())));
     assert!(
-        !a.endpoint.cancel(&mut a.context, sends[4].unwrap()),
+        !a.call(|endpoint, ctx| endpoint.cancel(ctx, sends[4].unwrap())),
         "the send is canceled already"
     );
     let ops: Vec<_> = (0..6).map(|_| b.recv(RECV_UNTAGGED)).collect();
@@ -571,7 +579,7 @@ fn name_is_in_use_by_one_endpoint_at_a_time() {
     );
     drop(first);
     let mut second = open_endpoint("in-use");
-    second.endpoint.close(&mut second.context);
+    second.call(|endpoint, ctx| endpoint.close(ctx));
     open_endpoint("in-use");
     let (fresh, other) = (open_endpoint(""), open_endpoint("@7+0"));
     assert!(fresh.address != other.address && !fresh.address.name().is_empty());
@@ -601,17 +609,19 @@ fn sends_and_connects_to_unknown_name_fail() {
     let connect = TxOp::new(OpKind::Connect, peer);
     let op = a.new_op(AnyBuf::None);
     assert_eq!(
-        a.endpoint.queue_send(&mut a.context, op, &connect),
+        a.call(|endpoint, ctx| endpoint.queue_send(ctx, op, &connect)),
         Err(Error::NoSuchPeer(unused.clone()))
     );
 
     let mut peer_endpoint = open_endpoint("unused-name");
     assert_eq!(
-        a.endpoint
-            .try_send(&mut a.context, &connect, Payload::Contiguous(b"")),
+        a.call(|endpoint, ctx| endpoint.try_send(ctx, &connect, Payload::Contiguous(b""))),
         Ok(TrySend::WouldBlock)
     );
-    assert_eq!(a.endpoint.queue_send(&mut a.context, op, &connect), Ok(()));
+    assert_eq!(
+        a.call(|endpoint, ctx| endpoint.queue_send(ctx, op, &connect)),
+        Ok(())
+    );
     assert_eq!(a.outcome(op), Some(&Outcome::ok(Transfer::default())));
     assert!(peer_endpoint.progress());
     assert_eq!(
@@ -639,7 +649,7 @@ fn messages_arrive_before_peer_down_event() {
         .send(to_b, Some(2), &test_pattern(90_000))
         .unwrap()
         .expect("the message exceeds the channel");
-    a.endpoint.close(&mut a.context);
+    a.call(|endpoint, ctx| endpoint.close(ctx));
     assert_eq!(a.error(partial_send), Some(&Error::Canceled));
     assert!(!b.saw_peer_down(&a.address));
     (0..20).for_each(|_| {
@@ -720,7 +730,7 @@ fn requeued_message_gets_its_current_source() {
     assert_eq!(b.received(directed), b"unknown");
 
     b.context.av.remove(from_a).unwrap();
-    b.endpoint.address_removed(&mut b.context, from_a);
+    b.call(|endpoint, ctx| endpoint.address_removed(ctx, from_a));
     b.requeue_message(directed);
     let op = b.recv(RECV_UNTAGGED);
     assert_eq!(
@@ -760,7 +770,8 @@ fn delayed_message_keeps_domain_awake() {
     let to_b = a.insert_address(&b.address);
     let connect = TxOp::new(OpKind::Connect, to_b);
     let op = a.new_op(AnyBuf::None);
-    a.endpoint.queue_send(&mut a.context, op, &connect).unwrap();
+    a.call(|endpoint, ctx| endpoint.queue_send(ctx, op, &connect))
+        .unwrap();
     assert!(b.progress() && b.arm());
     a.send(to_b, None, b"late").unwrap();
     assert_eq!(b.take_wakes(), 1);
@@ -804,7 +815,7 @@ fn sender_is_woken_only_when_armed_with_queued_sends() {
         .send(to_b, None, b"4")
         .unwrap()
         .expect("the channel is full");
-    assert!(a.endpoint.cancel(&mut a.context, op) && a.arm());
+    assert!(a.call(|endpoint, ctx| endpoint.cancel(ctx, op)) && a.arm());
     b.progress();
     assert_eq!(a.take_wakes(), 0, "a canceled send waits for no room");
 }

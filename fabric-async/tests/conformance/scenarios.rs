@@ -192,6 +192,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         expected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
         unexpected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
         custom_buffer_that_panics_fails_its_receive_only: MSG,
+        custom_buffer_that_panics_fails_its_post_only: MSG,
         message_after_a_truncated_one_arrives_whole: MSG,
         truncated_receive_reports_tag_data_and_source: DIRECTED,
         messages_are_limited_to_max_msg_size: MSG,

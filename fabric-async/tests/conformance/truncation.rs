@@ -1,5 +1,9 @@
 //! Messages longer than the buffer of their receive.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use fabric_async::Error;
 use fabric_async::buf::CustomBuf;
 
@@ -224,4 +228,46 @@ pub(crate) async fn custom_buffer_that_panics_fails_its_receive_only(setup: Setu
             assert_bytes(&received.unwrap(), pattern(len, 2));
         }
     }
+}
+
+/// A panic in a method of a custom buffer unwinds through the post. The endpoint works on.
+pub(crate) async fn custom_buffer_that_panics_fails_its_post_only(setup: Setup) {
+    /// Bytes that can be read this often.
+    #[derive(Debug)]
+    struct PanickingBuf(Arc<AtomicUsize>);
+    // SAFETY: the bytes are static.
+    #[allow(unsafe_code)]
+    unsafe impl CustomBuf for PanickingBuf {
+        fn bytes(&self) -> &[u8] {
+            if self.0.fetch_sub(1, Ordering::Relaxed) == 0 {
+                std::panic::panic_any(());
+            }
+            b"custom"
+        }
+        fn writable(&mut self) -> Option<&mut [u8]> {
+            None
+        }
+        fn set_filled(&mut self, _: usize) {}
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let mut panics = 0;
+    for reads in 0..8 {
+        let reads = Arc::new(AtomicUsize::new(reads));
+        let buf: Box<dyn CustomBuf> = Box::new(PanickingBuf(reads.clone()));
+        let post = AssertUnwindSafe(|| a.ep.send(to_b, buf).start().unwrap());
+        let posted = catch_unwind(post);
+        panics += usize::from(posted.is_err());
+        if let Ok(sent) = posted {
+            // Passes may read the bytes too.
+            reads.store(usize::MAX, Ordering::Relaxed);
+            let (sent, received) = tokio::join!(sent, b.ep.recv());
+            sent.unwrap();
+            assert_bytes(&received.unwrap(), b"custom");
+            break;
+        }
+        let (sent, received) = tokio::join!(a.ep.send(to_b, pattern(10, 2)), b.ep.recv());
+        sent.unwrap();
+        assert_bytes(&received.unwrap(), pattern(10, 2));
+    }
+    assert!(panics > 0, "a post reads the bytes");
 }

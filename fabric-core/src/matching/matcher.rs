@@ -84,10 +84,15 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// As [`match_message`](Self::match_message), for an untagged message of this source. Compares
     /// the first receive only: after `None` another receive may match. O(1).
-    #[must_use = "the receive was removed from the queue"]
     #[inline]
-    pub fn match_first(&mut self, source: Option<FiAddr>) -> Option<R> {
-        self.posted.take_first(source)
+    pub fn peek_first(&mut self, source: Option<FiAddr>) -> Option<R> {
+        self.posted.peek_first(source)
+    }
+
+    /// Takes the receive that [`peek_first`](Self::peek_first) has returned. O(1).
+    #[inline]
+    pub fn take_first(&mut self) {
+        self.posted.take_first();
     }
 
     /// Returns whether [`match_message`](Self::match_message) would find a receive, without taking

@@ -249,25 +249,30 @@ impl<R: Copy> PostedQueue<R> {
         list.take(index)
     }
 
-    /// Takes the first of the untagged receives, if it accepts messages of this source.
+    /// Returns the first of the untagged receives, if it accepts messages of this source.
     #[inline(always)] // on the fast path of small messages
-    pub(super) fn take_first(&mut self, source: Option<FiAddr>) -> Option<R> {
-        let list = &mut self.lists[QueueKind::Untagged as usize];
+    pub(super) fn peek_first(&mut self, source: Option<FiAddr>) -> Option<R> {
+        let list = &self.lists[QueueKind::Untagged as usize];
         let first = list.entries.get(list.head)?;
         let Some(receive) = first.receive else {
-            return self.take_first_behind_vacant(source);
+            return self.peek_first_behind_vacant(source);
         };
         if first.from.is_some() && first.from != source {
             return None;
         }
-        list.remove_first();
         Some(receive)
     }
 
     #[cold]
-    fn take_first_behind_vacant(&mut self, source: Option<FiAddr>) -> Option<R> {
+    fn peek_first_behind_vacant(&mut self, source: Option<FiAddr>) -> Option<R> {
         self.lists[QueueKind::Untagged as usize].skip_vacant();
-        self.take_first(source)
+        self.peek_first(source)
+    }
+
+    /// Takes the receive that [`peek_first`](Self::peek_first) has returned.
+    #[inline(always)] // on the fast path of small messages
+    pub(super) fn take_first(&mut self) {
+        self.lists[QueueKind::Untagged as usize].remove_first();
     }
 
     /// Returns the earliest receive that accepts this message; the receive stays queued.

@@ -84,6 +84,15 @@ fn post_and_take(matcher: &mut TestMatcher, spec: RecvSpec) -> Option<&'static s
     }
 }
 
+/// Takes the first receive, if it accepts a message without a source.
+fn take_first(matcher: &mut TestMatcher) -> Option<u32> {
+    let first = matcher.peek_first(None);
+    if first.is_some() {
+        matcher.take_first();
+    }
+    first
+}
+
 fn bodies(messages: Vec<(Envelope, &'static str)>) -> Vec<&'static str> {
     messages.into_iter().map(|(_, text)| text).collect()
 }
@@ -407,17 +416,17 @@ fn removing_many_receives_keeps_the_order_of_the_others() {
         for receive in (0..RECEIVES).filter(|&at| is_left(at)) {
             let place = matcher.place(keys[receive as usize]).unwrap();
             let message = next_envelope(&mut matcher, None, None);
-            let mut take = |in_any_place: bool| match in_any_place {
+            let take = |matcher: &mut TestMatcher, in_any_place: bool| match in_any_place {
                 true => matcher.match_message(&message),
-                false => matcher.match_first(None),
+                false => take_first(matcher),
             };
-            assert_eq!(take(receive % 2 == 0), Some(receive));
+            assert_eq!(take(&mut matcher, receive % 2 == 0), Some(receive));
             if receive % 3 == 0 {
                 matcher.restore(place, receive);
-                assert_eq!(matcher.match_first(None), Some(receive));
+                assert_eq!(take_first(&mut matcher), Some(receive));
             }
         }
-        assert_eq!((matcher.posted_len(), matcher.match_first(None)), (0, None));
+        assert_eq!((matcher.posted_len(), take_first(&mut matcher)), (0, None));
     }
 }
 

@@ -8,7 +8,7 @@ use crate::flags::Caps;
 use crate::info::Info;
 use crate::mr::Region;
 use crate::transport::{
-    EngineContext, EpId, RegionObserver, TransportDomain, TransportEndpoint, WaitSet,
+    EndpointContext, EngineContext, RegionObserver, TransportDomain, TransportEndpoint, WaitSet,
 };
 
 use super::endpoint::SimEndpoint;
@@ -33,8 +33,7 @@ impl SimDomain {
 impl<E: EngineContext> TransportDomain<E> for SimDomain {
     fn open_endpoint(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
@@ -46,8 +45,8 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
         };
         let (node, address) = net::open(at, self.wait.clone(), (regions, rma_events))?;
         // The engine may sleep, and has not armed this endpoint.
-        engine.request_rearm();
-        let endpoint = SimEndpoint::new(ep, node, self.wait.clone());
+        ctx.request_rearm();
+        let endpoint = SimEndpoint::new(node, self.wait.clone());
         Ok((Box::new(endpoint), address))
     }
 

@@ -9,7 +9,7 @@ use crate::matching::PeerKey;
 use crate::mr::DirectRegion;
 use crate::stats::TransportStats;
 use crate::transport::{
-    EngineContext, EpId, OpKey, RxStatus, TransportEndpoint, TrySend, TxOp, WaitSet, WaitToken,
+    EndpointContext, EngineContext, OpKey, TransportEndpoint, TrySend, TxOp, WaitSet, WaitToken,
 };
 
 use super::inbound::Inbound;
@@ -27,21 +27,21 @@ pub(super) struct SimEndpoint {
 }
 
 impl SimEndpoint {
-    pub(super) fn new(ep: EpId, node: NodeId, wait: Arc<dyn WaitSet>) -> Self {
+    pub(super) fn new(node: NodeId, wait: Arc<dyn WaitSet>) -> Self {
         Self {
             node,
             wait,
-            inbound: Inbound::new(ep, node),
-            outbound: Outbound::new(ep, node),
+            inbound: Inbound::new(node),
+            outbound: Outbound::new(node),
             armed: false,
         }
     }
 
     /// Sends the acks that a change of the receive queue has queued, and wakes the engine if the
     /// change has made a declined message acceptable, for which no peer rings the doorbell.
-    fn after_rx_change(&self, engine: &mut impl EngineContext) {
-        self.inbound.send_acks(engine);
-        if self.armed && self.inbound.would_accept_declined(engine) {
+    fn after_rx_change(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        self.inbound.send_acks(ctx);
+        if self.armed && self.inbound.would_accept_declined(ctx) {
             self.wait.wake();
         }
     }
@@ -53,48 +53,63 @@ impl SimEndpoint {
 }
 
 impl<E: EngineContext> TransportEndpoint<E> for SimEndpoint {
-    fn try_send(&mut self, engine: &mut E, tx_op: &TxOp, payload: Payload<'_>) -> Result<TrySend> {
-        self.outbound.try_send(engine, tx_op, payload)
+    fn try_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        self.outbound.try_send(ctx, tx_op, payload)
     }
 
-    fn try_read(&mut self, engine: &mut E, tx_op: &TxOp, into: &mut AnyBuf) -> Result<TrySend> {
-        self.outbound.try_read(engine, tx_op, into)
+    fn try_read(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        into: &mut AnyBuf,
+    ) -> Result<TrySend> {
+        self.outbound.try_read(ctx, tx_op, into)
     }
 
     fn try_atomic(
         &mut self,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.outbound.try_atomic(engine, tx_op, operands, result)
+        self.outbound.try_atomic(ctx, tx_op, operands, result)
     }
 
     fn direct_region(
         &mut self,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        self.outbound.direct_region(engine, peer, key)
+        self.outbound.direct_region(ctx, peer, key)
     }
 
-    fn queue_send(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp) -> Result<()> {
-        self.outbound.queue(engine, op, tx_op)
+    fn queue_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+    ) -> Result<()> {
+        self.outbound.queue(ctx, op, tx_op)
     }
 
-    fn on_rx_queue_changed(&mut self, engine: &mut E) {
+    fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
         // Unexpected messages may be left for further passes.
-        engine.request_rearm();
-        self.after_rx_change(engine);
+        ctx.request_rearm();
+        self.after_rx_change(ctx);
     }
 
-    fn cancel(&mut self, engine: &mut E, op: OpKey) -> bool {
+    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
         if self.outbound.cancel(op) {
             // Operations queued behind the canceled one may be sent now.
-            self.outbound.flush(engine);
-            engine.request_rearm();
+            self.outbound.flush(ctx);
+            ctx.request_rearm();
             return true;
         }
         false
@@ -104,19 +119,24 @@ impl<E: EngineContext> TransportEndpoint<E> for SimEndpoint {
         self.inbound.source_of(peer)
     }
 
-    fn address_inserted(&mut self, engine: &mut E, addr: FiAddr, address: &Address) {
-        self.inbound.address_inserted(engine, addr, address);
-        self.after_rx_change(engine);
+    fn address_inserted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        self.inbound.address_inserted(ctx, addr, address);
+        self.after_rx_change(ctx);
     }
 
-    fn address_removed(&mut self, engine: &mut E, addr: FiAddr) {
+    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
         self.inbound.address_removed(addr);
-        self.after_rx_change(engine);
+        self.after_rx_change(ctx);
     }
 
-    fn progress(&mut self, engine: &mut E, _active_endpoints: usize) -> bool {
-        let mut moved = self.outbound.flush(engine);
-        let pass = self.inbound.pass(engine);
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
+        let mut moved = self.outbound.flush(ctx);
+        let pass = self.inbound.pass(ctx);
         moved |= pass.moved;
         // No doorbell rings when a packet becomes due. A thread that was woken by the arrival of a
         // packet must not sleep before the packet is due, so at an armed endpoint a delayed packet
@@ -124,13 +144,13 @@ impl<E: EngineContext> TransportEndpoint<E> for SimEndpoint {
         moved || (self.armed && pass.delayed)
     }
 
-    fn ready(&mut self, _: &mut E, _: WaitToken) {}
+    fn ready(&mut self, _: &mut EndpointContext<'_, E>, _: WaitToken) {}
 
-    fn arm(&mut self, engine: &mut E) -> bool {
+    fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
         self.set_armed(true);
         let has_work = net::has_pending(self.node)
-            || engine.with_rx(self.inbound.ep(), |rx, _| rx.has_work())
-            || self.inbound.would_accept_declined(engine)
+            || ctx.rx_has_work()
+            || self.inbound.would_accept_declined(ctx)
             || self.outbound.can_flush();
         if has_work {
             self.set_armed(false);
@@ -142,10 +162,10 @@ impl<E: EngineContext> TransportEndpoint<E> for SimEndpoint {
         self.set_armed(false);
     }
 
-    fn close(&mut self, engine: &mut E) {
+    fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
         net::close(self.node);
-        self.outbound.close(engine);
-        self.inbound.close(engine);
+        self.outbound.close(ctx);
+        self.inbound.close(ctx);
     }
 
     fn stats(&self) -> TransportStats {

@@ -8,7 +8,7 @@ use crate::completion::Transfer;
 use crate::error::Error;
 use crate::event::{DownReason, EventKind};
 use crate::matching::{Envelope, PeerKey};
-use crate::transport::{EngineContext, EpId, PartialId, RxSink, RxStatus};
+use crate::transport::{EndpointContext, EngineContext, PartialId};
 
 use super::net::{self, MessageHeader, NodeId, PacketPoll, SimPacket};
 
@@ -21,7 +21,6 @@ pub(super) const UNEXPECTED_BUDGET: usize = 4 << 20;
 /// The receiving half of an endpoint.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    ep: EpId,
     node: NodeId,
     peers: BTreeMap<NodeId, SimPeer>,
     /// Key of the next peer that connects; no key is used twice.
@@ -66,9 +65,8 @@ enum PacketStep {
 }
 
 impl Inbound {
-    pub(super) fn new(ep: EpId, node: NodeId) -> Self {
+    pub(super) fn new(node: NodeId) -> Self {
         Self {
-            ep,
             node,
             peers: BTreeMap::new(),
             next_key: 0,
@@ -77,15 +75,15 @@ impl Inbound {
     }
 
     /// Receives the packets that are due, one of each peer in turn.
-    pub(super) fn pass(&mut self, engine: &mut impl EngineContext) -> PassResult {
-        let drained = engine.with_rx(self.ep, |rx, engine| rx.drain_unexpected(engine));
+    pub(super) fn pass(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> PassResult {
+        let drained = ctx.drain_unexpected();
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
             moved: drained | !arrivals.connected.is_empty(),
             delayed: arrivals.delayed,
         };
         for (node, address) in arrivals.connected {
-            self.peer_connected(engine, node, address);
+            self.peer_connected(ctx, node, address);
         }
         // The pass starts after the peer that was served last. Peers with a declined message are
         // served too, so the peers share the budget for unexpected messages in turn.
@@ -99,7 +97,7 @@ impl Inbound {
         while remaining > 0
             && let Some(node) = ready.pop_front()
         {
-            match self.take_next(engine, node) {
+            match self.take_next(ctx, node) {
                 PacketStep::Moved => {
                     remaining -= 1;
                     self.last_served = Some(node);
@@ -110,35 +108,32 @@ impl Inbound {
                 PacketStep::Idle => {}
             }
         }
-        self.send_acks(engine);
+        self.send_acks(ctx);
         pass
     }
 
     /// Sends the acks that are due to senders.
-    pub(super) fn send_acks(&self, engine: &mut impl EngineContext) {
-        engine.with_rx(self.ep, |rx, _| {
-            while let Some((key, id)) = rx.pop_ack(self.ep) {
-                if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
-                    net::send_ack(self.node, node, id);
-                }
+    pub(super) fn send_acks(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        while let Some((key, id)) = ctx.pop_ack() {
+            if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
+                net::send_ack(self.node, node, id);
             }
-        });
+        }
     }
 
     /// Returns whether a pass would accept a message that was declined before.
-    pub(super) fn would_accept_declined(&self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn would_accept_declined(
+        &self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         let declined = |peer: &SimPeer| {
             let header = peer.declined.as_ref()?.header?;
             Some(peer.envelope(header))
         };
-        engine.with_rx(self.ep, |rx, _| {
+        {
             let mut declined = self.peers.values().filter_map(declined);
-            declined.any(|envelope| rx.would_accept(&envelope))
-        })
-    }
-
-    pub(super) fn ep(&self) -> EpId {
-        self.ep
+            declined.any(|envelope| ctx.would_accept(&envelope))
+        }
     }
 
     pub(super) fn peer_count(&self) -> usize {
@@ -153,20 +148,18 @@ impl Inbound {
     /// Assigns an inserted handle to the peers with this address and to their messages.
     pub(super) fn address_inserted(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
         address: &Address,
     ) {
-        let incarnation = engine.incarnation_of(self.ep, addr);
+        let incarnation = ctx.incarnation_of(addr);
         for (_, peer) in self.peers.iter_mut().filter(|(node, peer)| {
             peer.address == *address
                 && peer.source.is_none()
                 && incarnation.is_none_or(|incarnation| incarnation == (**node).into())
         }) {
             peer.source = Some(addr);
-            engine.with_rx(self.ep, |rx, engine| {
-                rx.assign_source(engine, peer.key, addr);
-            });
+            ctx.assign_source(peer.key, addr);
         }
     }
 
@@ -181,27 +174,27 @@ impl Inbound {
         }
     }
 
-    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
-        self.send_acks(engine);
+    pub(super) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        self.send_acks(ctx);
         for peer in self.peers.values() {
-            engine.peer_disconnected(self.ep, peer.initial_addr);
+            ctx.peer_disconnected(peer.initial_addr);
         }
     }
 
-    fn peer_connected(&mut self, engine: &mut impl EngineContext, node: NodeId, address: Address) {
-        let (ep, key) = (self.ep, PeerKey(self.next_key));
-        let key = engine.with_rx(ep, |rx, engine| {
-            rx.peer_connected(engine, ep, key, &address)
-        });
+    fn peer_connected(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        node: NodeId,
+        address: Address,
+    ) {
+        let key = PeerKey(self.next_key);
+        let key = ctx.add_sender(key, &address);
         self.next_key = self.next_key.saturating_add(1);
-        let source = engine.peer_connected(self.ep, &address, Some(node.into()));
-        engine.event(
-            self.ep,
-            EventKind::PeerConnected {
-                peer: address.clone(),
-                source,
-            },
-        );
+        let source = ctx.peer_connected(&address, Some(node.into()));
+        ctx.event(EventKind::PeerConnected {
+            peer: address.clone(),
+            source,
+        });
         self.peers.insert(
             node,
             SimPeer {
@@ -216,7 +209,11 @@ impl Inbound {
     }
 
     /// Handles the next packet of a peer: the declined one, or the first one in the network.
-    fn take_next(&mut self, engine: &mut impl EngineContext, node: NodeId) -> PacketStep {
+    fn take_next(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        node: NodeId,
+    ) -> PacketStep {
         let declined = self
             .peers
             .get_mut(&node)
@@ -226,14 +223,14 @@ impl Inbound {
                 PacketPoll::Packet(packet) => packet,
                 PacketPoll::NotDue => return PacketStep::Idle,
                 PacketPoll::Closed(address) => {
-                    self.on_peer_closed(engine, node, address);
+                    self.on_peer_closed(ctx, node, address);
                     return PacketStep::PeerClosed;
                 }
             };
-        let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
+        let Some(peer) = self.peers.get_mut(&node) else {
             return PacketStep::Idle;
         };
-        let declined = engine.with_rx(ep, |rx, engine| peer.accept(engine, ep, rx, packet));
+        let declined = peer.accept(ctx, packet);
         if let Some(declined) = declined {
             peer.declined = Some(declined);
             return PacketStep::Idle;
@@ -244,26 +241,27 @@ impl Inbound {
 
     /// Handles a peer that has closed, after all its packets have been received. A message of which
     /// packets are missing fails.
-    fn on_peer_closed(&mut self, engine: &mut impl EngineContext, node: NodeId, address: Address) {
+    fn on_peer_closed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        node: NodeId,
+        address: Address,
+    ) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
-        let source = source.or_else(|| engine.fi_addr_of(self.ep, &address));
+        let source = source.or_else(|| ctx.fi_addr_of(&address));
         let gone = Error::PeerGone(address.clone());
         if let Some(partial) = peer.as_ref().and_then(|peer| peer.partial) {
-            engine.with_rx(self.ep, |rx, engine| {
-                rx.fail_partial(engine, partial, gone.clone());
-            });
+            ctx.fail_partial(partial, gone.clone());
         }
         let down = EventKind::PeerDown {
             peer: address.clone(),
             source,
             reason: DownReason::Closed,
         };
-        engine.event(self.ep, down);
+        ctx.event(down);
         if let Some(peer) = &peer {
-            engine.with_rx(self.ep, |rx, _| {
-                rx.peer_disconnected(peer.key, address.clone())
-            });
+            ctx.sender_disconnected(peer.key, address.clone());
         }
         // A new endpoint at this address may have connected, with the same handle.
         let is_replaced = self
@@ -271,12 +269,10 @@ impl Inbound {
             .values()
             .any(|other| other.address == address && other.source == source);
         if let Some(source) = source.filter(|_| !is_replaced) {
-            engine.with_rx(self.ep, |rx, engine| {
-                rx.fail_directed_to_disconnected(engine, source, &address, &gone);
-            });
+            ctx.fail_directed_to_disconnected(source, &address, &gone);
         }
         if let Some(initial_addr) = peer.map(|peer| peer.initial_addr) {
-            engine.peer_disconnected(self.ep, initial_addr);
+            ctx.peer_disconnected(initial_addr);
         }
     }
 }
@@ -285,28 +281,25 @@ impl SimPeer {
     /// Accepts the packet, or returns it if it is declined.
     fn accept<E: EngineContext>(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
-        rx: &mut E::Rx,
+        ctx: &mut EndpointContext<'_, E>,
         packet: SimPacket,
     ) -> Option<SimPacket> {
         if let Some(notice) = packet.rma_notice {
             let transfer = Transfer::written(notice.len, notice.data, self.source);
-            return (!engine.on_remote_access(ep, notice.key, notice.access, transfer))
-                .then_some(packet);
+            return (!ctx.on_remote_access(notice.key, notice.access, transfer)).then_some(packet);
         }
         let bytes = &packet.bytes[..];
         let partial = match packet.header {
             Some(header) if bytes.len() == header.len => {
-                let accepted = rx.deliver(engine, self.envelope(header), &bytes);
+                let accepted = ctx.deliver(self.envelope(header), &bytes);
                 return (!accepted).then_some(packet);
             }
-            Some(header) => rx.begin_partial(engine, self.envelope(header)),
+            Some(header) => ctx.begin_partial(self.envelope(header)),
             None => self.partial.take(),
         };
         match partial {
             Some(id) => {
-                self.partial = (!rx.append(engine, id, &bytes)).then_some(id);
+                self.partial = (!ctx.append(id, &bytes)).then_some(id);
                 None
             }
             // The queue declined the first packet of a message. A later packet without a partial

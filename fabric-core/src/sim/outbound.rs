@@ -10,7 +10,7 @@ use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::matching::AckRequest;
 use crate::mr::{DirectRegion, RegionMemory, check_access, execute_atomic_array, required_access};
-use crate::transport::{EngineContext, EpId, OpKey, RemoteAccess, TrySend, TxOp};
+use crate::transport::{EndpointContext, EngineContext, OpKey, RemoteAccess, TrySend, TxOp};
 
 use slab::Slab;
 
@@ -26,7 +26,6 @@ const MAX_PACKETS_PER_PASS: usize = 64;
 /// The sending half of an endpoint.
 #[derive(Debug)]
 pub(super) struct Outbound {
-    ep: EpId,
     pub(super) node: NodeId,
     /// The backlogs that are not empty, by peer.
     backlogs: BTreeMap<NodeId, Backlog>,
@@ -65,9 +64,8 @@ struct BacklogEntry {
 }
 
 impl Outbound {
-    pub(super) fn new(ep: EpId, node: NodeId) -> Self {
+    pub(super) fn new(node: NodeId) -> Self {
         Self {
-            ep,
             node,
             backlogs: BTreeMap::new(),
             unacked: Slab::new(),
@@ -77,11 +75,11 @@ impl Outbound {
     /// Sends a whole message or executes a write inline, or does nothing.
     pub(super) fn try_send(
         &self,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let (to, peer) = self.target(engine, tx_op)?;
+        let (to, peer) = self.target(ctx, tx_op)?;
         if tx_op.kind == OpKind::Write && tx_op.rma_iov_id.is_none() {
             let write = |memory: &dyn RegionMemory, at| write(memory, at, payload);
             return self.try_access(peer, tx_op, payload.len(), write);
@@ -110,11 +108,11 @@ impl Outbound {
     /// Queues an operation, and sends as much as there is room for. Connects at once.
     pub(super) fn queue(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        let (to, peer) = self.target(engine, tx_op)?;
+        let (to, peer) = self.target(ctx, tx_op)?;
         match tx_op.kind {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.backlogs.entry(peer);
@@ -128,11 +126,11 @@ impl Outbound {
                     sent_len: None,
                     ack_id: None,
                 });
-                self.flush_to(engine, peer);
+                self.flush_to(ctx, peer);
                 Ok(())
             }
             OpKind::Connect if net::connect(self.node, peer) => {
-                engine.complete(op, Outcome::ok(Transfer::default()));
+                ctx.complete(op, Outcome::ok(Transfer::default()));
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
@@ -144,17 +142,17 @@ impl Outbound {
 
     /// Completes acked messages, and sends as much of the backlogs as there is room for. Returns
     /// whether anything was sent, completed or failed.
-    pub(super) fn flush(&mut self, engine: &mut impl EngineContext) -> bool {
-        let completed = !self.unacked.is_empty() && self.complete_acked(engine);
+    pub(super) fn flush(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+        let completed = !self.unacked.is_empty() && self.complete_acked(ctx);
         let peers: Vec<_> = self.backlogs.keys().copied().collect();
         peers
             .into_iter()
-            .fold(completed, |moved, peer| self.flush_to(engine, peer) | moved)
+            .fold(completed, |moved, peer| self.flush_to(ctx, peer) | moved)
     }
 
     /// Completes the messages whose acks have arrived, and fails those whose peer has closed.
     /// Returns whether a message has completed or failed.
-    fn complete_acked(&mut self, engine: &mut impl EngineContext) -> bool {
+    fn complete_acked(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         // Closed peers are determined before the acks are taken: a closed peer has sent all its
         // acks.
         let is_gone = |message: &UnackedSend| message.is_sent && !net::is_open(message.peer);
@@ -172,7 +170,7 @@ impl Outbound {
                 .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
             message.is_acked = true;
-            completed |= self.complete_if_acked(engine, id);
+            completed |= self.complete_if_acked(ctx, id);
         }
         for id in gone {
             let Some(message) = self.unacked.try_remove(id) else {
@@ -181,21 +179,25 @@ impl Outbound {
             let UnackedSend {
                 op, to, transfer, ..
             } = message;
-            engine.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
+            ctx.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
             completed = true;
         }
         completed
     }
 
     /// Completes the message with this ack id if it is sent and acked. Returns whether it is.
-    fn complete_if_acked(&mut self, engine: &mut impl EngineContext, id: u32) -> bool {
+    fn complete_if_acked(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        id: u32,
+    ) -> bool {
         let completed = self
             .unacked
             .get(id as usize)
             .is_some_and(|message| message.is_sent && message.is_acked);
         if completed {
             let message = self.unacked.remove(id as usize);
-            engine.complete(message.op, Outcome::ok(message.transfer));
+            ctx.complete(message.op, Outcome::ok(message.transfer));
         }
         completed
     }
@@ -248,19 +250,19 @@ impl Outbound {
     }
 
     /// Completes all operations with [`Error::Canceled`].
-    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         for send in std::mem::take(&mut self.backlogs)
             .into_values()
             .flat_map(|backlog| backlog.sends)
         {
-            engine.complete(send.op, Outcome::failed(Error::Canceled));
+            ctx.complete(send.op, Outcome::failed(Error::Canceled));
         }
         // Messages that were not sent as a whole are in the backlogs.
         for (_, message) in std::mem::take(&mut self.unacked)
             .into_iter()
             .filter(|(_, message)| message.is_sent)
         {
-            engine.complete(
+            ctx.complete(
                 message.op,
                 Outcome::partial(message.transfer, Error::Canceled),
             );
@@ -275,16 +277,25 @@ impl Outbound {
     }
 
     /// Returns the address and the endpoint of the operation's peer.
-    fn target(&self, engine: &impl EngineContext, tx_op: &TxOp) -> Result<(Address, NodeId)> {
-        let to = engine.address_of(self.ep, tx_op.peer)?;
-        let peer = self.node_of(engine, tx_op.peer, &to)?;
+    fn target(
+        &self,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+        tx_op: &TxOp,
+    ) -> Result<(Address, NodeId)> {
+        let to = ctx.address_of(tx_op.peer)?;
+        let peer = self.node_of(ctx, tx_op.peer, &to)?;
         Ok((to, peer))
     }
 
     /// Returns the open endpoint behind this handle, whose address is `to`.
-    fn node_of(&self, engine: &impl EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
+    fn node_of(
+        &self,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+        addr: FiAddr,
+        to: &Address,
+    ) -> Result<NodeId> {
         let node = net::lookup(to)?;
-        let incarnation = engine.incarnation_of(self.ep, addr);
+        let incarnation = ctx.incarnation_of(addr);
         if incarnation.is_some_and(|incarnation| incarnation != node.into()) {
             return Err(Error::PeerGone(to.clone()));
         }
@@ -294,11 +305,11 @@ impl Outbound {
     /// Reads a peer's memory inline, or does nothing.
     pub(super) fn try_read(
         &self,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(engine, tx_op)?;
+        let (_, peer) = self.target(ctx, tx_op)?;
         if tx_op.rma_iov_id.is_some() {
             return Ok(TrySend::WouldBlock);
         }
@@ -315,12 +326,12 @@ impl Outbound {
     /// Executes an atomic operation inline, or does nothing.
     pub(super) fn try_atomic(
         &self,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(engine, tx_op)?;
+        let (_, peer) = self.target(ctx, tx_op)?;
         let Some(remote) = tx_op.remote else {
             return Err(NO_RMA_IOV);
         };
@@ -350,12 +361,12 @@ impl Outbound {
     /// Returns a region of the peer for direct access.
     pub(super) fn direct_region(
         &self,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let owner = engine.address_of(self.ep, peer)?;
-        let node = self.node_of(engine, peer, &owner)?;
+        let owner = ctx.address_of(peer)?;
+        let node = self.node_of(ctx, peer, &owner)?;
         let Some((Some(region), rma_events)) = net::region(node, key) else {
             return Ok(None);
         };
@@ -430,20 +441,24 @@ impl Outbound {
 
     /// Executes the RMA and atomic operations at the head of this peer's backlog. Returns whether
     /// one has completed or failed.
-    fn run_queued_accesses(&mut self, engine: &mut impl EngineContext, peer: NodeId) -> bool {
+    fn run_queued_accesses(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer: NodeId,
+    ) -> bool {
         let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
             && let Some(&BacklogEntry { op, tx_op, .. }) = backlog.sends.front()
             && let Some(remote) = tx_op.remote
         {
-            let payload = engine.payload(op);
+            let payload = ctx.payload(op);
             let mut result = Vec::new();
             let len = if tx_op.kind == OpKind::Write {
                 payload.len()
             } else {
                 remote.len
             };
-            let iovs = tx_op.rma_iov_id.map(|id| engine.rma_iovs(id));
+            let iovs = tx_op.rma_iov_id.map(|id| ctx.rma_iovs(id));
             let len = iovs.map_or(len, |iovs| iovs.iter().map(|iov| iov.len).sum());
             let mut locked = None;
             let accessed = if let Some(iovs) = iovs {
@@ -483,7 +498,7 @@ impl Outbound {
                 Err(error) => Outcome::failed(error),
             };
             if !result.is_empty() && outcome.error.is_none() {
-                engine.write_at(op, 0, &&result[..], 0, result.len());
+                ctx.write_at(op, 0, &&result[..], 0, result.len());
             }
             if let Some(backlog) = self.backlogs.get_mut(&peer) {
                 backlog.sends.pop_front();
@@ -491,7 +506,7 @@ impl Outbound {
                     self.backlogs.remove(&peer);
                 }
             }
-            engine.complete(op, outcome);
+            ctx.complete(op, outcome);
             completed = true;
         }
         completed
@@ -499,8 +514,12 @@ impl Outbound {
 
     /// Sends as much of this peer's backlog as there is room for. Returns whether anything was sent,
     /// completed or failed.
-    fn flush_to(&mut self, engine: &mut impl EngineContext, peer: NodeId) -> bool {
-        let completed = self.run_queued_accesses(engine, peer);
+    fn flush_to(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer: NodeId,
+    ) -> bool {
+        let completed = self.run_queued_accesses(ctx, peer);
         let Some(backlog) = self.backlogs.get_mut(&peer) else {
             return completed;
         };
@@ -515,7 +534,7 @@ impl Outbound {
                 .front_mut()
                 .filter(|send| send.tx_op.remote.is_none())
         {
-            let payload = engine.payload(send.op);
+            let payload = ctx.payload(send.op);
             let transfer = Transfer::sent(payload.len(), send.tx_op.tag);
             if send.sent_len.is_none() && send.tx_op.level.needs_ack() {
                 let (op, to) = (send.op, backlog.to.clone());
@@ -551,10 +570,10 @@ impl Outbound {
                 let message = ack_id.and_then(|ack_id| self.unacked.get_mut(ack_id as usize));
                 match message {
                     Some(message) => message.is_sent = true,
-                    None => engine.complete(op, Outcome::ok(transfer)),
+                    None => ctx.complete(op, Outcome::ok(transfer)),
                 }
                 if let Some(ack_id) = ack_id {
-                    self.complete_if_acked(engine, ack_id);
+                    self.complete_if_acked(ctx, ack_id);
                 }
             }
             return moved | completed;
@@ -569,7 +588,7 @@ impl Outbound {
                 if let Some(ack_id) = ack_id {
                     self.unacked.remove(ack_id as usize);
                 }
-                engine.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
+                ctx.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
         }
         true

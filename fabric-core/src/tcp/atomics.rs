@@ -6,7 +6,7 @@ use crate::FiAddr;
 use crate::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
 use crate::completion::{OpKind, Transfer};
 use crate::mr::{AccessError, RegionMemory, execute_atomic_array};
-use crate::transport::{EngineContext, RemoteAccess, RmaIov};
+use crate::transport::{EndpointContext, EngineContext, RemoteAccess, RmaIov};
 
 use super::responder::{ACCESS_VIOLATION, ResponseQueue};
 use super::rxm::{
@@ -26,12 +26,12 @@ pub(super) fn execute_native(
     bytes: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
-    engine: &mut impl EngineContext,
+    ctx: &mut EndpointContext<'_, impl EngineContext>,
 ) -> Result<WriteProgress, ProtocolViolation> {
     let Some(iov) = iovs.first().filter(|_| responses.is_same_implementation) else {
         return Err(ACCESS_VIOLATION);
     };
-    let region = |key| engine.region(key).filter(|_| responses.is_target);
+    let region = |key| ctx.region(key).filter(|_| responses.is_target);
     let fetches = atomic.call != AtomicCall::Base;
     let kind = if fetches {
         OpKind::FetchAtomic
@@ -87,8 +87,7 @@ pub(super) fn execute_native(
     execute_atomic_array(&*memory, offset, &remote, bytes, &mut result);
     memory.end_access();
     if responses.rma_events || rma_events {
-        engine.on_remote_access(
-            responses.ep,
+        ctx.on_remote_access(
             remote.key,
             RemoteAccess::from_kind(kind),
             Transfer::written(remote.len, None, source),
@@ -115,7 +114,7 @@ pub(super) fn execute_rxm(
     body: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
-    engine: &mut impl EngineContext,
+    ctx: &mut EndpointContext<'_, impl EngineContext>,
 ) -> Result<Option<Stall>, ProtocolViolation> {
     let Some((header, bytes)) = body
         .split_first_chunk::<ATOMIC_IOV_LEN>()
@@ -146,7 +145,7 @@ pub(super) fn execute_rxm(
     } else {
         OpKind::Atomic
     };
-    let segments = match check_segments(&remotes, kind, responses, engine) {
+    let segments = match check_segments(&remotes, kind, responses, ctx) {
         Ok(segments) => segments,
         Err(error) => {
             responses.push_atomic_response(
@@ -172,12 +171,7 @@ pub(super) fn execute_rxm(
         memory.end_access();
         if responses.rma_events || region_rma_events {
             let transfer = Transfer::written(remote.len, None, source);
-            engine.on_remote_access(
-                responses.ep,
-                remote.key,
-                RemoteAccess::from_kind(kind),
-                transfer,
-            );
+            ctx.on_remote_access(remote.key, RemoteAccess::from_kind(kind), transfer);
         }
     }
     responses.push_atomic_response(request, AtomicStatus::SUCCESS, fetched);
@@ -214,10 +208,10 @@ fn check_segments(
     remotes: &[RmaIov],
     kind: OpKind,
     responses: &ResponseQueue,
-    engine: &impl EngineContext,
+    ctx: &EndpointContext<'_, impl EngineContext>,
 ) -> Result<Vec<AtomicSegment>, AccessError> {
     let check = |remote: &RmaIov| {
-        let region = engine.region(remote.key).filter(|_| responses.is_target);
+        let region = ctx.region(remote.key).filter(|_| responses.is_target);
         let (region, offset) = AccessError::check(region, kind, remote, remote.len)?;
         Ok(AtomicSegment {
             memory: region.memory.clone(),

@@ -3,7 +3,7 @@
 use crate::address::FiAddr;
 use crate::atomic::MAX_ATOMIC_BYTES;
 use crate::matching::{Envelope, PeerKey};
-use crate::transport::{EngineContext, EpId, PartialId, RxSink, RxStatus};
+use crate::transport::{EndpointContext, EngineContext, PartialId};
 
 use super::frame::STATUS_LEN;
 use super::responder::decode_status;
@@ -173,12 +173,8 @@ impl FrameReader {
 
     /// Sets the endpoint that accesses to memory of this side are reported for, whether peers may
     /// access memory through the endpoint, and whether the endpoint wants an event for every access.
-    pub fn enable_rma_target(&mut self, ep: EpId, is_target: bool, rma_events: bool) {
-        (
-            self.responses.ep,
-            self.responses.is_target,
-            self.responses.rma_events,
-        ) = (ep, is_target, rma_events);
+    pub fn enable_rma_target(&mut self, is_target: bool, rma_events: bool) {
+        (self.responses.is_target, self.responses.rma_events) = (is_target, rma_events);
     }
 
     /// Notes that the peer is of this library and understands its vendor-specific frames.
@@ -200,15 +196,14 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<ReadOutcome, ProtocolViolation> {
         let source = sender.1;
         let mut outcome = ReadOutcome::default();
         self.stall = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
-            self.read_set_aside(sender, rx, engine, &mut outcome)?;
+            self.read_set_aside(sender, ctx, &mut outcome)?;
         }
         loop {
             let rest = &bytes[outcome.consumed..];
@@ -220,7 +215,7 @@ impl FrameReader {
                     ack_due,
                 } = body
                 else {
-                    if self.read_body(rest, source, &mut outcome, (rx, engine))? {
+                    if self.read_body(rest, source, &mut outcome, ctx)? {
                         continue;
                     }
                     return Ok(outcome);
@@ -229,7 +224,7 @@ impl FrameReader {
                 if count == 0 {
                     return Ok(outcome);
                 }
-                rx.append(engine, *id, &&rest[..count]);
+                ctx.append(*id, &&rest[..count]);
                 *remaining -= count;
                 outcome.consumed += count;
                 if *remaining == 0 {
@@ -256,18 +251,15 @@ impl FrameReader {
                     ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
-                    self.read_or_set_aside(&received, sender, rx, engine, &mut outcome)?
+                    self.read_or_set_aside(&received, sender, ctx, &mut outcome)?
                 }
                 FrameKind::Message | FrameKind::Tagged(_) => self.read_message(
                     &received,
                     frame_envelope(&frame, sender)?,
-                    rx,
-                    engine,
+                    ctx,
                     &mut outcome,
                 ),
-                _ => {
-                    self.read_one_sided(&frame, (rest, header_len), source, &mut outcome, engine)?
-                }
+                _ => self.read_one_sided(&frame, (rest, header_len), source, &mut outcome, ctx)?,
             };
             if !proceed {
                 return Ok(outcome);
@@ -281,8 +273,7 @@ impl FrameReader {
         &mut self,
         received: &ReceivedFrame<'_>,
         envelope: Envelope,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> bool {
         let len = envelope.len;
@@ -293,14 +284,14 @@ impl FrameReader {
         {
             match self.unexpected_policy {
                 UnexpectedPolicy::Buffer => {}
-                _ if rx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
+                _ if ctx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
                 UnexpectedPolicy::DeferredOnce => {}
                 UnexpectedPolicy::Defer => {
                     outcome.stop_reason = StopReason::Deferred;
                     return false;
                 }
             }
-            if !rx.deliver(engine, envelope, &message) {
+            if !ctx.deliver(envelope, &message) {
                 outcome.stop_reason = StopReason::Blocked;
                 return false;
             }
@@ -309,7 +300,7 @@ impl FrameReader {
                 outcome.acks_due.extend(self.responses.queue_ack(Some(due)));
             }
         } else {
-            let Some(id) = rx.begin_partial(engine, envelope) else {
+            let Some(id) = ctx.begin_partial(envelope) else {
                 outcome.stop_reason = StopReason::Blocked;
                 return false;
             };
@@ -332,20 +323,20 @@ impl FrameReader {
         (bytes, header_len): (&[u8], usize),
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<bool, ProtocolViolation> {
         let iovs =
             |count| RmaIovList::decode(&bytes[..header_len], usize::from(count), self.byte_order);
         match frame.kind {
             FrameKind::Message | FrameKind::Tagged(_) => {}
-            FrameKind::Ack => self.pending.on_ack(engine)?,
+            FrameKind::Ack => self.pending.on_ack(ctx)?,
             FrameKind::Read(_) | FrameKind::Atomic(_) if self.responses.is_full() => {
                 outcome.stop_reason = StopReason::ResponsesFull;
                 return Ok(false);
             }
-            FrameKind::Read(count) => self.responses.on_read(&iovs(count), engine)?,
+            FrameKind::Read(count) => self.responses.on_read(&iovs(count), ctx)?,
             FrameKind::Write(count) => {
-                match IncomingWrite::begin(frame, &iovs(count), &self.responses, engine)? {
+                match IncomingWrite::begin(frame, &iovs(count), &self.responses, ctx)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
                     Err(stall) => {
                         (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
@@ -367,7 +358,7 @@ impl FrameReader {
                     operands,
                     source,
                     &mut self.responses,
-                    engine,
+                    ctx,
                 )? {
                     WriteProgress::Done(used, due) => {
                         outcome.consumed += used;
@@ -396,7 +387,7 @@ impl FrameReader {
                     is_checked,
                 });
             }
-            FrameKind::Nack(ref nack) => self.pending.on_nack(**nack, engine)?,
+            FrameKind::Nack(ref nack) => self.pending.on_nack(**nack, ctx)?,
         }
         outcome.consumed += header_len;
         Ok(true)
@@ -410,11 +401,11 @@ impl FrameReader {
         bytes: &[u8],
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        (rx, engine): (&mut E::Rx, &mut E),
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ProtocolViolation> {
         match &mut self.body {
             Some(FrameBody::Write(write)) => {
-                match write.write(bytes, source, &self.responses, engine)? {
+                match write.write(bytes, source, &self.responses, ctx)? {
                     WriteProgress::More(used) => {
                         outcome.consumed += used;
                         return Ok(false);
@@ -440,11 +431,11 @@ impl FrameReader {
                 if count > 0 {
                     let is_written =
                         self.pending
-                            .write_read_response(*received, &bytes[..count], engine);
+                            .write_read_response(*received, &bytes[..count], ctx);
                     if !is_written
                         && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.oldest_read())
                     {
-                        rx.append(engine, id, &&bytes[..count]);
+                        ctx.append(id, &&bytes[..count]);
                     }
                     *received += count;
                     outcome.consumed += count;
@@ -466,7 +457,7 @@ impl FrameReader {
                     status = decode_status([next(), next()]);
                     outcome.consumed += STATUS_LEN;
                 }
-                if !self.pending.end_read_response(status, engine)
+                if !self.pending.end_read_response(status, ctx)
                     && let Some(rxm) = &mut self.rxm
                 {
                     outcome
@@ -505,8 +496,7 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        rx: &E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
         match (&self.stall, &mut self.body) {
             (Some(Stall::RegionLocked(memory)), _) => {
@@ -517,15 +507,15 @@ impl FrameReader {
                 return is_accessible || !memory.is_open();
             }
             (Some(Stall::CqFull), Some(FrameBody::Write(write))) => {
-                return write.notify(sender.1, &self.responses, engine);
+                return write.notify(sender.1, &self.responses, ctx);
             }
             _ => {}
         }
         if self.has_set_aside() {
-            return self.can_resume_set_aside(sender, rx);
+            return self.can_resume_set_aside(sender, ctx);
         }
         self.next_envelope(bytes, sender)
-            .is_some_and(|envelope| rx.would_accept(&envelope))
+            .is_some_and(|envelope| ctx.would_accept(&envelope))
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::Error;
 use crate::mr::AccessError;
-use crate::transport::{EngineContext, OpKey, TxOp};
+use crate::transport::{EndpointContext, EngineContext, OpKey, TxOp};
 
 use super::rxm::AtomicStatus;
 use super::{ProtocolViolation, RmaNack};
@@ -65,7 +65,7 @@ impl PendingRequests {
         op: OpKey,
         tx_op: TxOp,
         len: usize,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         self.is_sending = false;
         let pending = PendingOp {
@@ -74,7 +74,7 @@ impl PendingRequests {
             len,
         };
         match self.early_ack.take() {
-            Some(status) => pending.complete(engine, status),
+            Some(status) => pending.complete(ctx, status),
             None => self.acks.push_back(pending),
         }
     }
@@ -124,15 +124,19 @@ impl PendingRequests {
     }
 
     /// Fails all operations and drops all requests: no response will arrive.
-    pub fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
-        self.fail_ops_keep_slots(engine, error);
+    pub fn fail(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, error: &Error) {
+        self.fail_ops_keep_slots(ctx, error);
         self.acks.clear();
         self.reads.clear();
         self.atomics.clear();
     }
 
     /// Fails all operations and keeps their requests: the responses will arrive, and are discarded.
-    pub fn fail_ops_keep_slots(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub fn fail_ops_keep_slots(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         let reads = self.reads.iter_mut().filter_map(|read| match read {
             PendingRead::Op(pending) => Some(pending),
             PendingRead::Rendezvous(_) => None,
@@ -145,7 +149,7 @@ impl PendingRequests {
             .chain(atomics)
             .filter_map(|pending| pending.op.take())
         {
-            engine.complete(op, Outcome::failed(error.clone()));
+            ctx.complete(op, Outcome::failed(error.clone()));
         }
     }
 
@@ -155,9 +159,9 @@ impl PendingRequests {
     /// [`ProtocolViolation`] when no ack is awaited.
     pub(super) fn on_ack(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
-        self.complete_ack(None, engine)
+        self.complete_ack(None, ctx)
     }
 
     /// Fails the oldest operation that awaits a response of the nack's kind.
@@ -167,14 +171,14 @@ impl PendingRequests {
     pub(super) fn on_nack(
         &mut self,
         nack: RmaNack,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         let status = Some((nack.iov_index, nack.error));
         if !nack.is_read {
-            return self.complete_ack(status, engine);
+            return self.complete_ack(status, ctx);
         }
         match self.reads.pop_front() {
-            Some(PendingRead::Op(pending)) => pending.complete(engine, status),
+            Some(PendingRead::Op(pending)) => pending.complete(ctx, status),
             Some(PendingRead::Rendezvous(_)) => {
                 return Err(ProtocolViolation("nack of a read of a rendezvous message"));
             }
@@ -191,7 +195,7 @@ impl PendingRequests {
         &mut self,
         id: u64,
         (status, fetched): (AtomicStatus, &[u8]),
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         let at = self
             .atomics
@@ -213,18 +217,18 @@ impl PendingRequests {
             .filter(|_| status != AtomicStatus::SUCCESS)
         else {
             if fetched.len() != fetch_len {
-                pending.fail(engine, Error::Canceled);
+                pending.fail(ctx, Error::Canceled);
                 return Err(ProtocolViolation(
                     "response to an atomic operation has the wrong length",
                 ));
             }
             if let Some(op) = pending.op.filter(|_| fetch_len > 0) {
-                engine.write_at(op, 0, &fetched, 0, fetch_len);
+                ctx.write_at(op, 0, &fetched, 0, fetch_len);
             }
-            pending.complete(engine, None);
+            pending.complete(ctx, None);
             return Ok(());
         };
-        pending.fail(engine, status.to_error(&remote));
+        pending.fail(ctx, status.to_error(&remote));
         Ok(())
     }
 
@@ -232,10 +236,10 @@ impl PendingRequests {
     fn complete_ack(
         &mut self,
         status: RemoteStatus,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         match self.acks.pop_front() {
-            Some(pending) => pending.complete(engine, status),
+            Some(pending) => pending.complete(ctx, status),
             None if self.is_sending && self.early_ack.is_none() => self.early_ack = Some(status),
             None => return Err(ProtocolViolation("unsolicited acknowledgement")),
         }
@@ -265,13 +269,13 @@ impl PendingRequests {
         &self,
         at: usize,
         bytes: &[u8],
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let Some(PendingRead::Op(oldest)) = self.reads.front() else {
             return false;
         };
         if let Some(op) = oldest.op {
-            engine.write_at(op, at, &bytes, 0, bytes.len());
+            ctx.write_at(op, at, &bytes, 0, bytes.len());
         }
         true
     }
@@ -281,10 +285,10 @@ impl PendingRequests {
     pub(super) fn end_read_response(
         &mut self,
         status: RemoteStatus,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         match self.reads.pop_front() {
-            Some(PendingRead::Op(pending)) => pending.complete(engine, status),
+            Some(PendingRead::Op(pending)) => pending.complete(ctx, status),
             Some(PendingRead::Rendezvous(_)) => return false,
             None => {}
         }
@@ -293,13 +297,13 @@ impl PendingRequests {
 }
 
 impl PendingOp {
-    fn fail(self, engine: &mut impl EngineContext, error: Error) {
+    fn fail(self, ctx: &mut EndpointContext<'_, impl EngineContext>, error: Error) {
         if let Some(op) = self.op {
-            engine.complete(op, Outcome::failed(error));
+            ctx.complete(op, Outcome::failed(error));
         }
     }
 
-    fn complete(self, engine: &mut impl EngineContext, status: RemoteStatus) {
+    fn complete(self, ctx: &mut EndpointContext<'_, impl EngineContext>, status: RemoteStatus) {
         let Self {
             op: Some(op),
             tx_op,
@@ -311,7 +315,7 @@ impl PendingOp {
         let outcome = match status {
             None => Outcome::ok(Transfer::sent(len, tx_op.tag)),
             Some((index, error)) => {
-                let iovs = tx_op.rma_iov_id.map_or(&[][..], |id| engine.rma_iovs(id));
+                let iovs = tx_op.rma_iov_id.map_or(&[][..], |id| ctx.rma_iovs(id));
                 let remote = iovs.get(usize::from(index)).copied().or(tx_op.remote);
                 let error = remote.map_or(Error::Canceled, |remote| {
                     error.to_error(&remote, remote.len)
@@ -319,6 +323,6 @@ impl PendingOp {
                 Outcome::failed(error)
             }
         };
-        engine.complete(op, outcome);
+        ctx.complete(op, outcome);
     }
 }

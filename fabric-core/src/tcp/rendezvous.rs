@@ -2,7 +2,7 @@
 
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
-use crate::transport::{EngineContext, OpKey};
+use crate::transport::{EndpointContext, EngineContext, OpKey};
 
 use super::{ProtocolViolation, RmaIovList, WireRmaIov};
 
@@ -41,13 +41,13 @@ impl RendezvousSends {
         op: OpKey,
         tag: Option<u64>,
         len: usize,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> WireRmaIov {
         // Keys of the domain's regions are skipped, so that reads of these regions still work.
         let key = loop {
             let key = RENDEZVOUS_KEY_BASE + self.next_key;
             self.next_key += 1;
-            if engine.region(key).is_none() {
+            if ctx.region(key).is_none() {
                 break key;
             }
         };
@@ -97,10 +97,14 @@ impl RendezvousSends {
     }
 
     /// Fails all messages: the peer will not read them any more.
-    pub(super) fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(super) fn fail(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         for send in self.sends.drain(..) {
             let transfer = Transfer::sent(0, send.tag);
-            engine.complete(send.op, Outcome::partial(transfer, error.clone()));
+            ctx.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
 }
@@ -126,8 +130,8 @@ impl CompletedRendezvous {
         self.0.op
     }
 
-    pub(super) fn complete(self, engine: &mut impl EngineContext) {
-        engine.complete(
+    pub(super) fn complete(self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        ctx.complete(
             self.0.op,
             Outcome::ok(Transfer::sent(self.0.len, self.0.tag)),
         );

@@ -15,7 +15,7 @@ use crate::completion::{OpKind, Transfer};
 use crate::error::Error;
 use crate::matching::PeerKey;
 use crate::mr::{AccessError, RegionMemory};
-use crate::transport::{EngineContext, EpId, RemoteAccess};
+use crate::transport::{EndpointContext, EngineContext, RemoteAccess};
 use crate::{FiAddr, buf::Payload};
 
 use super::frame::STATUS_LEN;
@@ -49,7 +49,6 @@ pub(super) struct CheckedSegment {
 /// The responses that are due to a peer, in order.
 #[derive(Debug)]
 pub struct ResponseQueue {
-    pub(super) ep: EpId,
     /// The endpoint wants an event for every access of its peers.
     pub(super) rma_events: bool,
     /// Peers may access memory of the domain through this endpoint.
@@ -111,7 +110,6 @@ impl ResponseQueue {
     #[must_use]
     pub(super) fn new() -> Self {
         Self {
-            ep: EpId(0),
             rma_events: false,
             is_target: false,
             is_same_implementation: false,
@@ -192,7 +190,7 @@ impl ResponseQueue {
         &self,
         iovs: &RmaIovList,
         kind: OpKind,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Result<Vec<CheckedSegment>, RmaNack> {
         if !self.is_target && !iovs.is_empty() {
             return Err(RmaNack {
@@ -210,7 +208,7 @@ impl ResponseQueue {
                 error,
             };
             let (region, offset) =
-                AccessError::check(engine.region(remote.key), kind, &remote, remote.len)
+                AccessError::check(ctx.region(remote.key), kind, &remote, remote.len)
                     .map_err(nack)?;
             segments.push(CheckedSegment {
                 memory: region.memory.clone(),
@@ -227,13 +225,13 @@ impl ResponseQueue {
     pub(super) fn on_read(
         &mut self,
         iovs: &RmaIovList,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         if let Some(ranges) = self.rendezvous.message_ranges(iovs) {
             self.queue.push_back(Response::Rendezvous(ranges?));
             return Ok(());
         }
-        match self.check_segments(iovs, OpKind::Read, engine) {
+        match self.check_segments(iovs, OpKind::Read, ctx) {
             Ok(segments) => self.queue.push_back(Response::Read(segments)),
             Err(nack) if self.is_same_implementation => self.queue.push_back(Response::Nack(nack)),
             Err(_) => return Err(ACCESS_VIOLATION),
@@ -245,7 +243,7 @@ impl ResponseQueue {
     pub(super) fn on_rendezvous_done(
         &mut self,
         id: u64,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         let completed = self.rendezvous.take_completed(id)?;
         let reads_message = |response: &Response| match response {
@@ -257,7 +255,7 @@ impl ResponseQueue {
         if is_early {
             self.clear();
         }
-        completed.complete(engine);
+        completed.complete(ctx);
         if is_early {
             Err(ProtocolViolation(
                 "rendezvous acknowledged while a read of it is pending",
@@ -268,9 +266,9 @@ impl ResponseQueue {
     }
 
     /// Fails all rendezvous messages and drops all responses.
-    pub fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub fn fail(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, error: &Error) {
         self.clear();
-        self.rendezvous.fail(engine, error);
+        self.rendezvous.fail(ctx, error);
     }
 
     /// Drops all responses.
@@ -290,7 +288,7 @@ impl ResponseQueue {
         writer: &mut FrameWriter,
         (limit, turn): (usize, usize),
         (_, source): (PeerKey, Option<FiAddr>),
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<ResponseStatus, ProtocolViolation> {
         let before = writer.pending().len();
         loop {
@@ -324,7 +322,7 @@ impl ResponseQueue {
                         );
                         ResponsePosition::default()
                     });
-                    let is_done = position.copy_rendezvous(ranges, writer, limit, engine);
+                    let is_done = position.copy_rendezvous(ranges, writer, limit, ctx);
                     self.position = Some(position);
                     if !is_done {
                         return Ok(ResponseStatus::WriterFull);
@@ -357,8 +355,7 @@ impl ResponseQueue {
                     for segment in segments.iter().filter(|segment| {
                         position.failed_segment.is_none() && (self.rma_events || segment.rma_events)
                     }) {
-                        engine.on_remote_access(
-                            self.ep,
+                        ctx.on_remote_access(
                             segment.key,
                             RemoteAccess::Read,
                             Transfer::written(segment.len, None, source),
@@ -398,18 +395,14 @@ impl ResponsePosition {
         ranges: &[MessageRange],
         writer: &mut FrameWriter,
         limit: usize,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         while let Some(range) = ranges.get(self.segment) {
             let count = (range.len - self.offset).min(limit.saturating_sub(writer.pending().len()));
             if count == 0 && self.offset < range.len {
                 return false;
             }
-            writer.extend_read_response(
-                engine
-                    .payload(range.op)
-                    .slice(range.at + self.offset, count),
-            );
+            writer.extend_read_response(ctx.payload(range.op).slice(range.at + self.offset, count));
             self.offset += count;
             if self.offset == range.len {
                 *self = Self {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::FiAddr;
 use crate::completion::{OpKind, Transfer};
 use crate::mr::{AccessError, RegionMemory};
-use crate::transport::{EngineContext, RemoteAccess};
+use crate::transport::{EndpointContext, EngineContext, RemoteAccess};
 
 use super::responder::{ACCESS_VIOLATION, CheckedSegment, ResponseQueue, is_accessible};
 use super::{AckDue, Frame, ProtocolViolation, RmaIovList, RmaNack};
@@ -75,7 +75,7 @@ impl IncomingWrite {
         frame: &Frame,
         iovs: &RmaIovList,
         responses: &ResponseQueue,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Result<Result<Self, Stall>, ProtocolViolation> {
         if iovs.total() != Some(frame.payload_len) {
             return Err(ProtocolViolation(
@@ -91,7 +91,7 @@ impl IncomingWrite {
                 error: AccessError::UnknownKey,
             })
         } else {
-            responses.check_segments(iovs, OpKind::Write, engine)
+            responses.check_segments(iovs, OpKind::Write, ctx)
         };
         let (segments, nack) = match checked {
             Ok(segments) => (segments, None),
@@ -122,7 +122,7 @@ impl IncomingWrite {
         bytes: &[u8],
         source: Option<FiAddr>,
         responses: &ResponseQueue,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<WriteProgress, ProtocolViolation> {
         let mut used = 0;
         while self.remaining > 0 && used < bytes.len() {
@@ -173,7 +173,7 @@ impl IncomingWrite {
             Some(nack) => self.ack_due.take().map(|due| due.nack(nack)),
             None => self.ack_due.take(),
         };
-        if self.notify(source, responses, engine) {
+        if self.notify(source, responses, ctx) {
             return Ok(WriteProgress::Done(used, due));
         }
         Ok(WriteProgress::Stalled(used, due, Stall::CqFull))
@@ -198,7 +198,7 @@ impl IncomingWrite {
         &mut self,
         source: Option<FiAddr>,
         responses: &ResponseQueue,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         if self.nack.is_some() || self.notified.is_done {
             return true;
@@ -215,12 +215,7 @@ impl IncomingWrite {
                     segment.len
                 };
                 let transfer = Transfer::written(len, data, source);
-                if !engine.on_remote_access(
-                    responses.ep,
-                    segment.key,
-                    RemoteAccess::Write,
-                    transfer,
-                ) {
+                if !ctx.on_remote_access(segment.key, RemoteAccess::Write, transfer) {
                     return false;
                 }
                 self.notified.bytes += len;

@@ -1,4 +1,6 @@
-//! The engine as a transport sees it.
+//! What the engine offers to transports and receive queues.
+
+use std::convert::Infallible;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, CopySource, Payload, PooledBuf};
@@ -8,7 +10,9 @@ use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::Region;
 
-use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, RxSink};
+use crate::rx::RxQueue;
+
+use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
 
 /// Identifies one endpoint among all that have had its address: an endpoint opened there later has
 /// another incarnation. The transport chooses the number.
@@ -29,50 +33,39 @@ pub enum MultiRecvSplit {
     Exhausted,
 }
 
-/// The messages of one peer that have arrived, the oldest first.
-pub trait PlainMessages {
-    /// Returns the bytes of the oldest message. `None` if there is none, or if it is not plain: it
-    /// has a tag, completion data or an ack request, or is not whole.
-    fn peek(&mut self) -> Option<impl CopySource + Copy + '_>;
-
-    /// Returns the bytes that [`peek`](Self::peek) has returned last, whatever the peer has written
-    /// since.
-    ///
-    /// # Panics
-    /// If `peek` has returned no message.
-    fn peeked(&self) -> impl CopySource + Copy + '_;
-
-    /// Removes the oldest message, which was delivered.
-    fn consume(&mut self);
+/// Delivers *plain* messages of one peer to the receives at the head of a queue. A plain message is
+/// whole, and has no tag, CQ data or ack request.
+///
+/// The engine looks up what the messages have in common once, when the run
+/// [begins](EndpointContext::begin_plain_run), and reports them together when the run is dropped.
+pub trait PlainRun {
+    /// Delivers the next message. Returns false if the first receive does not accept the message,
+    /// or needs more than a copy of it: the message is delivered with
+    /// [`EndpointContext::deliver`] after the run.
+    fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool;
 }
 
-/// Services of the engine that a transport may use during a call.
-pub trait EngineContext: Sized {
-    /// The receive queue of an endpoint.
-    type Rx: RxSink<Self>;
-
-    /// Takes the receive queue of an endpoint, which may be one that the endpoint shares with
-    /// others, to use the queue together with the engine. The caller [puts](Self::put_rx) the queue
-    /// back.
-    ///
-    /// # Panics
-    /// When the endpoint is not open, or its queue is taken already.
-    fn take_rx(&mut self, ep: EpId) -> Box<Self::Rx>;
-
-    /// Puts a receive queue back that was [taken](Self::take_rx).
-    fn put_rx(&mut self, queue: Box<Self::Rx>);
-
-    /// Calls `act` with the receive queue of an endpoint, which may be one that the endpoint shares
-    /// with others.
-    ///
-    /// # Panics
-    /// As [`take_rx`](Self::take_rx).
-    fn with_rx<T>(&mut self, ep: EpId, act: impl FnOnce(&mut Self::Rx, &mut Self) -> T) -> T {
-        let mut queue = self.take_rx(ep);
-        let result = act(&mut queue, self);
-        self.put_rx(queue);
-        result
+/// For an engine whose runs never begin.
+impl PlainRun for Infallible {
+    fn deliver(&mut self, _: &(impl CopySource + Copy)) -> bool {
+        match *self {}
     }
+}
+
+/// Services of the engine during a call. A transport reaches them through an [`EndpointContext`].
+pub trait EngineContext: Sized {
+    /// A run of plain messages.
+    type PlainRun<'a>: PlainRun
+    where
+        Self: 'a;
+
+    /// Begins a run of plain messages of one peer, given by its key and its address handle. `None`
+    /// if each message must be delivered by itself.
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        rx: &'a mut RxQueue,
+        peer: (PeerKey, Option<FiAddr>),
+    ) -> Option<Self::PlainRun<'a>>;
 
     /// Returns the payload of a send operation.
     fn payload(&self, op: OpKey) -> Payload<'_>;
@@ -129,18 +122,6 @@ pub trait EngineContext: Sized {
                 self.complete(op, Outcome::partial(Transfer::received(envelope, 0), error));
             }
         }
-    }
-
-    /// Delivers messages of one peer, given by its key and its address handle, to the receives at
-    /// the head of the queue, until a message is not plain or does not match the first receive. The
-    /// transport delivers that message in another way, as it does if the engine delivers none here.
-    fn deliver_plain(
-        &mut self,
-        rx: &mut Self::Rx,
-        peer: (PeerKey, Option<FiAddr>),
-        messages: &mut impl PlainMessages,
-    ) {
-        let _ = (rx, peer, messages);
     }
 
     /// Splits off the share of a multi-receive for this message.

@@ -8,7 +8,9 @@ use crate::info::Info;
 use crate::mr::Region;
 use crate::sockets::SocketOptions;
 
-use super::{ConnectParams, EngineContext, EpId, LoanAllocator, SocketIo, TransportEndpoint};
+use super::{
+    ConnectParams, EndpointContext, EngineContext, EpId, LoanAllocator, SocketIo, TransportEndpoint,
+};
 
 /// A domain of a transport. The engine calls it under the domain's lock, and owns the endpoints
 /// that it opens.
@@ -21,8 +23,7 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// [`Error::AddressInUse`](crate::Error::AddressInUse), or the error of the operating system.
     fn open_endpoint(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)>;
@@ -137,8 +138,7 @@ pub trait ConnectionManagement<E: EngineContext> {
     /// [`ConnectMode::Accept`](super::ConnectMode::Accept) has been rejected.
     fn open_connected(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>>;

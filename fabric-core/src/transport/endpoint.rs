@@ -10,7 +10,7 @@ use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::TransportStats;
 
-use super::{ConnReq, EngineContext, FastPath, OpKey, TxOp, WaitToken};
+use super::{ConnReq, EndpointContext, EngineContext, FastPath, OpKey, TxOp, WaitToken};
 
 /// Outcome of an attempt to send *inline*: within the call that posts the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,13 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     ///
     /// # Errors
     /// Failures known at once; the operation does not take effect.
-    fn try_send(&mut self, engine: &mut E, tx_op: &TxOp, payload: Payload<'_>) -> Result<TrySend> {
-        let _ = (engine, tx_op, payload);
+    fn try_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        let _ = (ctx, tx_op, payload);
         Err(Error::NotSupported("sends from a passive endpoint"))
     }
 
@@ -81,23 +86,29 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Sets the operation of the message that the last call of [`TransportEndpoint::try_send`] has
     /// [batched](TrySend::Batched); the message has `len` bytes. The engine calls it before any
     /// other method.
-    fn set_batched_op(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp, len: usize) {
+    fn set_batched_op(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+        len: usize,
+    ) {
         let _ = (tx_op, len);
-        engine.complete(op, Outcome::failed(Error::NotSupported("batched messages")));
+        ctx.complete(op, Outcome::failed(Error::NotSupported("batched messages")));
     }
 
     /// Hands the batched messages to the kernel as far as the socket buffers have
     /// room, and completes the messages whose last byte the kernel accepted.
-    fn write_batched(&mut self, engine: &mut E) {
-        let _ = engine;
+    fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        let _ = ctx;
     }
 
     /// Ends a batch of sends with [`TxOp::more`]: notifies the receivers.
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a receiver has closed before it accepted all messages of the batch.
-    fn flush(&mut self, engine: &mut E) -> Result<()> {
-        let _ = engine;
+    fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
+        let _ = ctx;
         Ok(())
     }
 
@@ -105,8 +116,13 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     ///
     /// # Errors
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
-    fn try_read(&mut self, engine: &mut E, tx_op: &TxOp, into: &mut AnyBuf) -> Result<TrySend> {
-        let _ = (engine, tx_op, into);
+    fn try_read(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        into: &mut AnyBuf,
+    ) -> Result<TrySend> {
+        let _ = (ctx, tx_op, into);
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
@@ -118,12 +134,12 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// As [`TransportEndpoint::try_read`]; nothing was changed.
     fn try_atomic(
         &mut self,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let _ = (engine, tx_op, operands, result);
+        let _ = (ctx, tx_op, operands, result);
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
@@ -134,11 +150,11 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
     fn direct_region(
         &mut self,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let _ = (engine, peer, key);
+        let _ = (ctx, peer, key);
         Err(Error::NotSupported(
             "direct access to memory regions of peers",
         ))
@@ -149,15 +165,20 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     ///
     /// # Errors
     /// Failures known at once; nothing was queued.
-    fn queue_send(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp) -> Result<()> {
-        let _ = (engine, op, tx_op);
+    fn queue_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+    ) -> Result<()> {
+        let _ = (ctx, op, tx_op);
         Err(Error::NotSupported("sends from a passive endpoint"))
     }
 
     /// Cancels a transmit operation. Returns true if the operation had not begun: it will not
     /// complete. Returns false if it had begun: it will complete.
-    fn cancel(&mut self, engine: &mut E, op: OpKey) -> bool {
-        let _ = (engine, op);
+    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
+        let _ = (ctx, op);
         false
     }
 
@@ -165,9 +186,9 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// messages that it declined before, acks may be due to peers, and a posted receive may never
     /// get a message because the peer of a connected endpoint is gone. The transport can turn the
     /// reports of posted receives off
-    /// ([`RxStatus::set_post_reports`](super::RxStatus::set_post_reports)).
-    fn on_rx_queue_changed(&mut self, engine: &mut E) {
-        let _ = engine;
+    /// ([`EndpointContext::set_post_reports`](super::EndpointContext::set_post_reports)).
+    fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        let _ = ctx;
     }
 
     /// Returns the address handle of a connected peer; `None` if the peer has none, or is not
@@ -179,13 +200,18 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 
     /// Notes that an address of the endpoint's address vector has a handle now. The transport
     /// assigns the handle to the messages of connected peers in a queue of the endpoint's own.
-    fn address_inserted(&mut self, engine: &mut E, addr: FiAddr, address: &Address) {
-        let _ = (engine, addr, address);
+    fn address_inserted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        let _ = (ctx, addr, address);
     }
 
     /// Notes that a handle of the endpoint's address vector is no longer valid.
-    fn address_removed(&mut self, engine: &mut E, addr: FiAddr) {
-        let _ = (engine, addr);
+    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
+        let _ = (ctx, addr);
     }
 
     /// Returns a path to the peers of this endpoint that does not need the domain's lock. Called
@@ -196,34 +222,34 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 
     /// Makes a bounded amount of progress. Returns whether anything moved. `active_endpoints` is
     /// the number of endpoints that each pass polls.
-    fn progress(&mut self, engine: &mut E, active_endpoints: usize) -> bool;
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> bool;
 
     /// Returns whether passes may skip this endpoint until one of its descriptors is ready or the
     /// program uses the endpoint. The engine asks only if more endpoints are active than the
     /// transport [keeps active](super::TransportDomain::always_active).
-    fn is_idle(&mut self, engine: &mut E) -> bool {
-        let _ = engine;
+    fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
+        let _ = ctx;
         false
     }
 
     /// Notes that passes skip this endpoint from now on.
-    fn on_idle(&mut self, engine: &mut E) {
-        let _ = engine;
+    fn on_idle(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        let _ = ctx;
     }
 
     /// Handles a ready descriptor, which the endpoint watches with this token.
-    fn ready(&mut self, engine: &mut E, token: WaitToken);
+    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken);
 
     /// Arms the doorbells, then polls once more. Returns true when the engine may sleep, and false
     /// when there is work: the engine then [disarms](Self::disarm) the active endpoints.
-    fn arm(&mut self, engine: &mut E) -> bool;
+    fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool;
 
     /// Disarms the doorbells, because a task polls again.
     fn disarm(&mut self) {}
 
     /// Closes the endpoint. Transmit operations that have not ended complete with
     /// [`Error::Canceled`]. The engine then closes the receive queue and drops the endpoint.
-    fn close(&mut self, engine: &mut E);
+    fn close(&mut self, ctx: &mut EndpointContext<'_, E>);
 
     /// Returns the counters that the transport keeps for the endpoint. The engine adds those of the
     /// receive queue.
@@ -258,14 +284,14 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 /// Connection requests of a passive endpoint.
 pub trait ConnectionRequests<E: EngineContext> {
     /// Takes the oldest request.
-    fn take_connreq(&mut self, engine: &mut E) -> Option<ConnReq>;
+    fn take_connreq(&mut self, ctx: &mut EndpointContext<'_, E>) -> Option<ConnReq>;
 }
 
 /// Connection of an `FI_EP_MSG` endpoint.
 pub trait EndpointConnection<E: EngineContext> {
     /// Shuts down the connection: bytes of completed sends are still transmitted, and queued
     /// operations complete with [`Error::Canceled`].
-    fn shutdown(&mut self, engine: &mut E);
+    fn shutdown(&mut self, ctx: &mut EndpointContext<'_, E>);
 }
 
 /// Multicast groups of an endpoint.

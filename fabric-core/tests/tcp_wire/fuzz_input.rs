@@ -7,7 +7,7 @@ use fabric_core::tcp::rxm::RxmSender;
 use fabric_core::tcp::{ByteOrder, CmMessage, FrameWriter, StopReason};
 use fabric_core::transport::OpKey;
 
-use crate::receiver::{ANY_TAG, TcpReceiver, UNTAGGED};
+use crate::receiver::{ANY_TAG, TcpReceiver, UNTAGGED, context_of};
 
 /// Parses a control message; returns whether it is valid.
 pub(crate) fn control(bytes: &[u8]) -> bool {
@@ -206,8 +206,12 @@ impl FuzzedConnection {
             context,
             ..
         } = &mut self.receiver;
-        reader.pending.fail(context, &Error::Canceled);
-        reader.responses.fail(context, &Error::Canceled);
+        reader
+            .pending
+            .fail(&mut context_of(rx, context), &Error::Canceled);
+        reader
+            .responses
+            .fail(&mut context_of(rx, context), &Error::Canceled);
         for partial in reader.abort() {
             rx.fail_partial(context, partial, Error::Canceled);
         }

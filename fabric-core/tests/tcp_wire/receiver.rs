@@ -1,6 +1,7 @@
 //! A receive queue, and an engine context that keeps its state in maps.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use fabric_core::av::AddressTable;
@@ -15,7 +16,9 @@ use fabric_core::tcp::rxm::RxmReceiver;
 use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, ProtocolViolation, ReadOutcome, ResponseStatus,
 };
-use fabric_core::transport::{EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, TxOp};
+use fabric_core::transport::{
+    EndpointContext, EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, TxOp,
+};
 use fabric_core::{Address, Error, FiAddr, Result};
 
 /// Matches messages with any tag.
@@ -84,7 +87,7 @@ impl TcpReceiver {
         }
         context.regions = Some(regions);
         let mut reader = FrameReader::new(order);
-        reader.enable_rma_target(EpId(0), true, false);
+        reader.enable_rma_target(true, false);
         Self {
             rx: RxQueue::new(EpId(0), budget, pool),
             reader,
@@ -101,7 +104,7 @@ impl TcpReceiver {
     /// Turns the receiver into that of an RXM connection with this id.
     pub(crate) fn into_rxm(self, connection: u32) -> Self {
         let mut reader = FrameReader::with_rxm(ByteOrder::NATIVE, RxmReceiver::new(connection));
-        reader.enable_rma_target(EpId(0), true, false);
+        reader.enable_rma_target(true, false);
         Self { reader, ..self }
     }
 
@@ -119,22 +122,36 @@ impl TcpReceiver {
     /// Adds an operation whose rendezvous message of `len` bytes the peer may read.
     pub(crate) fn start_rendezvous(&mut self, len: usize) -> OpKey {
         let op = self.new_send_op(&vec![1; len]);
-        self.reader
-            .responses
-            .rendezvous
-            .add(op, None, len, &self.context);
+        self.reader.responses.rendezvous.add(
+            op,
+            None,
+            len,
+            &context_of(&mut self.rx, &mut self.context),
+        );
         op
     }
 
     pub(crate) fn read(&mut self, bytes: &[u8]) -> Result<ReadOutcome, ProtocolViolation> {
-        self.reader
-            .read(bytes, PEER, &mut self.rx, &mut self.context)
+        self.reader.read(
+            bytes,
+            PEER,
+            &mut context_of(&mut self.rx, &mut self.context),
+        )
     }
 
     /// Returns whether the blocked frame at the start of `bytes` can be accepted now.
     pub(crate) fn can_resume(&mut self, bytes: &[u8]) -> bool {
-        self.reader
-            .can_resume(bytes, PEER, &self.rx, &mut self.context)
+        self.reader.can_resume(
+            bytes,
+            PEER,
+            &mut context_of(&mut self.rx, &mut self.context),
+        )
+    }
+
+    /// Returns whether the frames that are set aside can be accepted now.
+    pub(crate) fn can_resume_set_aside(&mut self) -> bool {
+        let ctx = context_of(&mut self.rx, &mut self.context);
+        self.reader.can_resume_set_aside(PEER, &ctx)
     }
 
     /// Posts a receive with a buffer of this capacity, or with one that grows.
@@ -178,9 +195,12 @@ impl TcpReceiver {
     /// Adds a pending write of `len` bytes.
     pub(crate) fn expect_write_ack(&mut self, len: usize) -> OpKey {
         let op = self.new_op();
-        self.reader
-            .pending
-            .expect_ack(op, tx_op(OpKind::Write, len), len, &mut self.context);
+        self.reader.pending.expect_ack(
+            op,
+            tx_op(OpKind::Write, len),
+            len,
+            &mut context_of(&mut self.rx, &mut self.context),
+        );
         op
     }
 
@@ -215,7 +235,7 @@ impl TcpReceiver {
                 writer,
                 (limit, usize::MAX),
                 PEER,
-                &mut self.context,
+                &mut context_of(&mut self.rx, &mut self.context),
             )?;
             let pending = writer.pending().len();
             bytes.extend_from_slice(writer.pending());
@@ -241,6 +261,14 @@ impl TcpReceiver {
     }
 }
 
+/// Returns the context of the only endpoint.
+pub(crate) fn context_of<'a>(
+    rx: &'a mut RxQueue,
+    context: &'a mut TcpTestContext,
+) -> EndpointContext<'a, TcpTestContext> {
+    EndpointContext::new(EpId(0), rx, context)
+}
+
 /// Returns an operation on memory of a peer.
 fn tx_op(kind: OpKind, len: usize) -> TxOp {
     let peer = AddressTable::new().insert("tcp://127.0.0.1:1".parse().unwrap());
@@ -257,12 +285,15 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
 }
 
 impl EngineContext for TcpTestContext {
-    type Rx = RxQueue;
+    type PlainRun<'a> = Infallible;
 
-    fn take_rx(&mut self, _: EpId) -> Box<RxQueue> {
-        unreachable!("a frame reader gets the receive queue with each call")
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        _: &'a mut RxQueue,
+        _: (PeerKey, Option<FiAddr>),
+    ) -> Option<Infallible> {
+        None
     }
-    fn put_rx(&mut self, _: Box<RxQueue>) {}
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }

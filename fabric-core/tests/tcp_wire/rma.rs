@@ -13,7 +13,9 @@ use fabric_core::{Error, FiAddr};
 use proptest::prelude::*;
 use std::sync::Arc;
 
-use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, REGION_LEN, TcpReceiver, UNTAGGED};
+use crate::receiver::{
+    READ_ONLY_KEY, READ_WRITE_KEY, REGION_LEN, TcpReceiver, UNTAGGED, context_of,
+};
 use crate::{hex, largest_allocation};
 
 /// Captured from libfabric's tcp provider: a write that requests an ack, and a read request, of two
@@ -399,10 +401,10 @@ fn pending_requests_fail_with_the_connection() {
     // Half of the response has arrived.
     initiator.read(&hex(READ_RSP_BYTES)[..20]).unwrap();
     assert_eq!(initiator.reader.abort(), []);
-    initiator
-        .reader
-        .pending
-        .fail(&mut initiator.context, &Error::Canceled);
+    initiator.reader.pending.fail(
+        &mut context_of(&mut initiator.rx, &mut initiator.context),
+        &Error::Canceled,
+    );
     for op in ops {
         assert_eq!(
             initiator.outcome(op).unwrap().error.as_deref(),
@@ -434,7 +436,7 @@ fn queued_read_requests_are_bounded() {
                 &mut writer,
                 (64 << 10, usize::MAX),
                 sender,
-                &mut target.context,
+                &mut context_of(&mut target.rx, &mut target.context),
             )
             .unwrap();
         assert_eq!(status, ResponseStatus::WriterFull);
@@ -469,7 +471,12 @@ fn responder_yields_between_responses() {
     let mut write_responses = |limit, turn| {
         let responses = &mut target.reader.responses;
         let status = responses
-            .write_responses(&mut writer, (limit, turn), sender, &mut target.context)
+            .write_responses(
+                &mut writer,
+                (limit, turn),
+                sender,
+                &mut context_of(&mut target.rx, &mut target.context),
+            )
             .unwrap();
         let written = writer.pending().len();
         writer.advance(written);
@@ -605,7 +612,7 @@ fn region_close_mid_transfer_is_nacked() {
                 &mut writer,
                 (100, usize::MAX),
                 sender,
-                &mut target.context
+                &mut context_of(&mut target.rx, &mut target.context)
             ),
             Ok(ResponseStatus::WriterFull)
         );
@@ -665,9 +672,7 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     );
     // With RMA events the owner gets one for each remote range, and the CQ data with the last.
     target.context.remote_accesses.clear();
-    target
-        .reader
-        .enable_rma_target(fabric_core::transport::EpId(0), true, true);
+    target.reader.enable_rma_target(true, true);
     target.read(&stream).unwrap();
     target
         .read(&encode_read(&[rma_iov(READ_WRITE_KEY, 0, 3)]))
@@ -769,9 +774,7 @@ fn write_with_data_and_no_valid_key_is_refused() {
         ] {
             let mut target = rma_target(is_same);
             if !is_target {
-                target
-                    .reader
-                    .enable_rma_target(fabric_core::transport::EpId(0), false, false);
+                target.reader.enable_rma_target(false, false);
             }
             match target.read(&encode_write(&iovs, Some(5), b"")) {
                 Err(ProtocolViolation(what)) => {

@@ -14,7 +14,7 @@ use fabric_core::tcp::{
 use fabric_core::transport::OpKey;
 use proptest::prelude::*;
 
-use crate::receiver::{ANY_TAG, PEER, TcpReceiver, UNTAGGED};
+use crate::receiver::{ANY_TAG, PEER, TcpReceiver, UNTAGGED, context_of};
 use crate::{hex, largest_allocation};
 
 const UNEXPECTED_BUDGET: usize = 1 << 20;
@@ -184,7 +184,7 @@ impl RxmPeer {
             op,
             tag,
             bytes.len(),
-            &self.receiver.context,
+            &context_of(&mut self.receiver.rx, &mut self.receiver.context),
         );
         assert!(self.writer.push_rendezvous(iov, tag, data));
         Some(op)
@@ -202,11 +202,19 @@ impl RxmPeer {
         }
         self.max_reads = self.max_reads.max(reads);
         let TcpReceiver {
-            reader, context, ..
+            reader,
+            rx,
+            context,
+            ..
         } = &mut self.receiver;
         reader
             .responses
-            .write_responses(&mut self.writer, (64 << 10, usize::MAX), PEER, context)
+            .write_responses(
+                &mut self.writer,
+                (64 << 10, usize::MAX),
+                PEER,
+                &mut context_of(rx, context),
+            )
             .unwrap();
         let count = self.writer.pending().len().min(limit);
         let bytes = self.writer.pending()[..count].to_vec();
@@ -667,10 +675,10 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     // A peer that disconnects fails the send.
     let [mut a, _] = RxmPeer::connected_pair();
     let op = a.send(Some(3), None, &[0; 20_000]).unwrap();
-    a.receiver
-        .reader
-        .responses
-        .fail(&mut a.receiver.context, &Error::Canceled);
+    a.receiver.reader.responses.fail(
+        &mut context_of(&mut a.receiver.rx, &mut a.receiver.context),
+        &Error::Canceled,
+    );
     assert_eq!(
         a.receiver.outcome(op).unwrap().error.as_deref(),
         Some(&Error::Canceled)
@@ -719,12 +727,7 @@ fn messages_over_budget_are_set_aside() {
     );
     assert!(b.receiver.reader.has_set_aside());
     let ops = [0; 4].map(|_| peers[1].receiver.post_recv(UNTAGGED, None));
-    assert!(
-        peers[1]
-            .receiver
-            .reader
-            .can_resume_set_aside(PEER, &peers[1].receiver.rx)
-    );
+    assert!(peers[1].receiver.can_resume_set_aside());
     peers[1].deliver(b"");
     exchange_until_idle(&mut peers, &[usize::MAX]);
     let b = &peers[1].receiver;
@@ -746,16 +749,10 @@ fn message_set_aside_is_buffered_when_the_budget_has_room() {
         .map(|byte| encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
         .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
-    assert!(
-        receiver.reader.has_set_aside()
-            && !receiver.reader.can_resume_set_aside(PEER, &receiver.rx)
-    );
+    assert!(receiver.reader.has_set_aside() && !receiver.can_resume_set_aside());
     let first = receiver.post_recv(UNTAGGED, None);
     assert_eq!(receiver.received(first).1, [1; 1000]);
-    assert!(
-        receiver.reader.can_resume_set_aside(PEER, &receiver.rx),
-        "the budget has room again"
-    );
+    assert!(receiver.can_resume_set_aside(), "the budget has room again");
     receiver
         .reader
         .set_unexpected_policy(UnexpectedPolicy::Defer);

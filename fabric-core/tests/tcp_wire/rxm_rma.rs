@@ -15,10 +15,10 @@ use fabric_core::tcp::{
     ByteOrder, Frame, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList, StopReason,
     UnexpectedPolicy, WireRmaIov,
 };
-use fabric_core::transport::{EngineContext, EpId, RemoteAccess, RmaIov};
+use fabric_core::transport::{EngineContext, RemoteAccess, RmaIov};
 use proptest::prelude::*;
 
-use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, TcpReceiver, UNTAGGED};
+use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, TcpReceiver, UNTAGGED, context_of};
 use crate::{hex, largest_allocation};
 
 /// Connection id of the packets.
@@ -154,10 +154,10 @@ fn violation_of(kind: OpKind, bytes: &[u8]) -> &'static str {
     let mut receiver = rxm_receiver();
     let (op, _) = receiver.expect_atomic(kind, 8);
     let ProtocolViolation(what) = receiver.read(bytes).unwrap_err();
-    receiver
-        .reader
-        .pending
-        .fail(&mut receiver.context, &Error::Canceled);
+    receiver.reader.pending.fail(
+        &mut context_of(&mut receiver.rx, &mut receiver.context),
+        &Error::Canceled,
+    );
     assert!(receiver.outcome(op).unwrap().error.is_some(), "{what}");
     what
 }
@@ -274,7 +274,7 @@ proptest! {
             let _ = responses(&mut receiver);
         });
         prop_assert!(largest <= 64 << 10, "{largest}");
-        receiver.reader.pending.fail(&mut receiver.context, &Error::Canceled);
+        receiver.reader.pending.fail(&mut context_of(&mut receiver.rx, &mut receiver.context), &Error::Canceled);
         prop_assert!(receiver.outcome(op).is_some());
     }
 }
@@ -573,7 +573,7 @@ fn failed_atomic_returns_error_and_changes_nothing() {
     }
     // An endpoint that is no RMA target exposes no memory.
     let mut receiver = rxm_receiver();
-    receiver.reader.enable_rma_target(EpId(0), false, false);
+    receiver.reader.enable_rma_target(false, false);
     receiver
         .read(&encode_atomic_on(FETCH_SUM, 1, iov, &one))
         .unwrap();
@@ -586,7 +586,7 @@ fn failed_atomic_returns_error_and_changes_nothing() {
 fn atomic_arrays_span_several_segments() {
     let mut receiver =
         TcpReceiver::with_region_len(ByteOrder::NATIVE, 1 << 20, 20_000).into_rxm(CONNECTION_ID);
-    receiver.reader.enable_rma_target(EpId(0), true, true);
+    receiver.reader.enable_rma_target(true, true);
     let values: Vec<u8> = (0..MAX_OPERAND_BYTES).map(|at| at as u8).collect();
     let bytes = AtomicSpec {
         datatype: Datatype::U8,

@@ -58,30 +58,26 @@ impl EngineState {
     /// Reports a new handle to an endpoint or shared context.
     fn address_inserted(&mut self, ep: EpId, addr: FiAddr, address: &Address) {
         if !self.is_shared_rx_context(ep) {
-            let _ = self.with_transport(ep, |transport, domain| {
-                transport.address_inserted(domain, addr, address);
+            let _ = self.with_transport(ep, |transport, ctx| {
+                transport.address_inserted(ctx, addr, address);
             });
         }
-        if self.domain.own_rx(ep).is_some() {
-            let changed = self
-                .domain
-                .try_with_rx(ep, |rx, domain| rx.address_inserted(domain, addr, address));
-            if changed == Some(true) {
-                let _ = self.after_rx_change(ep);
-            }
+        if let Some(rx) = self.endpoints.own_rx_mut(ep)
+            && rx.address_inserted(&mut self.domain, addr, address)
+        {
+            let _ = self.after_rx_change(ep);
         }
     }
 
     /// Reports to an endpoint or shared context that a handle is no longer valid.
     fn address_removed(&mut self, ep: EpId, addr: FiAddr) {
         // Handles of other vectors than the context's mean nothing in its queue.
-        if self.domain.own_rx(ep).is_some() {
-            self.domain
-                .try_with_rx(ep, |rx, domain| rx.clear_source(domain, addr));
+        if let Some(rx) = self.endpoints.own_rx_mut(ep) {
+            rx.clear_source(&mut self.domain, addr);
         }
         if !self.is_shared_rx_context(ep) {
-            let _ = self.with_transport(ep, |transport, domain| {
-                transport.address_removed(domain, addr);
+            let _ = self.with_transport(ep, |transport, ctx| {
+                transport.address_removed(ctx, addr);
             });
         }
         // A receive that fails makes room for messages that were held back for it.
@@ -90,7 +86,7 @@ impl EngineState {
 
     /// Returns whether a message with this source waits at an endpoint or shared context.
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        let queue = self.domain.rx(ep);
+        let queue = self.endpoints.rx(ep);
         queue.is_some_and(|rx| rx.holds_messages_from(source))
     }
 

@@ -17,8 +17,8 @@ use fabric_core::transport::{EpId, RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
+use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::{EngineGuard, EngineState};
-use super::state::domain_state::EngineTransportEndpoint;
 use super::state::ops::{CompletionTarget, CreditMode};
 
 /// The maximum number of posts under one lock.
@@ -163,18 +163,20 @@ impl PostBatch<'_> {
         (limit, len): (usize, impl Fn(&T) -> usize),
         execute: impl FnOnce(&mut EngineTransportEndpoint, &[T]) -> usize,
     ) -> usize {
-        let EngineState { domain, active, .. } = &mut *self.engine;
+        let EngineState {
+            domain, endpoints, ..
+        } = &mut *self.engine;
         let Some(ep) = domain.endpoints.get_mut(self.ep.0) else {
             return 0;
         };
         if ep.tx_credits.has_waiter_for(peer) {
             return 0;
         }
-        active.activate(self.ep, ep);
+        endpoints.activate(self.ep);
         let limit = limit.min(ep.bindings.max_msg_size);
         let too_long = ops.iter().position(|op| len(op) > limit);
         let ops = &ops[..too_long.unwrap_or(ops.len())];
-        let transport = ep.transport.as_deref_mut();
+        let transport = endpoints.transport_mut(self.ep);
         let executed = transport.map_or(0, |transport| execute(transport, ops));
         for op in &ops[..executed] {
             ep.stats.record(kind, len(op));
@@ -250,7 +252,10 @@ impl PostBatch<'_> {
         count: usize,
         mut receive: impl FnMut(usize) -> (Option<TagMatch>, AnyBuf, CompletionTarget),
     ) -> usize {
-        let (ep, domain) = (self.ep, &mut self.engine.domain);
+        let EngineState {
+            domain, endpoints, ..
+        } = &mut *self.engine;
+        let ep = self.ep;
         let Some(state) = domain.endpoints.get_mut(ep.0) else {
             return 0;
         };
@@ -259,7 +264,7 @@ impl PostBatch<'_> {
         let Some(cq) = rx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
             return 0;
         };
-        let Some(rx) = state.rx.as_mut() else {
+        let Some(rx) = endpoints.own_rx_mut(ep) else {
             return 0;
         };
         let posted = if rx.only_queues_posts() {
@@ -305,7 +310,7 @@ impl PostBatch<'_> {
         self.finished = true;
         let flushed = self
             .engine
-            .with_transport(self.ep, |transport, domain| transport.flush(domain));
+            .with_transport(self.ep, |transport, ctx| transport.flush(ctx));
         let flushed = match flushed.flatten() {
             // Every post has reported the closed endpoint already, if there was a post.
             Err(Error::Closed(_)) => Ok(()),

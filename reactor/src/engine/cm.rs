@@ -27,9 +27,8 @@ use super::state::trace::TraceEvent;
 impl EngineState {
     /// Takes the oldest connection request.
     fn take_connreq(&mut self, ep: EpId) -> Option<ConnReq> {
-        let taken = self.with_transport(ep, |transport, domain| {
-            transport.requests()?.take_connreq(domain)
-        });
+        let taken =
+            self.with_transport(ep, |transport, ctx| transport.requests()?.take_connreq(ctx));
         let request = taken.ok()??;
         if let Some(cm) = self.domain.cm(ep) {
             cm.pending_requests -= 1;
@@ -38,8 +37,7 @@ impl EngineState {
     }
 
     fn insert_cm_endpoint(&mut self, bindings: Bindings) -> Result<EpId> {
-        let budget = self.transport.unexpected_budget();
-        let id = self.domain.insert_endpoint(bindings, budget)?;
+        let id = self.insert_endpoint(bindings)?;
         self.domain.endpoint(id)?.cm = Some(Box::default());
         Ok(id)
     }
@@ -61,12 +59,11 @@ impl DomainHandle {
         // to serve the new descriptors.
         self.with_engine(|locked| {
             let id = locked.insert_cm_endpoint(bindings)?;
-            let opened = match locked.transport.connection_management() {
-                Some(management) => management.listen(id, info, at),
-                None => Err(Error::NotSupported("passive endpoints")),
-            };
-            let (transport, address) = opened.inspect_err(|_| locked.domain.remove_endpoint(id))?;
-            locked.attach_transport(id, transport);
+            let address = locked.open_transport_endpoint(id, |transport, _| {
+                let management = transport.connection_management();
+                let management = management.ok_or(Error::NotSupported("passive endpoints"))?;
+                management.listen(id, info, at)
+            })?;
             locked
                 .domain
                 .deferred
@@ -133,13 +130,15 @@ impl DomainHandle {
         self.with_engine(|locked| {
             let state = &mut **locked;
             let id = state.insert_cm_endpoint(bindings)?;
-            let opened = match state.transport.connection_management() {
-                _ if !state.fork_guard.in_original_process() => Err(Error::Closed(Class::Domain)),
-                Some(management) => management.open_connected(&mut state.domain, id, &info, params),
-                None => Err(Error::NotSupported("connected endpoints")),
-            };
-            let transport = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
-            state.attach_transport(id, transport);
+            let is_original = state.fork_guard.in_original_process();
+            state.open_transport_endpoint(id, |transport, ctx| {
+                let management = transport.connection_management();
+                let management = management.ok_or(Error::NotSupported("connected endpoints"))?;
+                if !is_original {
+                    return Err(Error::Closed(Class::Domain));
+                }
+                Ok((management.open_connected(ctx, &info, params)?, ()))
+            })?;
             state.open_fast_path(id);
             Ok(id)
         })
@@ -168,11 +167,11 @@ impl DomainHandle {
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented; [`Error::Closed`].
     pub fn shutdown(&self, ep: EpId) -> Result<()> {
         self.with_engine(|locked| {
-            let shut_down = locked.with_transport(ep, |transport, domain| {
+            let shut_down = locked.with_transport(ep, |transport, ctx| {
                 let connection = transport.connection().ok_or(Error::NotSupported(
                     "shutdown of endpoints other than FI_EP_MSG",
                 ))?;
-                connection.shutdown(domain);
+                connection.shutdown(ctx);
                 Ok(())
             });
             shut_down.flatten()

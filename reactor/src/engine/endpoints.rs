@@ -8,12 +8,13 @@ use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EngineContext, EpId, FastPath};
+use fabric_core::transport::{EndpointContext, EngineContext, EpId, FastPath};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
 use super::domain::DomainHandle;
-use super::progress::EngineState;
+use super::endpoint_table::{EngineTransportEndpoint, RxSource};
+use super::progress::{EngineState, EngineTransportDomain};
 use super::state::domain_state::{Bindings, DomainState};
 use super::state::trace::TraceEvent;
 
@@ -27,36 +28,60 @@ pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
     info
 }
 
-impl DomainState {
-    /// Opens an endpoint with these bindings, and its receive queue with this budget for unexpected
-    /// messages.
+impl EngineState {
+    /// Opens an endpoint with these bindings, and its receive queue. The transport's part is
+    /// [attached](super::endpoint_table::EndpointTable::attach) later.
     ///
     /// # Errors
     /// [`Error::Closed`] when the shared receive context of the bindings is closed.
-    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings, budget: usize) -> Result<EpId> {
+    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings) -> Result<EpId> {
+        let budget = self.transport.unexpected_budget();
         let shared = bindings.shared_rx;
         if let Some(context) = shared {
-            self.try_with_rx(context, |rx, _| rx.raise_budget(budget))
+            self.with_rx(context, |rx, _| rx.raise_budget(budget))
                 .ok_or_else(|| Error::Closed(Class::SharedReceive))?;
         }
-        let id = EpId(self.endpoints.insert(Self::new_endpoint(bindings)));
-        if shared.is_none() {
-            self.endpoint(id)?.rx = Some(Box::new(RxQueue::new(id, budget, self.pool.clone())));
-        }
+        let id = self.domain.insert_endpoint(bindings);
+        let rx = match shared {
+            Some(context) => RxSource::Shared(context),
+            None => {
+                let pool = self.domain.pool.clone();
+                RxSource::Own(Box::new(RxQueue::new(id, budget, pool)))
+            }
+        };
+        self.endpoints.insert(id, rx);
         Ok(id)
     }
 
     /// Removes an endpoint that could not be opened.
     pub(crate) fn remove_endpoint(&mut self, id: EpId) {
-        if self.rx_context_of(id).is_some() {
+        if self.domain.rx_context_of(id).is_some() {
             // The shared context may know the peer of a connection that failed.
-            self.try_with_rx(id, |rx, domain| rx.sharer_closed(domain, id));
+            self.with_rx(id, |rx, domain| rx.sharer_closed(domain, id));
         }
-        self.endpoints.remove(id.0);
+        self.endpoints.remove(id);
+        self.domain.endpoints.remove(id.0);
     }
-}
 
-impl EngineState {
+    /// Opens the transport's part of an endpoint that was [inserted](Self::insert_endpoint), by
+    /// `open`. Removes the endpoint if that fails.
+    pub(crate) fn open_transport_endpoint<T>(
+        &mut self,
+        id: EpId,
+        open: impl FnOnce(
+            &mut EngineTransportDomain,
+            &mut EndpointContext<'_, DomainState>,
+        ) -> Result<(Box<EngineTransportEndpoint>, T)>,
+    ) -> Result<T> {
+        let opened = match self.endpoints.context(id, &mut self.domain) {
+            Some(mut ctx) => open(&mut *self.transport, &mut ctx),
+            None => Err(Error::Closed(Class::SharedReceive)),
+        };
+        let (transport, value) = opened.inspect_err(|_| self.remove_endpoint(id))?;
+        self.endpoints.attach(id, transport);
+        Ok(value)
+    }
+
     /// Reports the addresses that are in the address vector already to the transport, for a new
     /// endpoint.
     fn report_existing_addrs(&mut self, id: EpId) {
@@ -69,8 +94,8 @@ impl EngineState {
             .map(|(addr, address)| (addr, address.clone()))
             .collect();
         for (addr, address) in known {
-            let _ = self.with_transport(id, |transport, domain| {
-                transport.address_inserted(domain, addr, &address);
+            let _ = self.with_transport(id, |transport, ctx| {
+                transport.address_inserted(ctx, addr, &address);
             });
         }
     }
@@ -81,10 +106,8 @@ impl EngineState {
         if let Some(ep) = self.domain.endpoints.get_mut(id.0)
             && !ep.bindings.counters.counts_local_ops()
         {
-            ep.fast_path = ep
-                .transport
-                .as_ref()
-                .and_then(|transport| transport.fast_path());
+            let transport = self.endpoints.transport(id);
+            ep.fast_path = transport.and_then(|transport| transport.fast_path());
         }
     }
 
@@ -98,13 +121,8 @@ impl EngineState {
             self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
         let is_context = self.is_shared_rx_context(id);
-        let transport = self
-            .domain
-            .endpoint(id)
-            .ok()
-            .and_then(|ep| ep.transport.take());
-        if let Some(mut transport) = transport {
-            transport.close(&mut self.domain);
+        if let Some((transport, mut ctx)) = self.endpoints.for_call(id, &mut self.domain) {
+            transport.close(&mut ctx);
         }
         self.close_rx(id);
         if !is_context {
@@ -139,13 +157,10 @@ impl DomainHandle {
         // progress the driver thread has to poll the new descriptors.
         self.with_engine(|locked| {
             let state = &mut **locked;
-            let budget = state.transport.unexpected_budget();
-            let id = state.domain.insert_endpoint(bindings, budget)?;
-            let opened = state
-                .transport
-                .open_endpoint(&mut state.domain, id, &info, at);
-            let (transport, address) = opened.inspect_err(|_| state.domain.remove_endpoint(id))?;
-            state.attach_transport(id, transport);
+            let id = state.insert_endpoint(bindings)?;
+            let address = state.open_transport_endpoint(id, |transport, ctx| {
+                transport.open_endpoint(ctx, &info, at)
+            })?;
             state.report_existing_addrs(id);
             state.open_fast_path(id);
             state
@@ -182,9 +197,12 @@ impl DomainHandle {
         let Some(state) = locked.domain.endpoints.get(ep.0) else {
             return EndpointStats::default();
         };
-        let transport = state.transport.as_ref().map(|transport| transport.stats());
+        let transport = locked
+            .endpoints
+            .transport(ep)
+            .map(|transport| transport.stats());
         let mut stats = state.stats.with_transport(transport.unwrap_or_default());
-        if let Some(queue) = locked.domain.own_rx(ep) {
+        if let Some(queue) = locked.endpoints.own_rx(ep) {
             (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
         }
         stats

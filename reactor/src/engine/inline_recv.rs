@@ -37,13 +37,14 @@ impl EngineState {
             || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
             || domain.progress_requested
             || work != 0
-            || !domain.own_rx(ep)?.is_empty()
+            || !self.endpoints.own_rx(ep)?.is_empty()
         {
             return None;
         }
         let state = domain.endpoints.get_mut(ep.0)?;
         let room = buf.recv_capacity().min(state.bindings.max_msg_size);
-        let (len, source) = state.transport.as_mut()?.try_recv(from, room, buf)?;
+        let transport = self.endpoints.transport_mut(ep)?;
+        let (len, source) = transport.try_recv(from, room, buf)?;
         state.stats.received.record(len);
         if let Some(counter) = state.bindings.counters.recv {
             domain.add_to_counter(counter, true);

@@ -7,7 +7,7 @@
 use std::task::{Context, Poll, ready};
 
 use fabric_core::buf::Loan;
-use fabric_core::transport::{EpId, LoanAllocator, OpKey};
+use fabric_core::transport::{LoanAllocator, OpKey};
 use fabric_core::{Error, Result};
 
 use super::domain::DomainHandle;
@@ -16,14 +16,11 @@ use super::progress::EngineState;
 impl EngineState {
     /// Makes passes poll the endpoints whose peers hold loans, because a task waits for memory.
     fn watch_loans(&mut self) {
-        let endpoints = self.domain.endpoints.iter_mut();
-        let watching = endpoints.filter_map(|(id, state)| {
-            let has_loans = state.transport.as_mut()?.sent_loans()?.watch();
-            has_loans.then_some(EpId(id))
-        });
+        let endpoints = self.endpoints.transports_mut();
+        let watching =
+            endpoints.filter_map(|(ep, transport)| transport.sent_loans()?.watch().then_some(ep));
         for ep in watching.collect::<Vec<_>>() {
-            // The endpoint is open, and in a forked child nothing makes passes.
-            let _ = self.with_transport(ep, |_, _| ());
+            self.endpoints.activate(ep);
         }
     }
 }
@@ -57,9 +54,8 @@ impl DomainHandle {
             return Ok(loan);
         }
         let mut locked = self.engine().lock();
-        for (_, endpoint) in locked.domain.endpoints.iter_mut() {
-            let transport = endpoint.transport.as_mut();
-            if let Some(loans) = transport.and_then(|transport| transport.sent_loans()) {
+        for (_, transport) in locked.endpoints.transports_mut() {
+            if let Some(loans) = transport.sent_loans() {
                 loans.collect();
             }
         }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `domain` | a domain as fabric-async sees it |
 //! | `progress`, `driver` | the domain's lock and progress; progress when no task polls |
-//! | `passes`, `active` | calls of the transport's endpoints, and passes over the active ones |
+//! | `endpoint_table`, `passes` | the transport's endpoints with their queues; calls of them, and passes over the active ones |
 //! | `state` | the state of a domain and its endpoints |
 //! | `post`, `inline_recv`, `batch`, `cancel`, `flush` | posting, singly and in batches; canceling; flushing |
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
@@ -13,7 +13,6 @@
 //! | `event_loop`, `wait_fd` | event loops of the program; wait descriptors |
 //! | `wait_policy` | how long to spin before sleeping |
 
-mod active;
 mod av;
 mod batch;
 mod cancel;
@@ -22,6 +21,7 @@ mod cm;
 mod completions;
 pub(crate) mod domain;
 pub(crate) mod driver;
+pub(crate) mod endpoint_table;
 mod endpoints;
 mod event_loop;
 mod flush;

@@ -91,9 +91,8 @@ impl DomainHandle {
     /// [`Error::Closed`].
     pub fn direct_region(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         let mut locked = self.engine().lock();
-        let region = locked.with_transport(ep, |transport, domain| {
-            transport.direct_region(domain, peer, key)
-        });
+        let region =
+            locked.with_transport(ep, |transport, ctx| transport.direct_region(ctx, peer, key));
         region.flatten()
     }
 
@@ -154,7 +153,7 @@ impl EngineGuard<'_> {
                     &tx_op,
                     len,
                     |_| Ok(()),
-                    |transport, domain| transport.try_read(domain, &tx_op, data),
+                    |transport, ctx| transport.try_read(ctx, &tx_op, data),
                 )
             },
         )
@@ -239,7 +238,7 @@ impl EngineGuard<'_> {
             tx_op,
             len,
             |_| Ok(()),
-            |transport, domain| transport.try_atomic(domain, tx_op, operands, result),
+            |transport, ctx| transport.try_atomic(ctx, tx_op, operands, result),
         )
     }
 

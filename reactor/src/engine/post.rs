@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::{EngineContext, EpId, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, EpId, OpKey, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
 use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
+use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::EngineGuard;
-use super::state::domain_state::EngineTransportEndpoint;
 use super::state::domain_state::{Bindings, CqId, DomainState, check_addr};
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use super::state::tx_credits::FencedOp;
@@ -107,7 +107,10 @@ impl EngineGuard<'_> {
         tx_op: &TxOp,
         len: usize,
         check: impl FnOnce(&Bindings) -> Result<()>,
-        act: impl FnOnce(&mut EngineTransportEndpoint, &mut DomainState) -> Result<TrySend>,
+        act: impl FnOnce(
+            &mut EngineTransportEndpoint,
+            &mut EndpointContext<'_, DomainState>,
+        ) -> Result<TrySend>,
     ) -> Result<TrySend> {
         let state = &mut **self;
         let endpoint = state.domain.endpoint(ep)?;
@@ -174,8 +177,8 @@ impl EngineGuard<'_> {
             .domain
             .ops
             .insert_tx(ep, tx_op, target, buf, has_credit);
-        let set = state.with_transport(ep, |transport, domain| {
-            transport.set_batched_op(domain, key, tx_op, len);
+        let set = state.with_transport(ep, |transport, ctx| {
+            transport.set_batched_op(ctx, key, tx_op, len);
         });
         if let Err(error) = set {
             state.domain.complete(key, Outcome::failed(error));
@@ -196,8 +199,8 @@ impl EngineGuard<'_> {
     ) -> Result<TrySend> {
         let len = payload.len();
         let check = |bindings: &Bindings| bindings.check_len(len);
-        self.try_inline(ep, tx_op, len, check, |transport, domain| {
-            transport.try_send(domain, tx_op, payload)
+        self.try_inline(ep, tx_op, len, check, |transport, ctx| {
+            transport.try_send(ctx, tx_op, payload)
         })
     }
 
@@ -256,9 +259,8 @@ impl EngineGuard<'_> {
         } else {
             let key = state.domain.ops.insert(op);
             state.domain.pending_sends += 1;
-            let queued = state.with_transport(ep, |transport, domain| {
-                transport.queue_send(domain, key, &tx_op)
-            });
+            let queued =
+                state.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
             if let Err(error) = queued.flatten() {
                 let buf = state.domain.remove_refused(key);
                 if credit == CreditMode::FromPermit {

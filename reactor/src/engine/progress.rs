@@ -40,7 +40,7 @@ use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
 use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDomain, WaitSet};
 
-use super::active::ActiveEndpoints;
+use super::endpoint_table::EndpointTable;
 use super::state::deferred::Deferred;
 use super::state::domain_state::{DomainState, FollowUp};
 use super::state::ops::OpPhase;
@@ -92,8 +92,13 @@ impl std::fmt::Debug for DriverStatus {
 
 pub(crate) struct EngineState {
     pub(crate) transport: Box<EngineTransportDomain>,
+    /// Dropped before the operations: a transport may have borrowed their buffers.
+    pub(crate) endpoints: EndpointTable,
     pub(crate) domain: DomainState,
-    pub(crate) active: ActiveEndpoints,
+    /// Whether the endpoints share a descriptor.
+    pub(crate) shares_descriptor: bool,
+    /// Scratch memory of a pass: endpoints that have become ready.
+    pub(crate) ready_endpoints: Vec<EpId>,
     /// A forked child makes no progress: the connections belong to the parent.
     pub(crate) fork_guard: ForkGuard,
     /// The shared receive contexts: few, and mostly none.
@@ -134,7 +139,9 @@ impl Engine {
         progress_mode: Progress,
     ) -> Self {
         let state = EngineState {
-            active: ActiveEndpoints::new(&*transport),
+            endpoints: EndpointTable::new(&*transport),
+            shares_descriptor: transport.shares_descriptor(),
+            ready_endpoints: Vec::new(),
             fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(),
@@ -477,7 +484,7 @@ impl EngineGuard<'_> {
     pub(crate) fn write_batched(&mut self) {
         let state = &mut **self;
         for ep in std::mem::take(&mut state.domain.batched_eps) {
-            let _ = state.with_transport(ep, |transport, domain| transport.write_batched(domain));
+            let _ = state.with_transport(ep, |transport, ctx| transport.write_batched(ctx));
         }
         self.run_follow_ups();
     }
@@ -622,9 +629,8 @@ impl EngineState {
         }
         let Some(tx_op) = op.tx_op else { return };
         self.domain.pending_sends += usize::from(!had_credit);
-        let queued = self.with_transport(ep, |transport, domain| {
-            transport.queue_send(domain, key, &tx_op)
-        });
+        let queued =
+            self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
         if let Err(error) = queued.flatten() {
             self.domain.complete(key, Outcome::failed(error));
         }

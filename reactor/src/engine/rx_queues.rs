@@ -1,8 +1,7 @@
 //! The receive queues of a domain: access, posting, canceling, closing.
 //!
 //! Each endpoint has a receive queue of its own, or uses the queue of a shared receive context
-//! (`shared_rx`). While a queue is in use, it is taken out of its endpoint, so that the queue can
-//! complete operations of the domain.
+//! (`shared_rx`).
 //!
 //! The transport delivers messages to the queue in its passes. The engine reports each of its own
 //! changes to the transport
@@ -29,58 +28,6 @@ impl DomainState {
         self.endpoints.get(id.0)?.bindings.shared_rx
     }
 
-    /// Returns the queue of an endpoint that shares none, or of a shared context.
-    #[inline]
-    pub(crate) fn own_rx(&self, id: EpId) -> Option<&RxQueue> {
-        self.endpoints.get(id.0)?.rx.as_deref()
-    }
-
-    /// Returns the queue of an endpoint or of a shared context.
-    pub(crate) fn rx(&self, id: EpId) -> Option<&RxQueue> {
-        self.own_rx(self.rx_context_of(id).unwrap_or(id))
-    }
-
-    /// Takes the queue of an endpoint or of a shared context. `None` when the queue is closed or in
-    /// use.
-    #[inline(always)] // on the small-message path
-    pub(crate) fn take_queue(&mut self, id: EpId) -> Option<Box<RxQueue>> {
-        let state = self.endpoints.get_mut(id.0)?;
-        match state.rx.take() {
-            None => self.take_shared_queue(id),
-            queue => queue,
-        }
-    }
-
-    #[cold]
-    fn take_shared_queue(&mut self, id: EpId) -> Option<Box<RxQueue>> {
-        let context = self.rx_context_of(id)?;
-        self.endpoints.get_mut(context.0)?.rx.take()
-    }
-
-    /// Puts a queue back that was taken.
-    #[inline(always)] // on the small-message path
-    pub(crate) fn put_queue(&mut self, queue: Box<RxQueue>) {
-        if let Some(state) = self.endpoints.get_mut(queue.ep().0) {
-            let vacant = state.rx.replace(queue);
-            debug_assert!(vacant.is_none());
-            // The check whether there is something to drop is saved.
-            std::mem::forget(vacant);
-        }
-    }
-
-    /// Calls `act` with the receive queue of an endpoint or of a shared context; `None` when it is
-    /// closed.
-    pub(crate) fn try_with_rx<T>(
-        &mut self,
-        ep: EpId,
-        act: impl FnOnce(&mut RxQueue, &mut Self) -> T,
-    ) -> Option<T> {
-        let mut queue = self.take_queue(ep)?;
-        let result = act(&mut queue, self);
-        self.put_queue(queue);
-        Some(result)
-    }
-
     /// Posts a receive. Returns whether the change is to be reported to the transport.
     #[inline(never)] // inlined, it takes more instructions to save the caller's registers
     fn post_to_queue(&mut self, queue: &mut RxQueue, op: OpKey, spec: RecvSpec) -> bool {
@@ -96,12 +43,21 @@ impl EngineState {
     /// [`Error::Closed`] when the endpoint cannot receive.
     pub(crate) fn after_rx_change(&mut self, ep: EpId) -> Result<()> {
         if self.is_shared_rx_context(ep) {
-            self.domain.after_shared_rx_change(ep);
+            self.after_shared_rx_change(ep);
             return Ok(());
         }
-        self.with_transport(ep, |transport, domain| {
-            transport.on_rx_queue_changed(domain)
-        })
+        self.with_transport(ep, |transport, ctx| transport.on_rx_queue_changed(ctx))
+    }
+
+    /// Calls `act` with the receive queue of an endpoint or of a shared context; `None` when it is
+    /// closed.
+    pub(crate) fn with_rx<T>(
+        &mut self,
+        ep: EpId,
+        act: impl FnOnce(&mut RxQueue, &mut DomainState) -> T,
+    ) -> Option<T> {
+        let rx = self.endpoints.rx_mut(ep)?;
+        Some(act(rx, &mut self.domain))
     }
 
     /// Changes the receive queue of an endpoint or of a shared context; `None` when it is closed.
@@ -110,7 +66,7 @@ impl EngineState {
         ep: EpId,
         act: impl FnOnce(&mut RxQueue, &mut DomainState) -> T,
     ) -> Option<T> {
-        let result = self.domain.try_with_rx(ep, act)?;
+        let result = self.with_rx(ep, act)?;
         // An endpoint that cannot receive has no peers to which the change matters.
         let _ = self.after_rx_change(ep);
         Some(result)
@@ -119,12 +75,10 @@ impl EngineState {
     /// Posts a receive to its queue.
     #[inline(always)] // on the small-message path
     pub(crate) fn post_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
-        let Some(mut queue) = self.domain.take_queue(ep) else {
+        let Some(queue) = self.endpoints.rx_mut(ep) else {
             return self.fail_posted(ep, op, Error::Closed(Class::Endpoint));
         };
-        let must_report = self.domain.post_to_queue(&mut queue, op, spec);
-        self.domain.put_queue(queue);
-        if must_report {
+        if self.domain.post_to_queue(queue, op, spec) {
             self.report_post(ep, op);
         }
     }
@@ -136,7 +90,7 @@ impl EngineState {
         op: OpKey,
         post: impl FnOnce(&mut RxQueue, &mut DomainState),
     ) {
-        match self.domain.try_with_rx(ep, post) {
+        match self.with_rx(ep, post) {
             Some(()) => self.report_post(ep, op),
             None => self.fail_posted(ep, op, Error::Closed(Class::Endpoint)),
         }
@@ -153,9 +107,7 @@ impl EngineState {
     /// Fails a receive that was just posted, unless it has ended.
     #[cold]
     fn fail_posted(&mut self, ep: EpId, op: OpKey, error: Error) {
-        let canceled = self
-            .domain
-            .try_with_rx(ep, |rx, domain| rx.cancel(domain, op));
+        let canceled = self.with_rx(ep, |rx, domain| rx.cancel(domain, op));
         if canceled != Some(false) {
             self.domain.complete(op, Outcome::failed(error));
         }
@@ -174,8 +126,7 @@ impl EngineState {
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
         let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.no_transfer;
         if !self.domain.ops.get(op).is_some_and(is_in_queue) {
-            let canceled =
-                self.with_transport(ep, |transport, domain| transport.cancel(domain, op));
+            let canceled = self.with_transport(ep, |transport, ctx| transport.cancel(ctx, op));
             return canceled == Ok(true);
         }
         self.change_rx(ep, |rx, domain| rx.cancel(domain, op)) == Some(true)
@@ -195,8 +146,7 @@ impl EngineState {
             let is_known = |source: &FiAddr| self.domain.is_known_addr(ep, envelope.peer, *source);
             envelope.source.filter(is_known)
         } else {
-            let state = self.domain.endpoints.get(ep.0);
-            let transport = state.and_then(|state| state.transport.as_ref());
+            let transport = self.endpoints.transport(ep);
             transport.and_then(|transport| transport.source_of(envelope.peer))
         };
         self.change_rx(ep, |rx, domain| {
@@ -209,17 +159,15 @@ impl EngineState {
     pub(crate) fn close_rx(&mut self, ep: EpId) {
         debug_assert!(self.domain.endpoints_sharing(ep).is_empty());
         let context = self.domain.rx_context_of(ep);
-        self.domain.try_with_rx(ep, |rx, domain| match context {
+        self.with_rx(ep, |rx, domain| match context {
             None => rx.close(domain),
             Some(_) => rx.sharer_closed(domain, ep),
         });
         self.shared_rx_contexts.retain(|context| *context != ep);
-        if let Ok(state) = self.domain.endpoint(ep) {
-            state.rx = None;
-        }
+        self.endpoints.remove(ep);
         if let Some(context) = context {
             // The endpoint's incomplete messages have left the budget.
-            self.domain.after_shared_rx_change(context);
+            self.after_shared_rx_change(context);
         }
     }
 }

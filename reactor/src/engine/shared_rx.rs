@@ -26,6 +26,7 @@ use fabric_core::rx::RxQueue;
 use fabric_core::transport::EpId;
 
 use super::domain::DomainHandle;
+use super::endpoint_table::RxSource;
 use super::progress::EngineState;
 use super::state::domain_state::{Bindings, DomainState, FollowUp, check_addr};
 
@@ -87,24 +88,24 @@ impl DomainState {
             .and_then(|sharer| self.endpoints.get(sharer.0));
         sharer.is_some_and(|sharer| check_addr(&self.avs, sharer.bindings.av, addr).is_ok())
     }
-
-    /// Requests the progress that follows from a change of a shared context's queue.
-    pub(crate) fn after_shared_rx_change(&mut self, context: EpId) {
-        let changes = self.try_with_rx(context, |rx, _| (rx.has_work(), rx.take_declined()));
-        let (has_work, declined) = changes.unwrap_or_default();
-        if has_work {
-            // The sender of a partial message waits, whether or not a task waits here.
-            self.progress_requested = true;
-            self.rearm_requested = true;
-        }
-        if declined {
-            // A declined message may be accepted now.
-            self.follow_ups.push(FollowUp::ResumeProgress);
-        }
-    }
 }
 
 impl EngineState {
+    /// Requests the progress that follows from a change of a shared context's queue.
+    pub(crate) fn after_shared_rx_change(&mut self, context: EpId) {
+        let changes = self.with_rx(context, |rx, _| (rx.has_work(), rx.take_declined()));
+        let (has_work, declined) = changes.unwrap_or_default();
+        if has_work {
+            // The sender of a partial message waits, whether or not a task waits here.
+            self.domain.progress_requested = true;
+            self.domain.rearm_requested = true;
+        }
+        if declined {
+            // A declined message may be accepted now.
+            self.domain.follow_ups.push(FollowUp::ResumeProgress);
+        }
+    }
+
     /// Returns whether the id is of a shared receive context.
     #[inline]
     pub(crate) fn is_shared_rx_context(&self, id: EpId) -> bool {
@@ -115,8 +116,8 @@ impl EngineState {
     #[cold]
     pub(crate) fn progress_with_shared_rx(&mut self) -> bool {
         let mut moved = false;
-        for context in &self.shared_rx_contexts {
-            let drained = self.domain.try_with_rx(*context, RxQueue::drain_unexpected);
+        for index in 0..self.shared_rx_contexts.len() {
+            let drained = self.with_rx(self.shared_rx_contexts[index], RxQueue::drain_unexpected);
             moved |= drained == Some(true);
         }
         moved |= self.poll_endpoints();
@@ -131,7 +132,7 @@ impl EngineState {
     /// Copies a chunk of a message of a shared context that is still in its sender's memory.
     fn copy_next_chunk(&mut self, context: EpId) -> bool {
         let sharers = self.domain.endpoints_sharing(context);
-        let copied = self.domain.try_with_rx(context, |rx, domain| {
+        let copied = self.with_rx(context, |rx, domain| {
             if !rx.has_work() {
                 return None;
             }
@@ -147,9 +148,7 @@ impl EngineState {
         };
         for ep in sharers {
             // The endpoints send the acks to their peers.
-            let _ = self.with_transport(ep, |transport, domain| {
-                transport.on_rx_queue_changed(domain)
-            });
+            let _ = self.with_transport(ep, |transport, ctx| transport.on_rx_queue_changed(ctx));
         }
         copied
     }
@@ -160,7 +159,7 @@ impl EngineState {
         let mut queues = self
             .shared_rx_contexts
             .iter()
-            .filter_map(|context| self.domain.own_rx(*context));
+            .filter_map(|context| self.endpoints.own_rx(*context));
         queues.any(RxQueue::has_work)
     }
 }
@@ -170,10 +169,9 @@ impl DomainHandle {
     pub fn open_shared_rx(&self, bindings: Bindings) -> EpId {
         let mut locked = self.engine().lock();
         let state = &mut *locked;
-        let context = DomainState::new_endpoint(bindings);
-        let id = EpId(state.domain.endpoints.insert(context));
+        let id = state.domain.insert_endpoint(bindings);
         let queue = RxQueue::shared(id, self.pool().clone());
-        state.domain.put_queue(Box::new(queue));
+        state.endpoints.insert(id, RxSource::Own(Box::new(queue)));
         state.shared_rx_contexts.push(id);
         id
     }

@@ -7,18 +7,21 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::transport::{
-    EngineContext, EpId, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp, WaitToken,
+    EndpointContext, EngineContext, EpId, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp,
+    WaitToken,
 };
 use fabric_core::{Address, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
+use crate::engine::endpoint_table::EngineTransportEndpoint;
 use crate::engine::progress::Engine;
-use crate::engine::state::domain_state::EngineTransportEndpoint;
-use crate::engine::state::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+use crate::engine::state::domain_state::{AvId, Bindings, DomainState};
 use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
 use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
+
+type MockContext<'a> = EndpointContext<'a, DomainState>;
 
 /// The state that a peer and the transport share: the same flag protocol as a ring's, around a
 /// count instead of records.
@@ -52,16 +55,14 @@ impl MockConnection {
         let connection = Arc::new(connection);
         let engine = Engine::new(Box::new(MockDomain), wait_set, policy, progress);
         let mut locked = engine.lock();
-        let id = locked
-            .domain
-            .endpoints
-            .insert(DomainState::new_endpoint(bindings()));
+        let bindings = Bindings::for_tests(AvId(0));
+        let id = locked.insert_endpoint(bindings).expect("no shared context");
         let endpoint = MockEndpoint {
             connection: connection.clone(),
             taken: 0,
             fast_path,
         };
-        locked.attach_transport(EpId(id), Box::new(endpoint));
+        locked.endpoints.attach(id, Box::new(endpoint));
         drop(locked);
         (connection, Arc::new(engine))
     }
@@ -74,23 +75,6 @@ impl MockConnection {
         if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Relaxed) != 0 {
             self.wait_set.ring_doorbell(0);
         }
-    }
-}
-
-fn bindings() -> Bindings {
-    Bindings {
-        object_id: 0,
-        context: 0,
-        av: AvId(0),
-        tx_cq: None,
-        rx_cq: None,
-        counters: CounterBindings::default(),
-        shared_rx: None,
-        eq: None,
-        tx_size: 1,
-        rx_size: 1,
-        max_msg_size: 1,
-        inject_size: 1,
     }
 }
 
@@ -118,8 +102,7 @@ struct MockDomain;
 impl TransportDomain<DomainState> for MockDomain {
     fn open_endpoint(
         &mut self,
-        _: &mut DomainState,
-        _: EpId,
+        _: &mut MockContext<'_>,
         _: &Info,
         _: Option<&Address>,
     ) -> Result<(Box<EngineTransportEndpoint>, Address)> {
@@ -142,18 +125,18 @@ struct MockEndpoint {
 }
 
 impl TransportEndpoint<DomainState> for MockEndpoint {
-    fn try_send(&mut self, _: &mut DomainState, _: &TxOp, _: Payload<'_>) -> Result<TrySend> {
+    fn try_send(&mut self, _: &mut MockContext<'_>, _: &TxOp, _: Payload<'_>) -> Result<TrySend> {
         Ok(TrySend::Done)
     }
 
-    fn queue_send(&mut self, _: &mut DomainState, _: OpKey, tx_op: &TxOp) -> Result<()> {
+    fn queue_send(&mut self, _: &mut MockContext<'_>, _: OpKey, tx_op: &TxOp) -> Result<()> {
         self.fast_path
             .iter()
             .for_each(|fast_path| fast_path.send(tx_op));
         Ok(())
     }
 
-    fn progress(&mut self, domain: &mut DomainState, _: usize) -> bool {
+    fn progress(&mut self, domain: &mut MockContext<'_>, _: usize) -> bool {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
@@ -165,9 +148,9 @@ impl TransportEndpoint<DomainState> for MockEndpoint {
         true
     }
 
-    fn ready(&mut self, _: &mut DomainState, _: WaitToken) {}
+    fn ready(&mut self, _: &mut MockContext<'_>, _: WaitToken) {}
 
-    fn arm(&mut self, domain: &mut DomainState) -> bool {
+    fn arm(&mut self, domain: &mut MockContext<'_>) -> bool {
         self.connection.armed.swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `MockConnection::send`.
         fence(Ordering::SeqCst);
@@ -183,7 +166,7 @@ impl TransportEndpoint<DomainState> for MockEndpoint {
         self.connection.armed.swap(0, Ordering::Relaxed);
     }
 
-    fn close(&mut self, _: &mut DomainState) {}
+    fn close(&mut self, _: &mut MockContext<'_>) {}
 
     fn describe(&self) -> String {
         "mock".into()

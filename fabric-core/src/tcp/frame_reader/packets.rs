@@ -6,7 +6,7 @@ use crate::tcp::rxm::{
     RendezvousRead, RxmPacket, SegmentType, decode_rendezvous,
 };
 use crate::tcp::{Frame, MAX_MESSAGE, ProtocolViolation, atomics};
-use crate::transport::{EngineContext, RxSink};
+use crate::transport::{EndpointContext, EngineContext};
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
@@ -39,8 +39,7 @@ impl FrameReader {
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let Some(parsed) = parse_packet(received.frame, received.header_len, received.bytes)?
@@ -62,12 +61,12 @@ impl FrameReader {
                     header_len: parsed.headers_len,
                     ..*received
                 };
-                Ok(self.read_message(&received, envelope, rx, engine, outcome))
+                Ok(self.read_message(&received, envelope, ctx, outcome))
             }
             PacketKind::Segment(segment_type, ..) => {
                 if segment_type == SegmentType::First {
                     rxm.check_first_segment(&packet, parsed.payload_len as u64)?;
-                    let Some(id) = rx.begin_partial(engine, envelope) else {
+                    let Some(id) = ctx.begin_partial(envelope) else {
                         outcome.stop_reason = StopReason::Blocked;
                         return Ok(false);
                     };
@@ -94,7 +93,7 @@ impl FrameReader {
                     outcome.consumed += parsed.headers_len + parsed.payload_len;
                     return Ok(true);
                 }
-                let Some(id) = rx.begin_partial(engine, envelope) else {
+                let Some(id) = ctx.begin_partial(envelope) else {
                     outcome.stop_reason = StopReason::Blocked;
                     return Ok(false);
                 };
@@ -107,7 +106,7 @@ impl FrameReader {
                 Ok(self.finish_packet(received, &parsed, outcome))
             }
             PacketKind::Atomic(atomic) => {
-                self.execute_atomic_packet(received, &parsed, atomic, sender, engine, outcome)
+                self.execute_atomic_packet(received, &parsed, atomic, sender, ctx, outcome)
             }
             PacketKind::AtomicResponse(_) => {
                 let Some(payload) = parsed.complete_atomic_payload()? else {
@@ -115,15 +114,14 @@ impl FrameReader {
                 };
                 let response = AtomicStatus::decode(payload)?;
                 self.pending
-                    .on_atomic_response(packet.message_id, response, engine)?;
+                    .on_atomic_response(packet.message_id, response, ctx)?;
                 Ok(self.finish_packet(received, &parsed, outcome))
             }
             PacketKind::RendezvousDone if parsed.payload_len > 0 => Err(ProtocolViolation(
                 "rendezvous acknowledgement with a payload",
             )),
             PacketKind::RendezvousDone => {
-                self.responses
-                    .on_rendezvous_done(packet.message_id, engine)?;
+                self.responses.on_rendezvous_done(packet.message_id, ctx)?;
                 Ok(self.finish_packet(received, &parsed, outcome))
             }
         }
@@ -137,7 +135,7 @@ impl FrameReader {
         parsed: &ParsedPacket<'_>,
         atomic: AtomicHeader,
         sender: SenderId,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.responses.is_full() {
@@ -152,7 +150,7 @@ impl FrameReader {
             payload,
             sender.1,
             &mut self.responses,
-            engine,
+            ctx,
         )?;
         if stall.is_some() {
             (self.stall, outcome.stop_reason) = (stall, StopReason::Blocked);

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::matching::Envelope;
 use crate::tcp::rxm::{EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RxmPacket, SegmentType};
 use crate::tcp::{Frame, FrameKind, MAX_HEADER_LEN, ProtocolViolation};
-use crate::transport::{EngineContext, PartialId, RxSink, RxStatus};
+use crate::transport::{EndpointContext, EngineContext, PartialId};
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
@@ -36,13 +36,17 @@ impl FrameReader {
 
     /// Returns whether the first message that is set aside can be accepted now.
     #[must_use]
-    pub fn can_resume_set_aside(&self, sender: SenderId, rx: &impl RxStatus) -> bool {
+    pub fn can_resume_set_aside(
+        &self,
+        sender: SenderId,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         let envelope = self
             .set_aside
             .frames
             .front()
             .and_then(|frame| self.next_envelope(frame, sender));
-        envelope.is_some_and(|envelope| rx.would_accept(&envelope))
+        envelope.is_some_and(|envelope| ctx.would_accept(&envelope))
     }
 
     /// Returns the envelope of the message at the start of `bytes`.
@@ -98,8 +102,7 @@ impl FrameReader {
     pub(super) fn read_set_aside<E: EngineContext>(
         &mut self,
         sender: SenderId,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         if !self.has_set_aside() {
@@ -111,7 +114,7 @@ impl FrameReader {
         // Messages that were set aside have waited already, so they are buffered if no receive
         // matches.
         let policy = std::mem::take(&mut self.unexpected_policy);
-        let result = self.read_all_set_aside(sender, (rx, engine), outcome);
+        let result = self.read_all_set_aside(sender, ctx, outcome);
         (self.body, self.unexpected_policy) = (body, policy);
         result
     }
@@ -120,17 +123,12 @@ impl FrameReader {
     fn read_all_set_aside<E: EngineContext>(
         &mut self,
         sender: SenderId,
-        (rx, engine): (&mut E::Rx, &mut E),
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         while let Some(bytes) = self.set_aside.frames.pop_front() {
             let mut frame_outcome = ReadOutcome::default();
-            let is_read = self.read_set_aside_frame(
-                &bytes,
-                sender,
-                (&mut *rx, &mut *engine),
-                &mut frame_outcome,
-            );
+            let is_read = self.read_set_aside_frame(&bytes, sender, ctx, &mut frame_outcome);
             outcome.acks_due.append(&mut frame_outcome.acks_due);
             if !is_read? {
                 self.set_aside.frames.push_front(bytes);
@@ -147,14 +145,13 @@ impl FrameReader {
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.must_set_aside(received) {
             return Ok(self.set_frame_aside(received, outcome));
         }
-        let proceed = self.read_packet_or_tagged(received, sender, rx, engine, outcome)?;
+        let proceed = self.read_packet_or_tagged(received, sender, ctx, outcome)?;
         // A stalled atomic operation is not a message: it blocks the connection.
         Ok(proceed
             || outcome.stop_reason == StopReason::Blocked
@@ -168,17 +165,15 @@ impl FrameReader {
         &mut self,
         received: &ReceivedFrame<'_>,
         sender: SenderId,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         match received.frame.kind {
-            FrameKind::Message => self.read_packet(received, sender, rx, engine, outcome),
+            FrameKind::Message => self.read_packet(received, sender, ctx, outcome),
             _ => Ok(self.read_message(
                 received,
                 super::frame_envelope(received.frame, sender)?,
-                rx,
-                engine,
+                ctx,
                 outcome,
             )),
         }
@@ -189,7 +184,7 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        (rx, engine): (&mut E::Rx, &mut E),
+        ctx: &mut EndpointContext<'_, E>,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;
@@ -200,10 +195,10 @@ impl FrameReader {
             header_len,
             bytes,
         };
-        let is_read = self.read_packet_or_tagged(&received, sender, rx, engine, outcome)?;
+        let is_read = self.read_packet_or_tagged(&received, sender, ctx, outcome)?;
         // The payload of a segment is in the same bytes.
         if let Some(FrameBody::Message { id, ack_due, .. }) = self.body.take() {
-            rx.append(engine, id, &&bytes[outcome.consumed..]);
+            ctx.append(id, &&bytes[outcome.consumed..]);
             outcome.acks_due.extend(self.responses.queue_ack(ack_due));
         }
         Ok(is_read)

@@ -1,7 +1,6 @@
-//! The state of a domain: operations, endpoints with their transport's part, queues, counters,
-//! address vectors.
+//! The state of a domain: operations, what they are charged to, queues, counters, address vectors.
 //!
-//! A transport sees [`DomainState`] as its
+//! Transports and receive queues see [`DomainState`] as their
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
 
 use std::collections::HashMap;
@@ -11,9 +10,8 @@ use std::task::Waker;
 use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::mr::RegionTable;
-use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov, TransportEndpoint};
+use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
@@ -30,9 +28,6 @@ use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::queues::{CounterState, CqState, EqState};
 use super::tx_credits::TxCredits;
 use crate::engine::wait_policy::WaitPolicy;
-
-/// The transport's part of an endpoint.
-pub(crate) type EngineTransportEndpoint = dyn TransportEndpoint<DomainState>;
 
 /// The id of a completion queue within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +71,25 @@ pub struct Bindings {
 }
 
 impl Bindings {
+    /// Returns the bindings of an endpoint of which tests set what they need.
+    #[cfg(test)]
+    pub(crate) fn for_tests(av: AvId) -> Self {
+        Self {
+            object_id: 1,
+            context: 0,
+            av,
+            tx_cq: None,
+            rx_cq: None,
+            counters: CounterBindings::default(),
+            shared_rx: None,
+            eq: None,
+            tx_size: 1,
+            rx_size: 1,
+            max_msg_size: 1,
+            inject_size: 1,
+        }
+    }
+
     /// Checks the length of a message against `max_msg_size`.
     #[inline]
     pub(crate) fn check_len(&self, len: usize) -> Result<()> {
@@ -144,14 +158,6 @@ pub(crate) struct EndpointState {
     pub(crate) tx_credits: TxCredits,
     pub(crate) posted_recvs: usize,
     pub(crate) stats: EndpointStats,
-    /// The receive queue; `None` while it is in use, and for an endpoint that uses the queue of a
-    /// shared receive context.
-    pub(crate) rx: Option<Box<RxQueue>>,
-    /// The transport's part of the endpoint; `None` while it is in a call, and for a shared receive
-    /// context.
-    pub(crate) transport: Option<Box<EngineTransportEndpoint>>,
-    /// Whether passes poll the endpoint.
-    pub(crate) is_active: bool,
     /// Executes operations without the domain's lock, if the transport offers it.
     pub(crate) fast_path: Option<Arc<dyn FastPath>>,
     /// Connection management state of a passive or connected endpoint.
@@ -175,24 +181,19 @@ impl std::fmt::Debug for EndpointState {
             tx_credits,
             posted_recvs,
             stats,
-            rx: _,
-            transport: _,
-            is_active,
             fast_path: _,
             cm,
         } = self;
         write!(
             f,
-            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, \
-             active: {is_active}, {cm:?})"
+            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
         )
     }
 }
 
-/// The state of a domain, apart from what the endpoints of its transport share.
+/// The state of a domain, apart from the endpoints of its transport and their receive queues.
 #[derive(Debug)]
 pub struct DomainState {
-    /// Dropped before the operations: a transport may have borrowed their buffers.
     pub(crate) endpoints: IdMap<EndpointState>,
     pub(crate) ops: OpTable,
     pub(crate) cqs: IdMap<CqState>,
@@ -297,19 +298,17 @@ impl DomainState {
             .ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 
-    pub(crate) fn new_endpoint(bindings: Bindings) -> EndpointState {
+    /// Adds an endpoint or a shared receive context with these bindings, and assigns its id.
+    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings) -> EpId {
         let (tx_credits, stats) = (TxCredits::new(bindings.tx_size), EndpointStats::default());
-        EndpointState {
+        EpId(self.endpoints.insert(EndpointState {
             tx_credits,
             posted_recvs: 0,
             stats,
-            rx: None,
-            transport: None,
-            is_active: false,
             fast_path: None,
             cm: None,
             bindings,
-        }
+        }))
     }
 
     /// Returns whether an operation of this endpoint has not ended. Operations whose buffers the

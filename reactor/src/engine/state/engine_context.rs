@@ -8,28 +8,45 @@ use fabric_core::mr::Region;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
-    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainMessages,
-    RemoteAccess, RmaIov, RmaIovId,
+    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainRun, RemoteAccess,
+    RmaIov, RmaIovId,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::domain_state::{DomainState, FollowUp};
-use super::ops::{CompletionTarget, OpPhase};
+use super::deferred::Deferred;
+use super::domain_state::{DomainState, EndpointState, FollowUp};
+use super::id_map::IdMap;
+use super::ops::{CompletionTarget, OpPhase, OpTable};
+use super::queues::{CounterState, CqState};
 use super::trace::TraceEvent;
 
 impl EngineContext for DomainState {
-    type Rx = RxQueue;
+    type PlainRun<'a> = PlainDeliveries<'a>;
 
     #[inline(always)] // on the small-message path
-    fn take_rx(&mut self, ep: EpId) -> Box<RxQueue> {
-        self.take_queue(ep)
-            .expect("the endpoint is open, and its queue is used once at a time")
-    }
-
-    #[inline(always)] // on the small-message path
-    fn put_rx(&mut self, queue: Box<RxQueue>) {
-        self.put_queue(queue);
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        rx: &'a mut RxQueue,
+        peer: (PeerKey, Option<FiAddr>),
+    ) -> Option<PlainDeliveries<'a>> {
+        if !self.shared_rx_peers.is_empty() || !self.departing_addrs.is_empty() || !rx.takes_plain()
+        {
+            return None;
+        }
+        let ep = self.endpoints.get_mut(rx.ep().0)?;
+        Some(PlainDeliveries {
+            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
+            ep,
+            rx,
+            peer,
+            ops: &mut self.ops,
+            counters: &mut self.counters,
+            deferred: &mut self.deferred,
+            waiters: &mut self.waiters,
+            completed: 0,
+            reported: OpStats::default(),
+        })
     }
 
     fn payload(&self, op: OpKey) -> Payload<'_> {
@@ -135,19 +152,6 @@ impl EngineContext for DomainState {
         if let Some(counter) = counter {
             self.add_to_counter(counter, true);
         }
-    }
-
-    #[inline(always)] // on the small-message path
-    fn deliver_plain(
-        &mut self,
-        rx: &mut RxQueue,
-        (peer, source): (PeerKey, Option<FiAddr>),
-        messages: &mut impl PlainMessages,
-    ) {
-        if !self.shared_rx_peers.is_empty() || !self.departing_addrs.is_empty() {
-            return;
-        }
-        while self.deliver_run(rx, (peer, source), messages) {}
     }
 
     fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
@@ -483,92 +487,87 @@ impl EngineContext for DomainState {
     }
 }
 
-impl DomainState {
-    /// Delivers plain messages to the receives at the head of the queue, as fast as possible, up to
-    /// one whose receive needs more than a copy, which is delivered too. Returns whether more
-    /// messages may follow.
+/// Plain messages of one peer on their way to the receives at the head of a queue. Endpoint and
+/// completion queue are looked up once for all messages; statistics, counter and waiter of the
+/// queue are updated when the run is dropped.
+#[derive(Debug)]
+pub struct PlainDeliveries<'a> {
+    ep: &'a mut EndpointState,
+    cq: Option<&'a mut CqState>,
+    rx: &'a mut RxQueue,
+    peer: (PeerKey, Option<FiAddr>),
+    ops: &'a mut OpTable,
+    counters: &'a mut IdMap<CounterState>,
+    deferred: &'a mut Deferred,
+    waiters: &'a mut usize,
+    /// Number of messages whose receives have futures.
+    completed: u64,
+    /// Messages that were reported to the completion queue.
+    reported: OpStats,
+}
+
+impl PlainRun for PlainDeliveries<'_> {
     #[inline(always)] // on the small-message path
-    fn deliver_run(
-        &mut self,
-        rx: &mut RxQueue,
-        peer: (PeerKey, Option<FiAddr>),
-        messages: &mut impl PlainMessages,
-    ) -> bool {
-        let mut next = messages.peek();
-        if next.is_none() || !rx.takes_plain() {
+    fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool {
+        let len = bytes.len();
+        if len > self.ep.bindings.max_msg_size {
             return false;
         }
-        // Endpoint and queue are looked up once for all messages.
-        let Some(ep) = self.endpoints.get_mut(rx.ep().0) else {
+        let Some(key) = self.rx.first_plain(self.peer.1) else {
             return false;
         };
-        let mut cq = ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0));
-        let (mut completed, mut reported) = (0, OpStats::default());
-        let mut fallback = None;
-        while let Some(bytes) = next
-            && bytes.len() <= ep.bindings.max_msg_size
-            && let Some((key, arrival)) = rx.match_plain(peer.1)
-        {
-            let len = bytes.len();
-            let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
-                break;
-            };
-            let transfer = Transfer::received_plain(peer, arrival, len);
-            match (op.target, &mut cq) {
-                (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(&bytes) => {
-                    let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
-                    entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
-                    ep.posted_recvs -= usize::from(op.holds_credit);
-                    op.free(key, free_slots);
-                    reported.count += 1;
-                    reported.bytes += len as u64;
-                }
-                (CompletionTarget::Future, _) if op.buf.receive_whole(&bytes) => {
-                    ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
-                    op.outcome.transfer = transfer;
-                    op.phase = OpPhase::Done;
-                    if let Some(waker) = op.waker.take() {
-                        self.waiters -= 1;
-                        self.deferred.wake(waker);
-                    }
-                    completed += 1;
-                }
-                _ => {
-                    fallback = Some((key, arrival));
-                    break;
-                }
+        let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
+            return false;
+        };
+        match (op.target, &mut self.cq) {
+            (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
+                let arrival = self.rx.take_first_plain();
+                let transfer = Transfer::received_plain(self.peer, arrival, len);
+                let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
+                entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
+                self.ep.posted_recvs -= usize::from(op.holds_credit);
+                op.free(key, free_slots);
+                self.reported.count += 1;
+                self.reported.bytes += len as u64;
             }
-            messages.consume();
-            next = messages.peek();
+            (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
+                let arrival = self.rx.take_first_plain();
+                self.ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
+                op.outcome.transfer = Transfer::received_plain(self.peer, arrival, len);
+                op.phase = OpPhase::Done;
+                if let Some(waker) = op.waker.take() {
+                    *self.waiters -= 1;
+                    self.deferred.wake(waker);
+                }
+                self.completed += 1;
+            }
+            _ => return false,
         }
-        let counter = ep.bindings.counters.recv;
-        if reported.count > 0 {
-            ep.stats.received += reported;
-            let waiter = cq.and_then(|cq| cq.waker.take());
-            self.wake_waiter(waiter);
-        }
-        if let Some(counter) = counter {
-            self.add_many_to_counter(counter, completed + reported.count, 0);
-        }
-        let Some((key, arrival)) = fallback else {
-            return false;
-        };
-        // Not peeked again: the peer may have changed the header since.
-        let bytes = messages.peeked();
-        let envelope = Envelope {
-            peer: peer.0,
-            source: peer.1,
-            tag: None,
-            len: bytes.len(),
-            data: None,
-            arrival,
-            ack: None,
-        };
-        self.deliver(key, &envelope, &bytes);
-        messages.consume();
         true
     }
+}
 
+impl Drop for PlainDeliveries<'_> {
+    #[inline(always)] // on the small-message path
+    fn drop(&mut self) {
+        if self.reported.count > 0 {
+            self.ep.stats.received += self.reported;
+            let waiter = self.cq.as_mut().and_then(|cq| cq.waker.take());
+            if let Some(waker) = waiter {
+                *self.waiters -= 1;
+                self.deferred.wake(waker);
+            }
+        }
+        if let Some(counter) = self.ep.bindings.counters.recv
+            && let Some(counter) = self.counters.get_mut(counter.0)
+        {
+            let received = self.completed + self.reported.count;
+            *self.waiters -= counter.add(received, 0, self.deferred);
+        }
+    }
+}
+
+impl DomainState {
     /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
     #[cold]
     fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
@@ -599,63 +598,33 @@ mod tests {
 
     use super::*;
     use crate::engine::state::av::Av;
-    use crate::engine::state::domain_state::{AvId, Bindings, CounterBindings};
-
-    /// One message, whose header the peer overwrites once it was read.
-    #[derive(Default)]
-    struct OverwrittenMessage {
-        peeks: usize,
-        consumed: usize,
-    }
-
-    impl PlainMessages for OverwrittenMessage {
-        fn peek(&mut self) -> Option<impl CopySource + Copy + '_> {
-            self.peeks += 1;
-            (self.peeks == 1).then_some(&b"message"[..])
-        }
-
-        fn peeked(&self) -> impl CopySource + Copy + '_ {
-            &b"message"[..]
-        }
-
-        fn consume(&mut self) {
-            self.consumed += 1;
-        }
-    }
+    use crate::engine::state::domain_state::{AvId, Bindings};
 
     #[test]
-    fn matched_message_is_delivered_although_its_header_changes() {
+    fn receive_that_a_copy_does_not_complete_stays_posted() {
         let mut domain = DomainState::new();
         let av = AvId(domain.avs.insert(Av::new(false)));
-        let bindings = Bindings {
-            object_id: 1,
-            context: 0,
-            av,
-            tx_cq: None,
-            rx_cq: None,
-            counters: CounterBindings::default(),
-            shared_rx: None,
-            eq: None,
-            tx_size: 1,
-            rx_size: 1,
+        let ep = domain.insert_endpoint(Bindings {
             max_msg_size: 64,
-            inject_size: 64,
-        };
-        let ep = domain.insert_endpoint(bindings, 1 << 20).unwrap();
+            ..Bindings::for_tests(av)
+        });
+        let mut rx = RxQueue::new(ep, 1 << 20, domain.pool.clone());
         let short = vec![0; 4].into_boxed_slice().into_any();
         let op = domain.ops.insert_recv(ep, CompletionTarget::Future, short);
         domain.endpoint(ep).unwrap().posted_recvs += 1;
-        let mut message = OverwrittenMessage::default();
-        domain.with_rx(ep, |rx, domain| {
-            let any = RecvSpec {
-                from: None,
-                tag: None,
-            };
-            rx.post(domain, op, any);
-            domain.deliver_plain(rx, (PeerKey(1), None), &mut message);
-        });
-        assert_eq!(message.consumed, 1);
-        assert!(domain.ops.is_done(op), "the receive has ended");
+        let any = RecvSpec {
+            from: None,
+            tag: None,
+        };
+        rx.post(&mut domain, op, any);
+        let peer = (PeerKey(1), None);
+        let taken = domain
+            .begin_plain_run(&mut rx, peer)
+            .unwrap()
+            .deliver(&&b"message"[..]);
+        assert!(!taken && !domain.ops.is_done(op) && rx.has_posted());
+        let envelope = Transfer::received_plain(peer, 0, 7).envelope(0);
+        assert!(rx.deliver(&mut domain, envelope, &&b"message"[..]));
         let result = domain.take_op_result(op).unwrap();
         assert_eq!(result.transfer.len, 4);
         assert!(matches!(

@@ -86,22 +86,6 @@ impl<T> IdMap<T> {
         Some(value)
     }
 
-    /// Returns the number of objects.
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
-
-    /// Moves the cursor to the next entry, in a circle, and returns the id of the object there.
-    pub(crate) fn next_id(&self, cursor: &mut usize) -> Option<u32> {
-        *cursor = if *cursor + 1 < self.entries.len() {
-            *cursor + 1
-        } else {
-            0
-        };
-        let entry = self.entries.get(*cursor)?;
-        entry.value.is_some().then_some(entry.id)
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries
             .iter()

@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::transport::{EngineContext, EpId, RxSink, RxStatus, WaitSet, WaitToken};
+use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Error, Result};
 
 use super::TxSettings;
@@ -164,7 +164,6 @@ impl ShmEndpoint {
             name,
             kind,
             local: LocalEndpoint {
-                ep: id,
                 incarnation: RandomState::new().hash_one(id.0),
                 is_rma_target: caps.is_rma_target(),
                 rma_events: caps.contains(Caps::RMA_EVENT),
@@ -198,43 +197,44 @@ impl ShmEndpoint {
     /// active incoming connections, connections that have been silent for long become idle.
     pub(crate) fn progress(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         active_endpoints: usize,
     ) -> bool {
         if self.is_idle {
-            self.set_idle(engine, false);
+            self.set_idle(ctx, false);
         }
         if self.has_deferred_work() {
-            self.run_deferred_work(engine);
+            self.run_deferred_work(ctx);
         }
-        let pass = self.progress_rx(engine);
+        let pass = self.progress_rx(ctx);
         let mut progressed = pass.progressed;
         // Copies run after the records that have just arrived, so that a long copy does not delay
         // them.
-        progressed |= pass.has_copies && self.progress_copies(engine);
+        progressed |= pass.has_copies && self.progress_copies(ctx);
         let active_count = self.rx_connections.active_count().max(active_endpoints);
         if active_count > ALWAYS_ACTIVE {
             progressed |= self.rx_connections.demote_idle(active_count);
         }
-        progressed | (!self.tx_queued.is_empty() && self.progress_tx(engine))
+        progressed | (!self.tx_queued.is_empty() && self.progress_tx(ctx))
     }
 
     /// Returns whether passes have nothing to do for this endpoint until a doorbell rings or an
     /// operation is posted.
-    pub(crate) fn is_quiescent(&self, engine: &mut impl EngineContext) -> bool {
+    pub(crate) fn is_quiescent(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         self.rx_connections.active_count() == 0
             && self.tx_queued.is_empty()
             && !self.message_held
             && !self.has_deferred_work()
-            && !engine.with_rx(self.id, |rx, _| rx.has_work() || rx.waits_for_cq_room())
+            && !ctx.rx_has_work()
+            && !ctx.waits_for_cq_room()
     }
 
     /// Notes whether passes skip this endpoint. While they do, the engine reports posted receives,
     /// so that a receive makes passes poll the endpoint again.
     #[cold]
-    fn set_idle(&mut self, engine: &mut impl EngineContext, is_idle: bool) {
+    fn set_idle(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, is_idle: bool) {
         self.is_idle = is_idle;
-        engine.with_rx(self.id, |rx, _| self.update_post_reports(rx));
+        self.update_post_reports(ctx);
     }
 
     /// Returns whether the next pass has to resume accepting or to fail receives.
@@ -248,22 +248,22 @@ impl ShmEndpoint {
 
     /// Resumes accepting, or fails receives, as far as possible now.
     #[cold]
-    fn run_deferred_work(&mut self, engine: &mut impl EngineContext) {
+    fn run_deferred_work(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         match self.kind {
-            ShmEndpointKind::Rdm(_) => self.resume_accept(engine),
+            ShmEndpointKind::Rdm(_) => self.resume_accept(ctx),
             ShmEndpointKind::Msg(_) => {
-                engine.with_rx(self.id, |rx, engine| rx.drain_unexpected(engine));
-                self.fail_recvs(engine);
+                ctx.drain_unexpected();
+                self.fail_recvs(ctx);
             }
         }
     }
 
     /// Sends queued operations of all connections. Returns whether anything progressed.
-    fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
+    fn progress_tx(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         let mut progressed = false;
         let mut index = 0;
         while let Some(&tx_index) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(engine, tx_index);
+            progressed |= self.progress_tx_connection(ctx, tx_index);
             if self.is_tx_idle(tx_index) {
                 self.tx_queued.swap_remove(index);
             } else {
@@ -274,28 +274,36 @@ impl ShmEndpoint {
     }
 
     /// Sends queued operations of one connection. Returns whether anything progressed.
-    fn progress_tx_connection(&mut self, engine: &mut impl EngineContext, tx_index: usize) -> bool {
+    fn progress_tx_connection(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        tx_index: usize,
+    ) -> bool {
         let progress = self
             .tx_connections
             .lock(tx_index)
-            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
+            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(ctx));
         match progress {
             QueueProgress::Progressed => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
-                self.on_tx_peer_closed(engine, tx_index);
+                self.on_tx_peer_closed(ctx, tx_index);
                 true
             }
         }
     }
 
     /// Handles a readable descriptor of this endpoint.
-    pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: ShmToken) {
+    pub(crate) fn ready(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        token: ShmToken,
+    ) {
         match token {
-            ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(rx_index) => self.on_rx_ready(engine, rx_index as usize),
-            ShmToken::Timer => self.on_connect_timeout(engine),
-            ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(engine),
+            ShmToken::Listener => self.accept(ctx),
+            ShmToken::Rx(rx_index) => self.on_rx_ready(ctx, rx_index as usize),
+            ShmToken::Timer => self.on_connect_timeout(ctx),
+            ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(ctx),
             ShmToken::Tx(tx_index) => {
                 let tx_index = tx_index as usize;
                 let end = self
@@ -303,24 +311,24 @@ impl ShmEndpoint {
                     .lock(tx_index)
                     .and_then(|mut tx| tx.on_readable());
                 let Some(end) = end else {
-                    self.progress_tx(engine);
+                    self.progress_tx(ctx);
                     return;
                 };
-                self.on_tx_ended(engine, tx_index, end);
+                self.on_tx_ended(ctx, tx_index, end);
             }
         }
     }
 
     /// Closes the endpoint: its operations fail and its peers are told.
-    pub(crate) fn close(&mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
-        engine.with_rx(self.id, |rx, _| self.send_acks(rx));
+        self.send_acks(ctx);
         for peer in self.rx_connections.peers() {
-            engine.peer_disconnected(self.id, peer.initial_addr);
+            ctx.peer_disconnected(peer.initial_addr);
         }
         self.send_endpoint_closed();
-        self.for_each_tx(|tx| end_tx_connection(tx, self.id, engine, &Error::Canceled));
+        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled));
         // A thread that still has the fast path finds no connection in the table.
         self.tx_indices
             .drain(..)
@@ -336,8 +344,8 @@ impl ShmEndpoint {
     }
 
     /// Arms all doorbells before sleeping. Returns false if something can progress now.
-    pub(crate) fn arm(&mut self, engine: &mut impl EngineContext) -> bool {
-        let has_work = engine.with_rx(self.id, |rx, _| rx.has_work());
+    pub(crate) fn arm(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+        let has_work = ctx.rx_has_work();
         let mut is_quiet = !has_work & self.rx_connections.arm();
         for &tx_index in &self.tx_queued {
             is_quiet &= self

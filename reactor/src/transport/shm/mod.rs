@@ -58,8 +58,8 @@ use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, EngineContext, EpId, LoanAllocator, OpenDomain, RxStatus,
-    Transport, TransportDomain, TransportEndpoint, WaitSet,
+    ConnectParams, ConnectionManagement, EndpointContext, EngineContext, EpId, LoanAllocator,
+    OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme};
 
@@ -199,13 +199,11 @@ fn with_free_name<T>(
 impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     fn open_endpoint(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
-        let shares_rx = engine.with_rx(ep, |rx, _| rx.is_shared());
-        let config = self.endpoint_config(info, shares_rx);
+        let (ep, config) = (ctx.ep(), self.endpoint_config(info, ctx.shares_rx()));
         let opened = with_free_name(at, |name| {
             ShmEndpoint::open(ep, name.clone(), config.clone())
         })?;
@@ -259,16 +257,14 @@ impl<E: EngineContext> ConnectionManagement<E> for ShmDomain {
 
     fn open_connected(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>> {
-        let shares_rx = engine.with_rx(ep, |rx, _| rx.is_shared());
-        let config = self.endpoint_config(info, shares_rx);
-        let opened = ShmEndpoint::open_connected(engine, ep, config, params)?;
+        let config = self.endpoint_config(info, ctx.shares_rx());
+        let opened = ShmEndpoint::open_connected(ctx, config, params)?;
         // An accepted endpoint can receive now.
-        engine.request_rearm();
+        ctx.request_rearm();
         Ok(Box::new(opened))
     }
 }

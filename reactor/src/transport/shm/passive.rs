@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use fabric_core::event::EventKind;
 use fabric_core::transport::{
-    ConnReq, ConnReqHandle, ConnectionRequests, EngineContext, EpId, TransportEndpoint, WaitSet,
-    WaitToken,
+    ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId,
+    TransportEndpoint, WaitSet, WaitToken,
 };
 use fabric_core::{Address, Error, RefusalReason, Result};
 use slab::Slab;
@@ -83,28 +83,28 @@ struct RequestHandshake {
 }
 
 impl<E: EngineContext> TransportEndpoint<E> for ShmPassiveEndpoint {
-    fn progress(&mut self, _: &mut E, _: usize) -> bool {
+    fn progress(&mut self, _: &mut EndpointContext<'_, E>, _: usize) -> bool {
         false
     }
 
-    fn is_idle(&mut self, _: &mut E) -> bool {
+    fn is_idle(&mut self, _: &mut EndpointContext<'_, E>) -> bool {
         true
     }
 
-    fn ready(&mut self, engine: &mut E, token: WaitToken) {
+    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken) {
         match token.into() {
-            ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(index) => self.poll_handshake(engine, index as usize),
-            ShmToken::Timer => self.on_timer(engine),
+            ShmToken::Listener => self.accept(ctx),
+            ShmToken::Rx(index) => self.poll_handshake(ctx, index as usize),
+            ShmToken::Timer => self.on_timer(ctx),
             ShmToken::Tx(_) => {}
         }
     }
 
-    fn arm(&mut self, _: &mut E) -> bool {
+    fn arm(&mut self, _: &mut EndpointContext<'_, E>) -> bool {
         true
     }
 
-    fn close(&mut self, _: &mut E) {}
+    fn close(&mut self, _: &mut EndpointContext<'_, E>) {}
 
     fn describe(&self) -> String {
         format!("{} ({} requests)", self.name, self.requests.len())
@@ -117,12 +117,12 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmPassiveEndpoint {
 
 impl<E: EngineContext> ConnectionRequests<E> for ShmPassiveEndpoint {
     /// Takes the oldest pending request. Accepts again when half of the requests have been taken.
-    fn take_connreq(&mut self, engine: &mut E) -> Option<ConnReq> {
+    fn take_connreq(&mut self, ctx: &mut EndpointContext<'_, E>) -> Option<ConnReq> {
         let request = self.requests.pop_front()?;
         if self.accept_state == AcceptState::QueueFull
             && self.requests.len() <= MAX_PENDING_REQUESTS / 2
         {
-            self.resume_accept(engine);
+            self.resume_accept(ctx);
             self.arm_timer();
         }
         Some(request)
@@ -157,7 +157,7 @@ impl ShmPassiveEndpoint {
     }
 
     /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog.
-    fn accept(&mut self, engine: &mut impl EngineContext) {
+    fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         for _ in 0..ACCEPTS_PER_POLL {
             if self.accept_state != AcceptState::Accepting {
                 return;
@@ -169,11 +169,11 @@ impl ShmPassiveEndpoint {
                 return self.pause_accept();
             }
             match self.listener.accept() {
-                Ok(Some(socket)) => self.add_handshake(engine, socket),
+                Ok(Some(socket)) => self.add_handshake(ctx, socket),
                 Ok(None) => return,
                 Err(errno) => {
                     let error = Error::os("accept4", errno.raw_os_error());
-                    engine.event(self.id, EventKind::InboundRefused { error });
+                    ctx.event(EventKind::InboundRefused { error });
                     return self.pause_accept();
                 }
             }
@@ -195,19 +195,23 @@ impl ShmPassiveEndpoint {
 
     /// Watches the listener again and accepts. If the listener cannot be watched, the next call of
     /// `arm_timer` sets the timer for another try.
-    fn resume_accept(&mut self, engine: &mut impl EngineContext) {
+    fn resume_accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let token = ShmToken::Listener.pack(self.id);
         if self.wait_set.watch(self.listener.as_fd(), token).is_err() {
             self.accept_state = AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY);
             return;
         }
         self.accept_state = AcceptState::Accepting;
-        self.accept(engine);
+        self.accept(ctx);
     }
 
     /// Adds a connection that the kernel has accepted. Evicts the oldest handshake if there are too
     /// many.
-    fn add_handshake(&mut self, engine: &mut impl EngineContext, mut socket: ShmSocket) {
+    fn add_handshake(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        mut socket: ShmSocket,
+    ) {
         let index = self.handshakes.vacant_key();
         let token = ShmToken::Rx(index as u32).pack(self.id);
         // A socket that cannot be watched (`ENOSPC`, `ENOMEM`) is closed.
@@ -224,7 +228,7 @@ impl ShmPassiveEndpoint {
         if self.handshake_order.len() == 1 {
             self.arm_timer();
         }
-        self.poll_handshake(engine, index);
+        self.poll_handshake(ctx, index);
         if self.handshake_order.len() > MAX_PENDING_HANDSHAKES {
             let oldest = self.handshake_order[0];
             self.take_handshake(oldest);
@@ -232,27 +236,27 @@ impl ShmPassiveEndpoint {
     }
 
     /// Checks the client, and receives the message of its socket.
-    fn poll_handshake(&mut self, engine: &mut impl EngineContext, index: usize) {
+    fn poll_handshake(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, index: usize) {
         let Some(handshake) = self.handshakes.get_mut(index) else {
             return;
         };
         let client = match admit(&handshake.socket, &mut handshake.admitted) {
             Ok(client) => client,
-            Err(rejection) => return self.reject(engine, index, rejection),
+            Err(rejection) => return self.reject(ctx, index, rejection),
         };
         let message = match cm::recv_client_message(&handshake.socket) {
             ControlRead::WouldBlock => return,
             ControlRead::HungUp => return drop(self.take_handshake(index)),
             ControlRead::Message(message) => message,
-            refused => return self.reject(engine, index, Rejection::of_read(&refused, client)),
+            refused => return self.reject(ctx, index, Rejection::of_read(&refused, client)),
         };
         let handled = match message {
             _ if handshake.request.is_some() => Err(malformed(client, "second connection message")),
             CmClientMessage::Request(request) => handshake.on_request(client, request),
-            CmClientMessage::Reverse(nonce) => self.on_reverse(engine, index, client, nonce),
+            CmClientMessage::Reverse(nonce) => self.on_reverse(ctx, index, client, nonce),
         };
         if let Err(rejection) = handled {
-            self.reject(engine, index, rejection);
+            self.reject(ctx, index, rejection);
         }
     }
 
@@ -260,7 +264,7 @@ impl ShmPassiveEndpoint {
     /// nonce. The nonce becomes invalid, because the handshake ends.
     fn on_reverse(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         reverse_index: usize,
         client: PeerCredentials,
         nonce: u64,
@@ -286,7 +290,7 @@ impl ShmPassiveEndpoint {
         socket.unwatch();
         reverse.unwatch();
         let data = request.client.private_data.clone();
-        engine.on_connreq(self.id, &request.peer, &data);
+        ctx.on_connreq(&request.peer, &data);
         let peer = request.peer.clone();
         let pending = PendingRequest {
             socket,
@@ -300,11 +304,16 @@ impl ShmPassiveEndpoint {
     }
 
     /// Rejects a client, reports the rejection, and closes the socket.
-    fn reject(&mut self, engine: &mut impl EngineContext, index: usize, rejection: Rejection) {
+    fn reject(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        index: usize,
+        rejection: Rejection,
+    ) {
         let Rejection { reason, error } = rejection;
         if let Some(handshake) = self.take_handshake(index) {
             control::send_control(&handshake.socket, ControlMessage::Reject(reason));
-            engine.event(self.id, EventKind::InboundRefused { error });
+            ctx.event(EventKind::InboundRefused { error });
         }
     }
 
@@ -329,10 +338,10 @@ impl ShmPassiveEndpoint {
 
     /// Handles the timer: accepts again, and rejects the clients whose time for a request has
     /// passed.
-    fn on_timer(&mut self, engine: &mut impl EngineContext) {
+    fn on_timer(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let now = Instant::now();
         if matches!(self.accept_state, AcceptState::RetryAt(retry) if retry <= now) {
-            self.resume_accept(engine);
+            self.resume_accept(ctx);
         }
         while let Some(&oldest) = self.handshake_order.front()
             && let Some(handshake) = self.handshakes.get_mut(oldest)
@@ -348,7 +357,7 @@ impl ShmPassiveEndpoint {
             let peer = placeholder_address(client.and_then(|client| client.pid));
             let what = "no connection request before the handshake timeout (10 s)";
             let rejection = Rejection::protocol(RefusalReason::Malformed, peer, what);
-            self.reject(engine, oldest, rejection);
+            self.reject(ctx, oldest, rejection);
         }
         self.arm_timer();
     }

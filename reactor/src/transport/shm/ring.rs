@@ -520,11 +520,6 @@ impl<M: RingMemory> Consumer<M> {
         self.checkpoint = lap_end.min(self.released + lines / 8);
     }
 
-    /// Returns the byte of the lines at which the oldest record starts.
-    pub(crate) fn next_start(&self) -> usize {
-        self.geometry.line_of(self.position) * LINE_LEN
-    }
-
     pub(crate) fn position(&self) -> u64 {
         self.position
     }

@@ -23,7 +23,7 @@ use fabric_core::buf::{CopySource, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::{AccessError, RegionMemory, execute_atomic_array};
-use fabric_core::transport::{EngineContext, RmaIov};
+use fabric_core::transport::{EndpointContext, EngineContext, RmaIov};
 
 use super::shared_memory::SharedMemory;
 use crate::sys::mapping::SharedMapping;
@@ -145,11 +145,11 @@ impl RmaRequest {
     pub(crate) fn execute(
         &self,
         bounce_buffer: &SharedMapping,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let RmaIov { key, len, .. } = self.remote;
         let (region, at) =
-            match AccessError::check(engine.region(key), self.kind, &self.remote, self.remaining) {
+            match AccessError::check(ctx.region(key), self.kind, &self.remote, self.remaining) {
                 Ok(region) => region,
                 Err(error) => {
                     self.write_response(bounce_buffer, error.to_words());

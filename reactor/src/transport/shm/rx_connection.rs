@@ -19,8 +19,7 @@ use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::transport::{
-    EngineContext, EpId, Incarnation, PartialId, PlainMessages, RemoteAccess, RxSink, RxStatus,
-    WaitSet,
+    EndpointContext, EngineContext, Incarnation, PartialId, PlainRun, RemoteAccess, WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -71,7 +70,6 @@ impl From<PeerIdentity> for Incarnation {
 /// The properties of the receiving endpoint that its connections need.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalEndpoint {
-    pub(crate) ep: EpId,
     /// Random number, unlike that of any other endpoint of the same name.
     pub(crate) incarnation: u64,
     /// Whether peers may access memory of the domain.
@@ -82,84 +80,6 @@ pub(crate) struct LocalEndpoint {
     pub(crate) cma_enabled: bool,
     /// Counters of the chunks that peers have granted to the endpoint.
     pub(crate) received_loans: ReceivedLoans,
-}
-
-/// The plain messages that a pass receives from a connection, one after the other.
-struct PlainRun<'a> {
-    rx: &'a mut RxConnection,
-    /// Number of messages received.
-    received: usize,
-    /// Position in the ring at which the pass ends.
-    end_position: u64,
-    /// Lines of the record of the oldest message.
-    lines: u32,
-    /// Length of the record of the oldest message, as in the header when it was read.
-    len: usize,
-    /// Why there are no more messages.
-    end: RunEnd,
-}
-
-/// Why a [`PlainRun`] has ended.
-#[derive(Clone, Copy)]
-enum RunEnd {
-    /// The ring is empty.
-    Empty,
-    /// A limit of the pass is reached.
-    PassLimit,
-    /// The oldest record is not plain, or matches no receive.
-    Unmatched,
-}
-
-impl PlainMessages for PlainRun<'_> {
-    #[inline(always)] // fast path of small messages
-    fn peek(&mut self) -> Option<impl CopySource + Copy + '_> {
-        let ring = &self.rx.ring;
-        if self.received == RECORDS_PER_PASS {
-            self.end = RunEnd::PassLimit;
-            return None;
-        }
-        match ring.peek_plain(MESSAGE) {
-            Peeked::Empty => {
-                self.end = RunEnd::Empty;
-                None
-            }
-            Peeked::Plain {
-                start,
-                len,
-                lines: 1,
-            } => {
-                self.lines = 1;
-                self.len = len;
-                ring.memory().payload(start + HEADER_LEN, len - HEADER_LEN)
-            }
-            Peeked::Plain { start, len, lines } => {
-                if ring.position() >= self.end_position {
-                    self.end = RunEnd::PassLimit;
-                    return None;
-                }
-                self.lines = lines;
-                ring.memory().prefetch(start, len);
-                let at = plain_payload_offset(len);
-                self.len = len;
-                ring.memory().payload(start + at, len - at)
-            }
-            Peeked::Other => None,
-        }
-    }
-
-    fn peeked(&self) -> impl CopySource + Copy + '_ {
-        let (start, at) = (self.rx.ring.next_start(), plain_payload_offset(self.len));
-        let payload = self.rx.ring.memory().payload(start + at, self.len - at);
-        payload.expect("`peek` has returned these bytes")
-    }
-
-    #[inline(always)] // fast path of small messages
-    fn consume(&mut self) {
-        self.received += 1;
-        if self.rx.ring.consume_lines(u64::from(self.lines)) {
-            self.rx.ring_doorbell();
-        }
-    }
 }
 
 /// The receiving end of a connection.
@@ -270,58 +190,71 @@ impl RxConnection {
     #[inline(always)] // fast path of small messages
     pub(crate) fn poll_ring<E: EngineContext>(
         &mut self,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
         if self.ring.is_empty() {
             return Ok(false);
         }
         let end_position = self.ring.position() + LINES_PER_PASS;
-        if self.partial.is_some() {
-            return self.poll_ring_general(rx, engine, (0, end_position));
+        let mut received = 0;
+        if self.partial.is_none()
+            && let Some(mut run) = ctx.begin_plain_run((self.peer_key, self.source))
+        {
+            while received < RECORDS_PER_PASS {
+                let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
+                    Peeked::Empty => return Ok(received > 0),
+                    Peeked::Plain { start, len, lines } => (start, len, lines),
+                    Peeked::Other => break,
+                };
+                let memory = self.ring.memory();
+                let mut payload_at = HEADER_LEN;
+                if lines > 1 {
+                    if self.ring.position() >= end_position {
+                        return Ok(true);
+                    }
+                    memory.prefetch(start, len);
+                    payload_at = plain_payload_offset(len);
+                }
+                let payload = memory.payload(start + payload_at, len - payload_at);
+                let Some(payload) = payload else {
+                    break;
+                };
+                if !run.deliver(&payload) {
+                    break;
+                }
+                received += 1;
+                self.deferred_passes = 0;
+                if self.ring.consume_lines(u64::from(lines)) {
+                    self.ring_doorbell();
+                }
+            }
+            if received == RECORDS_PER_PASS {
+                return Ok(true);
+            }
         }
-        let peer = (self.peer_key, self.source);
-        let mut run = PlainRun {
-            received: 0,
-            end_position,
-            rx: self,
-            lines: 0,
-            len: 0,
-            end: RunEnd::Unmatched,
-        };
-        engine.deliver_plain(rx, peer, &mut run);
-        let PlainRun { received, end, .. } = run;
-        if received > 0 {
-            self.deferred_passes = 0;
-        }
-        match end {
-            RunEnd::Empty => Ok(received > 0),
-            RunEnd::PassLimit => Ok(true),
-            RunEnd::Unmatched => self.poll_unmatched(rx, engine, (received, end_position)),
-        }
+        self.poll_unmatched(ctx, (received, end_position))
     }
 
     /// Continues [`poll_ring`](Self::poll_ring) with a record that is not plain, or that the first
     /// posted receive does not match.
     fn poll_unmatched<E: EngineContext>(
         &mut self,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         (received, end_position): (usize, u64),
     ) -> Result<bool, ShmProtocolViolation> {
         match self.ring.peek_plain(MESSAGE) {
             Peeked::Empty => return Ok(received > 0),
             Peeked::Plain { .. } => {
-                if rx.has_posted() {
+                if ctx.has_posted() {
                     self.deferred_passes = 0;
-                } else if self.defers_message(rx) {
+                } else if self.defers_message(ctx) {
                     return Ok(true);
                 }
             }
             Peeked::Other => {}
         }
-        self.poll_ring_general(rx, engine, (received, end_position))
+        self.poll_ring_general(ctx, (received, end_position))
     }
 
     /// Receives the oldest record into `into`, if the record is a plain message of at most `room`
@@ -361,10 +294,10 @@ impl RxConnection {
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
     /// another pass, and counts that pass. With a probe posted, messages are not deferred: a probe
     /// sees only messages that have left the ring.
-    fn defers_message(&mut self, rx: &impl RxStatus) -> bool {
+    fn defers_message(&mut self, ctx: &EndpointContext<'_, impl EngineContext>) -> bool {
         let defers = self.deferred_passes < MAX_DEFERRED_PASSES
             && self.down_reason.is_none()
-            && !rx.has_probes();
+            && !ctx.has_probes();
         self.deferred_passes += u8::from(defers);
         defers
     }
@@ -374,8 +307,7 @@ impl RxConnection {
     /// record.
     fn poll_ring_general<E: EngineContext>(
         &mut self,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         (received, end_position): (usize, u64),
     ) -> Result<bool, ShmProtocolViolation> {
         let mut progressed = received > 0;
@@ -386,7 +318,7 @@ impl RxConnection {
             self.ring
                 .memory()
                 .prefetch(record.start, record.header.len as usize);
-            if !self.process_record(record, rx, engine)? {
+            if !self.process_record(record, ctx)? {
                 self.message_held = true;
                 break;
             }
@@ -451,18 +383,13 @@ impl RxConnection {
     fn process_record<E: EngineContext>(
         &mut self,
         record: RecordRef,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
         if self.partial.is_some() || record.header.kind != MESSAGE {
-            return self.process_other_record(record, rx, engine);
+            return self.process_other_record(record, ctx);
         }
         let (layout, payload) = self.split_record(record)?;
-        Ok(rx.deliver(
-            engine,
-            self.envelope(record, layout, payload.len()),
-            &payload,
-        ))
+        Ok(ctx.deliver(self.envelope(record, layout, payload.len()), &payload))
     }
 
     /// Processes a record that is not a whole message, or that comes before the last fragment of a
@@ -470,8 +397,7 @@ impl RxConnection {
     fn process_other_record<E: EngineContext>(
         &mut self,
         record: RecordRef,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
@@ -481,10 +407,10 @@ impl RxConnection {
                 let id = self
                     .partial
                     .ok_or(ShmProtocolViolation("fragment without a message"))?;
-                if payload.is_empty() || payload.len() > rx.remaining(id) {
+                if payload.is_empty() || payload.len() > ctx.remaining(id) {
                     return Err(ShmProtocolViolation("fragment exceeds its message"));
                 }
-                if rx.append(engine, id, &payload) {
+                if ctx.append(id, &payload) {
                     self.partial = None;
                 }
                 Ok(true)
@@ -505,7 +431,7 @@ impl RxConnection {
                 };
                 let len = usize::try_from(full_len.unwrap_or(0)).unwrap_or(usize::MAX);
                 let transfer = Transfer::written(len, layout.data.map(word), self.source);
-                Ok(engine.on_remote_access(self.local.ep, word(layout.payload), access, transfer))
+                Ok(ctx.on_remote_access(word(layout.payload), access, transfer))
             }
             RMA_REQUEST => {
                 if payload.len() != REQUEST_LEN || !self.local.is_rma_target {
@@ -516,7 +442,7 @@ impl RxConnection {
                 let request = RmaRequest::from_words(|at| word(layout.payload + 8 * at));
                 self.serve_rma_request(
                     &request.ok_or(ShmProtocolViolation("invalid RMA request"))?,
-                    engine,
+                    ctx,
                 )
             }
             kind @ (LOAN | CMA_OFFER) => {
@@ -531,9 +457,9 @@ impl RxConnection {
                     ..self.envelope(record, layout, len)
                 };
                 if kind == LOAN {
-                    self.receive_loan(envelope, location, rx, engine)
+                    self.receive_loan(envelope, location, ctx)
                 } else {
-                    self.receive_cma_offer(envelope, location, rx, engine)
+                    self.receive_cma_offer(envelope, location, ctx)
                 }
             }
             FIRST_FRAGMENT if let Some(full_len) = full_len => {
@@ -544,15 +470,15 @@ impl RxConnection {
                 };
                 // A message in one record that requests an ack.
                 if ack.is_some() && len == payload.len() {
-                    return Ok(rx.deliver(engine, envelope, &payload));
+                    return Ok(ctx.deliver(envelope, &payload));
                 }
                 if len <= payload.len() || len > MAX_MSG_SIZE {
                     return Err(ShmProtocolViolation("message length out of bounds"));
                 }
-                let Some(id) = rx.begin_partial(engine, envelope) else {
+                let Some(id) = ctx.begin_partial(envelope) else {
                     return Ok(false);
                 };
-                rx.append(engine, id, &payload);
+                ctx.append(id, &payload);
                 self.partial = Some(id);
                 Ok(true)
             }
@@ -562,7 +488,10 @@ impl RxConnection {
 
     /// Reads the socket: handles up to [`READS_PER_POLL`] control messages. Returns the reason why
     /// the peer is down, if it is.
-    pub(crate) fn on_readable(&mut self, engine: &impl EngineContext) -> Option<DownReason> {
+    pub(crate) fn on_readable(
+        &mut self,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+    ) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
             match control::recv_control(&self.socket) {
                 ControlRead::WouldBlock => return None,
@@ -583,7 +512,7 @@ impl RxConnection {
                     self.disconnected = true
                 }
                 ControlRead::Message(ControlEvent::Message(ControlMessage::MapMr(key))) => {
-                    if !self.respond_to_map_mr(engine, key) {
+                    if !self.respond_to_map_mr(ctx, key) {
                         return Some(DownReason::Protocol(
                             "peer does not read the responses to its requests",
                         ));
@@ -652,12 +581,11 @@ impl RxConnection {
     /// Fails the message whose fragments were arriving, if there is one.
     pub(crate) fn fail_partial<E: EngineContext>(
         &mut self,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         error: Error,
     ) {
         if let Some(id) = self.partial.take() {
-            rx.fail_partial(engine, id, error);
+            ctx.fail_partial(id, error);
         }
     }
 

@@ -25,7 +25,7 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::mr::DirectRegion;
 use fabric_core::stats::OpStats;
-use fabric_core::transport::{EngineContext, Incarnation, OpKey, TxOp, WaitSet};
+use fabric_core::transport::{EndpointContext, EngineContext, Incarnation, OpKey, TxOp, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::TxSettings;
@@ -401,24 +401,27 @@ impl TxConnection {
 
     /// Completes operations for which the peer has acted, and sends queued operations until the
     /// ring is full or [`BYTES_PER_PASS`] is reached.
-    pub(crate) fn progress_queue(&mut self, engine: &mut impl EngineContext) -> QueueProgress {
+    pub(crate) fn progress_queue(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> QueueProgress {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return QueueProgress::Idle;
         };
         let mut bytes = 0;
         let mut progressed = channel.awaits_peer()
-            && (channel.complete_cma_offers(engine) | channel.complete_acked(engine));
+            && (channel.complete_cma_offers(ctx) | channel.complete_acked(ctx));
         while bytes < BYTES_PER_PASS
             && let is_only_op = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let pushed = match channel.progress_front(front, is_only_op, engine) {
+            let pushed = match channel.progress_front(front, is_only_op, ctx) {
                 Ok(pushed) => pushed,
                 Err(error) => {
                     let op = front.op;
                     self.queue.pop_front();
-                    engine.complete(op, Outcome::failed(error));
+                    ctx.complete(op, Outcome::failed(error));
                     progressed = true;
                     continue;
                 }
@@ -437,8 +440,8 @@ impl TxConnection {
                 }
                 self.queue.pop_front();
                 match ack_id {
-                    None => engine.complete(op, Outcome::ok(transfer)),
-                    Some(ack_id) => channel.mark_sent(ack_id, engine),
+                    None => ctx.complete(op, Outcome::ok(transfer)),
+                    Some(ack_id) => channel.mark_sent(ack_id, ctx),
                 }
             } else if pushed == PushOutcome::Closed {
                 return QueueProgress::Closed;
@@ -448,7 +451,7 @@ impl TxConnection {
         }
         if channel.outstanding.has_relays() {
             // No task of this process waits for the return of a relayed loan, but its owner does.
-            engine.request_progress();
+            ctx.request_progress();
         }
         if progressed {
             QueueProgress::Progressed
@@ -489,17 +492,21 @@ impl TxConnection {
 
     /// Closes the connection. Queued operations fail with `error`, and so do sent operations that
     /// wait for the peer.
-    pub(crate) fn close(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(crate) fn close(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         if let TxConnectionState::Established(channel) = &mut self.state {
             channel.mapped_regions.end(error);
-            channel.fail_cma_offers(engine, error);
-            channel.fail_unacked(engine, error);
+            channel.fail_cma_offers(ctx, error);
+            channel.fail_unacked(ctx, error);
         }
         self.counters = self.counters();
         self.state = TxConnectionState::Closed;
         for queued in std::mem::take(&mut self.queue) {
             let transfer = Transfer::sent(queued.sent, queued.tx_op.tag);
-            engine.complete(queued.op, Outcome::partial(transfer, error.clone()));
+            ctx.complete(queued.op, Outcome::partial(transfer, error.clone()));
         }
     }
 

@@ -22,7 +22,9 @@ use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::tcp::rxm::{RxmReceiver, RxmSender};
 use fabric_core::tcp::{ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps};
-use fabric_core::transport::{EngineContext, EpId, Incarnation, Interest, RxSink, TxOp, WaitSet};
+use fabric_core::transport::{
+    EndpointContext, EngineContext, Incarnation, Interest, TxOp, WaitSet,
+};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::socket::TcpSocket;
@@ -199,8 +201,12 @@ impl TcpConnection {
     /// Returns whether operations for this address handle may use this connection: the handle
     /// stands for the peer's incarnation or for any incarnation, or the peer had the handle when
     /// the peer connected.
-    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &impl EngineContext) -> bool {
-        let expected = engine.incarnation_of(ep, addr);
+    pub(crate) fn serves_addr(
+        &self,
+        addr: FiAddr,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
+        let expected = ctx.incarnation_of(addr);
         expected.is_none() || expected == self.incarnation() || self.addr_at_connect == Some(addr)
     }
 
@@ -236,14 +242,13 @@ impl TcpConnection {
     /// Fails the pending requests, the offered rendezvous, and the receives of partial messages.
     pub(crate) fn fail_all<E: EngineContext>(
         &mut self,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         error: &Error,
     ) {
-        self.reader.pending.fail(engine, error);
-        self.fail_rendezvous_sends(engine, error);
+        self.reader.pending.fail(ctx, error);
+        self.fail_rendezvous_sends(ctx, error);
         for partial in self.reader.abort() {
-            rx.fail_partial(engine, partial, error.clone());
+            ctx.fail_partial(partial, error.clone());
         }
     }
 

@@ -37,8 +37,8 @@ use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV, WireProtocol};
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, EngineContext, EpId, OpenDomain, RegionObserver, SocketIo,
-    Transport, TransportDomain, TransportEndpoint, WaitSet,
+    ConnectParams, ConnectionManagement, EndpointContext, EngineContext, EpId, OpenDomain,
+    RegionObserver, SocketIo, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
@@ -167,8 +167,7 @@ struct TcpDomain {
 impl<E: EngineContext> TransportDomain<E> for TcpDomain {
     fn open_endpoint(
         &mut self,
-        _: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
@@ -182,10 +181,10 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
             WireProtocol::Native
         };
         let mut endpoint = TcpEndpoint::open_rdm(
-            ep,
+            ctx.ep(),
             bind_params,
             self.wait_set.clone(),
-            self.io_backend.open_endpoint(ep)?,
+            self.io_backend.open_endpoint(ctx.ep())?,
             protocol,
         )?;
         endpoint.set_caps(info.caps);
@@ -267,17 +266,18 @@ impl<E: EngineContext> ConnectionManagement<E> for TcpDomain {
 
     fn open_connected(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>> {
-        let resources = (self.wait_set.clone(), self.io_backend.open_endpoint(ep)?);
+        let resources = (
+            self.wait_set.clone(),
+            self.io_backend.open_endpoint(ctx.ep())?,
+        );
         let config = SocketConfig::from_info(&self.options, info)?;
-        let endpoint =
-            TcpEndpoint::open_connected(engine, (ep, info.caps, config), params, resources)?;
+        let endpoint = TcpEndpoint::open_connected(ctx, (info.caps, config), params, resources)?;
         // With io_uring, arming submits the multishot receive of the new connection.
-        engine.request_rearm();
+        ctx.request_rearm();
         Ok(Box::new(endpoint))
     }
 }

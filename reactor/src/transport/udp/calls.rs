@@ -4,35 +4,46 @@ use fabric_core::buf::Payload;
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    EngineContext, MulticastGroups, OpKey, TransportEndpoint, TrySend, TxOp, WaitToken,
+    EndpointContext, EngineContext, MulticastGroups, OpKey, TransportEndpoint, TrySend, TxOp,
+    WaitToken,
 };
 use fabric_core::{Address, FiAddr, Result};
 
 use super::endpoint::UdpEndpoint;
 
 impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
-    fn try_send(&mut self, engine: &mut E, tx_op: &TxOp, payload: Payload<'_>) -> Result<TrySend> {
-        self.try_send(engine, tx_op, payload)
+    fn try_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        self.try_send(ctx, tx_op, payload)
     }
 
-    fn set_batched_op(&mut self, _: &mut E, op: OpKey, _: &TxOp, len: usize) {
+    fn set_batched_op(&mut self, _: &mut EndpointContext<'_, E>, op: OpKey, _: &TxOp, len: usize) {
         self.set_batched_op(op, len);
     }
 
-    fn write_batched(&mut self, engine: &mut E) {
-        self.flush(engine);
+    fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.flush(ctx);
     }
 
-    fn flush(&mut self, engine: &mut E) -> Result<()> {
-        self.flush(engine);
+    fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
+        self.flush(ctx);
         Ok(())
     }
 
-    fn queue_send(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp) -> Result<()> {
-        self.queue_send(engine, op, tx_op)
+    fn queue_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+    ) -> Result<()> {
+        self.queue_send(ctx, op, tx_op)
     }
 
-    fn cancel(&mut self, _: &mut E, op: OpKey) -> bool {
+    fn cancel(&mut self, _: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
         self.cancel(op)
     }
 
@@ -40,28 +51,33 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         self.source_of(peer)
     }
 
-    fn address_inserted(&mut self, engine: &mut E, addr: FiAddr, address: &Address) {
-        self.address_inserted(engine, addr, address);
+    fn address_inserted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        self.address_inserted(ctx, addr, address);
     }
 
-    fn address_removed(&mut self, engine: &mut E, addr: FiAddr) {
-        self.address_removed(engine, addr);
+    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
+        self.address_removed(ctx, addr);
     }
 
-    fn progress(&mut self, engine: &mut E, _active_endpoints: usize) -> bool {
-        self.progress(engine)
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
+        self.progress(ctx)
     }
 
-    fn ready(&mut self, engine: &mut E, _: WaitToken) {
-        self.ready(engine);
+    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, _: WaitToken) {
+        self.ready(ctx);
     }
 
-    fn arm(&mut self, _: &mut E) -> bool {
+    fn arm(&mut self, _: &mut EndpointContext<'_, E>) -> bool {
         self.can_sleep()
     }
 
-    fn close(&mut self, engine: &mut E) {
-        self.close(engine);
+    fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.close(ctx);
     }
 
     fn stats(&self) -> TransportStats {

@@ -10,7 +10,7 @@ use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::stats::TransportStats;
-use fabric_core::transport::{EngineContext, EpId, OpKey, RxSink, WaitSet, WaitToken};
+use fabric_core::transport::{EndpointContext, EngineContext, EpId, OpKey, WaitSet, WaitToken};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -96,7 +96,7 @@ impl UdpEndpoint {
             socket,
             groups: Slab::new(),
             recv_batch: DatagramBatch::new(),
-            senders: Senders::new(id),
+            senders: Senders::new(),
             dropped: 0,
             destinations: DestinationTable::default(),
             send_batch: SendBatch::default(),
@@ -175,11 +175,11 @@ impl UdpEndpoint {
     // ---- progress
 
     /// Sends queued messages and receives; returns whether anything was moved.
-    pub(super) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut moved = engine.with_rx(self.id, |rx, engine| rx.drain_unexpected(engine));
-        moved |= self.progress_tx(engine);
+    pub(super) fn progress(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+        let mut moved = ctx.drain_unexpected();
+        moved |= self.progress_tx(ctx);
         if self.idle_passes < IDLE_PASSES {
-            let has_input = self.receive(engine);
+            let has_input = self.receive(ctx);
             self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
             moved |= has_input;
         }
@@ -192,20 +192,20 @@ impl UdpEndpoint {
     }
 
     /// Handles a ready socket: sends and receives.
-    pub(super) fn ready(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn ready(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         self.reset_idle();
         if std::mem::take(&mut self.write_blocked) {
             self.socket.watch_writable(false);
         }
-        self.progress(engine);
+        self.progress(ctx);
     }
 
     /// Receives with one `recvmmsg` from each socket; returns whether any datagram arrived.
-    fn receive(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut has_input = self.receive_from(engine, None);
+    fn receive(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+        let mut has_input = self.receive_from(ctx, None);
         for group in 0..self.groups.capacity() {
             if self.groups.contains(group) {
-                has_input |= self.receive_from(engine, Some(group));
+                has_input |= self.receive_from(ctx, Some(group));
             }
         }
         has_input
@@ -213,27 +213,29 @@ impl UdpEndpoint {
 
     /// Receives with one `recvmmsg` from the endpoint's socket, or from that of a group; returns
     /// whether any datagram arrived.
-    fn receive_from(&mut self, engine: &mut impl EngineContext, group: Option<usize>) -> bool {
+    fn receive_from(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        group: Option<usize>,
+    ) -> bool {
         let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
         let count = self.recv_batch.recv(socket.as_fd());
         for index in 0..count {
             let Some(datagram) = self.recv_batch.get(index) else {
                 continue;
             };
-            let is_accepted = engine.with_rx(self.id, |rx, engine| {
-                let (peer, source) = self.senders.find_or_insert(engine, rx, datagram.from);
-                let envelope = Envelope {
-                    peer,
-                    source,
-                    tag: None,
-                    len: datagram.len,
-                    data: None,
-                    // Set by the receive queue.
-                    arrival: 0,
-                    ack: None,
-                };
-                rx.deliver(engine, envelope, &datagram.bytes)
-            });
+            let (peer, source) = self.senders.find_or_insert(ctx, datagram.from);
+            let envelope = Envelope {
+                peer,
+                source,
+                tag: None,
+                len: datagram.len,
+                data: None,
+                // Set by the receive queue.
+                arrival: 0,
+                ack: None,
+            };
+            let is_accepted = ctx.deliver(envelope, &datagram.bytes);
             self.dropped += u64::from(!is_accepted);
         }
         count > 0
@@ -262,22 +264,26 @@ impl UdpEndpoint {
     /// Assigns an inserted address handle to the sender at this address.
     pub(super) fn address_inserted(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
         address: &Address,
     ) {
         if let Some(at) = address.socket_addr()
             && let Some(key) = self.senders.on_address_inserted(at, addr)
         {
-            engine.with_rx(self.id, |rx, engine| rx.assign_source(engine, key, addr));
+            ctx.assign_source(key, addr);
         }
     }
 
     /// Handles that an address handle is no longer valid: fails the queued sends to the handle.
-    pub(super) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
+    pub(super) fn address_removed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        addr: FiAddr,
+    ) {
         self.senders.on_address_removed(addr);
         self.destinations.remove(addr);
-        self.fail_sends(engine, |send| {
+        self.fail_sends(ctx, |send| {
             (send.peer == addr).then(|| Error::StaleAddress(addr))
         });
     }
@@ -285,25 +291,25 @@ impl UdpEndpoint {
     // ---- closing
 
     /// Closes the endpoint: sends the batched messages, and cancels the queued sends.
-    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         if self.socket.in_original_process() {
-            self.send_batch.flush(engine, self.socket.as_fd());
+            self.send_batch.flush(ctx, self.socket.as_fd());
         }
         // Batched messages for which the socket has no room are canceled.
-        self.send_batch.fail(engine, &Error::Canceled);
-        self.fail_sends(engine, |_| Some(Error::Canceled));
-        self.senders.close(engine);
+        self.send_batch.fail(ctx, &Error::Canceled);
+        self.fail_sends(ctx, |_| Some(Error::Canceled));
+        self.senders.close(ctx);
     }
 
     /// Fails the queued sends for which `error` returns an error.
     fn fail_sends(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: impl Fn(&QueuedDatagram) -> Option<Error>,
     ) {
         self.tx_queue.retain(|send| match error(send) {
             Some(error) => {
-                engine.complete(send.op, Outcome::failed(error));
+                ctx.complete(send.op, Outcome::failed(error));
                 false
             }
             None => true,

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::transport::{
-    EngineContext, EpId, OpenDomain, RxStatus, Transport, TransportDomain, TransportEndpoint,
+    EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain, TransportEndpoint,
     WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
@@ -91,19 +91,18 @@ struct UdpDomain {
 impl<E: EngineContext> TransportDomain<E> for UdpDomain {
     fn open_endpoint(
         &mut self,
-        engine: &mut E,
-        ep: EpId,
+        ctx: &mut EndpointContext<'_, E>,
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
-        if engine.with_rx(ep, |rx, _| rx.is_shared()) {
+        if ctx.shares_rx() {
             return Err(Error::NotSupported("shared receive contexts over udp"));
         }
         if let Some(at) = at {
             at.check_scheme(Scheme::Udp)?;
         }
         let config = SocketConfig::from_info(&self.options, info)?;
-        let endpoint = UdpEndpoint::open(ep, info, (at, config), self.wait_set.clone())?;
+        let endpoint = UdpEndpoint::open(ctx.ep(), info, (at, config), self.wait_set.clone())?;
         let name = endpoint.name().clone();
         Ok((Box::new(endpoint), name))
     }

@@ -9,7 +9,7 @@ use crate::sys::datagrams::{BATCH_LEN, DatagramBatch};
 use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::Outcome;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey};
 use rustix::io::Errno;
 
 /// The operation of a batched message, and its length in bytes.
@@ -68,7 +68,7 @@ impl SendBatch {
     /// because the socket had no room (EAGAIN).
     pub(super) fn flush(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         socket: BorrowedFd<'_>,
     ) -> bool {
         let Some((batch, ops)) = &mut self.batch else {
@@ -88,8 +88,8 @@ impl SendBatch {
                     continue;
                 };
                 match &error {
-                    Some(error) => engine.complete(op, Outcome::failed(error.clone())),
-                    None => engine.complete_send(op, len, None),
+                    Some(error) => ctx.complete(op, Outcome::failed(error.clone())),
+                    None => ctx.complete_send(op, len, None),
                 }
             }
         }
@@ -98,13 +98,17 @@ impl SendBatch {
     }
 
     /// Removes the unsent messages and fails their operations.
-    pub(super) fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(super) fn fail(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         let Some((_, ops)) = &mut self.batch else {
             return;
         };
         for index in std::mem::take(&mut self.pending) {
             if let Some(BatchedOp { op, .. }) = ops[index].take() {
-                engine.complete(op, Outcome::failed(error.clone()));
+                ctx.complete(op, Outcome::failed(error.clone()));
             }
         }
     }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EngineContext, EpId, Incarnation, RxStatus};
+use fabric_core::transport::{EndpointContext, EngineContext, Incarnation};
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
 
@@ -21,7 +21,6 @@ const MAX_SENDERS: usize = 1024;
 /// The senders of an endpoint.
 #[derive(Debug)]
 pub(super) struct Senders {
-    ep: EpId,
     next_peer_key: u32,
     /// Whether `next_peer_key` has wrapped.
     keys_repeat: bool,
@@ -47,9 +46,8 @@ struct Sender {
 }
 
 impl Senders {
-    pub(super) fn new(ep: EpId) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            ep,
             next_peer_key: 0,
             keys_repeat: false,
             entries: Slab::new(),
@@ -61,13 +59,12 @@ impl Senders {
     /// Returns the key and the address handle of the sender of a datagram; records a new sender.
     pub(super) fn find_or_insert<E: EngineContext>(
         &mut self,
-        engine: &mut E,
-        rx: &mut E::Rx,
+        ctx: &mut EndpointContext<'_, E>,
         from: SocketAddr,
     ) -> (PeerKey, Option<FiAddr>) {
         let index = match self.by_socket_addr.get(&from) {
             Some(index) => *index,
-            None => self.insert(engine, rx, from),
+            None => self.insert(ctx, from),
         };
         let sender = &mut self.entries[index];
         sender.active = true;
@@ -79,16 +76,15 @@ impl Senders {
     #[cold]
     fn insert<E: EngineContext>(
         &mut self,
-        engine: &mut E,
-        rx: &mut E::Rx,
+        ctx: &mut EndpointContext<'_, E>,
         from: SocketAddr,
     ) -> usize {
         if self.entries.len() >= MAX_SENDERS {
-            self.evict_idle(engine, rx);
+            self.evict_idle(ctx);
         }
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
-        let fi_addr = address
-            .and_then(|address| engine.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
+        let fi_addr =
+            address.and_then(|address| ctx.peer_connected(&address, Some(SOCKET_INCARNATION)));
         let key = self.unused_peer_key();
         let index = self.entries.insert(Sender {
             socket_addr: from,
@@ -118,7 +114,7 @@ impl Senders {
     }
 
     /// Evicts a sender without recent datagrams (second-chance replacement).
-    fn evict_idle<E: EngineContext>(&mut self, engine: &mut E, rx: &mut E::Rx) {
+    fn evict_idle<E: EngineContext>(&mut self, ctx: &mut EndpointContext<'_, E>) {
         while let Some(index) = self.eviction_queue.pop_front() {
             if std::mem::take(&mut self.entries[index].active) {
                 self.eviction_queue.push_back(index);
@@ -127,9 +123,9 @@ impl Senders {
             let sender = self.entries.remove(index);
             self.by_socket_addr.remove(&sender.socket_addr);
             if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
-                rx.peer_disconnected(sender.peer_key, address);
+                ctx.sender_disconnected(sender.peer_key, address);
             }
-            return engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+            return ctx.peer_disconnected(sender.addr_at_first_datagram);
         }
     }
 
@@ -161,9 +157,9 @@ impl Senders {
     }
 
     /// Reports every sender as disconnected.
-    pub(super) fn close(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         for (_, sender) in &self.entries {
-            engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+            ctx.peer_disconnected(sender.addr_at_first_datagram);
         }
     }
 }
@@ -174,7 +170,7 @@ mod tests {
 
     #[test]
     fn peer_keys_of_recorded_senders_are_not_reused() {
-        let mut senders = Senders::new(EpId(0));
+        let mut senders = Senders::new();
         for port in 1..=3 {
             let peer_key = senders.unused_peer_key();
             senders.entries.insert(Sender {

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result, Scheme};
 
 use super::destinations::QueuedDatagram;
@@ -24,11 +24,11 @@ impl UdpEndpoint {
     /// udp does not support the operation, the peer's address is not valid, or `sendto` has failed.
     pub(super) fn try_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let to = self.destination(engine, tx_op)?;
+        let to = self.destination(ctx, tx_op)?;
         if tx_op.kind == OpKind::Connect {
             // Datagrams need no connection; whether the peer exists is not checked.
             return Ok(TrySend::Done);
@@ -36,7 +36,7 @@ impl UdpEndpoint {
         self.reset_idle();
         if tx_op.more && self.tx_queue.is_empty() {
             if self.send_batch.is_full() {
-                self.flush(engine);
+                self.flush(ctx);
             }
             if self.send_batch.is_full() {
                 return Ok(TrySend::WouldBlock);
@@ -44,7 +44,7 @@ impl UdpEndpoint {
             self.send_batch.push(to, payload);
             return Ok(TrySend::Batched);
         }
-        if !self.tx_queue.is_empty() || !self.flush(engine) {
+        if !self.tx_queue.is_empty() || !self.flush(ctx) {
             return Ok(TrySend::WouldBlock);
         }
         match send_datagram(&self.socket, to, payload)? {
@@ -67,48 +67,51 @@ impl UdpEndpoint {
     /// udp does not support the operation, or the peer's address is not valid; nothing was queued.
     pub(super) fn queue_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        self.destination(engine, tx_op)?;
+        self.destination(ctx, tx_op)?;
         if tx_op.kind == OpKind::Connect {
-            engine.complete(op, Outcome::ok(Transfer::sent(0, None)));
+            ctx.complete(op, Outcome::ok(Transfer::sent(0, None)));
             return Ok(());
         }
         self.tx_queue.push_back(QueuedDatagram {
             op,
             peer: tx_op.peer,
         });
-        self.progress_tx(engine);
-        engine.request_rearm();
+        self.progress_tx(ctx);
+        ctx.request_rearm();
         Ok(())
     }
 
     /// Sends the batched messages; returns false if the socket has no room for all of them.
-    pub(super) fn flush(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn flush(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         if self.send_batch.is_empty() {
             return true;
         }
         if self.write_blocked {
             return false;
         }
-        let flushed = self.send_batch.flush(engine, self.socket.as_fd());
+        let flushed = self.send_batch.flush(ctx, self.socket.as_fd());
         if !flushed {
             self.wait_writable();
-            engine.request_rearm();
+            ctx.request_rearm();
         }
         flushed
     }
 
     /// Sends batched and queued messages while the socket has room; returns whether any was sent or
     /// has failed.
-    pub(super) fn progress_tx(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn progress_tx(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
         }
         let batched = self.send_batch.len();
-        self.flush(engine);
+        self.flush(ctx);
         let mut moved = self.send_batch.len() < batched;
         for _ in 0..MAX_SENDS_PER_PASS {
             let Some(&QueuedDatagram { op, peer }) =
@@ -117,7 +120,7 @@ impl UdpEndpoint {
                 break;
             };
             let tx_op = TxOp::new(OpKind::Send, peer);
-            let payload = engine.payload(op);
+            let payload = ctx.payload(op);
             let len = payload.len();
             let outcome = match self
                 .destinations
@@ -133,7 +136,7 @@ impl UdpEndpoint {
                 None => Outcome::failed(Error::StaleAddress(peer)),
             };
             self.tx_queue.pop_front();
-            engine.complete(op, outcome);
+            ctx.complete(op, outcome);
             moved = true;
         }
         moved
@@ -148,7 +151,11 @@ impl UdpEndpoint {
     }
 
     /// Checks that udp supports the operation; returns the socket address of its peer.
-    fn destination(&mut self, engine: &mut impl EngineContext, tx_op: &TxOp) -> Result<SocketAddr> {
+    fn destination(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        tx_op: &TxOp,
+    ) -> Result<SocketAddr> {
         if !matches!(tx_op.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over udp"));
         }
@@ -159,17 +166,17 @@ impl UdpEndpoint {
         }
         self.destinations
             .get(tx_op.peer)
-            .map_or_else(|| self.resolve_destination(engine, tx_op.peer), Ok)
+            .map_or_else(|| self.resolve_destination(ctx, tx_op.peer), Ok)
     }
 
     /// Resolves an address handle, and caches the peer's socket address.
     #[cold]
     fn resolve_destination(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
     ) -> Result<SocketAddr> {
-        let address = engine.address_of(self.id, addr)?;
+        let address = ctx.address_of(addr)?;
         let to = address.peer_socket_addr(Scheme::Udp)?;
         if to.is_ipv4() != self.local_addr.is_ipv4() {
             let why = format!(
@@ -224,13 +231,14 @@ mod tests {
     use fabric_core::SocketOptions;
     use fabric_core::buf::AnyBuf;
     use fabric_core::info::Info;
+    use fabric_core::rx::RxQueue;
     use fabric_core::transport::{EpId, Interest, Transport, WaitSet};
 
     use super::super::UdpTransport;
     use super::super::endpoint::UNEXPECTED_BYTES;
     use super::*;
     use crate::engine::state::av::Av;
-    use crate::engine::state::domain_state::{AvId, Bindings, CounterBindings, DomainState};
+    use crate::engine::state::domain_state::{AvId, Bindings, DomainState};
     use crate::engine::state::ops::{CompletionTarget, OpState};
     use crate::transport::net::SocketConfig;
 
@@ -256,6 +264,7 @@ mod tests {
     /// An endpoint that sends to itself, for tests that call the transport directly.
     struct UdpFixture {
         endpoint: UdpEndpoint,
+        rx: RxQueue,
         domain_state: DomainState,
         ep: EpId,
         own_addr: FiAddr,
@@ -270,26 +279,13 @@ mod tests {
                 (DomainState::new(), Arc::new(RecordingWaitSet::default()));
             let info: Info = UdpTransport.offers().swap_remove(0);
             let av = AvId(domain_state.avs.insert(Av::new(false)));
-            let bindings = Bindings {
-                object_id: 1,
-                context: 0,
-                av,
-                tx_cq: None,
-                rx_cq: None,
-                counters: CounterBindings::default(),
-                shared_rx: None,
-                eq: None,
-                tx_size: 64,
-                rx_size: 64,
+            let ep = domain_state.insert_endpoint(Bindings {
                 max_msg_size: info.ep.max_msg_size,
-                inject_size: info.tx.inject_size,
-            };
-            let ep = domain_state
-                .insert_endpoint(bindings, UNEXPECTED_BYTES)
-                .unwrap();
+                ..Bindings::for_tests(av)
+            });
+            let rx = RxQueue::new(ep, UNEXPECTED_BYTES, domain_state.pool.clone());
             let config = SocketConfig::from_info(&SocketOptions::new(), &info).unwrap();
-            let mut endpoint =
-                UdpEndpoint::open(ep, &info, (None, config), wait_set.clone()).unwrap();
+            let endpoint = UdpEndpoint::open(ep, &info, (None, config), wait_set.clone()).unwrap();
             let address = endpoint.name().clone();
             let own_addr = domain_state
                 .avs
@@ -297,15 +293,26 @@ mod tests {
                 .unwrap()
                 .table
                 .insert(address.clone());
-            endpoint.address_inserted(&mut domain_state, own_addr, &address);
-            Self {
+            let mut fixture = Self {
                 endpoint,
+                rx,
                 domain_state,
                 ep,
                 own_addr,
                 wait_set,
                 batched: Vec::new(),
-            }
+            };
+            fixture.call(|udp, ctx| udp.address_inserted(ctx, own_addr, &address));
+            fixture
+        }
+
+        /// Calls the transport's part of the endpoint.
+        fn call<T>(
+            &mut self,
+            act: impl FnOnce(&mut UdpEndpoint, &mut EndpointContext<'_, DomainState>) -> T,
+        ) -> T {
+            let mut ctx = EndpointContext::new(self.ep, &mut self.rx, &mut self.domain_state);
+            act(&mut self.endpoint, &mut ctx)
         }
 
         fn tx_op(&self, more: bool) -> TxOp {
@@ -317,9 +324,9 @@ mod tests {
 
         fn try_send(&mut self, byte: u8, more: bool) -> TrySend {
             let tx_op = self.tx_op(more);
+            let payload = &[byte];
             let sent = self
-                .endpoint
-                .try_send(&mut self.domain_state, &tx_op, Payload::Contiguous(&[byte]))
+                .call(|udp, ctx| udp.try_send(ctx, &tx_op, Payload::Contiguous(payload)))
                 .unwrap();
             if sent == TrySend::Batched {
                 let none = AnyBuf::None;
@@ -355,8 +362,7 @@ mod tests {
             );
             op.tx_op = Some(tx_op);
             let key = self.domain_state.ops.insert(op);
-            self.endpoint
-                .queue_send(&mut self.domain_state, key, &tx_op)
+            self.call(|udp, ctx| udp.queue_send(ctx, key, &tx_op))
                 .unwrap();
             key
         }
@@ -368,9 +374,8 @@ mod tests {
 
         /// Makes a pass, and returns how many messages have arrived.
         fn unexpected_count(&mut self) -> usize {
-            self.endpoint.progress(&mut self.domain_state);
-            let queue = self.domain_state.own_rx(self.ep);
-            queue.expect("the endpoint is open").unexpected().0
+            self.call(UdpEndpoint::progress);
+            self.rx.unexpected().0
         }
     }
 
@@ -387,7 +392,7 @@ mod tests {
         );
         fixture.endpoint.wait_writable();
         assert_eq!(fixture.interest(), Some(Interest::Both));
-        fixture.endpoint.flush(&mut fixture.domain_state);
+        fixture.call(|udp, ctx| udp.flush(ctx));
         assert_eq!(
             fixture.completed_count(),
             0,
@@ -419,7 +424,7 @@ mod tests {
             !fixture.endpoint.cancel(canceled),
             "the operation is no longer queued"
         );
-        fixture.endpoint.ready(&mut fixture.domain_state);
+        fixture.call(|udp, ctx| udp.ready(ctx));
         assert_eq!(fixture.interest(), Some(Interest::Read));
         assert_eq!(fixture.unexpected_count(), 4);
         assert_eq!(fixture.completed_count(), 1);
@@ -433,7 +438,7 @@ mod tests {
         for byte in 0..100 {
             assert_eq!(fixture.try_send(byte, true), TrySend::Batched);
         }
-        fixture.endpoint.flush(&mut fixture.domain_state);
+        fixture.call(|udp, ctx| udp.flush(ctx));
         assert_eq!(fixture.completed_count(), 100);
         while fixture.unexpected_count() < 100 {}
         fixture.endpoint.wait_writable();
@@ -443,7 +448,7 @@ mod tests {
         assert_eq!(batched, crate::sys::datagrams::BATCH_LEN);
         let queued = fixture.queue_send(7);
         assert!(fixture.endpoint.can_sleep());
-        fixture.endpoint.ready(&mut fixture.domain_state);
+        fixture.call(|udp, ctx| udp.ready(ctx));
         while fixture.unexpected_count() < 100 + batched + 1 {}
         assert!(!fixture.endpoint.cancel(queued));
     }
@@ -456,12 +461,11 @@ mod tests {
             fixture.endpoint.wait_writable();
             let key = fixture.queue_send(1);
             let error = if close {
-                fixture.endpoint.close(&mut fixture.domain_state);
+                fixture.call(|udp, ctx| udp.close(ctx));
                 Error::Canceled
             } else {
-                fixture
-                    .endpoint
-                    .address_removed(&mut fixture.domain_state, fixture.own_addr);
+                let own_addr = fixture.own_addr;
+                fixture.call(|udp, ctx| udp.address_removed(ctx, own_addr));
                 assert!(fixture.endpoint.can_sleep() && !fixture.endpoint.cancel(key));
                 Error::StaleAddress(fixture.own_addr)
             };

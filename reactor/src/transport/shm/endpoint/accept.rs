@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EngineContext, RxSink, WaitSet};
+use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
 use fabric_core::{Address, Error, RefusalReason, Result};
 
 use super::super::closer;
@@ -75,7 +75,7 @@ impl ShmEndpoint {
     ///
     /// A handshake takes a round trip, so many may be pending at once. At the limit of pending
     /// handshakes the listener stays readable and keeps the domain awake.
-    pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         for _ in 0..ACCEPTS_PER_POLL {
             let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
                 return;
@@ -99,7 +99,7 @@ impl ShmEndpoint {
                     if socket.watch(&self.wait_set, token).is_ok() {
                         self.rx_connections
                             .insert_handshake(PendingHandshake::new(socket));
-                        self.on_rx_ready(engine, rx_index);
+                        self.on_rx_ready(ctx, rx_index);
                     }
                 }
                 Ok(None) => return,
@@ -110,7 +110,7 @@ impl ShmEndpoint {
                     listener.reserve_fd = None;
                     if let Ok(Some(socket)) = listener.socket.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());
-                        engine.event(self.id, EventKind::InboundRefused { error });
+                        ctx.event(EventKind::InboundRefused { error });
                         control::send_control(
                             &socket,
                             ControlMessage::Reject(RefusalReason::Resources),
@@ -126,7 +126,7 @@ impl ShmEndpoint {
     /// Resumes accepting if the queue of the closing threads has room. Otherwise, or if the
     /// listener cannot be watched, a later pass tries again.
     #[cold]
-    pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn resume_accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let token = ShmToken::Listener.pack(self.id);
         let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
             return;
@@ -136,45 +136,49 @@ impl ShmEndpoint {
             return;
         }
         listener.state = RdmListenerState::Accepting;
-        self.accept(engine);
+        self.accept(ctx);
     }
 
     /// Handles a readable socket of an incoming connection or a pending handshake.
-    pub(super) fn on_rx_ready(&mut self, engine: &mut impl EngineContext, rx_index: usize) {
+    pub(super) fn on_rx_ready(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        rx_index: usize,
+    ) {
         if let Some(handshake) = self.rx_connections.take_handshake(rx_index) {
-            return self.poll_handshake(engine, handshake);
+            return self.poll_handshake(ctx, handshake);
         }
         self.rx_connections.activate(rx_index);
         if let Some(reason) = self
             .rx_connections
             .get_mut(rx_index)
-            .and_then(|peer| peer.on_readable(engine))
+            .and_then(|peer| peer.on_readable(ctx))
         {
-            self.on_rx_ended(engine, rx_index, reason);
-            self.progress_rx(engine);
+            self.on_rx_ended(ctx, rx_index, reason);
+            self.progress_rx(ctx);
         }
     }
 
     /// Advances a handshake, and adds the connection if it is established.
-    fn poll_handshake(&mut self, engine: &mut impl EngineContext, handshake: PendingHandshake) {
+    fn poll_handshake(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        handshake: PendingHandshake,
+    ) {
         self.last_peer_key = self.last_peer_key.wrapping_add(1);
         match handshake.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
             HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
             HandshakeOutcome::Established(mut peer) => {
                 let incarnation = Some(peer.identity.into());
-                peer.initial_addr = engine.peer_connected(self.id, &peer.peer_address, incarnation);
+                peer.initial_addr = ctx.peer_connected(&peer.peer_address, incarnation);
                 peer.source = peer.initial_addr;
                 let (name, source) = (peer.peer_address.clone(), peer.source);
-                peer.peer_key = engine.with_rx(self.id, |rx, engine| {
-                    rx.peer_connected(engine, self.id, peer.peer_key, &name)
-                });
+                peer.peer_key = ctx.add_sender(peer.peer_key, &name);
                 self.rx_connections.insert_established(peer);
-                engine.event(self.id, EventKind::PeerConnected { peer: name, source });
-                self.progress_rx(engine);
+                ctx.event(EventKind::PeerConnected { peer: name, source });
+                self.progress_rx(ctx);
             }
-            HandshakeOutcome::Rejected(error) => {
-                engine.event(self.id, EventKind::InboundRefused { error })
-            }
+            HandshakeOutcome::Rejected(error) => ctx.event(EventKind::InboundRefused { error }),
             HandshakeOutcome::Disconnected => {}
         }
     }

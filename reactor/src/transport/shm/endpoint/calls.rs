@@ -7,16 +7,21 @@ use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    EndpointConnection, EngineContext, FastPath, OpKey, SentLoans, TransportEndpoint, TrySend,
-    TxOp, WaitToken,
+    EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, SentLoans,
+    TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, FiAddr, Result};
 
 use super::{ShmEndpoint, ShmEndpointKind};
 
 impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
-    fn try_send(&mut self, engine: &mut E, tx_op: &TxOp, payload: Payload<'_>) -> Result<TrySend> {
-        self.try_send(engine, tx_op, payload)
+    fn try_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        self.try_send(ctx, tx_op, payload)
     }
 
     fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
@@ -37,82 +42,102 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         self.try_recv(from, room, into)
     }
 
-    fn flush(&mut self, engine: &mut E) -> Result<()> {
-        self.flush(engine)
+    fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
+        self.flush(ctx)
     }
 
-    fn try_read(&mut self, engine: &mut E, tx_op: &TxOp, into: &mut AnyBuf) -> Result<TrySend> {
-        self.try_inline(engine, tx_op, |tx| tx.try_read(tx_op, into))
+    fn try_read(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        into: &mut AnyBuf,
+    ) -> Result<TrySend> {
+        self.try_inline(ctx, tx_op, |tx| tx.try_read(tx_op, into))
     }
 
     fn try_atomic(
         &mut self,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.try_inline(engine, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
+        self.try_inline(ctx, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
     }
 
-    fn direct_region(&mut self, _: &mut E, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
+    fn direct_region(
+        &mut self,
+        _: &mut EndpointContext<'_, E>,
+        peer: FiAddr,
+        key: u64,
+    ) -> Result<Option<DirectRegion>> {
         self.region_handle(peer, key)
     }
 
-    fn queue_send(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp) -> Result<()> {
-        self.queue_send(engine, op, tx_op)
+    fn queue_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+    ) -> Result<()> {
+        self.queue_send(ctx, op, tx_op)
     }
 
-    fn cancel(&mut self, engine: &mut E, op: OpKey) -> bool {
-        self.cancel(engine, op)
+    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
+        self.cancel(ctx, op)
     }
 
-    fn on_rx_queue_changed(&mut self, engine: &mut E) {
-        self.on_rx_queue_changed(engine);
+    fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.on_rx_queue_changed(ctx);
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         self.source_of(peer)
     }
 
-    fn address_inserted(&mut self, engine: &mut E, addr: FiAddr, address: &Address) {
-        self.address_inserted(engine, addr, address);
+    fn address_inserted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        self.address_inserted(ctx, addr, address);
     }
 
-    fn address_removed(&mut self, engine: &mut E, addr: FiAddr) {
-        self.address_removed(engine, addr);
+    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
+        self.address_removed(ctx, addr);
     }
 
     fn fast_path(&self) -> Option<Arc<dyn FastPath>> {
         Some(self.fast_path())
     }
 
-    fn progress(&mut self, engine: &mut E, active_endpoints: usize) -> bool {
-        self.progress(engine, active_endpoints)
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> bool {
+        self.progress(ctx, active_endpoints)
     }
 
-    fn is_idle(&mut self, engine: &mut E) -> bool {
-        self.is_quiescent(engine)
+    fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
+        self.is_quiescent(ctx)
     }
 
-    fn on_idle(&mut self, engine: &mut E) {
-        self.set_idle(engine, true);
+    fn on_idle(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.set_idle(ctx, true);
     }
 
-    fn ready(&mut self, engine: &mut E, token: WaitToken) {
-        self.ready(engine, token.into());
+    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken) {
+        self.ready(ctx, token.into());
     }
 
-    fn arm(&mut self, engine: &mut E) -> bool {
-        self.arm(engine)
+    fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
+        self.arm(ctx)
     }
 
     fn disarm(&mut self) {
         self.disarm();
     }
 
-    fn close(&mut self, engine: &mut E) {
-        self.close(engine);
+    fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.close(ctx);
     }
 
     fn stats(&self) -> TransportStats {
@@ -136,8 +161,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
 }
 
 impl<E: EngineContext> EndpointConnection<E> for ShmEndpoint {
-    fn shutdown(&mut self, engine: &mut E) {
-        self.shutdown(engine);
+    fn shutdown(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.shutdown(ctx);
     }
 }
 

@@ -13,8 +13,7 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{
-    ConnReqHandle, ConnectMode, ConnectParams, Connected, EngineContext, EpId, RxSink, RxStatus,
-    WaitSet,
+    ConnReqHandle, ConnectMode, ConnectParams, Connected, EndpointContext, EngineContext, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, RefusalReason, Result, Scheme};
@@ -127,11 +126,11 @@ impl ShmEndpoint {
     /// Errors of this process, and [`Error::PeerGone`] if the client of the request has
     /// disconnected.
     pub(crate) fn open_connected(
-        engine: &mut impl EngineContext,
-        id: EpId,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         config: ShmConfig<'_>,
         params: ConnectParams<'_>,
     ) -> Result<Self> {
+        let id = ctx.ep();
         let (peer, addr) = (params.peer, params.fi_addr);
         peer.check_scheme(Scheme::Shm)?;
         let caps = config.info.caps & (Caps::TAGGED | Caps::ATOMIC);
@@ -157,9 +156,9 @@ impl ShmEndpoint {
         endpoint.tx_connections.insert(tx_index, tx);
         endpoint.tx_indices.push(tx_index);
         match params.mode {
-            ConnectMode::Connect { from, .. } => endpoint.start_connect(engine, from)?,
+            ConnectMode::Connect { from, .. } => endpoint.start_connect(ctx, from)?,
             ConnectMode::Accept(request) => {
-                endpoint.accept_request(engine, request, (caps, params.data))?;
+                endpoint.accept_request(ctx, request, (caps, params.data))?;
             }
         }
         Ok(endpoint)
@@ -172,7 +171,7 @@ impl ShmEndpoint {
     /// Errors of this process, such as [`Error::AddressInUse`].
     fn start_connect(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         from: Option<&Address>,
     ) -> Result<()> {
         let Some((peer, tx_index)) = self.msg_peer() else {
@@ -201,7 +200,7 @@ impl ShmEndpoint {
                 | Error::OtherUser { .. }),
             ) => {
                 self.set_msg_state(MsgConnectionState::Disconnected(error.clone()));
-                engine.on_connected(self.id, &peer, Err(error));
+                ctx.on_connected(&peer, Err(error));
             }
             Err(error) => return Err(error),
         }
@@ -209,7 +208,10 @@ impl ShmEndpoint {
     }
 
     /// Handles a readable socket of the client while it waits for the answer.
-    pub(super) fn on_connect_readable(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn on_connect_readable(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
         loop {
             let error = match self.poll_answer() {
                 AnswerStep::Pending => return,
@@ -222,13 +224,13 @@ impl ShmEndpoint {
                 }
                 AnswerStep::Failed(error) => error,
                 AnswerStep::Accepted(accept, credentials) => {
-                    match self.on_accepted(engine, accept, credentials) {
+                    match self.on_accepted(ctx, accept, credentials) {
                         Ok(()) => return,
                         Err(error) => error,
                     }
                 }
             };
-            return self.on_connect_failed(engine, error);
+            return self.on_connect_failed(ctx, error);
         }
     }
 
@@ -322,15 +324,19 @@ impl ShmEndpoint {
     }
 
     /// Handles the timer of an attempt: the answer has not arrived in time.
-    pub(super) fn on_connect_timeout(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn on_connect_timeout(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         if let Some((peer, _)) = self.msg_peer() {
-            self.on_connect_failed(engine, Error::TimedOut(peer));
+            self.on_connect_failed(ctx, Error::TimedOut(peer));
         }
     }
 
     /// Ends an attempt that has failed, and reports the error. Does nothing if the client does not
     /// wait for an answer.
-    fn on_connect_failed(&mut self, engine: &mut impl EngineContext, error: Error) {
+    fn on_connect_failed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: Error,
+    ) {
         let Some(msg) = self.msg_mut() else {
             return;
         };
@@ -340,15 +346,15 @@ impl ShmEndpoint {
         msg.state = MsgConnectionState::Disconnected(error.clone());
         let (peer, tx_index) = (msg.peer.clone(), msg.addr.index());
         if let Some(mut tx) = self.tx_connections.lock(tx_index) {
-            tx.close(engine, &error);
+            tx.close(ctx, &error);
         }
-        engine.on_connected(self.id, &peer, Err(error));
+        ctx.on_connected(&peer, Err(error));
     }
 
     /// Handles the accept of the server's program: the connection is established.
     fn on_accepted(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         CmAccept { server, segment }: CmAccept,
         credentials: PeerCredentials,
     ) -> Result<()> {
@@ -376,7 +382,7 @@ impl ShmEndpoint {
         }
         let segment = Segment::map_from_peer(&segment, server.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()).error)?;
-        let rx = self.new_msg_rx(engine, (credentials, server.incarnation), segment, reverse);
+        let rx = self.new_msg_rx(ctx, (credentials, server.incarnation), segment, reverse);
         self.insert_msg_rx(rx)?.send_accept();
         if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.establish(server.incarnation);
@@ -387,15 +393,15 @@ impl ShmEndpoint {
             data: server.private_data,
             tx_caps: server.caps,
         };
-        engine.on_connected(self.id, &peer, Ok(connected));
-        self.progress_rx(engine);
+        ctx.on_connected(&peer, Ok(connected));
+        self.progress_rx(ctx);
         Ok(())
     }
 
     /// Accepts a connection request: creates the ring to the client, and sends its segment.
     fn accept_request(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         request: Box<dyn ConnReqHandle>,
         (caps, private_data): (Caps, &[u8]),
     ) -> Result<()> {
@@ -432,7 +438,7 @@ impl ShmEndpoint {
         // The receiving end, over the socket of the request.
         let tx_caps = request.client.caps;
         let identity = (request.credentials, request.client.incarnation);
-        let rx = self.new_msg_rx(engine, identity, request.segment, socket);
+        let rx = self.new_msg_rx(ctx, identity, request.segment, socket);
         let tx_connections = self.tx_connections.clone();
         let rx = self.insert_msg_rx(rx)?;
         let sent = tx_connections
@@ -450,14 +456,14 @@ impl ShmEndpoint {
             data: Vec::new(),
             tx_caps,
         };
-        engine.on_connected(self.id, &peer, Ok(connected));
+        ctx.on_connected(&peer, Ok(connected));
         Ok(())
     }
 
     /// Creates the receiving end for a peer with these credentials and this incarnation.
     fn new_msg_rx(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         (credentials, incarnation): (PeerCredentials, u64),
         segment: Segment,
         socket: ShmSocket,
@@ -467,9 +473,7 @@ impl ShmEndpoint {
             .map_or_else(|| self.name.clone(), |msg| msg.peer.clone());
         self.last_peer_key += 1;
         let key = PeerKey(self.last_peer_key);
-        let key = engine.with_rx(self.id, |rx, engine| {
-            rx.peer_connected(engine, self.id, key, &peer)
-        });
+        let key = ctx.add_sender(key, &peer);
         let end = (peer, credentials, incarnation);
         // Messages have no source: a connected endpoint has one peer and no address vector.
         RxConnection::establish(end, self.local.clone(), segment, socket, key)
@@ -537,7 +541,7 @@ impl ShmEndpoint {
     }
 
     /// Shuts the connection down. The peer still receives the completed sends from the ring.
-    pub(crate) fn shutdown(&mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn shutdown(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let Some(msg) = self.msg_mut() else { return };
         if !matches!(msg.state, MsgConnectionState::Connected) {
             return;
@@ -545,20 +549,22 @@ impl ShmEndpoint {
         msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
         msg.shutdown_reported = true;
         let peer = msg.peer.clone();
-        engine.with_rx(self.id, |rx, engine| {
-            self.send_acks(rx);
-            if !rx.is_shared() {
-                rx.fail_posted(engine, &Error::Canceled);
-            }
-        });
+        self.send_acks(ctx);
+        if !ctx.shares_rx() {
+            ctx.fail_posted(&Error::Canceled);
+        }
         self.rx_connections.peers().for_each(RxConnection::close);
-        self.end_directions(engine, DownReason::Closed, &Error::Canceled);
+        self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
         let reason = DownReason::Closed;
-        engine.event(self.id, EventKind::Shutdown { peer, reason });
+        ctx.event(EventKind::Shutdown { peer, reason });
     }
 
     /// Handles the end of one direction: ends the other direction too.
-    pub(super) fn on_msg_ended(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
+    pub(super) fn on_msg_ended(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        reason: DownReason,
+    ) {
         let Some(msg) = self.msg_mut() else {
             return;
         };
@@ -573,20 +579,20 @@ impl ShmEndpoint {
         if matches!(msg.state, MsgConnectionState::Connected) {
             msg.state = MsgConnectionState::Disconnected(error.clone());
         }
-        self.end_directions(engine, reason, &error);
+        self.end_directions(ctx, reason, &error);
     }
 
     /// Ends both directions: fails the sends with `error`. From then on only records that are in
     /// the peer's ring are received.
     fn end_directions(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         reason: DownReason,
         error: &Error,
     ) {
         self.for_each_tx(|tx| {
             tx.send_control(ControlMessage::EndpointClosed);
-            end_tx_connection(tx, self.id, engine, error);
+            end_tx_connection(tx, ctx, error);
         });
         let mut rx_indices = Vec::new();
         self.rx_connections
@@ -597,40 +603,42 @@ impl ShmEndpoint {
                 continue;
             };
             // Records in the ring may refer to loans whose grants are still in the socket.
-            let _ = (0..MAX_FINAL_READS).find(|_| rx.on_readable(engine).is_some());
+            let _ = (0..MAX_FINAL_READS).find(|_| rx.on_readable(ctx).is_some());
             // A socket that has hung up stays readable and would keep the domain awake.
             rx.unwatch();
             if rx.mark_down(reason) {
                 rx.stop_cma();
                 let gone = Error::PeerGone(rx.peer_address.clone());
-                engine.with_rx(self.id, |queue, engine| {
-                    queue.fail_unmapped_from(engine, rx.peer_key, &gone);
-                });
+                ctx.fail_unmapped_from(rx.peer_key, &gone);
             }
         }
-        engine.request_progress();
-        engine.request_rearm();
+        ctx.request_progress();
+        ctx.request_rearm();
     }
 
     /// Reports `Shutdown` and fails receives: the connection has ended and the peer's ring is
     /// empty.
-    pub(super) fn on_msg_drained(&mut self, engine: &mut impl EngineContext, reason: DownReason) {
+    pub(super) fn on_msg_drained(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        reason: DownReason,
+    ) {
         let Some(msg) = self.msg_mut() else {
             return;
         };
         if !std::mem::replace(&mut msg.shutdown_reported, true) {
             let peer = msg.peer.clone();
-            engine.event(self.id, EventKind::Shutdown { peer, reason });
+            ctx.event(EventKind::Shutdown { peer, reason });
         }
         self.has_rx_change_effects = true;
-        engine.with_rx(self.id, |rx, _| self.update_post_reports(rx));
-        self.fail_recvs(engine);
+        self.update_post_reports(ctx);
+        self.fail_recvs(ctx);
     }
 
     /// Fails the posted receives of a connected endpoint whose connection has ended and whose ring
     /// is empty. Receives of a shared context stay posted for its other endpoints.
     #[cold]
-    pub(super) fn fail_recvs(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn fail_recvs(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let ShmEndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
@@ -640,10 +648,8 @@ impl ShmEndpoint {
         if self.shares_rx || self.rx_connections.peers().next().is_some() {
             return;
         }
-        msg.has_recvs_to_fail = engine.with_rx(self.id, |rx, engine| {
-            rx.fail_posted(engine, error);
-            // A multi-receive takes its messages in passes, and fails afterwards.
-            rx.is_busy()
-        });
+        ctx.fail_posted(error);
+        // A multi-receive takes its messages in passes, and fails afterwards.
+        msg.has_recvs_to_fail = ctx.rx_is_busy();
     }
 }

@@ -16,7 +16,7 @@
 
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
-use fabric_core::transport::{EngineContext, EpId, RxSink, RxStatus};
+use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::tx_connection::{ConnectionEnd, TxConnection};
 use super::{ShmEndpoint, ShmEndpointKind};
@@ -26,18 +26,18 @@ impl ShmEndpoint {
     /// the same peer emits it, or has emitted it.
     pub(super) fn on_tx_ended(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_index: usize,
         end: ConnectionEnd,
     ) {
         if let ShmEndpointKind::Msg(_) = self.kind {
-            return self.on_msg_ended(engine, end.reason);
+            return self.on_msg_ended(ctx, end.reason);
         }
         let Some(mut tx) = self.tx_connections.lock(tx_index) else {
             return;
         };
         let (name, addr) = (tx.peer_address.clone(), tx.addr);
-        end_tx_connection(&mut tx, self.id, engine, &end.error);
+        end_tx_connection(&mut tx, ctx, &end.error);
         let Some(identity) = end.identity else {
             return;
         };
@@ -46,33 +46,28 @@ impl ShmEndpoint {
         let mut peers = self.rx_connections.peers();
         if !reported && !peers.any(|peer| peer.peer_address == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), end.reason);
-            engine.event(
-                self.id,
-                EventKind::PeerDown {
-                    peer,
-                    source: Some(addr),
-                    reason,
-                },
-            );
+            ctx.event(EventKind::PeerDown {
+                peer,
+                source: Some(addr),
+                reason,
+            });
         }
         let mut peers = self.rx_connections.peers();
         if !peers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
             let gone = Error::PeerGone(name.clone());
-            engine.with_rx(self.id, |rx, engine| {
-                rx.fail_directed_to_disconnected(engine, addr, &name, &gone);
-            });
+            ctx.fail_directed_to_disconnected(addr, &name, &gone);
         }
     }
 
     /// Handles the end of a connection from a peer; records left in the ring are still received.
     pub(super) fn on_rx_ended(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         rx_index: usize,
         reason: DownReason,
     ) {
         if let ShmEndpointKind::Msg(_) = self.kind {
-            return self.on_msg_ended(engine, reason);
+            return self.on_msg_ended(ctx, reason);
         }
         let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
@@ -86,9 +81,7 @@ impl ShmEndpoint {
         // Memory of the peer that was not copied yet is gone with its process, or may be reused by
         // the peer.
         peer.stop_cma();
-        engine.with_rx(self.id, |rx, engine| {
-            rx.fail_unmapped_from(engine, peer.peer_key, &Error::PeerGone(name.clone()))
-        });
+        ctx.fail_unmapped_from(peer.peer_key, &Error::PeerGone(name.clone()));
         let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
@@ -107,34 +100,29 @@ impl ShmEndpoint {
             tx.mark_end_reported(identity);
             if endpoint_is_gone && tx.identity() == Some(identity) {
                 // Later sends must not complete as if they had arrived.
-                end_tx_connection(tx, self.id, engine, &Error::PeerGone(name.clone()));
+                end_tx_connection(tx, ctx, &Error::PeerGone(name.clone()));
             }
         });
-        let source = source.or_else(|| engine.fi_addr_of(self.id, &name));
-        engine.event(
-            self.id,
-            EventKind::PeerDown {
-                peer: name,
-                source,
-                reason,
-            },
-        );
+        let source = source.or_else(|| ctx.fi_addr_of(&name));
+        ctx.event(EventKind::PeerDown {
+            peer: name,
+            source,
+            reason,
+        });
     }
 
     /// Removes a connection that has ended and whose ring is empty.
     pub(super) fn remove_rx_connection(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         rx_index: usize,
     ) {
         let Some(mut peer) = self.rx_connections.remove(rx_index) else {
             return;
         };
         let gone = Error::PeerGone(peer.peer_address.clone());
-        engine.with_rx(self.id, |rx, engine| {
-            peer.fail_partial(rx, engine, gone.clone());
-            rx.peer_disconnected(peer.peer_key, peer.peer_address.clone());
-        });
+        peer.fail_partial(ctx, gone.clone());
+        ctx.sender_disconnected(peer.peer_key, peer.peer_address.clone());
         peer.unwatch();
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();
@@ -144,14 +132,12 @@ impl ShmEndpoint {
             .source
             .filter(|source| others.all(|other| other.source != Some(*source)))
         {
-            engine.with_rx(self.id, |rx, engine| {
-                rx.fail_directed_to_disconnected(engine, source, &peer.peer_address, &gone);
-            });
+            ctx.fail_directed_to_disconnected(source, &peer.peer_address, &gone);
         }
         drop(others);
-        engine.peer_disconnected(self.id, peer.initial_addr);
+        ctx.peer_disconnected(peer.initial_addr);
         if let ShmEndpointKind::Msg(_) = self.kind {
-            self.on_msg_drained(engine, peer.down_reason().unwrap_or(DownReason::Closed));
+            self.on_msg_drained(ctx, peer.down_reason().unwrap_or(DownReason::Closed));
         }
     }
 }
@@ -160,15 +146,14 @@ impl ShmEndpoint {
 /// lost.
 pub(super) fn end_tx_connection(
     tx: &mut TxConnection,
-    ep: EpId,
-    engine: &mut impl EngineContext,
+    ctx: &mut EndpointContext<'_, impl EngineContext>,
     error: &Error,
 ) {
     // Loans that the peer has returned are not lost.
     tx.collect_returned();
     let held_loans = tx.held_loans();
     if held_loans > 0 {
-        engine.loans_lost(ep, &tx.peer_address, held_loans);
+        ctx.loans_lost(&tx.peer_address, held_loans);
     }
-    tx.close(engine, error);
+    tx.close(ctx, error);
 }

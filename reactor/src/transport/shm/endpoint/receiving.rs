@@ -1,7 +1,7 @@
 //! Changes of the receive queue and of address handles, and canceling of sends.
 
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EngineContext, OpKey, RxSink, RxStatus};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey};
 use fabric_core::{Address, Error, FiAddr};
 
 use super::super::control::ControlMessage;
@@ -12,45 +12,49 @@ impl ShmEndpoint {
     /// Handles a change of the receive queue: a receive was posted, a message was discarded, or a
     /// message of a shared receive queue was copied.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn on_rx_queue_changed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
         self.is_idle = false;
         if self.has_rx_change_effects {
-            self.apply_rx_change_effects(engine);
+            self.apply_rx_change_effects(ctx);
         }
-        let has_work = engine.with_rx(self.id, |rx, _| {
-            self.update_post_reports(rx);
-            self.send_acks(rx);
-            rx.has_work()
-        });
-        if has_work {
+        self.update_post_reports(ctx);
+        self.send_acks(ctx);
+        if ctx.rx_has_work() {
             // The copy must progress even if no local task waits, because the sender waits.
-            engine.request_progress();
-            engine.request_rearm();
+            ctx.request_progress();
+            ctx.request_rearm();
         }
         if self.message_held {
-            self.retry_held(engine);
+            self.retry_held(ctx);
         }
     }
 
     /// Sets whether the engine reports posted receives: if this endpoint holds a message back, is
     /// idle, or has other effects to apply.
     #[cold]
-    pub(super) fn update_post_reports(&self, rx: &mut impl RxStatus) {
-        rx.set_post_reports(self.message_held || self.has_rx_change_effects || self.is_idle);
+    pub(super) fn update_post_reports(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        ctx.set_post_reports(self.message_held || self.has_rx_change_effects || self.is_idle);
     }
 
     #[cold]
-    fn apply_rx_change_effects(&mut self, engine: &mut impl EngineContext) {
+    fn apply_rx_change_effects(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         if self.shares_rx {
-            self.wake_for_returned_slots(engine);
+            self.wake_for_returned_slots(ctx);
         } else {
-            self.fail_recvs(engine);
+            self.fail_recvs(ctx);
         }
     }
 
     /// Cancels a queued transmit operation of which nothing was sent. Returns whether the operation
     /// was canceled.
-    pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
+    pub(crate) fn cancel(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        op: OpKey,
+    ) -> bool {
         let is_canceled = |tx_index: &usize| {
             self.tx_connections
                 .lock(*tx_index)
@@ -60,8 +64,8 @@ impl ShmEndpoint {
             return false;
         };
         // Operations queued behind the canceled one may go now.
-        self.progress_tx_connection(engine, tx_index);
-        engine.request_rearm();
+        self.progress_tx_connection(ctx, tx_index);
+        ctx.request_rearm();
         true
     }
 
@@ -73,18 +77,16 @@ impl ShmEndpoint {
 
     pub(crate) fn address_inserted(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
         address: &Address,
     ) {
-        let expected = engine.incarnation_of(self.id, addr);
+        let expected = ctx.incarnation_of(addr);
         self.rx_connections.for_each_at(address, |peer| {
             let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
             if peer.source.is_none() && is_expected {
                 peer.source = Some(addr);
-                engine.with_rx(self.id, |rx, engine| {
-                    rx.assign_source(engine, peer.peer_key, addr);
-                });
+                ctx.assign_source(peer.peer_key, addr);
             }
         });
         if let Some(mut tx) = self.tx_connection(addr) {
@@ -93,7 +95,11 @@ impl ShmEndpoint {
         }
     }
 
-    pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
+    pub(crate) fn address_removed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        addr: FiAddr,
+    ) {
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
@@ -104,7 +110,7 @@ impl ShmEndpoint {
             self.tx_indices.retain(|connected| *connected != tx_index);
             self.tx_queued.retain(|queued| *queued != tx_index);
             tx.send_control(ControlMessage::Disconnect);
-            end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
+            end_tx_connection(&mut tx, ctx, &Error::StaleAddress(addr));
             self.counters += tx.counters();
         }
     }

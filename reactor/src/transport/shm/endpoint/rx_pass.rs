@@ -3,7 +3,7 @@
 use fabric_core::FiAddr;
 use fabric_core::buf::AnyBuf;
 use fabric_core::event::DownReason;
-use fabric_core::transport::{EngineContext, RxSink, RxStatus};
+use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::rx_connection::RxConnection;
 use super::super::rx_table::RxConnections;
@@ -34,19 +34,18 @@ impl RxPass {
     fn poll_connections<E: EngineContext>(
         &mut self,
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
         while let Some((rx_index, peer)) = connections.active_mut(index) {
-            if self.poll_connection((rx_index, peer), ended, rx, engine) {
+            if self.poll_connection((rx_index, peer), ended, ctx) {
                 peer.last_active = pass_id;
             }
             index += 1;
         }
         if let Some(rx_index) = connections.next_idle() {
-            self.poll_idle(rx_index, (connections, ended), rx, engine);
+            self.poll_idle(rx_index, (connections, ended), ctx);
         }
     }
 
@@ -56,13 +55,12 @@ impl RxPass {
         &mut self,
         rx_index: usize,
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) {
         let Some(peer) = connections.get_mut(rx_index) else {
             return;
         };
-        let progressed = self.poll_connection((rx_index, peer), ended, rx, engine);
+        let progressed = self.poll_connection((rx_index, peer), ended, ctx);
         connections.on_idle_polled(rx_index, progressed);
     }
 
@@ -72,10 +70,9 @@ impl RxPass {
         &mut self,
         (rx_index, peer): (usize, &mut RxConnection),
         ended: &mut Vec<EndedRx>,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
-        let (progressed, violation) = match peer.poll_ring(rx, engine) {
+        let (progressed, violation) = match peer.poll_ring(ctx) {
             Ok(progressed) => (progressed, None),
             Err(violation) => (false, Some(violation.0)),
         };
@@ -95,23 +92,26 @@ impl ShmEndpoint {
     /// Makes a pass over the incoming connections and removes those that have ended. Returns the
     /// result of the pass.
     #[inline(always)] // fast path of small messages
-    pub(super) fn progress_rx(&mut self, engine: &mut impl EngineContext) -> RxPass {
-        let mut pass = RxPass::default();
-        let mut rx = engine.take_rx(self.id);
-        pass.progressed = rx.drain_unexpected(engine);
+    pub(super) fn progress_rx(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> RxPass {
+        let mut pass = RxPass {
+            progressed: ctx.drain_unexpected(),
+            ..RxPass::default()
+        };
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
-        pass.poll_connections(connections, &mut *rx, engine);
+        pass.poll_connections(connections, ctx);
         if self.message_held != pass.message_held {
             self.message_held = pass.message_held;
-            self.update_post_reports(&mut *rx);
+            self.update_post_reports(ctx);
         }
-        if rx.has_work() {
-            self.send_acks(&mut *rx);
-            pass.has_copies = rx.has_work() && !rx.is_shared();
+        if ctx.rx_has_work() {
+            self.send_acks(ctx);
+            pass.has_copies = ctx.rx_has_work() && !ctx.shares_rx();
         }
-        engine.put_rx(rx);
         if !self.ended_rx.is_empty() {
-            self.remove_ended_rx(engine);
+            self.remove_ended_rx(ctx);
             pass.progressed = true;
         }
         pass
@@ -132,19 +132,19 @@ impl ShmEndpoint {
     /// Ends the connections that have violated the protocol, and removes all connections that a
     /// pass has reported as ended.
     #[cold]
-    fn remove_ended_rx(&mut self, engine: &mut impl EngineContext) {
+    fn remove_ended_rx(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         for ended in std::mem::take(&mut self.ended_rx) {
             if let Some(what) = ended.violation {
-                self.on_rx_ended(engine, ended.rx_index, DownReason::Protocol(what));
+                self.on_rx_ended(ctx, ended.rx_index, DownReason::Protocol(what));
             }
-            self.remove_rx_connection(engine, ended.rx_index);
+            self.remove_rx_connection(ctx, ended.rx_index);
         }
     }
 
     /// Polls again because a message that waited for a receive may be delivered now.
     #[cold]
-    pub(super) fn retry_held(&mut self, engine: &mut impl EngineContext) {
-        self.progress_rx(engine);
-        engine.request_rearm();
+    pub(super) fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        self.progress_rx(ctx);
+        ctx.request_rearm();
     }
 }

@@ -6,7 +6,7 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::event::DownReason;
 use fabric_core::mr::{DirectRegion, RmaIov};
-use fabric_core::transport::{EngineContext, FastPath, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, FastPath, OpKey, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result, Scheme};
 
@@ -18,7 +18,7 @@ use super::{ShmEndpoint, ShmToken};
 impl ShmEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
@@ -26,9 +26,9 @@ impl ShmEndpoint {
             && bytes.len() < ALIGN_PAYLOAD_FROM
             && tx_op.is_plain()
         {
-            return self.try_inline(engine, tx_op, |tx| Ok(tx.push_plain(bytes, tx_op.more)));
+            return self.try_inline(ctx, tx_op, |tx| Ok(tx.push_plain(bytes, tx_op.more)));
         }
-        self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
+        self.try_inline(ctx, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
     /// Sends short messages with `FI_MORE`, until one is not short or finds no room or no peer.
@@ -87,15 +87,13 @@ impl ShmEndpoint {
     #[inline]
     pub(crate) fn try_inline(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
         let tx_index = tx_op.peer.index();
         let Some(mut tx) = self.tx_connection(tx_op.peer) else {
-            return engine
-                .address_of(self.id, tx_op.peer)
-                .map(|_| TrySend::WouldBlock);
+            return ctx.address_of(tx_op.peer).map(|_| TrySend::WouldBlock);
         };
         let pushed = act(&mut tx)?;
         drop(tx);
@@ -107,7 +105,7 @@ impl ShmEndpoint {
                 Ok(TrySend::Done)
             }
             PushOutcome::WouldBlock => Ok(TrySend::WouldBlock),
-            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, tx_index)),
+            PushOutcome::Closed => Err(self.on_tx_peer_closed(ctx, tx_index)),
         }
     }
 
@@ -120,13 +118,13 @@ impl ShmEndpoint {
     /// Queues an operation, connecting to the peer if needed.
     pub(crate) fn queue_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
         let tx_index = tx_op.peer.index();
         if self.tx_connection(tx_op.peer).is_none() {
-            let peer = engine.address_of(self.id, tx_op.peer)?;
+            let peer = ctx.address_of(tx_op.peer)?;
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
             }
@@ -137,16 +135,16 @@ impl ShmEndpoint {
             );
             self.tx_indices.push(tx_index);
         }
-        self.connect(engine, tx_index)?;
+        self.connect(ctx, tx_index)?;
         if let Some(mut tx) = self.tx_connections.lock(tx_index) {
-            tx.enqueue(op, tx_connection::at_start(tx_op, engine));
+            tx.enqueue(op, tx_connection::at_start(tx_op, ctx));
         }
         if !self.tx_queued.contains(&tx_index) {
             self.tx_queued.push(tx_index);
         }
-        self.progress_tx_connection(engine, tx_index);
+        self.progress_tx_connection(ctx, tx_index);
         if !self.is_tx_idle(tx_index) {
-            engine.request_rearm();
+            ctx.request_rearm();
         }
         Ok(())
     }
@@ -155,12 +153,15 @@ impl ShmEndpoint {
     ///
     /// # Errors
     /// The error of the last peer whose endpoint has closed.
-    pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) -> Result<()> {
+    pub(crate) fn flush(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> Result<()> {
         let mut result = Ok(());
         while let Some(tx_index) = self.tx_unflushed.pop() {
             let flushed = self.tx_connections.lock(tx_index).map(|mut tx| tx.flush());
             if flushed == Some(PushOutcome::Closed) {
-                result = Err(self.on_tx_peer_closed(engine, tx_index));
+                result = Err(self.on_tx_peer_closed(ctx, tx_index));
             }
         }
         result
@@ -183,7 +184,11 @@ impl ShmEndpoint {
     }
 
     /// Connects to the peer at this index, unless a connection exists.
-    fn connect(&mut self, engine: &impl EngineContext, tx_index: usize) -> Result<()> {
+    fn connect(
+        &mut self,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+        tx_index: usize,
+    ) -> Result<()> {
         let token = ShmToken::Tx(tx_index as u32).pack(self.id);
         let Some(mut tx) = self.tx_connections.lock(tx_index) else {
             return Ok(());
@@ -192,8 +197,8 @@ impl ShmEndpoint {
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
             }
-            engine.address_of(self.id, tx.addr)?;
-            tx.expected_incarnation = engine.incarnation_of(self.id, tx.addr);
+            ctx.address_of(tx.addr)?;
+            tx.expected_incarnation = ctx.incarnation_of(tx.addr);
         }
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }
@@ -203,7 +208,7 @@ impl ShmEndpoint {
     #[cold]
     pub(super) fn on_tx_peer_closed(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_index: usize,
     ) -> Error {
         let Some(tx) = self.tx_connections.lock(tx_index) else {
@@ -213,7 +218,7 @@ impl ShmEndpoint {
         let identity = tx.identity();
         drop(tx);
         self.on_tx_ended(
-            engine,
+            ctx,
             tx_index,
             ConnectionEnd {
                 error: error.clone(),

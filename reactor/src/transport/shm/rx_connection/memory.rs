@@ -15,7 +15,7 @@ use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
 use fabric_core::matching::Envelope;
 use fabric_core::stats::OpStats;
-use fabric_core::transport::{EngineContext, RxSink};
+use fabric_core::transport::{EndpointContext, EngineContext};
 use rustix::io::Errno;
 
 use super::super::cma::CmaTransfer;
@@ -34,13 +34,12 @@ const READS_FOR_GRANT: usize = 32;
 /// Offers a message in the sender's memory to the receive queue. Returns false if the queue has not
 /// taken the message, so that its record must stay in the ring.
 fn deliver_in_place<M: ReturnOnDrop + PeerMemory, E: EngineContext>(
-    rx: &mut E::Rx,
-    engine: &mut E,
+    ctx: &mut EndpointContext<'_, E>,
     envelope: Envelope,
     message: M,
 ) -> bool {
     let message = Arc::new(message);
-    let taken = rx.deliver_peer_memory(engine, envelope, &(message.clone() as Arc<dyn PeerMemory>));
+    let taken = ctx.deliver_peer_memory(envelope, &(message.clone() as Arc<dyn PeerMemory>));
     if !taken {
         // A later pass receives the record again, and creates a message with the same slot.
         Arc::into_inner(message)
@@ -98,14 +97,14 @@ impl RxConnection {
     /// handled here; the next read returns it again.
     fn read_socket_until(
         &mut self,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
         is_present: impl Fn(&Self) -> bool,
     ) -> Result<(), ShmProtocolViolation> {
         for _ in 0..READS_FOR_GRANT {
             if is_present(self) {
                 break;
             }
-            match self.on_readable(engine) {
+            match self.on_readable(ctx) {
                 Some(DownReason::Protocol(what)) => return Err(ShmProtocolViolation(what)),
                 Some(_) => break,
                 None => {}
@@ -119,8 +118,7 @@ impl RxConnection {
         &mut self,
         envelope: Envelope,
         (key, slot): (u64, usize),
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
         let find = |mappings: &[(u64, Arc<LoanMapping>)]| {
             mappings
@@ -128,14 +126,14 @@ impl RxConnection {
                 .ok()
                 .map(|at| mappings[at].1.clone())
         };
-        self.read_socket_until(engine, |rx| find(&rx.loan_mappings).is_some())?;
+        self.read_socket_until(ctx, |rx| find(&rx.loan_mappings).is_some())?;
         let mapping = find(&self.loan_mappings)
             .ok_or(ShmProtocolViolation("loan in a chunk that was not granted"))?;
         let segment = self.ring.memory().clone();
         let socket = self.socket.handle();
         let guard = LoanGuard::new(mapping, envelope.len, (segment, slot), socket)
             .ok_or(ShmProtocolViolation("loan out of bounds"))?;
-        Ok(deliver_in_place(rx, engine, envelope, guard))
+        Ok(deliver_in_place(ctx, envelope, guard))
     }
 
     /// Receives a message in the memory of the peer's process. Returns false if the record must
@@ -144,8 +142,7 @@ impl RxConnection {
         &mut self,
         envelope: Envelope,
         (address, slot): (u64, usize),
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
         let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
             "single-copy message on a connection where process_vm_readv is not enabled",
@@ -157,7 +154,7 @@ impl RxConnection {
         }
         let transfer = CmaTransfer::new(cma_peer, address, envelope.len, slot)
             .ok_or(ShmProtocolViolation("single-copy message out of bounds"))?;
-        Ok(deliver_in_place(rx, engine, envelope, transfer))
+        Ok(deliver_in_place(ctx, envelope, transfer))
     }
 
     /// Executes an RMA request and writes the response. Returns false if the request must stay in
@@ -165,14 +162,14 @@ impl RxConnection {
     pub(super) fn serve_rma_request(
         &mut self,
         request: &RmaRequest,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Result<bool, ShmProtocolViolation> {
-        self.read_socket_until(engine, |rx| rx.rma_bounce.is_some())?;
+        self.read_socket_until(ctx, |rx| rx.rma_bounce.is_some())?;
         let bounce_buffer = self
             .rma_bounce
             .as_ref()
             .ok_or(ShmProtocolViolation("RMA request without a bounce buffer"))?;
-        let served = request.execute(bounce_buffer, engine);
+        let served = request.execute(bounce_buffer, ctx);
         if served && self.ring.take_producer_waiting() {
             self.ring_doorbell();
         }
@@ -181,10 +178,14 @@ impl RxConnection {
 
     /// Responds to the peer's map request for the region with this key. Returns false if the socket
     /// is full, because the peer does not read responses.
-    pub(super) fn respond_to_map_mr(&self, engine: &impl EngineContext, key: u64) -> bool {
+    pub(super) fn respond_to_map_mr(
+        &self,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+        key: u64,
+    ) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let granted = engine
+        let granted = ctx
             .region(key)
             .filter(|region| self.local.is_rma_target && region.access.intersects(remote));
         let Some(region) = granted else {

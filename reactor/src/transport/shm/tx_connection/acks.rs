@@ -3,7 +3,7 @@
 
 use fabric_core::completion::Outcome;
 use fabric_core::matching::AckRequest;
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Error, Resource, Result};
 
 use super::QueuedTx;
@@ -34,38 +34,49 @@ impl TxChannel {
 
     /// Marks a message as sent completely. Completes the send if the message was acknowledged;
     /// otherwise tells the engine that the payload is no longer needed.
-    pub(super) fn mark_sent(&mut self, ack_id: u32, engine: &mut impl EngineContext) {
+    pub(super) fn mark_sent(
+        &mut self,
+        ack_id: u32,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
         if let Some(message) = self.pending_acks.mark_sent(ack_id) {
-            engine.complete(message.op, Outcome::ok(message.transfer));
+            ctx.complete(message.op, Outcome::ok(message.transfer));
         } else if let Some(op) = self.pending_acks.op(ack_id) {
-            engine.on_payload_sent(op);
+            ctx.on_payload_sent(op);
         }
     }
 
     /// Completes the sends that the peer has acknowledged. Returns whether a send has completed.
-    pub(super) fn complete_acked(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn complete_acked(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         let mut any = false;
         self.pending_acks
             .collect_acked(self.ring.memory(), |message| {
                 any = true;
-                engine.complete(message.op, Outcome::ok(message.transfer));
+                ctx.complete(message.op, Outcome::ok(message.transfer));
             });
         any
     }
 
     /// Fails the sent messages that the peer has not acknowledged, because the connection ends.
-    pub(super) fn fail_unacked(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(super) fn fail_unacked(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         if self.pending_acks.is_empty() {
             return;
         }
         // In a forked child, acks belong to the parent.
         if self.socket.in_original_process() {
-            self.complete_acked(engine);
+            self.complete_acked(ctx);
         }
         // Messages that were not sent completely are still queued; `TxConnection::close` fails
         // them.
         for message in self.pending_acks.take_unacked() {
-            engine.complete(
+            ctx.complete(
                 message.op,
                 Outcome::partial(message.transfer, error.clone()),
             );

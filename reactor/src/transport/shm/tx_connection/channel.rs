@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::matching::AckRequest;
-use fabric_core::transport::{EngineContext, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
 use super::super::control::{self, ControlMessage};
@@ -223,17 +223,17 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         is_only_op: bool,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<PushOutcome> {
         if let Some(remote) = front.tx_op.remote {
-            return self.progress_rma(front, &remote, engine);
+            return self.progress_rma(front, &remote, ctx);
         }
         if front.tx_op.kind != OpKind::Send {
             // An access without a remote range has nothing to do.
             front.total = Some(0);
             return Ok(PushOutcome::Pushed);
         }
-        let payload = engine.payload(front.op);
+        let payload = ctx.payload(front.op);
         front.total = Some(payload.len());
         let ack = self.ack_to_request(front)?;
 
@@ -249,7 +249,7 @@ impl TxChannel {
                 is_only_op && !self.outstanding.has_cma_offers(),
             )
             && !front.started
-            && engine.is_host_memory(front.op);
+            && ctx.is_host_memory(front.op);
         let offer_outcome = payload
             .as_contiguous()
             .filter(|_| may_be_offered)

@@ -6,7 +6,7 @@
 //! second visit the bytes move. So an operation that is refused has not moved any bytes. An
 //! operation with one range visits that range once.
 
-use fabric_core::transport::{EngineContext, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 
 use super::QueuedTx;
 
@@ -24,10 +24,10 @@ pub(super) struct IovCursor {
 }
 
 /// Returns an operation whose current remote range is the first.
-pub(crate) fn at_start(tx_op: &TxOp, engine: &impl EngineContext) -> TxOp {
+pub(crate) fn at_start(tx_op: &TxOp, ctx: &EndpointContext<'_, impl EngineContext>) -> TxOp {
     let first = tx_op
         .rma_iov_id
-        .and_then(|iov_id| engine.rma_iovs(iov_id).first().copied());
+        .and_then(|iov_id| ctx.rma_iovs(iov_id).first().copied());
     TxOp {
         remote: first.or(tx_op.remote),
         ..*tx_op
@@ -44,9 +44,9 @@ impl IovCursor {
 impl QueuedTx {
     /// Returns the operation for the current range. The completion data stays with the last range,
     /// so that the peer is notified of the data once.
-    pub(super) fn op_for_range(&self, engine: &impl EngineContext) -> TxOp {
+    pub(super) fn op_for_range(&self, ctx: &EndpointContext<'_, impl EngineContext>) -> TxOp {
         let is_last = |iov_id| {
-            self.cursor.ranges_checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len()
+            self.cursor.ranges_checked && self.cursor.index + 1 == ctx.rma_iovs(iov_id).len()
         };
         let data = self
             .tx_op
@@ -68,11 +68,11 @@ impl QueuedTx {
 
     /// Moves to the next range; from the last range to the second visit, or, by setting `total`, to
     /// the end of the operation.
-    pub(super) fn advance_or_finish(&mut self, engine: &impl EngineContext) {
+    pub(super) fn advance_or_finish(&mut self, ctx: &EndpointContext<'_, impl EngineContext>) {
         let iovs = self
             .tx_op
             .rma_iov_id
-            .map_or(&[][..], |iov_id| engine.rma_iovs(iov_id));
+            .map_or(&[][..], |iov_id| ctx.rma_iovs(iov_id));
         self.cursor.bytes_before = self.sent;
         self.cursor.index += 1;
         if self.cursor.index >= iovs.len() {

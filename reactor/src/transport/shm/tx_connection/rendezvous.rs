@@ -15,7 +15,7 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::{Outcome, Transfer};
 use fabric_core::flags::Access;
 use fabric_core::matching::AckRequest;
-use fabric_core::transport::{EngineContext, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, MemoryGrant};
@@ -132,7 +132,10 @@ impl TxChannel {
 
     /// Collects the slots that the peer has returned, and completes the sends of returned offers.
     /// Returns whether the peer has returned an offer or a relayed loan.
-    pub(super) fn complete_cma_offers(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(super) fn complete_cma_offers(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         let mut any_returned = self.outstanding.collect_returned(self.ring.memory());
         while let Some(CmaOffer {
             op,
@@ -144,8 +147,8 @@ impl TxChannel {
             any_returned = true;
             self.counters.single_copy_tx.record(len);
             match ack_id {
-                None => engine.complete(op, Outcome::ok(Transfer::sent(len, tag))),
-                Some(ack_id) => self.mark_sent(ack_id, engine),
+                None => ctx.complete(op, Outcome::ok(Transfer::sent(len, tag))),
+                Some(ack_id) => self.mark_sent(ack_id, ctx),
             }
         }
         any_returned
@@ -153,7 +156,11 @@ impl TxChannel {
 
     /// Revokes the offers that the peer has not returned and fails their sends, because the
     /// connection ends.
-    pub(super) fn fail_cma_offers(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(super) fn fail_cma_offers(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         if !self.outstanding.has_cma_offers() {
             return;
         }
@@ -161,10 +168,10 @@ impl TxChannel {
         if self.socket.in_original_process() {
             // Before the sends complete, because completion lets the application free the buffers.
             self.ring.memory().revoke_cma_offers();
-            self.complete_cma_offers(engine);
+            self.complete_cma_offers(ctx);
         }
         for CmaOffer { op, tag, .. } in self.outstanding.take_held_cma_offers() {
-            engine.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
+            ctx.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
         }
     }
 }

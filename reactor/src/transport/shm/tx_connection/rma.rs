@@ -15,7 +15,7 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
-use fabric_core::transport::{EngineContext, RmaIov, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, RmaIov, TxOp};
 use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
@@ -77,23 +77,23 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             if let Some(region) = self.mapped_regions.served_region(remote.key) {
-                return self.progress_served_rma(front, remote, region, engine);
+                return self.progress_served_rma(front, remote, region, ctx);
             }
             return self.request_mapping(front, remote.key);
         };
         let op = front.op;
-        let tx_op = front.op_for_range(engine);
+        let tx_op = front.op_for_range(ctx);
         let (range_len, done) = (remote.len, front.sent);
         let done_in_range = done - front.cursor.bytes_before;
 
         // Check the range.
         let region_offset = region.check_access(tx_op.kind, remote, range_len)?;
         if front.cursor.is_checking_ranges(&tx_op) {
-            front.advance_or_finish(engine);
+            front.advance_or_finish(ctx);
             return Ok(PushOutcome::Pushed);
         }
 
@@ -112,9 +112,9 @@ impl TxChannel {
         match tx_op.kind {
             OpKind::Write => region.write(
                 region_offset + done_in_range,
-                engine.payload(op).slice(done, piece_len),
+                ctx.payload(op).slice(done, piece_len),
             ),
-            OpKind::Read => engine.write_at(
+            OpKind::Read => ctx.write_at(
                 op,
                 done,
                 &region.range(region_offset + done_in_range, piece_len),
@@ -123,9 +123,9 @@ impl TxChannel {
             ),
             kind => {
                 let mut result = vec![0; if kind.fills_buffer() { range_len } else { 0 }];
-                let operands = engine.payload(op).as_contiguous().unwrap_or_default();
+                let operands = ctx.payload(op).as_contiguous().unwrap_or_default();
                 region.execute(region_offset, remote, operands, &mut result);
-                engine.write_at(op, 0, &&result[..], 0, result.len());
+                ctx.write_at(op, 0, &&result[..], 0, result.len());
             }
         }
         front.started = true;
@@ -133,7 +133,7 @@ impl TxChannel {
         if !is_last_piece {
             return Ok(PushOutcome::Pushed);
         }
-        Ok(self.finish_range(front, &tx_op, needs_notification, engine))
+        Ok(self.finish_range(front, &tx_op, needs_notification, ctx))
     }
 
     /// Sends a map request for this key, unless its response is pending. The operation waits.
@@ -160,11 +160,11 @@ impl TxChannel {
         front: &mut QueuedTx,
         tx_op: &TxOp,
         needs_notification: bool,
-        engine: &impl EngineContext,
+        ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> PushOutcome {
         let len = front.bytes_to_notify(tx_op);
         front.cursor.bytes_notified += if needs_notification { len } else { 0 };
-        front.advance_or_finish(engine);
+        front.advance_or_finish(ctx);
         if needs_notification {
             self.notify_access(tx_op, len)
         } else {
@@ -196,7 +196,7 @@ impl TxChannel {
         front: &mut QueuedTx,
         remote: &RmaIov,
         region: ServedRegion,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<PushOutcome> {
         if self
             .rma_bounce
@@ -211,7 +211,7 @@ impl TxChannel {
             .as_mut()
             .and_then(RmaBounceBuffer::take_response)
         else {
-            return self.send_rma_request(front, remote, engine);
+            return self.send_rma_request(front, remote, ctx);
         };
         if let Err(error) = response {
             let is_unknown_key = matches!(
@@ -233,16 +233,16 @@ impl TxChannel {
                 error
             });
         }
-        let tx_op = front.op_for_range(engine);
+        let tx_op = front.op_for_range(ctx);
         if front.cursor.is_checking_ranges(&tx_op) {
-            front.advance_or_finish(engine);
+            front.advance_or_finish(ctx);
             return Ok(PushOutcome::Pushed);
         }
         let len = request.remote.len;
         if let Some(bounce_buffer) = &self.rma_bounce
             && tx_op.kind.fills_buffer()
         {
-            engine.write_at(
+            ctx.write_at(
                 front.op,
                 front.sent,
                 &bounce_buffer.response_bytes(len),
@@ -252,10 +252,10 @@ impl TxChannel {
         }
         front.sent += len;
         if front.sent - front.cursor.bytes_before < remote.len {
-            return self.send_rma_request(front, remote, engine);
+            return self.send_rma_request(front, remote, ctx);
         }
         let needs_notification = region.rma_events || tx_op.data.is_some();
-        Ok(self.finish_range(front, &tx_op, needs_notification, engine))
+        Ok(self.finish_range(front, &tx_op, needs_notification, ctx))
     }
 
     /// Sends an RMA request for the next piece. The operation progresses when the response has
@@ -264,7 +264,7 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<PushOutcome> {
         let Some(bounce_buffer) = self.granted_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
@@ -288,7 +288,7 @@ impl TxChannel {
             len,
             ..*remote
         };
-        let payload = engine.payload(front.op);
+        let payload = ctx.payload(front.op);
         let bytes = if kind == OpKind::Write {
             payload.slice(done, len)
         } else {

@@ -14,7 +14,7 @@ use fabric_core::atomic::AtomicCall;
 use fabric_core::completion::{OpKind, Outcome};
 use fabric_core::event::DownReason;
 use fabric_core::tcp::{Frame, PeerCaps, ResponseStatus, RmaIovList};
-use fabric_core::transport::{EngineContext, EpId, OpKey, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TxOp};
 use fabric_core::{Error, Result};
 
 use super::limits::{MAX_BYTES_PER_PASS, WRITE_BUFFER_LIMIT};
@@ -51,7 +51,7 @@ pub(super) fn build_frame(
     tx_op: &TxOp,
     len: usize,
     peer_caps: PeerCaps,
-    engine: &impl EngineContext,
+    ctx: &EndpointContext<'_, impl EngineContext>,
 ) -> Result<(Frame, RmaIovList)> {
     if tx_op.kind == OpKind::Send {
         let frame = Frame::message(peer_caps.tag(tx_op.tag)?, tx_op.data, len);
@@ -64,7 +64,7 @@ pub(super) fn build_frame(
     }
     let remote_iovs = tx_op
         .rma_iov_id
-        .map_or(tx_op.remote.as_slice(), |id| engine.rma_iovs(id));
+        .map_or(tx_op.remote.as_slice(), |id| ctx.rma_iovs(id));
     let iovs = RmaIovList::from_rma_iovs(remote_iovs)
         .ok_or(Error::NotSupported("more remote ranges than rma_iov_limit"))?;
     let frame = match tx_op.remote.and_then(|remote| remote.atomic) {
@@ -82,29 +82,29 @@ pub(super) fn build_frame(
 /// Fails the first operation of the queue.
 pub(super) fn fail_first(
     queue: &mut VecDeque<QueuedTxOp>,
-    engine: &mut impl EngineContext,
+    ctx: &mut EndpointContext<'_, impl EngineContext>,
     error: Error,
 ) {
     if let Some(first) = queue.pop_front() {
-        engine.complete(first.op, Outcome::failed(error));
+        ctx.complete(first.op, Outcome::failed(error));
     }
 }
 
 impl TcpConnection {
     /// Sets whether the peer may access memory of the domain, and whether the endpoint wants an
     /// event for each access.
-    pub(crate) fn enable_rma_target(&mut self, ep: EpId, is_target: bool, rma_events: bool) {
-        self.reader.enable_rma_target(ep, is_target, rma_events);
+    pub(crate) fn enable_rma_target(&mut self, is_target: bool, rma_events: bool) {
+        self.reader.enable_rma_target(is_target, rma_events);
     }
 
     /// Fails the pending requests, because the peer's address handle is no longer valid. The
     /// requests stay in the list, so that responses to them are recognized and discarded.
     pub(crate) fn fail_requests_keep_slots(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
     ) {
-        self.reader.pending.fail_ops_keep_slots(engine, error);
+        self.reader.pending.fail_ops_keep_slots(ctx, error);
     }
 
     /// Returns whether there is work without new input: responses to be sent, or bytes to be
@@ -132,8 +132,12 @@ impl TcpConnection {
     }
 
     /// Fails the pending requests.
-    pub(crate) fn fail_requests(&mut self, engine: &mut impl EngineContext, error: &Error) {
-        self.reader.pending.fail(engine, error);
+    pub(crate) fn fail_requests(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
+        self.reader.pending.fail(ctx, error);
     }
 
     /// Handles that an operation of `len` payload bytes was given to the frame writer or the socket
@@ -143,7 +147,7 @@ impl TcpConnection {
         (op, tx_op): (OpKey, TxOp),
         len: usize,
         end: u64,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         let trigger = CompletionTrigger::of(&tx_op);
         self.unwritten.push(
@@ -151,15 +155,15 @@ impl TcpConnection {
             op,
             (trigger == CompletionTrigger::Transmitted).then_some((len, tx_op.tag)),
         );
-        self.complete_written(engine);
+        self.complete_written(ctx);
         let pending = &mut self.reader.pending;
         let total = tx_op.remote.map_or(len, |remote| remote.len);
-        let total = tx_op.rma_iov_id.map_or(total, |id| {
-            engine.rma_iovs(id).iter().map(|iov| iov.len).sum()
-        });
+        let total = tx_op
+            .rma_iov_id
+            .map_or(total, |id| ctx.rma_iovs(id).iter().map(|iov| iov.len).sum());
         match trigger {
             CompletionTrigger::Transmitted => {}
-            CompletionTrigger::Acknowledged => pending.expect_ack(op, tx_op, total, engine),
+            CompletionTrigger::Acknowledged => pending.expect_ack(op, tx_op, total, ctx),
             CompletionTrigger::ResponseReceived => pending.expect_read_response(op, tx_op, total),
         }
     }
@@ -169,7 +173,7 @@ impl TcpConnection {
     pub(super) fn send_responses(
         &mut self,
         operations_wait: bool,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let (mut any, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
         while bytes_left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
@@ -184,7 +188,7 @@ impl TcpConnection {
                 &mut self.writer,
                 (WRITE_BUFFER_LIMIT, quantum),
                 sender,
-                engine,
+                ctx,
             ) {
                 Ok(status) => status,
                 Err(violation) => {

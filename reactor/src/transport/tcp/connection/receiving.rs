@@ -9,7 +9,7 @@
 
 use fabric_core::event::DownReason;
 use fabric_core::tcp::{ReadOutcome, UnexpectedPolicy};
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::socket::ReadResult;
 use super::limits::WRITE_BUFFER_LIMIT;
@@ -27,22 +27,17 @@ impl TcpConnection {
     pub(crate) fn progress_rx<E: EngineContext>(
         &mut self,
         scratch: &mut [u8],
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
         let sender = (self.peer_key, self.source);
         let phase = self.rx.phase();
         // A held message needs a receive or room to buffer; a backlog of responses needs the peer
         // to read.
-        if phase == RxPhase::Held
-            && !self
-                .reader
-                .can_resume(self.rx.unconsumed(), sender, rx, engine)
-        {
+        if phase == RxPhase::Held && !self.reader.can_resume(self.rx.unconsumed(), sender, ctx) {
             return false;
         }
         let can_resume_set_aside =
-            self.reader.has_set_aside() && self.reader.can_resume_set_aside(sender, rx);
+            self.reader.has_set_aside() && self.reader.can_resume_set_aside(sender, ctx);
         let has_nothing_to_read =
             self.rx.has_ended() && self.rx.unconsumed().is_empty() && !can_resume_set_aside;
         if self.is_backlogged() || has_nothing_to_read {
@@ -77,7 +72,7 @@ impl TcpConnection {
         } else {
             &scratch[..len]
         };
-        let (consumed, next_phase) = match self.reader.read(bytes, sender, rx, engine) {
+        let (consumed, next_phase) = match self.reader.read(bytes, sender, ctx) {
             Ok(outcome) => {
                 let next = (outcome.consumed, outcome.stop_reason.into());
                 self.queue_replies(outcome);
@@ -130,30 +125,26 @@ impl TcpConnection {
     pub(crate) fn drain_received<E: EngineContext>(
         &mut self,
         scratch: &mut [u8],
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
     ) {
         if self.is_reading() {
             self.stop_uring_recv();
         }
         for _ in 0..MAX_FINAL_READS {
-            if self.rx.has_ended() || !self.progress_rx(scratch, rx, engine) {
+            if self.rx.has_ended() || !self.progress_rx(scratch, ctx) {
                 break;
             }
         }
     }
 
     /// Processes the deferred message, because there will be no later pass.
-    pub(crate) fn process_deferred<E: EngineContext>(&mut self, rx: &mut E::Rx, engine: &mut E) {
+    pub(crate) fn process_deferred<E: EngineContext>(&mut self, ctx: &mut EndpointContext<'_, E>) {
         if self.rx.phase() == RxPhase::Deferred {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             // The connection is being closed, so a protocol violation or a lack of room is ignored.
-            let _ = self.reader.read(
-                self.rx.unconsumed(),
-                (self.peer_key, self.source),
-                rx,
-                engine,
-            );
+            let _ = self
+                .reader
+                .read(self.rx.unconsumed(), (self.peer_key, self.source), ctx);
         }
     }
 

@@ -25,7 +25,7 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::tcp::rxm::{AtomicHeader, EAGER_LIMIT};
 use fabric_core::tcp::{Frame, RmaIovList, WireRmaIov};
-use fabric_core::transport::{EngineContext, RxSink, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 
 use super::limits::WRITE_BUFFER_LIMIT;
 use super::onesided::fail_first;
@@ -87,25 +87,25 @@ impl TcpConnection {
     pub(super) fn send_rxm_packet(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Option<usize> {
         let QueuedTxOp { op, tx_op, .. } = *queue.front()?;
         if self.is_rxm_atomic(&tx_op) {
-            return self.send_rxm_atomic(queue, engine);
+            return self.send_rxm_atomic(queue, ctx);
         }
         if tx_op.level.needs_ack() {
             let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that uses RXM");
-            fail_first(queue, engine, error);
+            fail_first(queue, ctx, error);
             return Some(0);
         }
         let tag = match self.peer_caps.tag(tx_op.tag) {
             Ok(tag) => tag,
             Err(error) => {
-                fail_first(queue, engine, error);
+                fail_first(queue, ctx, error);
                 return Some(0);
             }
         };
-        let payload = engine.payload(op);
+        let payload = ctx.payload(op);
         let len = payload.len();
         let eager_len = if len > EAGER_LIMIT { 0 } else { len };
         if self.writer.is_open()
@@ -119,7 +119,7 @@ impl TcpConnection {
                 .reader
                 .responses
                 .rendezvous
-                .add(op, tx_op.tag, len, engine);
+                .add(op, tx_op.tag, len, ctx);
             queue.pop_front();
             let is_pushed = self.writer.push_rendezvous(iov, tx_op.tag, tx_op.data);
             debug_assert!(is_pushed, "no frame is open");
@@ -137,7 +137,7 @@ impl TcpConnection {
     fn send_rxm_atomic(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Option<usize> {
         let QueuedTxOp { op, tx_op, .. } = *queue.front()?;
         let (remote, atomic) = tx_op
@@ -147,7 +147,7 @@ impl TcpConnection {
         let payload = if atomic.op == AtomicOp::Read {
             Payload::Contiguous(&[])
         } else {
-            engine.payload(op)
+            ctx.payload(op)
         };
         let len = payload.len();
         if self.writer.is_open()
@@ -184,20 +184,23 @@ impl TcpConnection {
     /// Fails the receives of rendezvous messages whose bytes will not arrive.
     pub(crate) fn fail_rendezvous_recvs<E: EngineContext>(
         &mut self,
-        rx: &mut E::Rx,
-        engine: &mut E,
+        ctx: &mut EndpointContext<'_, E>,
         error: &Error,
     ) {
         for partial in self.reader.end_rendezvous_reads() {
-            rx.fail_partial(engine, partial, error.clone());
+            ctx.fail_partial(partial, error.clone());
         }
     }
 
     /// Fails the sends of rendezvous messages that the peer will not read. If there is such a send,
     /// all queued responses are dropped.
-    pub(crate) fn fail_rendezvous_sends(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(crate) fn fail_rendezvous_sends(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         if !self.reader.responses.rendezvous.is_empty() {
-            self.reader.responses.fail(engine, error);
+            self.reader.responses.fail(ctx, error);
         }
     }
 }

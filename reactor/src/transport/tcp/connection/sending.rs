@@ -16,7 +16,7 @@ use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::tcp::{Frame, RmaIovList};
-use fabric_core::transport::{EngineContext, OpKey, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TxOp};
 
 use super::super::socket::WriteResult;
 use super::limits::{
@@ -41,7 +41,7 @@ impl TcpConnection {
     /// Tries to send a short message inline.
     pub(crate) fn try_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> TrySendResult {
@@ -52,7 +52,7 @@ impl TcpConnection {
             return TrySendResult::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
-            && (self.tx.is_blocked() || !self.write(engine))
+            && (self.tx.is_blocked() || !self.write(ctx))
         {
             return TrySendResult::WouldBlock;
         }
@@ -64,14 +64,14 @@ impl TcpConnection {
         }
         if !self.tx.is_batching() && !tx_op.more {
             self.tx.set_batching(true);
-            if self.write(engine) {
+            if self.write(ctx) {
                 return TrySendResult::Written;
             }
         }
         if self.write_closed() {
             return TrySendResult::WouldBlock;
         }
-        engine.request_rearm();
+        ctx.request_rearm();
         TrySendResult::Batched
     }
 
@@ -83,20 +83,24 @@ impl TcpConnection {
 
     /// Completes the messages whose last byte the kernel has.
     #[inline]
-    pub(crate) fn complete_written(&mut self, engine: &mut impl EngineContext) {
-        self.unwritten.complete(self.writer.total_written(), engine);
+    pub(crate) fn complete_written(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        self.unwritten.complete(self.writer.total_written(), ctx);
     }
 
     /// Completes the messages whose last byte the kernel has, and fails the others.
-    pub(crate) fn fail_unwritten(&mut self, engine: &mut impl EngineContext, error: &Error) {
-        self.complete_written(engine);
-        self.unwritten.fail(engine, error);
+    pub(crate) fn fail_unwritten(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
+        self.complete_written(ctx);
+        self.unwritten.fail(ctx, error);
     }
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
-    pub(crate) fn write(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(crate) fn write(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         let all_written = self.flush();
-        self.complete_written(engine);
+        self.complete_written(ctx);
         all_written
     }
 
@@ -131,10 +135,10 @@ impl TcpConnection {
     pub(crate) fn progress_tx(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
-        let moved = self.send_queued(queue, engine);
-        self.complete_written(engine);
+        let moved = self.send_queued(queue, ctx);
+        self.complete_written(ctx);
         self.update_interest();
         moved
     }
@@ -144,7 +148,7 @@ impl TcpConnection {
     fn send_queued(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         self.tx.set_batching(false);
         match self.tx.phase() {
@@ -160,7 +164,7 @@ impl TcpConnection {
         }
         let (mut moved, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
         if !self.reader.responses.is_empty() {
-            moved = self.send_responses(!queue.is_empty(), engine);
+            moved = self.send_responses(!queue.is_empty(), ctx);
             if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed()
             {
                 return moved;
@@ -171,7 +175,7 @@ impl TcpConnection {
             && !queue.is_empty()
             && !self.yields_to_responses(bytes_left)
             && !self.awaits_atomic_responses(queue)
-            && let Some(count) = self.send_first(queue, bytes_left, engine)
+            && let Some(count) = self.send_first(queue, bytes_left, ctx)
         {
             bytes_left = bytes_left.saturating_sub(count);
             moved = true;
@@ -199,30 +203,30 @@ impl TcpConnection {
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
         max_bytes: usize,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Option<usize> {
         let first = queue.front_mut()?;
         let (op, tx_op) = (first.op, first.tx_op);
         if self.is_rxm_packet(&tx_op) {
-            let sent = self.send_rxm_packet(queue, engine)?;
+            let sent = self.send_rxm_packet(queue, ctx)?;
             self.tx.on_operation_sent();
             return Some(sent);
         }
         let payload = if tx_op.kind == OpKind::Read {
             Payload::Contiguous(&[])
         } else {
-            engine.payload(op)
+            ctx.payload(op)
         };
         let len = payload.len();
         // An operation of which nothing was sent needs a frame header.
         let needs_header = first.bytes_sent.is_none() && tx_op.kind != OpKind::Connect;
         let header = match needs_header
-            .then(|| build_frame(&tx_op, len, self.peer_caps, engine))
+            .then(|| build_frame(&tx_op, len, self.peer_caps, ctx))
             .transpose()
         {
             Ok(header) => header,
             Err(error) => {
-                fail_first(queue, engine, error);
+                fail_first(queue, ctx, error);
                 return Some(0);
             }
         };
@@ -241,7 +245,7 @@ impl TcpConnection {
                 (len, self.writer.end())
             }
             header => {
-                let count = self.send_from_buffer(first, header, max_bytes, engine)?;
+                let count = self.send_from_buffer(first, header, max_bytes, ctx)?;
                 if first.bytes_sent != Some(len) {
                     return Some(count);
                 }
@@ -252,7 +256,7 @@ impl TcpConnection {
         };
         queue.pop_front();
         self.tx.on_operation_sent();
-        self.on_transmitted((op, tx_op), len, end, engine);
+        self.on_transmitted((op, tx_op), len, end, ctx);
         Some(count)
     }
 
@@ -268,7 +272,7 @@ impl TcpConnection {
         }: &mut QueuedTxOp,
         header: Option<(Frame, RmaIovList)>,
         max_bytes: usize,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Option<usize> {
         if let Some((frame, iovs)) = header {
             if !self.writer.begin_frame(&frame, &iovs) {
@@ -280,16 +284,16 @@ impl TcpConnection {
             }
         }
         let from = *bytes_sent.get_or_insert(0);
-        let payload = engine.payload(*op);
+        let payload = ctx.payload(*op);
         let len = payload.len();
-        if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, engine) {
+        if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, ctx) {
             return None;
         }
         if from == len {
             // io_uring has sent the rest.
             return Some(0);
         }
-        let payload = engine.payload(*op);
+        let payload = ctx.payload(*op);
         let count = self.send_part(payload.slice(from, (len - from).min(max_bytes)));
         match count {
             Some(count) => *bytes_sent = Some(from + count),

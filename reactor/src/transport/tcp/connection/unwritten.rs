@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use fabric_core::Error;
 use fabric_core::completion::Outcome;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey};
 
 /// The operations of a connection whose last byte the kernel does not have, in stream order.
 #[derive(Debug, Default)]
@@ -33,24 +33,32 @@ impl UnwrittenOps {
     /// Completes the messages whose last byte the kernel has, which has `total_written` bytes of
     /// the stream.
     #[inline]
-    pub(super) fn complete(&mut self, total_written: u64, engine: &mut impl EngineContext) {
+    pub(super) fn complete(
+        &mut self,
+        total_written: u64,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
         while let Some(first) = self.0.front()
             && first.end <= total_written
             && let Some(UnwrittenOp { op, message, .. }) = self.0.pop_front()
         {
             match message {
-                Some((len, tag)) => engine.complete_send(op, len, tag),
-                None => engine.on_payload_sent(op),
+                Some((len, tag)) => ctx.complete_send(op, len, tag),
+                None => ctx.on_payload_sent(op),
             }
         }
     }
 
     /// Removes all operations, and fails the messages. Operations that wait for the peer are failed
     /// with `PendingRequests`.
-    pub(super) fn fail(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub(super) fn fail(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: &Error,
+    ) {
         for UnwrittenOp { op, message, .. } in self.0.drain(..) {
             if message.is_some() {
-                engine.complete(op, Outcome::failed(error.clone()));
+                ctx.complete(op, Outcome::failed(error.clone()));
             }
         }
     }

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 
 use fabric_core::buf::Payload;
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EndpointContext, EngineContext};
 use rustix::io::Errno;
 
 use super::super::socket::ReadResult;
@@ -253,7 +253,7 @@ impl TcpConnection {
         &mut self,
         completion: UringCompletion,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         let is_paused = !self.is_reading();
         let Some(io) = &mut self.uring_io else {
@@ -264,9 +264,9 @@ impl TcpConnection {
             CompletionKind::Sent(sent) if io.send_state.op_id() == Some(op_id) => {
                 let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
                 let all_sent = self.on_uring_sent(&sent, previous, queue);
-                self.complete_written(engine);
+                self.complete_written(ctx);
                 match previous {
-                    UringSend::Owned(..) if all_sent => self.finish_first(queue, engine),
+                    UringSend::Owned(..) if all_sent => self.finish_first(queue, ctx),
                     UringSend::Owned(..) => self.await_buffer(op_id),
                     _ => {}
                 }
@@ -301,24 +301,28 @@ impl TcpConnection {
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedTxOp>,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         let (previous, all_sent) = self.take_uring_send(queue);
-        self.complete_written(engine);
+        self.complete_written(ctx);
         let was_sent = match previous {
             UringSend::Owned(..) => all_sent,
             UringSend::Borrowed(_) => queue
                 .front()
-                .is_some_and(|first| first.bytes_sent == Some(engine.payload(first.op).len())),
+                .is_some_and(|first| first.bytes_sent == Some(ctx.payload(first.op).len())),
             UringSend::Idle | UringSend::AwaitingBuffer(_) => false,
         };
         if was_sent && self.writer.is_open() {
-            self.finish_first(queue, engine);
+            self.finish_first(queue, ctx);
         }
     }
 
     /// Removes the first operation of the queue, all bytes of which io_uring has sent.
-    fn finish_first(&mut self, queue: &mut VecDeque<QueuedTxOp>, engine: &mut impl EngineContext) {
+    fn finish_first(
+        &mut self,
+        queue: &mut VecDeque<QueuedTxOp>,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
         let end = self.writer.total_written();
         self.writer.end_frame();
         if let Some(QueuedTxOp {
@@ -328,7 +332,7 @@ impl TcpConnection {
         }) = queue.pop_front()
         {
             self.tx.on_operation_sent();
-            self.on_transmitted((op, tx_op), bytes_sent.unwrap_or(0), end, engine);
+            self.on_transmitted((op, tx_op), bytes_sent.unwrap_or(0), end, ctx);
         }
     }
 

@@ -18,7 +18,7 @@
 //! lost. So zero copy is opt-in.
 
 use fabric_core::buf::Payload;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey};
 use rustix::io::Errno;
 
 use super::TcpConnection;
@@ -94,12 +94,12 @@ impl TcpConnection {
         &mut self,
         op: OpKey,
         len: usize,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let Some(io) = &mut self.uring_io else {
             return false;
         };
-        let Some(buf) = engine.take_buffer(op) else {
+        let Some(buf) = ctx.take_buffer(op) else {
             return false;
         };
         let pending = self.writer.take_pending().into_boxed_slice();
@@ -114,7 +114,7 @@ impl TcpConnection {
                 true
             }
             Err((pending, buf)) => {
-                engine.return_buffer(op, buf);
+                ctx.return_buffer(op, buf);
                 self.writer.restore_pending(&pending);
                 false
             }

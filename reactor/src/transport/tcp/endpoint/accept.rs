@@ -8,7 +8,7 @@ use fabric_core::event::EventKind;
 use fabric_core::tcp::{
     ByteOrder, CmKind, ExistingConnection, Resolution, resolve_simultaneous_connect,
 };
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
@@ -55,7 +55,7 @@ impl ListenerState {
 impl TcpEndpoint {
     /// Accepts the connections in the backlog. Accepting pauses while the queue of connection
     /// requests is full, and after an error.
-    pub(super) fn accept(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         for _ in 0..MAX_ACCEPTS_PER_EVENT {
             let Some(listener) = &self.listener else {
                 return;
@@ -67,7 +67,7 @@ impl TcpEndpoint {
             }
             match listener.accept(self.local_addr, &self.socket_config) {
                 Ok(Some((socket, from))) => self.on_accepted(
-                    engine,
+                    ctx,
                     InboundHandshake::new(socket, from, Instant::now() + HANDSHAKE_TIMEOUT),
                 ),
                 Ok(None) => return,
@@ -78,7 +78,7 @@ impl TcpEndpoint {
                     self.listener_state = ListenerState::after_error();
                     self.arm_timer();
                     let error = Error::os("accept4", errno.raw_os_error());
-                    return engine.event(self.id, EventKind::InboundRefused { error });
+                    return ctx.event(EventKind::InboundRefused { error });
                 }
             }
         }
@@ -86,14 +86,14 @@ impl TcpEndpoint {
 
     /// Accepts again after a pause. If the listener cannot be watched, the timer retries; the caller
     /// arms the timer.
-    pub(super) fn resume_accept(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn resume_accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let Some(listener) = &self.listener else {
             return;
         };
         match listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id)) {
             Ok(()) => {
                 self.listener_state = ListenerState::Watched;
-                self.accept(engine);
+                self.accept(ctx);
             }
             Err(_) => self.listener_state = ListenerState::after_error(),
         }
@@ -101,21 +101,25 @@ impl TcpEndpoint {
 
     /// Adds the inbound handshake of an accepted socket, and evicts the oldest if there are too
     /// many.
-    fn on_accepted(&mut self, engine: &mut impl EngineContext, mut handshake: InboundHandshake) {
+    fn on_accepted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        mut handshake: InboundHandshake,
+    ) {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         if handshake.watch(&self.wait_set, token).is_err() {
             return;
         }
         let connection_index = self.connections.insert(ConnectionState::Inbound(handshake));
         self.inbound.push_back(connection_index);
-        self.on_inbound_ready(engine, connection_index);
+        self.on_inbound_ready(ctx, connection_index);
         let limit = if matches!(self.kind, EndpointKind::Passive(_)) {
             MAX_PASSIVE_PENDING_HANDSHAKES
         } else {
             MAX_PENDING_HANDSHAKES
         };
         if self.inbound.len() > limit {
-            self.remove_inbound(engine, self.inbound[0], None);
+            self.remove_inbound(ctx, self.inbound[0], None);
         }
         if self.inbound.len() == 1 {
             self.arm_timer();
@@ -125,14 +129,14 @@ impl TcpEndpoint {
     /// Removes an inbound handshake, and reports the error, if any, as an event.
     pub(super) fn remove_inbound(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         error: Option<Error>,
     ) {
         self.inbound.retain(|inbound| *inbound != connection_index);
         self.connections.try_remove(connection_index);
         if let Some(error) = error {
-            engine.event(self.id, EventKind::InboundRefused { error });
+            ctx.event(EventKind::InboundRefused { error });
         }
     }
 
@@ -140,11 +144,11 @@ impl TcpEndpoint {
     /// rejects it.
     pub(super) fn on_inbound_ready(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         if matches!(self.kind, EndpointKind::Passive(_)) {
-            return self.read_connreq(engine, connection_index);
+            return self.read_connreq(ctx, connection_index);
         }
         let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
         else {
@@ -158,7 +162,7 @@ impl TcpEndpoint {
         } = match handshake.poll() {
             Ok(None) => return,
             Ok(Some(parsed)) => parsed,
-            Err(error) => return self.remove_inbound(engine, connection_index, error),
+            Err(error) => return self.remove_inbound(ctx, connection_index, error),
         };
         self.inbound.retain(|inbound| *inbound != connection_index);
         let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
@@ -179,7 +183,7 @@ impl TcpEndpoint {
             return linger::close(handshake.into_socket(), &[]);
         }
         if resolution == Resolution::Replace {
-            self.close_replaced(engine, peer);
+            self.close_replaced(ctx, peer);
         }
         // Accepts the request. A libfabric peer gets a reply without the vendor extension.
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
@@ -189,7 +193,7 @@ impl TcpEndpoint {
             .vendor_extension(self.vendor_extension)
             .filter(|_| vendor_extension.is_some());
         if !handshake.send_control(CmKind::Accept, reply_extension, &accepted) {
-            return self.on_accept_failed(engine, listen_addr);
+            return self.on_accept_failed(ctx, listen_addr);
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
         // `close_replaced` may have removed the peer.
@@ -198,7 +202,7 @@ impl TcpEndpoint {
         };
         let peer_and_instance = (peer, Some(request.instance()));
         let connection = self.add_connection(
-            engine,
+            ctx,
             peer_and_instance,
             handshake.into_socket(),
             negotiated,
@@ -208,9 +212,9 @@ impl TcpEndpoint {
             // Later connects to this peer use the protocol of its request.
             self.peers[peer].protocol = request.protocol();
             self.peers[peer].connection = Some(connection);
-            self.progress_tx(engine, peer);
+            self.progress_tx(ctx, peer);
         }
-        self.progress(engine);
+        self.progress(ctx);
     }
 
     /// Returns the connection with a peer that sends use, or the attempt to connect.
@@ -231,17 +235,15 @@ impl TcpEndpoint {
 
     /// Closes the connection with a peer that sends use, or ends the attempt to connect, before a
     /// new connection is added.
-    fn close_replaced(&mut self, engine: &mut impl EngineContext, peer: usize) {
+    fn close_replaced(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, peer: usize) {
         let Some(replaced) = self.peers[peer].connection else {
             return;
         };
         if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
             // The peer's completed sends may be among the unread bytes.
-            engine.with_rx(self.id, |rx, engine| {
-                connection.drain_received(&mut self.scratch, rx, engine);
-            });
+            connection.drain_received(&mut self.scratch, ctx);
             // Closing also fails the queued operations: part of a message may have been sent.
-            self.close_connection(engine, replaced);
+            self.close_connection(ctx, replaced);
         } else {
             self.peers[peer].connection = None;
             self.connections.try_remove(replaced);
@@ -250,7 +252,11 @@ impl TcpEndpoint {
 
     /// Handles that the accept could not be sent: connects if operations wait for the peer, because
     /// this side's own attempt may have been replaced.
-    fn on_accept_failed(&mut self, engine: &mut impl EngineContext, listen_addr: SocketAddr) {
+    fn on_accept_failed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        listen_addr: SocketAddr,
+    ) {
         let Some(&peer_index) = self.peer_by_socket_addr.get(&listen_addr) else {
             return;
         };
@@ -260,7 +266,7 @@ impl TcpEndpoint {
             && peer.retry.is_none()
             && let Err(error) = self.connect(peer_index)
         {
-            self.fail_sends(engine, peer_index, &error);
+            self.fail_sends(ctx, peer_index, &error);
         }
         self.drop_unused_peer(peer_index);
     }

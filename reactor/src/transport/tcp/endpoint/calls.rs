@@ -4,88 +4,120 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    ConnectionRequests, EndpointConnection, EngineContext, OpKey, TransportEndpoint, TrySend, TxOp,
-    WaitToken,
+    ConnectionRequests, EndpointConnection, EndpointContext, EngineContext, OpKey,
+    TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, FiAddr, Result};
 
 use super::{EndpointKind, TcpEndpoint};
 
 impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
-    fn try_send(&mut self, engine: &mut E, tx_op: &TxOp, payload: Payload<'_>) -> Result<TrySend> {
-        let result = self.try_send(engine, tx_op, payload);
+    fn try_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        let result = self.try_send(ctx, tx_op, payload);
         self.submit();
         result
     }
 
     /// Reads need a round trip, so they never complete inline.
-    fn try_read(&mut self, _: &mut E, _: &TxOp, _: &mut AnyBuf) -> Result<TrySend> {
+    fn try_read(
+        &mut self,
+        _: &mut EndpointContext<'_, E>,
+        _: &TxOp,
+        _: &mut AnyBuf,
+    ) -> Result<TrySend> {
         Ok(TrySend::WouldBlock)
     }
 
-    fn try_atomic(&mut self, _: &mut E, _: &TxOp, _: &[u8], _: &mut [u8]) -> Result<TrySend> {
+    fn try_atomic(
+        &mut self,
+        _: &mut EndpointContext<'_, E>,
+        _: &TxOp,
+        _: &[u8],
+        _: &mut [u8],
+    ) -> Result<TrySend> {
         Ok(TrySend::WouldBlock)
     }
 
-    fn set_batched_op(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp, len: usize) {
-        self.set_batched_op(engine, op, tx_op, len);
+    fn set_batched_op(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+        len: usize,
+    ) {
+        self.set_batched_op(ctx, op, tx_op, len);
     }
 
-    fn write_batched(&mut self, engine: &mut E) {
-        self.flush(engine);
+    fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.flush(ctx);
         self.submit();
     }
 
-    fn flush(&mut self, engine: &mut E) -> Result<()> {
-        self.flush(engine);
+    fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
+        self.flush(ctx);
         self.submit();
         Ok(())
     }
 
-    fn queue_send(&mut self, engine: &mut E, op: OpKey, tx_op: &TxOp) -> Result<()> {
-        let queued = self.queue_send(engine, op, tx_op);
+    fn queue_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+    ) -> Result<()> {
+        let queued = self.queue_send(ctx, op, tx_op);
         self.submit();
         queued
     }
 
-    fn cancel(&mut self, engine: &mut E, op: OpKey) -> bool {
-        self.cancel(engine, op)
+    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
+        self.cancel(ctx, op)
     }
 
-    fn on_rx_queue_changed(&mut self, engine: &mut E) {
-        self.on_rx_queue_changed(engine);
+    fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.on_rx_queue_changed(ctx);
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         self.source_of(peer)
     }
 
-    fn address_inserted(&mut self, engine: &mut E, addr: FiAddr, address: &Address) {
-        self.address_inserted(engine, addr, address);
+    fn address_inserted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        self.address_inserted(ctx, addr, address);
     }
 
-    fn address_removed(&mut self, engine: &mut E, addr: FiAddr) {
-        self.address_removed(engine, addr);
+    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
+        self.address_removed(ctx, addr);
     }
 
-    fn progress(&mut self, engine: &mut E, _active_endpoints: usize) -> bool {
-        self.progress(engine)
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
+        self.progress(ctx)
     }
 
-    fn is_idle(&mut self, engine: &mut E) -> bool {
-        TcpEndpoint::is_idle(self, engine)
+    fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
+        TcpEndpoint::is_idle(self, ctx)
     }
 
-    fn ready(&mut self, engine: &mut E, token: WaitToken) {
-        self.ready(engine, token.into());
+    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken) {
+        self.ready(ctx, token.into());
     }
 
-    fn arm(&mut self, engine: &mut E) -> bool {
-        self.arm(engine)
+    fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
+        self.arm(ctx)
     }
 
-    fn close(&mut self, engine: &mut E) {
-        self.close(engine);
+    fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.close(ctx);
     }
 
     fn stats(&self) -> TransportStats {

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, WireProtocol};
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Error, RefusalReason, Result};
 
 use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
@@ -92,7 +92,7 @@ impl TcpEndpoint {
     /// Handles a ready socket of an outbound handshake.
     pub(super) fn on_outbound_ready(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(connection_index)
@@ -103,13 +103,13 @@ impl TcpEndpoint {
             &self.wait_set,
             TcpToken::Socket(connection_index as u32).pack(self.id),
         );
-        self.on_handshake_step(engine, connection_index, step);
+        self.on_handshake_step(ctx, connection_index, step);
     }
 
     /// Handles the completion of a connect in io_uring.
     pub(super) fn on_uring_connect(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         completion: (OpId, TimedOutcome),
     ) {
@@ -125,27 +125,27 @@ impl TcpEndpoint {
             // From now on the timer, not the kernel, enforces the deadline.
             self.arm_timer();
         }
-        self.on_handshake_step(engine, connection_index, step);
+        self.on_handshake_step(ctx, connection_index, step);
     }
 
     /// Handles a step of an outbound handshake.
     pub(super) fn on_handshake_step(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         step: HandshakeStep,
     ) {
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            self.on_msg_handshake_step(engine, connection_index, step);
+            self.on_msg_handshake_step(ctx, connection_index, step);
         } else {
-            self.on_rdm_handshake_step(engine, connection_index, step);
+            self.on_rdm_handshake_step(ctx, connection_index, step);
         }
     }
 
     /// Handles a step of an outbound handshake of an `FI_EP_RDM` endpoint.
     fn on_rdm_handshake_step(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         step: HandshakeStep,
     ) {
@@ -158,32 +158,32 @@ impl TcpEndpoint {
             HandshakeStep::Pending => {}
             HandshakeStep::TimedOut => {
                 let error = Error::TimedOut(self.peers[peer].address.clone());
-                self.remove_outbound(engine, connection_index, &error);
+                self.remove_outbound(ctx, connection_index, &error);
             }
             HandshakeStep::Failed(failure) => {
                 let error = failure.into_error(
                     self.local_addr,
                     (&self.peers[peer].address, self.peers[peer].socket_addr),
                 );
-                self.remove_outbound(engine, connection_index, &error);
+                self.remove_outbound(ctx, connection_index, &error);
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
                 // Both sides connect, or the peer still has a connection that this side has lost.
                 self.connections.remove(connection_index);
                 self.peers[peer].connection = None;
-                self.schedule_retry(engine, peer);
+                self.schedule_retry(ctx, peer);
             }
             HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
                 self.connections.remove(connection_index);
                 self.peers[peer].connection = None;
-                self.retry_other_protocol(engine, peer, protocol);
+                self.retry_other_protocol(ctx, peer, protocol);
             }
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
                     peer: self.peers[peer].address.clone(),
                     reason: RefusalReason::Resources,
                 };
-                self.remove_outbound(engine, connection_index, &error);
+                self.remove_outbound(ctx, connection_index, &error);
             }
             HandshakeStep::Reply(
                 ConnectReply::Accepted(accepted_protocol, instance),
@@ -198,14 +198,14 @@ impl TcpEndpoint {
                 let byte_order = ByteOrder::NATIVE.negotiate(byte_order);
                 let negotiated = (accepted_protocol, byte_order);
                 let connection = self.add_connection(
-                    engine,
+                    ctx,
                     (peer, instance),
                     handshake.into_socket(),
                     negotiated,
                     trailing_bytes,
                 );
                 self.peers[peer].connection = Some(connection);
-                self.progress_tx(engine, peer);
+                self.progress_tx(ctx, peer);
             }
         }
     }
@@ -213,7 +213,7 @@ impl TcpEndpoint {
     /// Removes a failed attempt, and fails the operations that waited for it.
     pub(super) fn remove_outbound(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         error: &Error,
     ) {
@@ -224,7 +224,7 @@ impl TcpEndpoint {
         };
         if self.peers[handshake.peer].connection == Some(connection_index) {
             self.peers[handshake.peer].connection = None;
-            self.fail_sends(engine, handshake.peer, error);
+            self.fail_sends(ctx, handshake.peer, error);
         }
         self.drop_unused_peer(handshake.peer);
     }
@@ -246,26 +246,30 @@ impl TcpEndpoint {
     /// has asked before.
     fn retry_other_protocol(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         peer_index: usize,
         protocol: WireProtocol,
     ) {
         let peer = &mut self.peers[peer_index];
         peer.protocol = protocol;
         if std::mem::replace(&mut peer.switched_protocol, true) {
-            return self.schedule_retry(engine, peer_index);
+            return self.schedule_retry(ctx, peer_index);
         }
         if !peer.tx_queue.is_empty()
             && let Err(error) = self.connect(peer_index)
         {
-            self.fail_sends(engine, peer_index, &error);
+            self.fail_sends(ctx, peer_index, &error);
         }
         self.drop_unused_peer(peer_index);
     }
 
     /// Schedules another request after a delay, or fails the queued operations if the retry
     /// deadline has passed. Without queued operations there is no retry.
-    fn schedule_retry(&mut self, engine: &mut impl EngineContext, peer_index: usize) {
+    fn schedule_retry(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer_index: usize,
+    ) {
         let now = Instant::now();
         let peer = &mut self.peers[peer_index];
         if peer.tx_queue.is_empty() {
@@ -278,7 +282,7 @@ impl TcpEndpoint {
                 peer: peer.address.clone(),
                 reason: RefusalReason::Resources,
             };
-            return self.fail_sends(engine, peer_index, &error);
+            return self.fail_sends(ctx, peer_index, &error);
         }
         let delay = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, delay)| {
             (delay * 2).min(INITIAL_RETRY_DELAY * 64)

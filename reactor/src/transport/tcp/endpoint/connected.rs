@@ -11,8 +11,8 @@ use std::sync::Arc;
 use fabric_core::flags::Caps;
 use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension, WireProtocol};
 use fabric_core::transport::{
-    ConnectMode, ConnectParams, Connected, EndpointConnection, EngineContext, EpId, RxSink,
-    RxStatus, WaitSet,
+    ConnectMode, ConnectParams, Connected, EndpointConnection, EndpointContext, EngineContext,
+    WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme};
@@ -45,8 +45,8 @@ impl TcpEndpoint {
     /// # Errors
     /// Failures that are known at once.
     pub(crate) fn open_connected(
-        engine: &mut impl EngineContext,
-        (id, caps, config): (EpId, Caps, SocketConfig),
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        (caps, config): (Caps, SocketConfig),
         ConnectParams {
             fi_addr,
             peer: name,
@@ -70,7 +70,7 @@ impl TcpEndpoint {
             })
         };
         let mut endpoint = Self::new(
-            id,
+            ctx.ep(),
             (unspecified_addr(remote_addr), config),
             msg_kind(0),
             (wait_set, uring),
@@ -110,7 +110,7 @@ impl TcpEndpoint {
                 let accepted = request
                     .accept(vendor_extension, data)
                     .ok_or_else(|| Error::PeerGone(name.clone()))?;
-                endpoint.establish(engine, accepted, Vec::new())?;
+                endpoint.establish(ctx, accepted, Vec::new())?;
             }
         }
         Ok(endpoint)
@@ -120,7 +120,7 @@ impl TcpEndpoint {
     /// with the peer's private data.
     fn establish(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         AcceptedConnection {
             socket,
             byte_order,
@@ -146,11 +146,9 @@ impl TcpEndpoint {
             Negotiated::Native { peer_caps },
             ByteOrder::NATIVE.negotiate(byte_order),
         );
-        let connection =
-            self.add_connection(engine, (peer, None), socket, negotiated, trailing_bytes);
+        let connection = self.add_connection(ctx, (peer, None), socket, negotiated, trailing_bytes);
         self.peers[peer].connection = Some(connection);
-        engine.on_connected(
-            self.id,
+        ctx.on_connected(
             &self.peers[peer].address,
             Ok(Connected {
                 name: self.name.clone(),
@@ -164,7 +162,7 @@ impl TcpEndpoint {
     /// Handles a step of the outbound handshake of a connected endpoint.
     pub(super) fn on_msg_handshake_step(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         step: HandshakeStep,
     ) {
@@ -206,19 +204,19 @@ impl TcpEndpoint {
                     vendor_extension,
                     trailing_bytes,
                 };
-                match self.establish(engine, accepted, private_data) {
+                match self.establish(ctx, accepted, private_data) {
                     Ok(()) => return,
                     Err(error) => error,
                 }
             }
         };
-        self.connect_failed(engine, connection_index, error);
+        self.connect_failed(ctx, connection_index, error);
     }
 
     /// Handles a failed handshake: reports the error to the engine.
     fn connect_failed(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         error: Error,
     ) {
@@ -229,7 +227,7 @@ impl TcpEndpoint {
         msg.disconnect_error = Some(error.clone());
         let peer = &mut self.peers[msg.peer];
         peer.connection = None;
-        engine.on_connected(self.id, &peer.address, Err(error));
+        ctx.on_connected(&peer.address, Err(error));
         self.close_timer();
     }
 
@@ -246,25 +244,29 @@ impl TcpEndpoint {
 
     /// Notes that the connection has ended and all its received messages were taken. Does nothing
     /// for other endpoints than `FI_EP_MSG`.
-    pub(super) fn set_disconnected(&mut self, engine: &mut impl EngineContext, why: Error) {
+    pub(super) fn set_disconnected(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        why: Error,
+    ) {
         if let EndpointKind::Msg(msg) = &mut self.kind {
             msg.disconnect_error.get_or_insert(why);
-            self.fail_recvs_if_disconnected(engine);
+            self.fail_recvs_if_disconnected(ctx);
         }
     }
 
     /// Fails the posted receives of a connected endpoint whose connection has ended.
-    pub(super) fn fail_recvs_if_disconnected(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn fail_recvs_if_disconnected(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
             ..
         }) = &self.kind
+            && !ctx.shares_rx()
         {
-            engine.with_rx(self.id, |rx, engine| {
-                if !rx.is_shared() {
-                    rx.fail_posted(engine, why);
-                }
-            });
+            ctx.fail_posted(why);
         }
     }
 
@@ -310,16 +312,14 @@ fn source_addr(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
 }
 
 impl<E: EngineContext> EndpointConnection<E> for TcpEndpoint {
-    fn shutdown(&mut self, engine: &mut E) {
+    fn shutdown(&mut self, ctx: &mut EndpointContext<'_, E>) {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return;
         };
-        self.fail_sends(engine, peer, &Error::Canceled);
-        engine.with_rx(self.id, |rx, engine| {
-            if !rx.is_shared() {
-                rx.fail_posted(engine, &Error::Canceled);
-            }
-        });
+        self.fail_sends(ctx, peer, &Error::Canceled);
+        if !ctx.shares_rx() {
+            ctx.fail_posted(&Error::Canceled);
+        }
         let connection = self
             .connections
             .iter()
@@ -330,8 +330,8 @@ impl<E: EngineContext> EndpointConnection<E> for TcpEndpoint {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::ShutDown);
             }
-            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
-            self.close_connection(engine, connection_index);
+            self.flush_or_fail_unwritten(ctx, connection_index, &Error::Canceled);
+            self.close_connection(ctx, connection_index);
         }
     }
 }

@@ -4,7 +4,7 @@ use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::PeerKey;
 use fabric_core::tcp::{ByteOrder, Negotiated};
-use fabric_core::transport::{EngineContext, RxSink, RxStatus};
+use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::connection::TcpConnection;
 use super::super::linger;
@@ -15,7 +15,7 @@ impl TcpEndpoint {
     /// Adds an established connection, and reports the peer to the engine. Returns its index.
     pub(super) fn add_connection(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         (peer, instance): (usize, Option<u32>),
         socket: TcpSocket,
         negotiated: (Negotiated, ByteOrder),
@@ -25,9 +25,7 @@ impl TcpEndpoint {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         let own_key = PeerKey(self.last_peer_key);
         // A shared receive queue assigns another key.
-        let peer_key = engine.with_rx(self.id, |rx, engine| {
-            rx.peer_connected(engine, self.id, own_key, &self.peers[peer].address)
-        });
+        let peer_key = ctx.add_sender(own_key, &self.peers[peer].address);
         let mut connection = TcpConnection::new(
             (peer, peer_key),
             socket,
@@ -37,7 +35,7 @@ impl TcpEndpoint {
             self.uring.as_ref().map(|uring| uring.ring.clone()),
         );
         connection.peer_instance = instance;
-        connection.enable_rma_target(self.id, self.is_rma_target, self.rma_events);
+        connection.enable_rma_target(self.is_rma_target, self.rma_events);
         let options = &self.socket_config.options;
         connection.set_zero_copy_threshold(options.zero_copy_threshold, options.force_zero_copy);
         connection.update_interest();
@@ -47,17 +45,13 @@ impl TcpEndpoint {
                 connection.reject_tagged();
             }
         } else {
-            connection.addr_at_connect =
-                engine.peer_connected(self.id, &name, connection.incarnation());
+            connection.addr_at_connect = ctx.peer_connected(&name, connection.incarnation());
             connection.source = connection.addr_at_connect;
-            self.fail_stale_sends(engine, &connection);
-            engine.event(
-                self.id,
-                EventKind::PeerConnected {
-                    peer: name,
-                    source: connection.source,
-                },
-            );
+            self.fail_stale_sends(ctx, &connection);
+            ctx.event(EventKind::PeerConnected {
+                peer: name,
+                source: connection.source,
+            });
         }
         self.peers[peer].retry = None;
         self.peers[peer].switched_protocol = false;
@@ -73,7 +67,7 @@ impl TcpEndpoint {
     /// Closes a connection that has ended, after everything that it received was taken.
     pub(super) fn close_connection(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Established(mut connection)) =
@@ -88,59 +82,50 @@ impl TcpEndpoint {
             .established
             .retain(|established| *established != connection_index);
         if self.peers[peer].connection == Some(connection_index) {
-            connection.cancel_uring_send(&mut self.peers[peer].tx_queue, engine);
+            connection.cancel_uring_send(&mut self.peers[peer].tx_queue, ctx);
         }
         // Batched messages, deferred messages and pending requests end with the connection.
         let reason = connection.end_reason().unwrap_or(DownReason::Closed);
         let error = self.connection_error(&connection);
-        connection.fail_unwritten(engine, &error);
-        engine.with_rx(self.id, |rx, engine| {
-            connection.process_deferred(rx, engine);
-            connection.fail_all(rx, engine, &error);
-            rx.peer_disconnected(connection.peer_key, name.clone());
-        });
+        connection.fail_unwritten(ctx, &error);
+        connection.process_deferred(ctx);
+        connection.fail_all(ctx, &error);
+        ctx.sender_disconnected(connection.peer_key, name.clone());
         // The program gets an event.
-        let source = connection
-            .source
-            .or_else(|| engine.fi_addr_of(self.id, &name));
+        let source = connection.source.or_else(|| ctx.fi_addr_of(&name));
         let is_msg = matches!(self.kind, EndpointKind::Msg(_));
-        engine.event(
-            self.id,
-            match name.clone() {
-                peer if is_msg => EventKind::Shutdown { peer, reason },
-                peer => EventKind::PeerDown {
-                    peer,
-                    source,
-                    reason,
-                },
+        ctx.event(match name.clone() {
+            peer if is_msg => EventKind::Shutdown { peer, reason },
+            peer => EventKind::PeerDown {
+                peer,
+                source,
+                reason,
             },
-        );
+        });
         // Queued operations and directed receives fail.
         if self.peers[peer].connection == Some(connection_index) {
             self.peers[peer].connection = None;
-            self.fail_sends(engine, peer, &error);
+            self.fail_sends(ctx, peer, &error);
         }
         if let Some(source) = source
             && !self
                 .established()
                 .any(|other| other.peer == peer && other.source == Some(source))
         {
-            engine.with_rx(self.id, |rx, engine| {
-                rx.fail_directed_to_disconnected(engine, source, &name, &error);
-            });
+            ctx.fail_directed_to_disconnected(source, &name, &error);
         }
-        engine.peer_disconnected(self.id, connection.addr_at_connect);
+        ctx.peer_disconnected(connection.addr_at_connect);
         let (socket, unsent) = connection.into_socket();
         linger::close(socket, &unsent);
         self.drop_unused_peer(peer);
-        self.set_disconnected(engine, error);
+        self.set_disconnected(ctx, error);
     }
 
     /// Handles that nothing can be sent on a connection any more, while received bytes may be
     /// unread: fails the peer's queued operations.
     pub(super) fn on_write_closed(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
@@ -148,14 +133,14 @@ impl TcpEndpoint {
             return;
         };
         let (peer, error) = (connection.peer, self.connection_error(connection));
-        self.fail_sends(engine, peer, &error);
+        self.fail_sends(ctx, peer, &error);
         self.peers[peer].connection = None;
         // Responses may still arrive, unless the stream has ended.
         if let Some(ConnectionState::Established(connection)) =
             self.connections.get_mut(connection_index)
             && connection.end_reason().is_some()
         {
-            connection.fail_requests(engine, &error);
+            connection.fail_requests(ctx, &error);
         }
     }
 
@@ -163,7 +148,7 @@ impl TcpEndpoint {
     /// messages: the bytes of the rendezvous messages never arrive.
     pub(super) fn fail_rendezvous_recvs(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
@@ -174,9 +159,7 @@ impl TcpEndpoint {
         if let Some(ConnectionState::Established(connection)) =
             self.connections.get_mut(connection_index)
         {
-            engine.with_rx(self.id, |rx, engine| {
-                connection.fail_rendezvous_recvs(rx, engine, &error);
-            });
+            connection.fail_rendezvous_recvs(ctx, &error);
         }
     }
 

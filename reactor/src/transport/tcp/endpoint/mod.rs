@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use fabric_core::flags::Caps;
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{VendorExtension, WireProtocol};
-use fabric_core::transport::{EngineContext, EpId, RxSink, RxStatus, WaitSet, WaitToken};
+use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -296,13 +296,11 @@ impl TcpEndpoint {
 
     /// Makes a pass: progresses the receive queue and the active connections. Returns whether
     /// anything moved.
-    pub(crate) fn progress(&mut self, engine: &mut impl EngineContext) -> bool {
-        let mut moved = self.handle_uring_completions(engine);
-        moved |= engine.with_rx(self.id, |rx, engine| rx.drain_unexpected(engine));
-        self.fail_recvs_if_disconnected(engine);
-        moved |= engine.with_rx(self.id, |rx, engine| {
-            !rx.is_shared() && rx.has_work() && rx.copy_next_chunk(engine)
-        });
+    pub(crate) fn progress(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+        let mut moved = self.handle_uring_completions(ctx);
+        moved |= ctx.drain_unexpected();
+        self.fail_recvs_if_disconnected(ctx);
+        moved |= !ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk();
         let mut index = 0;
         while let Some(&connection_index) = self.active_connections.get(index) {
             let Some(ConnectionState::Established(connection)) =
@@ -312,9 +310,7 @@ impl TcpEndpoint {
                 continue;
             };
             let peer = connection.peer;
-            moved |= engine.with_rx(self.id, |rx, engine| {
-                connection.progress_rx(&mut self.scratch, rx, engine)
-            });
+            moved |= connection.progress_rx(&mut self.scratch, ctx);
             // Only one connection with a peer sends its queue: an endpoint that sends to itself has
             // a second connection, which only receives.
             let mut no_sends = VecDeque::new();
@@ -324,16 +320,16 @@ impl TcpEndpoint {
             } else {
                 &mut no_sends
             };
-            moved |= connection.progress_tx(queue, engine);
+            moved |= connection.progress_tx(queue, ctx);
             if connection.has_unread_rendezvous_at_end() && connection.has_held_messages() {
-                self.fail_rendezvous_recvs(engine, connection_index);
+                self.fail_rendezvous_recvs(ctx, connection_index);
                 moved = true;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
-                self.close_connection(engine, connection_index);
+                self.close_connection(ctx, connection_index);
                 moved = true;
             } else if connection.write_closed() && is_tx_connection {
                 // Nothing can be sent any more, but received bytes may be unread.
-                self.on_write_closed(engine, connection_index);
+                self.on_write_closed(ctx, connection_index);
                 moved = true;
                 index += 1;
             } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
@@ -350,44 +346,53 @@ impl TcpEndpoint {
 
     /// Returns whether passes may skip this endpoint until a descriptor is ready or the program
     /// uses the endpoint. An `FI_EP_RDM` endpoint is never idle.
-    pub(crate) fn is_idle(&self, engine: &mut impl EngineContext) -> bool {
+    pub(crate) fn is_idle(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         self.active_connections.is_empty()
             && !matches!(self.kind, EndpointKind::Rdm)
-            && !engine.with_rx(self.id, |rx, _| !rx.is_shared() && rx.is_busy())
+            && (ctx.shares_rx() || !ctx.rx_is_busy())
     }
 
     /// Handles a ready descriptor.
-    pub(crate) fn ready(&mut self, engine: &mut impl EngineContext, token: TcpToken) {
+    pub(crate) fn ready(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        token: TcpToken,
+    ) {
         match token {
-            TcpToken::Listener => self.accept(engine),
-            TcpToken::Timer => self.on_timer(engine),
-            TcpToken::Socket(connection_index) => {
-                self.socket_ready(engine, connection_index as usize)
-            }
+            TcpToken::Listener => self.accept(ctx),
+            TcpToken::Timer => self.on_timer(ctx),
+            TcpToken::Socket(connection_index) => self.socket_ready(ctx, connection_index as usize),
         }
     }
 
-    fn socket_ready(&mut self, engine: &mut impl EngineContext, connection_index: usize) {
+    fn socket_ready(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
         match self.connections.get_mut(connection_index) {
             Some(ConnectionState::Established(connection)) => {
                 connection.reset_idle();
                 connection.clear_write_blocked();
                 self.mark_active(connection_index);
-                self.progress(engine);
+                self.progress(ctx);
             }
-            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(engine, connection_index),
-            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(engine, connection_index),
+            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(ctx, connection_index),
+            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(ctx, connection_index),
             None => {}
         }
     }
 
     /// Handles the completions of io_uring for this endpoint. Returns whether there was any.
-    fn handle_uring_completions(&mut self, engine: &mut impl EngineContext) -> bool {
+    fn handle_uring_completions(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         let mut any = false;
         while let Some(completion) = self.uring.as_ref().and_then(EndpointUring::next_completion) {
             any = true;
             if let TcpToken::Socket(index) = WaitToken::unpack(completion.owner).into() {
-                self.on_uring_completion(index as usize, completion, engine);
+                self.on_uring_completion(index as usize, completion, ctx);
             }
         }
         any
@@ -406,7 +411,7 @@ impl TcpEndpoint {
         &mut self,
         connection_index: usize,
         completion: UringCompletion,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         if let CompletionKind::BufferReleased(ReleasedBuffer {
             zero_copy: Some(outcome),
@@ -417,7 +422,7 @@ impl TcpEndpoint {
             self.zero_copy_fallbacks += u64::from(*outcome == ZeroCopyOutcome::Copied);
         }
         if let CompletionKind::Timed(outcome) = completion.kind {
-            return self.on_uring_connect(engine, connection_index, (completion.op_id, outcome));
+            return self.on_uring_connect(ctx, connection_index, (completion.op_id, outcome));
         }
         let Some(ConnectionState::Established(connection)) =
             self.connections.get_mut(connection_index)
@@ -433,7 +438,7 @@ impl TcpEndpoint {
             } else {
                 &mut no_sends
             },
-            engine,
+            ctx,
         );
         connection.reset_idle();
         self.mark_active(connection_index);
@@ -441,14 +446,14 @@ impl TcpEndpoint {
 
     /// Closes the endpoint: writes the batched messages, and cancels the transmit operations.
     /// Dropping the endpoint then closes the sockets.
-    pub(crate) fn close(&mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let peers: Vec<_> = self
             .peers
             .iter()
             .map(|(peer_index, _)| peer_index)
             .collect();
         for peer_index in peers {
-            self.fail_sends(engine, peer_index, &Error::Canceled);
+            self.fail_sends(ctx, peer_index, &Error::Canceled);
         }
         let connections: Vec<_> = self
             .connections
@@ -456,18 +461,18 @@ impl TcpEndpoint {
             .map(|(connection_index, _)| connection_index)
             .collect();
         for connection_index in connections {
-            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
+            self.flush_or_fail_unwritten(ctx, connection_index, &Error::Canceled);
         }
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
-                connection.fail_requests(engine, &Error::Canceled);
-                engine.peer_disconnected(self.id, connection.addr_at_connect);
+                connection.fail_requests(ctx, &Error::Canceled);
+                ctx.peer_disconnected(connection.addr_at_connect);
             }
         }
     }
 
     /// Prepares for sleep. Returns false when a pass would make progress.
-    pub(crate) fn arm(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub(crate) fn arm(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         // No descriptor reports that queued operations could be sent now.
         let cannot_send_now = |peer: &TcpPeer| match peer
             .connection
@@ -482,7 +487,7 @@ impl TcpEndpoint {
             }
             _ => true,
         };
-        !engine.with_rx(self.id, |rx, _| rx.has_work())
+        !ctx.rx_has_work()
             && self
                 .established()
                 .all(|connection| !connection.can_write_pending() && !connection.has_local_work())

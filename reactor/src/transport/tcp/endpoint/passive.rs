@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fabric_core::tcp::{ByteOrder, CmKind, VendorExtension};
 use fabric_core::transport::{
-    ConnReq, ConnReqHandle, ConnectionRequests, EngineContext, EpId, WaitSet,
+    ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId, WaitSet,
 };
 use fabric_core::{Address, Result, Scheme};
 
@@ -57,7 +57,7 @@ impl TcpEndpoint {
     /// Reads the connection request of an inbound handshake, and queues the request.
     pub(super) fn read_connreq(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
@@ -67,7 +67,7 @@ impl TcpEndpoint {
         let (control, trailing_bytes) = match handshake.read_request() {
             Ok(None) => return,
             Ok(Some(request)) => request,
-            Err(error) => return self.remove_inbound(engine, connection_index, error),
+            Err(error) => return self.remove_inbound(ctx, connection_index, error),
         };
         self.inbound
             .retain(|handshake| *handshake != connection_index);
@@ -83,7 +83,7 @@ impl TcpEndpoint {
             return;
         };
         let data = control.private_data().to_vec();
-        engine.on_connreq(self.id, &peer, &data);
+        ctx.on_connreq(&peer, &data);
         let (byte_order, vendor_extension) = (control.byte_order, control.vendor_extension);
         let handle = Box::new(TcpConnReqHandle {
             socket: Some(socket),
@@ -171,7 +171,7 @@ impl Drop for TcpConnReqHandle {
 
 impl<E: EngineContext> ConnectionRequests<E> for TcpEndpoint {
     /// Takes the oldest connection request, and resumes accepting if the queue has room again.
-    fn take_connreq(&mut self, engine: &mut E) -> Option<ConnReq> {
+    fn take_connreq(&mut self, ctx: &mut EndpointContext<'_, E>) -> Option<ConnReq> {
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return None;
         };
@@ -179,7 +179,7 @@ impl<E: EngineContext> ConnectionRequests<E> for TcpEndpoint {
         if requests.len() <= MAX_PENDING_REQUESTS / 2
             && self.listener_state == ListenerState::RequestQueueFull
         {
-            self.resume_accept(engine);
+            self.resume_accept(ctx);
             // If the listener could not be watched, the timer retries.
             self.arm_timer();
         }

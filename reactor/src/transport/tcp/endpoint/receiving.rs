@@ -1,29 +1,30 @@
 //! Receives of an endpoint, and the address handles of the peers that send to it.
 
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EngineContext, RxSink, RxStatus};
+use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Address, Error, FiAddr};
 
 use super::{ConnectionState, TcpEndpoint};
 
 impl TcpEndpoint {
     /// Handles that a receive was posted or a message was discarded: a held message may match now.
-    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut impl EngineContext) {
-        if engine.with_rx(self.id, |rx, _| rx.has_work()) {
-            engine.request_rearm();
+    pub(crate) fn on_rx_queue_changed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
+        if ctx.rx_has_work() {
+            ctx.request_rearm();
         }
-        self.fail_recvs_if_disconnected(engine);
+        self.fail_recvs_if_disconnected(ctx);
         for position in 0..self.active_connections.len() {
             if let Some(ConnectionState::Established(connection)) = self
                 .active_connections
                 .get(position)
                 .and_then(|connection_index| self.connections.get_mut(*connection_index))
                 && connection.has_held_messages()
-                && engine.with_rx(self.id, |rx, engine| {
-                    connection.progress_rx(&mut self.scratch, rx, engine)
-                })
+                && connection.progress_rx(&mut self.scratch, ctx)
             {
-                engine.request_rearm();
+                ctx.request_rearm();
             }
         }
     }
@@ -38,11 +39,11 @@ impl TcpEndpoint {
     /// Assigns an inserted address handle to the connections with the peer at this address.
     pub(crate) fn address_inserted(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
         address: &Address,
     ) {
-        let expected = engine.incarnation_of(self.id, addr);
+        let expected = ctx.incarnation_of(addr);
         let peer = address
             .socket_addr()
             .and_then(|socket_addr| self.peer_by_socket_addr.get(&socket_addr));
@@ -54,16 +55,18 @@ impl TcpEndpoint {
                 && (expected.is_none() || expected == connection.incarnation())
             {
                 connection.source = Some(addr);
-                engine.with_rx(self.id, |rx, engine| {
-                    rx.assign_source(engine, connection.peer_key, addr);
-                });
+                ctx.assign_source(connection.peer_key, addr);
             }
         }
-        self.on_rx_queue_changed(engine);
+        self.on_rx_queue_changed(ctx);
     }
 
     /// Handles that an address handle is no longer valid: fails the operations that use the handle.
-    pub(crate) fn address_removed(&mut self, engine: &mut impl EngineContext, addr: FiAddr) {
+    pub(crate) fn address_removed(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        addr: FiAddr,
+    ) {
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
                 connection.source = connection.source.filter(|source| *source != addr);
@@ -73,13 +76,13 @@ impl TcpEndpoint {
             self.peer_by_fi_addr[addr.index()] = None;
             self.peers[peer_index].fi_addr = None;
             let stale = Error::StaleAddress(addr);
-            self.fail_sends(engine, peer_index, &stale);
+            self.fail_sends(ctx, peer_index, &stale);
             self.cancel_connect(peer_index);
             for (_, state) in &mut self.connections {
                 if let ConnectionState::Established(connection) = state
                     && connection.peer == peer_index
                 {
-                    connection.fail_requests_keep_slots(engine, &stale);
+                    connection.fail_requests_keep_slots(ctx, &stale);
                 }
             }
             self.drop_unused_peer(peer_index);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
-use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use super::super::connection::{QueuedTxOp, TcpConnection, TrySendResult};
@@ -18,14 +18,12 @@ impl TcpEndpoint {
     /// The address handle is not valid, or the peer does not support tags.
     pub(crate) fn try_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
         let Some(peer_index) = self.peer_index(tx_op.peer) else {
-            return engine
-                .address_of(self.id, tx_op.peer)
-                .map(|_| TrySend::WouldBlock);
+            return ctx.address_of(tx_op.peer).map(|_| TrySend::WouldBlock);
         };
         let peer = &self.peers[peer_index];
         let is_unacked_send = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
@@ -41,7 +39,7 @@ impl TcpEndpoint {
             return Ok(TrySend::WouldBlock);
         };
         connection.check_supported(tx_op)?;
-        let result = connection.try_send(engine, tx_op, payload);
+        let result = connection.try_send(ctx, tx_op, payload);
         // The next pass writes the batched messages, and ends the batching.
         if connection.is_batching() || connection.can_write_pending() || connection.write_closed() {
             self.mark_active(connection_index);
@@ -66,7 +64,7 @@ impl TcpEndpoint {
     /// Sets the operation of the message that was batched last for its peer.
     pub(crate) fn set_batched_op(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         op: OpKey,
         tx_op: &TxOp,
         len: usize,
@@ -78,19 +76,19 @@ impl TcpEndpoint {
             Some(ConnectionState::Established(connection)) => {
                 connection.set_batched_op(op, len, tx_op.tag)
             }
-            _ => engine.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
+            _ => ctx.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
         }
     }
 
     /// Writes the batched messages of all connections.
-    pub(crate) fn flush(&mut self, engine: &mut impl EngineContext) {
+    pub(crate) fn flush(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         // A connection with pending bytes is active.
         for connection_index in &self.active_connections {
             if let Some(ConnectionState::Established(connection)) =
                 self.connections.get_mut(*connection_index)
                 && connection.can_write_pending()
             {
-                connection.write(engine);
+                connection.write(ctx);
             }
         }
     }
@@ -98,7 +96,7 @@ impl TcpEndpoint {
     /// Writes the batched messages of a connection, or fails them with this error.
     pub(super) fn flush_or_fail_unwritten(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
         error: &Error,
     ) {
@@ -106,9 +104,9 @@ impl TcpEndpoint {
             self.connections.get_mut(connection_index)
         {
             if connection.can_write_pending() {
-                connection.write(engine);
+                connection.write(ctx);
             }
-            connection.fail_unwritten(engine, error);
+            connection.fail_unwritten(ctx, error);
         }
     }
 
@@ -118,7 +116,7 @@ impl TcpEndpoint {
     /// Failures that are known at once; nothing was queued.
     pub(crate) fn queue_send(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
@@ -128,13 +126,13 @@ impl TcpEndpoint {
         let peer_index = match self.peer_index(tx_op.peer) {
             Some(peer_index) => peer_index,
             None => {
-                let name = engine.address_of(self.id, tx_op.peer)?;
+                let name = ctx.address_of(tx_op.peer)?;
                 let to = name.peer_socket_addr(Scheme::Tcp)?;
                 let peer_index = self.find_or_add_peer(to)?;
                 if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
                     .connection
                     .and_then(|connection| self.connections.get(connection))
-                    && !connection.serves_addr(tx_op.peer, self.id, engine)
+                    && !connection.serves_addr(tx_op.peer, ctx)
                 {
                     return Err(Error::PeerGone(name));
                 }
@@ -152,7 +150,7 @@ impl TcpEndpoint {
                 return Err(self.disconnect_error());
             }
             // The handle may have become stale: another incarnation may have the same address.
-            engine.address_of(self.id, tx_op.peer)?;
+            ctx.address_of(tx_op.peer)?;
         }
         if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
             .connection
@@ -172,8 +170,8 @@ impl TcpEndpoint {
                 return Err(error);
             }
         }
-        self.progress_tx(engine, peer_index);
-        engine.request_rearm();
+        self.progress_tx(ctx, peer_index);
+        ctx.request_rearm();
         Ok(())
     }
 
@@ -198,7 +196,11 @@ impl TcpEndpoint {
     }
 
     /// Progresses the transmit queue of a peer.
-    pub(super) fn progress_tx(&mut self, engine: &mut impl EngineContext, peer_index: usize) {
+    pub(super) fn progress_tx(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer_index: usize,
+    ) {
         let peer = &mut self.peers[peer_index];
         let Some(connection_index) = peer.connection else {
             return;
@@ -206,20 +208,24 @@ impl TcpEndpoint {
         if let Some(ConnectionState::Established(connection)) =
             self.connections.get_mut(connection_index)
         {
-            connection.progress_tx(&mut peer.tx_queue, engine);
+            connection.progress_tx(&mut peer.tx_queue, ctx);
             self.mark_active(connection_index);
         }
     }
 
     /// Cancels a queued transmit operation. Returns whether the operation was queued and not begun.
-    pub(crate) fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
+    pub(crate) fn cancel(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        op: OpKey,
+    ) -> bool {
         for (_, peer) in &mut self.peers {
             if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
                 if peer.tx_queue[position].bytes_sent.is_some() {
                     return false;
                 }
                 peer.tx_queue.remove(position);
-                engine.request_rearm();
+                ctx.request_rearm();
                 return true;
             }
         }
@@ -230,24 +236,24 @@ impl TcpEndpoint {
     /// address handle no longer leads to this peer.
     pub(super) fn fail_stale_sends(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection: &TcpConnection,
     ) {
         let peer = &mut self.peers[connection.peer];
         let stale: Vec<_> = peer
             .tx_queue
             .iter()
-            .filter(|send| !connection.serves_addr(send.tx_op.peer, self.id, engine))
+            .filter(|send| !connection.serves_addr(send.tx_op.peer, ctx))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !stale.contains(&send.op));
         for op in stale {
             // Nothing of the operation was sent: it was queued after the last connection had ended.
-            engine.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
+            ctx.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
         if let Some(addr) = peer
             .fi_addr
-            .filter(|addr| !connection.serves_addr(*addr, self.id, engine))
+            .filter(|addr| !connection.serves_addr(*addr, ctx))
         {
             peer.fi_addr = None;
             self.peer_by_fi_addr[addr.index()] = None;
@@ -258,7 +264,7 @@ impl TcpEndpoint {
     /// message sends nothing after that part.
     pub(super) fn fail_sends(
         &mut self,
-        engine: &mut impl EngineContext,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
         peer_index: usize,
         error: &Error,
     ) {
@@ -268,20 +274,20 @@ impl TcpEndpoint {
             .connection
             .and_then(|connection| self.connections.get_mut(connection))
         {
-            connection.cancel_uring_send(&mut peer.tx_queue, engine);
+            connection.cancel_uring_send(&mut peer.tx_queue, ctx);
             let is_aborted = connection.abort_message();
             if connection.write_closed() {
-                connection.fail_unwritten(engine, error);
+                connection.fail_unwritten(ctx, error);
             }
-            connection.complete_written(engine);
-            connection.fail_rendezvous_sends(engine, error);
+            connection.complete_written(ctx);
+            connection.fail_rendezvous_sends(ctx, error);
             if is_aborted && let Some(connection_index) = peer.connection.take() {
                 self.mark_active(connection_index);
             }
         }
         for send in std::mem::take(&mut self.peers[peer_index].tx_queue) {
             let transfer = Transfer::sent(send.bytes_sent.unwrap_or(0), send.tx_op.tag);
-            engine.complete(send.op, Outcome::partial(transfer, error.clone()));
+            ctx.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
 }

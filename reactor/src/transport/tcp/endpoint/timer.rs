@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fabric_core::transport::EngineContext;
+use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::HandshakeStep;
 use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
@@ -27,19 +27,23 @@ impl TcpEndpoint {
     }
 
     /// Handles the expired timer: acts on all deadlines that have passed.
-    pub(super) fn on_timer(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn on_timer(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let now = Instant::now();
         let retry_at = self.listener_state.retry_at();
         if retry_at.is_some_and(|retry_at| retry_at <= now) {
-            self.resume_accept(engine);
+            self.resume_accept(ctx);
         }
-        self.expire_handshakes(engine, now);
-        self.retry_connects(engine, now);
+        self.expire_handshakes(ctx, now);
+        self.retry_connects(ctx, now);
         self.arm_timer();
     }
 
     /// Ends the handshakes whose deadline has passed.
-    fn expire_handshakes(&mut self, engine: &mut impl EngineContext, now: Instant) {
+    fn expire_handshakes(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        now: Instant,
+    ) {
         let is_expired =
             |state: &ConnectionState| state.deadline().is_some_and(|deadline| deadline <= now);
         let expired: Vec<_> = self
@@ -51,12 +55,12 @@ impl TcpEndpoint {
         for connection_index in expired {
             match self.connections.get(connection_index) {
                 Some(ConnectionState::Outbound(_)) => {
-                    self.on_handshake_step(engine, connection_index, HandshakeStep::TimedOut)
+                    self.on_handshake_step(ctx, connection_index, HandshakeStep::TimedOut)
                 }
                 Some(ConnectionState::Inbound(handshake)) => {
                     let error = handshake
                         .rejection("no connection request before the handshake timeout (10 s)");
-                    self.remove_inbound(engine, connection_index, error);
+                    self.remove_inbound(ctx, connection_index, error);
                 }
                 _ => {}
             }
@@ -64,7 +68,7 @@ impl TcpEndpoint {
     }
 
     /// Sends connection requests again to the peers whose retry is due.
-    fn retry_connects(&mut self, engine: &mut impl EngineContext, now: Instant) {
+    fn retry_connects(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, now: Instant) {
         let due: Vec<_> = self
             .peers
             .iter()
@@ -76,7 +80,7 @@ impl TcpEndpoint {
             if self.peers[peer_index].connection.is_some() {
                 self.peers[peer_index].retry = None;
             } else if let Err(error) = self.connect(peer_index) {
-                self.fail_sends(engine, peer_index, &error);
+                self.fail_sends(ctx, peer_index, &error);
             } else {
                 // `connect` has cleared the retry; the delay continues to grow from its last value.
                 self.peers[peer_index].retry =

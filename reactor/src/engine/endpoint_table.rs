@@ -1,0 +1,273 @@
+//! The endpoints of the transport with their receive queues, and which of them passes poll.
+//!
+//! What operations of an endpoint are charged to (bindings, credits, statistics) belongs to the
+//! domain's state. So a call of the transport can borrow its endpoint and the receive queue from
+//! this table, and the domain's state beside them.
+
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::{EndpointContext, EpId, TransportDomain, TransportEndpoint};
+
+use super::state::domain_state::DomainState;
+
+/// The transport's part of an endpoint.
+pub(crate) type EngineTransportEndpoint = dyn TransportEndpoint<DomainState>;
+
+/// The receive queue of an endpoint.
+#[derive(Debug)]
+pub(crate) enum RxSource {
+    /// A queue of the endpoint's own, or of a shared receive context.
+    Own(Box<RxQueue>),
+    /// The queue of this shared receive context.
+    Shared(EpId),
+}
+
+/// An endpoint, or a shared receive context, which has a queue only.
+struct EndpointEntry {
+    id: EpId,
+    rx: RxSource,
+    transport: Option<Box<EngineTransportEndpoint>>,
+    /// Whether passes poll the endpoint.
+    is_active: bool,
+}
+
+/// The endpoints and shared receive contexts of a domain, by the ids that the domain's state has
+/// assigned.
+///
+/// Passes poll the *active* endpoints. An endpoint becomes active when the program uses it or one
+/// of its descriptors is ready. Beyond the number of endpoints that the transport keeps active, a
+/// pass makes idle endpoints inactive, so a pass costs O(active endpoints).
+pub(crate) struct EndpointTable {
+    /// At the index of each id.
+    entries: Vec<Option<EndpointEntry>>,
+    /// Number of endpoints.
+    len: usize,
+    /// The active endpoints. A closed endpoint is removed by the next pass.
+    active: Vec<EpId>,
+    /// Number of endpoints up to which none becomes inactive.
+    always_active: usize,
+    /// Whether each pass polls an inactive endpoint, in turn.
+    polls_idle: bool,
+    /// Index of the inactive endpoint that was polled last.
+    idle_cursor: usize,
+}
+
+impl EndpointTable {
+    pub(crate) fn new(transport: &dyn TransportDomain<DomainState>) -> Self {
+        Self {
+            entries: Vec::new(),
+            len: 0,
+            active: Vec::new(),
+            always_active: transport.always_active(),
+            polls_idle: transport.polls_idle_endpoints(),
+            idle_cursor: 0,
+        }
+    }
+
+    /// Adds an endpoint that has no transport's part yet, or a shared receive context.
+    pub(crate) fn insert(&mut self, id: EpId, rx: RxSource) {
+        if self.entries.len() <= id.index() {
+            self.entries.resize_with(id.index() + 1, || None);
+        }
+        self.entries[id.index()] = Some(EndpointEntry {
+            id,
+            rx,
+            transport: None,
+            is_active: false,
+        });
+        self.len += 1;
+    }
+
+    pub(crate) fn remove(&mut self, id: EpId) {
+        if self.get(id).is_some() {
+            self.entries[id.index()] = None;
+            self.len -= 1;
+        }
+    }
+
+    #[inline(always)] // on the small-message path
+    fn get(&self, id: EpId) -> Option<&EndpointEntry> {
+        let entry = self.entries.get(id.index())?.as_ref();
+        entry.filter(|entry| entry.id == id)
+    }
+
+    #[inline(always)] // on the small-message path
+    fn get_mut(&mut self, id: EpId) -> Option<&mut EndpointEntry> {
+        let entry = self.entries.get_mut(id.index())?.as_mut();
+        entry.filter(|entry| entry.id == id)
+    }
+
+    /// Gives an endpoint its transport's part.
+    pub(crate) fn attach(&mut self, id: EpId, transport: Box<EngineTransportEndpoint>) {
+        if let Some(entry) = self.get_mut(id) {
+            entry.transport = Some(transport);
+            self.activate(id);
+        }
+    }
+
+    /// Makes passes poll an endpoint.
+    #[inline]
+    pub(crate) fn activate(&mut self, id: EpId) {
+        if let Some(entry) = self.get_mut(id)
+            && !std::mem::replace(&mut entry.is_active, true)
+        {
+            self.active.push(id);
+        }
+    }
+
+    /// Returns the transport's part of an endpoint, and the context for calls of it. `None` if the
+    /// endpoint is closed, or a shared receive context.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn for_call<'a>(
+        &'a mut self,
+        id: EpId,
+        domain: &'a mut DomainState,
+    ) -> Option<(
+        &'a mut EngineTransportEndpoint,
+        EndpointContext<'a, DomainState>,
+    )> {
+        if let RxSource::Shared(context) = self.get(id)?.rx {
+            return self.for_call_sharing(id, context, domain);
+        }
+        let entry = self.get_mut(id)?;
+        let RxSource::Own(rx) = &mut entry.rx else {
+            return None;
+        };
+        let ctx = EndpointContext::new(id, rx, domain);
+        Some((entry.transport.as_deref_mut()?, ctx))
+    }
+
+    #[cold]
+    fn for_call_sharing<'a>(
+        &'a mut self,
+        id: EpId,
+        context: EpId,
+        domain: &'a mut DomainState,
+    ) -> Option<(
+        &'a mut EngineTransportEndpoint,
+        EndpointContext<'a, DomainState>,
+    )> {
+        let pair = [id.index(), context.index()];
+        let Ok([Some(entry), Some(shared)]) = self.entries.get_disjoint_mut(pair) else {
+            return None;
+        };
+        let RxSource::Own(rx) = &mut shared.rx else {
+            return None;
+        };
+        let ctx = EndpointContext::new(id, rx, domain);
+        Some((entry.transport.as_deref_mut()?, ctx))
+    }
+
+    /// Returns the context of an endpoint that the transport opens. `None` if its shared receive
+    /// context is closed.
+    pub(crate) fn context<'a>(
+        &'a mut self,
+        id: EpId,
+        domain: &'a mut DomainState,
+    ) -> Option<EndpointContext<'a, DomainState>> {
+        Some(EndpointContext::new(id, self.rx_mut(id)?, domain))
+    }
+
+    /// Returns the transport's part of an endpoint.
+    #[inline]
+    pub(crate) fn transport(&self, id: EpId) -> Option<&EngineTransportEndpoint> {
+        self.get(id)?.transport.as_deref()
+    }
+
+    /// Returns the transport's part of an endpoint.
+    #[inline]
+    pub(crate) fn transport_mut(&mut self, id: EpId) -> Option<&mut EngineTransportEndpoint> {
+        self.get_mut(id)?.transport.as_deref_mut()
+    }
+
+    /// Returns the transport's parts of all endpoints.
+    pub(crate) fn transports(&self) -> impl Iterator<Item = &EngineTransportEndpoint> {
+        let entries = self.entries.iter().flatten();
+        entries.filter_map(|entry| entry.transport.as_deref())
+    }
+
+    /// Returns the transport's parts of all endpoints, with their ids.
+    pub(crate) fn transports_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (EpId, &mut EngineTransportEndpoint)> {
+        let entries = self.entries.iter_mut().flatten();
+        entries.filter_map(|entry| Some((entry.id, entry.transport.as_deref_mut()?)))
+    }
+
+    /// Returns the queue of an endpoint that shares none, or of a shared context.
+    #[inline]
+    pub(crate) fn own_rx(&self, id: EpId) -> Option<&RxQueue> {
+        match &self.get(id)?.rx {
+            RxSource::Own(rx) => Some(rx),
+            RxSource::Shared(_) => None,
+        }
+    }
+
+    /// Returns the queue of an endpoint that shares none, or of a shared context.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn own_rx_mut(&mut self, id: EpId) -> Option<&mut RxQueue> {
+        match &mut self.get_mut(id)?.rx {
+            RxSource::Own(rx) => Some(rx),
+            RxSource::Shared(_) => None,
+        }
+    }
+
+    /// Returns the queue of an endpoint or of a shared context.
+    pub(crate) fn rx(&self, id: EpId) -> Option<&RxQueue> {
+        match &self.get(id)?.rx {
+            RxSource::Own(rx) => Some(rx),
+            RxSource::Shared(context) => self.own_rx(*context),
+        }
+    }
+
+    /// Returns the queue of an endpoint or of a shared context.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn rx_mut(&mut self, id: EpId) -> Option<&mut RxQueue> {
+        let owner = match self.get(id)?.rx {
+            RxSource::Own(_) => id,
+            RxSource::Shared(context) => context,
+        };
+        self.own_rx_mut(owner)
+    }
+
+    /// Returns the number of active endpoints.
+    pub(crate) fn active_count(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Returns the active endpoint at this position of the list.
+    #[inline]
+    pub(crate) fn active_at(&self, position: usize) -> Option<EpId> {
+        self.active.get(position).copied()
+    }
+
+    /// Removes the endpoint at this position from the list of active endpoints. The last one takes
+    /// the position.
+    pub(crate) fn deactivate(&mut self, position: usize) {
+        let id = self.active.swap_remove(position);
+        if let Some(entry) = self.get_mut(id) {
+            entry.is_active = false;
+        }
+    }
+
+    /// Returns whether more endpoints are active than stay so while they are idle.
+    #[inline]
+    pub(crate) fn may_deactivate(&self) -> bool {
+        self.active.len() > self.always_active
+    }
+
+    /// Returns whether a pass has to poll an inactive endpoint.
+    #[inline]
+    pub(crate) fn polls_idle(&self) -> bool {
+        self.polls_idle && self.active.len() < self.len
+    }
+
+    /// Moves the cursor over the endpoints, and returns the endpoint there, if it is inactive.
+    pub(crate) fn next_idle(&mut self) -> Option<EpId> {
+        self.idle_cursor += 1;
+        if self.idle_cursor >= self.entries.len() {
+            self.idle_cursor = 0;
+        }
+        let entry = self.entries.get(self.idle_cursor)?.as_ref()?;
+        (!entry.is_active).then_some(entry.id)
+    }
+}
