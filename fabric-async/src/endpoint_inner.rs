@@ -14,7 +14,7 @@ use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use fabric_core::tree::ObjectNode;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use crate::domain::DomainCore;
 
@@ -195,11 +195,7 @@ impl EndpointInner {
     /// `Caps::SEND` or `Caps::RECV`.
     fn check_caps(&self, caps: Caps, is_tagged: bool, direction: Caps) -> Result<()> {
         if is_tagged && !caps.contains(Caps::TAGGED) {
-            return Err(Error::NotSupported(if self.caps.contains(Caps::TAGGED) {
-                "tagged messages to a peer not known to support them"
-            } else {
-                "tagged messages (the endpoint has no FI_TAGGED)"
-            }));
+            return Err(self.no_tags_error());
         }
         if !is_tagged && !caps.contains(Caps::MSG) {
             return Err(Error::NotSupported(
@@ -210,6 +206,18 @@ impl EndpointInner {
             return Err(self.direction_error(direction));
         }
         Ok(())
+    }
+
+    /// Returns the error of a tagged message, by the reason: the peer, the provider or the hints.
+    #[cold]
+    fn no_tags_error(&self) -> Error {
+        Error::NotSupported(if self.caps.contains(Caps::TAGGED) {
+            "tagged messages to a peer not known to support them (peer_supports_tags)"
+        } else if self.domain.scheme() == Scheme::Udp {
+            "tagged messages over udp; use shm or tcp, or untagged messages"
+        } else {
+            "tagged messages (the endpoint has no FI_TAGGED; request Caps::TAGGED in the hints)"
+        })
     }
 
     /// Returns the error for a missing `Caps::SEND` or `Caps::RECV`.

@@ -7,8 +7,9 @@ use crate::completion::Failed;
 
 /// Converts the error for a function that returns [`io::Result`].
 ///
-/// The kind is the nearest one, and [`get_ref`](io::Error::get_ref) downcasts to the [`Error`]. That holds for [`Error::Os`] too, so
-/// [`raw_os_error`](io::Error::raw_os_error) returns `None`: use [`Error::errno`].
+/// The kind is the nearest one, and [`get_ref`](io::Error::get_ref) downcasts to the [`Error`].
+/// That holds for [`Error::Os`] too, so [`raw_os_error`](io::Error::raw_os_error) returns `None`:
+/// use [`Error::errno`].
 ///
 /// ```
 /// # use fabric_core as fabric_async;

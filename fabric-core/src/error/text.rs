@@ -1,0 +1,74 @@
+//! Parts of the error texts that depend on the values of the error.
+
+use crate::info::NoMatch;
+use crate::tree::Class;
+
+/// Returns the end of the text of [`Error::NoMatch`](super::Error::NoMatch): the providers of the
+/// requested type of endpoint, if an offer was refused because of its type.
+pub(super) fn providers_of_ep_type(no_match: &NoMatch) -> &'static str {
+    let mut mismatches = no_match.mismatches.iter();
+    let asked = mismatches
+        .find(|mismatch| mismatch.attribute == "ep_type")
+        .map(|mismatch| mismatch.asked.as_str());
+    match asked {
+        Some("Rdm") => "; FI_EP_RDM is offered by shm, tcp and sim",
+        Some("Msg") => "; FI_EP_MSG is offered by shm and tcp",
+        Some("Dgram") => "; FI_EP_DGRAM is offered by udp",
+        _ => "",
+    }
+}
+
+/// Returns the end of the text of [`Error::Closed`](super::Error::Closed).
+pub(super) fn closed_remedy(class: Class) -> &'static str {
+    match class {
+        Class::CompletionQueue => "; keep its handle while .post() is used, or use .await",
+        _ => "",
+    }
+}
+
+/// Returns the end of the text of [`Error::TooLong`](super::Error::TooLong).
+pub(super) fn too_long_remedy(what: &str) -> &'static str {
+    match what {
+        "injected message" => "; send it with .await, .start() or .post()",
+        _ => "",
+    }
+}
+
+/// Returns advice on the resource limit that caused this error number, if any.
+pub(super) fn describe_limit(errno: i32) -> &'static str {
+    const EMFILE: i32 = 24;
+    match errno {
+        EMFILE => {
+            "; raise RLIMIT_NOFILE: an endpoint takes up to 6 descriptors, a connection 1 or more"
+        }
+        _ => "",
+    }
+}
+
+/// Returns the text of [`Error::Unbound`](super::Error::Unbound).
+pub(super) fn describe_unbound(class: Class) -> String {
+    match class {
+        Class::Domain => "the passive endpoint has no domain to accept in; accept with an \
+                          EndpointBuilder"
+            .into(),
+        class => format!("no {class} is bound; bind one first"),
+    }
+}
+
+/// Returns the part of the text of [`Error::RejectedByPeer`](super::Error::RejectedByPeer)
+/// about the private data.
+pub(super) fn describe_private_data(data: &[u8]) -> String {
+    match data.len() {
+        0 => "without private data".into(),
+        len => format!("with {len} bytes of private data"),
+    }
+}
+
+/// Returns the end of the text of [`Error::OtherUser`](super::Error::OtherUser).
+pub(super) fn overflow_note(theirs: u32, ours: u32) -> &'static str {
+    if theirs == ours {
+        " (users not mapped by the user namespace have the same id)"
+    } else {
+        ""
+    }
+}
