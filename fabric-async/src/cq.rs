@@ -100,8 +100,8 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Waits for completions, moves up to `max` of them to `out` and returns their number
     /// (`fi_cq_sread`).
     ///
-    /// The call does not return while no operation is pending: after a refused post, call this only
-    /// if earlier operations are pending.
+    /// If no operation is pending that reports to this queue, the call does not return. If a post
+    /// was refused, call this only if an earlier post is pending or its completion is in the queue.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.
@@ -165,10 +165,10 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Makes progress once, and returns whether the program may block on the
     /// [descriptor](Self::wait_fd) (`fi_trywait(3)`).
     ///
-    /// After [`TryWait::Block`] the next completion makes the descriptor readable. In a
-    /// domain that [an event loop drives](crate::DomainBuilder::driven_by_event_loop), so does
-    /// everything else that needs progress. The descriptor stays readable until the next
-    /// `prepare_wait`. A queue has one waiter: a task that was polling this queue as a stream is not woken any more.
+    /// After [`TryWait::Block`] the next completion makes the descriptor readable. In a domain that
+    /// [an event loop drives](crate::DomainBuilder::driven_by_event_loop), so does everything else
+    /// that needs progress. The descriptor stays readable until the next `prepare_wait`. A queue
+    /// has one waiter: a task that was polling this queue as a stream is not woken any more.
     ///
     /// With [`WaitPolicy::Spin`](crate::WaitPolicy::Spin) the result is always [`TryWait::Poll`].
     ///

@@ -412,7 +412,8 @@ impl ConnectionRequest {
         builder_with_queues(accept_domain, &self.info)?.accept(self, data)
     }
 
-    /// Rejects the request (`fi_reject`): the client gets [`Error::RejectedByPeer`] with these bytes.
+    /// Rejects the request (`fi_reject`): the client gets [`Error::RejectedByPeer`] with these
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; the request is

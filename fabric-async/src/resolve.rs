@@ -14,8 +14,8 @@ use crate::av::ToAddress;
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
 /// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) resolve names themselves. They try the
-/// addresses in this order until one succeeds, or the program at one of them rejects the connection.
-/// If every address fails, they return the error of the last address, as
+/// addresses in this order until one succeeds, or the program at one of them rejects the
+/// connection. If every address fails, they return the error of the last address, as
 /// `tokio::net::TcpStream::connect` does. Synchronous calls such as
 /// [`AddressVector::insert`](crate::AddressVector::insert) take addresses only: resolve the name
 /// first and choose an address.
@@ -87,8 +87,8 @@ impl AddressOrHost {
     }
 }
 
-/// Calls `attempt` with each address, in order, until one call succeeds or the program at an address
-/// rejects the connection. If every call fails, returns the error of the last one, as
+/// Calls `attempt` with each address, in order, until one call succeeds or the program at an
+/// address rejects the connection. If every call fails, returns the error of the last one, as
 /// `tokio::net::TcpStream::connect` does, and a `tracing` event states the number of addresses.
 ///
 /// # Panics

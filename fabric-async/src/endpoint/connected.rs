@@ -181,8 +181,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     }
 
     /// Closes the endpoint, for all its clones (`fi_close`), as [`Endpoint::close`]. The connection
-    /// ends as with [`shutdown`](Self::shutdown), but only the peer gets the event: a closed endpoint
-    /// has no events.
+    /// ends as with [`shutdown`](Self::shutdown), but only the peer gets the event: a closed
+    /// endpoint has no events.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint was closed before.

@@ -101,8 +101,8 @@
 //! # Receives
 //!
 //! `info.rx.size` receives can be started or posted, 1024 unless the hints asked for fewer; further
-//! ones fail with [`Resource::ReceiveEntry`]. Awaited receives count towards the limit, but are not
-//! refused.
+//! ones fail with [`Resource::ReceiveEntry`] until an earlier receive has completed; its completion
+//! may still be in the queue. Awaited receives count towards the limit, but are not refused.
 //!
 //! A multi-receive counts once. Its stream holds at most `info.rx.size` messages that were not
 //! taken; a multi-receive that is posted to a queue reserves one entry for the next message and one

@@ -43,12 +43,16 @@
 //! * **Each request has a number as its tag**, so several requests can be pending, and a late reply
 //!   does not match the receive of the next request. [Discard late
 //!   replies](super::cancellation#timeouts-and-tags).
-//! * **Each wait has a time limit.** No operation fails because a living server makes no progress.
-//!   `add_peer` also waits until the server answers.
+//! * **Each wait has a time limit.** If the server's process lives but makes no progress, pending
+//!   sends and receives wait without limit. `add_peer` waits for the server's answer: over `shm`
+//!   without limit; over `tcp` it fails with [`TimedOut`](Error::TimedOut) after ten seconds, and
+//!   so does a send that has to connect first.
 //! * **The server's receive is from any source.** The death of a client in the middle of a request
 //!   is an event, not an error of the receive.
-//! * **The server starts its replies and does not await them.** A client that receives nothing
-//!   fills its ring and its share of the credits, and is refused.
+//! * **The server starts its replies and does not await them**, so a client that receives nothing
+//!   does not delay the others. The replies to that client fill the ring, then one peer's share of
+//!   the transmit credits. Further replies to it are refused with
+//!   [`WouldBlock`](Error::WouldBlock), and `serve` discards them.
 //!
 //! A request that failed with [`PeerGone`](Error::PeerGone) or timed out may have been executed. A
 //! request that failed with [`NoSuchPeer`](Error::NoSuchPeer) was not executed.
@@ -63,8 +67,8 @@
 //! |---|---|---|
 //! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
 //! | next send, also one that waited for a credit | [`NoSuchPeer`](Error::NoSuchPeer) | [`StaleAddress`](Error::StaleAddress) |
-//! | the same, while messages of the peer wait to be received | [`NoSuchPeer`](Error::NoSuchPeer) | [`NoSuchPeer`](Error::NoSuchPeer) |
-//! | the same, if another process also has the peer's name | reaches the new process | [`PeerGone`](Error::PeerGone) |
+//! | next send, while messages of the peer are still to be received | [`NoSuchPeer`](Error::NoSuchPeer) | [`NoSuchPeer`](Error::NoSuchPeer) |
+//! | next send, while messages of the peer are still to be received and a new process has bound the peer's name | reaches the new process | [`PeerGone`](Error::PeerGone) |
 //! | directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; else [`PeerGone`](Error::PeerGone), later [`StaleAddress`](Error::StaleAddress) |
 //! | receive from any source | waits for other senders | waits for other senders |
 //! | [`Endpoint::add_peer`] of its name | [`NoSuchPeer`](Error::NoSuchPeer); the handle stays | [`NoSuchPeer`](Error::NoSuchPeer) |
@@ -90,9 +94,10 @@
 //! Until a receive completes, its buffer may hold bytes of a discarded partial message.
 //!
 //! An endpoint that is closed or dropped notifies its peers, and sends to that endpoint fail at
-//! once. A killed process notifies no peer; the kernel closes its sockets. A peer that sleeps
-//! notices the closed socket at once; a peer that polls notices it within a few passes or 64 posts.
-//! Until then short sends to the dead process still complete.
+//! once. A killed process notifies no peer; the kernel closes its sockets. A closed socket wakes a
+//! peer that sleeps at once. A peer that does not sleep checks its sockets after every 2048
+//! [passes](super::progress#polls-make-progress) and after every 64 operations; until then short
+//! sends to the dead process still complete.
 //!
 //! # Lifetime of address handles
 //!

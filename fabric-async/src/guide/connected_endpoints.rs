@@ -68,9 +68,10 @@
 //!
 //! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a
 //! connection request whose private data is its protocol handshake. When the program rejects that
-//! request, `add_peer` fails with [`Error::ConnectionRefused`]. The private data tells such
-//! requests from those of connected endpoints. Over `shm` the two types of endpoint refuse each
-//! other with [`RefusalReason::EpType`], and the program sees no request.
+//! request, `add_peer` fails with [`Error::ConnectionRefused`] and the reason
+//! [`RefusalReason::Resources`], since the wire format carries no reason. The private data tells
+//! such requests from those of connected endpoints. Over `shm` the two types of endpoint refuse
+//! each other with [`RefusalReason::EpType`], and the program sees no request.
 //!
 //! # Shared memory
 //!
@@ -85,9 +86,9 @@
 //! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! # use std::future::IntoFuture;
 //! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name"
-//! let connecting = ConnectedEndpoint::connect(listener.name()).private_data("hello").into_future();
+//! let connect = ConnectedEndpoint::connect(listener.name()).private_data("hello");
 //! let accepting = async { listener.accept().await?.accept("") };
-//! let (client, server) = tokio::try_join!(connecting, accepting)?;
+//! let (client, server) = tokio::try_join!(connect.into_future(), accepting)?;
 //! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
 //! let mut loan = client.domain().loan(5).await?;
 //! loan.copy_from_slice(b"frame");
@@ -262,9 +263,13 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Over `tcp`, a process that is killed between two messages looks like one that closed its
-//! endpoint. An unexpected message beyond the budget delays the end until it is received. A
-//! connected endpoint cannot be connected again.
+//! Over `tcp` the kernel closes the connection of a killed process in the same way as a closed
+//! endpoint does. If the process was killed between two messages, the reason of the event is
+//! therefore [`Closed`](DownReason::Closed). While an unexpected message does not fit into the
+//! budget, the endpoint reads no further, and notices the end of the connection only when the
+//! program has received that message.
+//!
+//! A connected endpoint cannot be connected again: open a new one.
 //!
 //! A machine that vanishes is noticed after 30 seconds of silence (keepalive), or, if bytes are on
 //! their way to it, when the kernel gives up.

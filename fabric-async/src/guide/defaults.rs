@@ -35,7 +35,7 @@
 //!
 //! | what | value | why |
 //! |---|---|---|
-//! | transmit credits | 1024 per endpoint, 256 with `sim` | sends that wait for a full ring, not those in the ring |
+//! | transmit credits | 1024 per endpoint, 256 with `sim` | held by operations that the post does not complete: until there is room in the ring, or the peer has copied or acknowledged the message |
 //! | of these for one peer | a quarter, at least 1 | three slow peers leave some for the rest |
 //! | posted receives | 1024 per endpoint | rarely reached; awaited receives are not refused |
 //! | [`min_free`](Request::min_free) | 64 bytes | a cache line |
@@ -62,7 +62,7 @@
 //! |---|---|---|
 //! | ring | 2048 lines of 64 bytes, 128 KiB per direction and peer | room for bursts, small enough for the caches |
 //! | line | 64 bytes, 8 of them header | a message of up to 56 bytes, without tag and data, takes one cache line |
-//! | segment | 8 KiB of a longer message | the receiver copies one while the sender writes the next |
+//! | fragment | 8 KiB of a longer message | the receiver copies one while the sender writes the next |
 //! | room returned | every eighth of the ring | the sender is notified in batches |
 //! | loans and single-copy messages | 256 per peer | further ones go through the ring |
 //! | unexpected messages | 16 MiB per endpoint, each with 128 bytes on top | bounds what peers make an endpoint hold |
@@ -79,12 +79,12 @@
 //!
 //! | what | value | why |
 //! |---|---|---|
-//! | passes within a poll | 96, or 2 after four polls in a row without news | a few microseconds; a poll must not delay the runtime |
-//! | full number again | every 16th poll | traffic may have resumed |
+//! | passes within a poll | 1, and up to 96 more (10 in debug builds); only 2 more after four polls in a row without success; waiting tasks share them | a few microseconds; a poll must not delay the runtime |
+//! | all passes again | in every 16th poll without success, and after a success | traffic may have resumed |
 //! | spin budget of the driver | 5 to 100 microseconds | about as long as a wake-up takes |
-//! | drivers that spin at once | the number of cores | a spinner without a core takes one from its peer |
-//! | check of the automatic thread | 1 millisecond | how long a passive target may lag after its last poll |
-//! | check of descriptors | every 16 steps of the driver, 2048 passes of polls, 64 posts | new and dead peers, without a system call each time |
+//! | drivers that spin at the same time | the number of cores | a further one would take the core of another |
+//! | check of the thread of a domain with automatic progress | every millisecond | whether tasks still poll; if none does, the thread makes the passes |
+//! | poll of the sockets (`epoll_wait`) | every 16 passes of the driver, 2048 passes of any thread, 64 operations | finds new connections and dead peers, without a system call in each pass |
 //! | batch of a queue's stream | 32 completions | one lock for many |
 //!
 //! # Bounds

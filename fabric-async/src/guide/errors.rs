@@ -147,7 +147,7 @@
 //! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
 //! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | an open endpoint or another program's socket has the address |
 //! | [`AddressNotLocal`](Error::AddressNotLocal), [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | an address of another machine to bind to; a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
-//! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connected peer died or closed; never for a receive from any source, except on a connected endpoint |
+//! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connection to the peer was lost: the peer died or closed its endpoint; never for a receive from any source, except on a connected endpoint |
 //! | [`ShutDown`](Error::ShutDown) | `FI_ESHUTDOWN` | 108 | this side has shut down the connection |
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |
 //! | [`NoSuchPeer`](Error::NoSuchPeer), [`ConnectionRefused`](Error::ConnectionRefused), [`RejectedByPeer`](Error::RejectedByPeer) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; the peer's endpoint refused, with a reason; the peer's program rejected, with private data |

@@ -6,7 +6,7 @@
 //!
 //! | chapter | subject |
 //! |---|---|
-//! | [`overview`] | posting, dropping, memory bounds and peer death on two pages |
+//! | [`overview`] | a summary: posting, dropping, memory limits, the death of a peer |
 //! | [`progress`] | which thread moves the bytes, and when none does |
 //! | [`wait_policy`] | spinning, parking, and what each costs |
 //! | [`event_loops`] | waiting with epoll, without Tokio; several objects at once |

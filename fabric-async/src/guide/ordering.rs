@@ -131,7 +131,8 @@
 //!
 //! | level | a send completes when | request method | providers |
 //! |---|---|---|---|
-//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](Request::transmit_complete) | `shm`, `sim`; `udp` when the kernel has it |
+//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](Request::transmit_complete) | `shm`, `sim` |
+//! | the same over sockets | the kernel has the message: `FI_INJECT_COMPLETE` over `tcp`, `FI_TRANSMIT_COMPLETE` over `udp` | the same | `tcp`, `udp` |
 //! | match | a receive has taken it, perhaps not yet all its bytes | [`match_complete`](Request::match_complete) | `shm`, `sim` |
 //! | delivery | its bytes are in the receive's buffer, and the receive has ended | [`delivery_complete`](Request::delivery_complete) | `shm`, `sim`; [`tcp`](super::tcp#what-sent-means) with a weaker meaning |
 //!
@@ -154,7 +155,6 @@
 //!   such a send before they receive deadlock.
 //! * A [claim](Claimed) does not complete the send; receiving or discarding the claimed message
 //!   does. A truncated message counts as delivered.
-//!
 //! * The message of a dropped receive is requeued; its sender is notified once.
 //! * The send keeps its buffer, its credit and its queue entry until the peer's notification. Other
 //!   messages pass it; a [fence](Request::fence) does not. A send that has begun cannot be

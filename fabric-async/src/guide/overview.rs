@@ -32,8 +32,9 @@
 //! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either;
 //! Tokio polls the task again at once.
 //!
-//! An operation that is awaited, or posted with `.start()` or `.post()`, reports its end to exactly one place: the future
-//! or the queue. Bound counters are incremented as well. An inject reports only a failure.
+//! An operation that is awaited, or posted with `.start()` or `.post()`, reports its end to exactly
+//! one place: the future or the queue. Bound counters are incremented as well. An inject reports
+//! only a failure.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

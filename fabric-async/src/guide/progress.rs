@@ -33,15 +33,18 @@
 //!
 //! Opening a [`Domain`] spawns a *driver task* on the current Tokio runtime, unless the program's
 //! [event loop](super::event_loops) drives the domain. While a task waits for an object of the
-//! domain, or a send is pending, the driver polls, then arms the doorbells of the domain's rings
-//! and sleeps until a peer rings one. A send that was started, posted or dropped goes on under
-//! every wait policy for as long as the runtime runs.
+//! domain, or a send is pending, the driver makes passes until its spin budget is used up (see
+//! [`wait_policy`](super::wait_policy)). Then the driver *arms the doorbells*: it sets a flag in
+//! each ring, and the next sender that sees the flag sends a message on the Unix socket of the
+//! connection, its *doorbell*. The driver sleeps until a doorbell rings. A send that was started,
+//! posted or dropped goes on under every wait policy for as long as the runtime runs.
 //!
 //! With no pending send and no waiting task, the driver sleeps and doorbells are not armed.
 //! Connections are still accepted and dead peers still noticed, because the kernel wakes the driver
-//! for sockets. A *passive target* receives nothing: if receives were posted with `.post()` and no
-//! task reads the queue, messages stay in the ring until something is polled. Over `tcp` and `udp`
-//! the kernel wakes the driver for incoming bytes, so they may be received; do not rely on it.
+//! for sockets. Messages are not received: if receives were posted with `.post()` and no task reads
+//! the queue, messages stay in the ring until the program polls an object of the domain. Over `tcp`
+//! and `udp` the kernel wakes the driver for incoming bytes, so they may be received; do not rely
+//! on it.
 //!
 //! [`Domain::progress`] makes one pass and checks once for new connections, without waiting. The
 //! call returns whether the pass made progress.

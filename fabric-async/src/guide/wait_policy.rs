@@ -29,10 +29,11 @@
 //!
 //! # Spin
 //!
-//! A poll of a pending operation, queue or counter makes 96 passes (10 in debug builds): a few
-//! microseconds over shared memory; over sockets each pass over an active connection is a system
-//! call. Then the poll wakes its own task and returns, so that other tasks run. The worker of a
-//! spinning task never sleeps. Spinning is harmful when
+//! A poll of a pending operation, queue or counter makes one pass and up to 96 more (10 in debug
+//! builds): a few microseconds over shared memory; over sockets each pass over an active connection
+//! is a system call. Tasks that wait for the same domain share the further passes: with four of
+//! them, a poll makes up to 24. Then the poll wakes its own task and returns, so that other tasks
+//! run. The worker of a spinning task never sleeps. Spinning is harmful when
 //! * **there are fewer cores than spinners**: two processes that spin on one core wait for the end
 //!   of each other's time slices;
 //! * **the runtime has other work**, which runs only between polls;
@@ -42,8 +43,9 @@
 //!
 //! # Adaptive
 //!
-//! *A poll* makes 96 passes. After four polls in a row without progress, a poll makes two passes,
-//! except every sixteenth, which makes 96 again. A pass that makes progress restores 96.
+//! *A poll* makes as many passes as with `Spin`. After four polls in a row whose further passes did
+//! not complete what was polled, a poll makes only two further passes, except every sixteenth,
+//! which makes all. A poll that completes in a further pass restores the full number.
 //!
 //! *The driver*, the task or thread that makes progress between polls, spins for a budget of at
 //! most 100 microseconds, then arms the doorbells and sleeps. A spin that makes no progress halves

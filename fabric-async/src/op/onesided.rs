@@ -182,8 +182,8 @@ impl WriteOp {
         }
     }
 
-    /// Returns the peer and the range of a write of `len` bytes to one range, without completion data
-    /// and fence.
+    /// Returns the peer and the range of a write of `len` bytes to one range, without completion
+    /// data and fence.
     #[inline(always)] // on the small-message path
     fn plain_write(&self, len: usize) -> Option<(FiAddr, RmaIov)> {
         let is_plain = self.to.as_list().is_none() && self.data.is_none() && !self.options.fence;

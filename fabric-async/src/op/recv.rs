@@ -113,8 +113,8 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
             |posts, op, buf, completion_options| {
                 let began = began.get_or_insert_with(|| posts.received_bytes());
                 if posts.received_bytes() - *began >= MAX_BATCH_BYTES as u64 {
-                    // Waiting messages were copied into these receives: other users of the domain get
-                    // the lock.
+                    // Waiting messages were copied into these receives: other users of the domain
+                    // get the lock.
                     posts.yield_lock();
                     *began = posts.received_bytes();
                 }

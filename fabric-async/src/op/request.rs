@@ -123,8 +123,8 @@ impl<O: TaggedOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// Sets the tag. A send sends a tagged message (`fi_tsend`), which only tagged receives take. A
     /// receive, probe or claim takes tagged messages with exactly this tag (`fi_trecv`).
     ///
-    /// A connected peer must be known to support tags: see [the
-    /// guide](crate::guide::connected_endpoints#tags).
+    /// On a [`ConnectedEndpoint`](crate::ConnectedEndpoint), the peer must be known to support
+    /// tags: see [the guide](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tsend")]
     #[doc(alias = "fi_trecv")]
     #[inline]
@@ -150,7 +150,7 @@ impl<O: MatchingOp, B, M: ThreadModel> Request<'_, O, B, M> {
     /// middle of a message, the receive keeps waiting, at its place in posting order. The content
     /// of the buffer is unspecified until the receive completes.
     ///
-    /// When a connected peer disconnects, receives directed at it fail with
+    /// When the connection to a peer ends, receives directed at the peer fail with
     /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages it had sent. A receive that
     /// is posted later waits for the peer to come back if the application inserted the peer; the
     /// [event queue](crate::Endpoint::take_events) reports the disconnect. For an auto-inserted
@@ -389,7 +389,8 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;
+    /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`:
+    /// post a longer message with `.await`, `.start()` or `.post()`;
     /// [`Error::WouldBlock`](crate::Error::WouldBlock) without credit;
     /// [`Error::Invalid`](crate::Error::Invalid) with a completion level above
     /// [`transmit_complete`](Self::transmit_complete), and for several remote ranges;

@@ -2,7 +2,8 @@ use fabric_async::{Endpoint, Error, FiAddr, Message, Result};
 
 async fn serve(ep: Endpoint) -> Result<()> {
     loop {
-        let request = ep.recv().tag_ignoring(0, !0).await?;
+        let any_tag = ep.recv().tag_ignoring(0, !0); // all 64 bits of the tag are ignored
+        let request = any_tag.await?;
         let (Ok(client), Some(number)) = (request.source(), request.tag()) else {
             continue;
         };
