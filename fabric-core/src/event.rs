@@ -40,7 +40,7 @@ pub enum EventKind {
         /// The peer's handle in the address vector, if it has one.
         source: Option<FiAddr>,
     },
-    /// A connected peer was disconnected.
+    /// The connection to a peer of this connectionless endpoint ended.
     PeerDown {
         /// The peer's name.
         peer: Address,
@@ -106,8 +106,8 @@ pub enum EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DownReason {
-    /// The peer or this side closed the endpoint or shut down the connection; over TCP also when the
-    /// peer's process was killed between two messages.
+    /// The peer or this side closed the endpoint or shut down the connection; over TCP also when
+    /// the peer's process was killed between two messages.
     Closed,
     /// The peer's process died or was killed.
     Died,

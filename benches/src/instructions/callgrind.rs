@@ -2,8 +2,8 @@
 //! read-modify-writes.
 //!
 //! Callgrind counts how often each instruction was executed, and names the source file of each. It
-//! does not tell what an instruction is: [`Executable`] reads that from the files of the program and
-//! of its libraries.
+//! does not tell what an instruction is: [`Executable`] reads that from the files of the program
+//! and of its libraries.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ impl Counts {
     }
 }
 
-/// Runs this program with these arguments under callgrind. `functions` is a pattern of the functions
-/// to which counting is limited, with all that they call.
+/// Runs this program with these arguments under callgrind. `functions` is a pattern of the
+/// functions to which counting is limited, with all that they call.
 ///
 /// # Errors
 /// Describes what failed: starting Valgrind, or reading what it wrote.

@@ -3,9 +3,10 @@
 //! A measurement has workers, one per thread: an endpoint on this side (the initiator), and one or
 //! several on the other (the responder), each side with its own domain and runtime. With several
 //! endpoints on this side, each has a task of its own and peers of its own, or all have the same
-//! peer (*fan-in*). They work in rounds of about a tenth of a second. The initiator sends what the round consists of, the
-//! responder replies when it is ready, messages move, and the next round is planned. Between rounds
-//! of latency, while the responder sleeps for a moment, the floor is sampled.
+//! peer (*fan-in*). They work in rounds of about a tenth of a second. The initiator sends what the
+//! round consists of, the responder replies when it is ready, messages move, and the next round is
+//! planned. Between rounds of latency, while the responder sleeps for a moment, the floor is
+//! sampled.
 //!
 //! * **Latency** is the half round trip of a ping-pong, or a whole operation for reads and atomics,
 //!   which the responder does not answer. The clock is read once after each trip.

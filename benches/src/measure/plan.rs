@@ -210,8 +210,9 @@ impl Plan {
         }
     }
 
-    /// Returns the number of buffers of an endpoint of the initiator: a ping and a pong; for streams one whose bytes
-    /// are sent again and again, or the window where completions return the buffers.
+    /// Returns the number of buffers of an endpoint of the initiator: a ping and a pong; for
+    /// streams one whose bytes are sent again and again, or the window where completions return the
+    /// buffers.
     pub(super) fn initiator_buffers(&self) -> usize {
         match (self.bench, self.op) {
             (Bench::Lat, _) => 2,

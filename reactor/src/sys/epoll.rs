@@ -1,5 +1,4 @@
-//! The wait set of a domain: an epoll set with the doorbells and sockets of its transport, and an
-//! eventfd to wake the driver.
+//! The epoll set of a domain, with the sockets of its transport and an eventfd to wake the driver.
 
 use std::io;
 use std::mem::MaybeUninit;

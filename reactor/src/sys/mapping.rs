@@ -10,8 +10,8 @@
 //! accessed as atomics or by raw copy, of types for which every bit pattern is valid. So no
 //! reference exists to bytes that may change, and an access at the same time, by another process or
 //! another thread, yields wrong bytes at most. A mapping that is not writable is never accessed by
-//! a store, by a read-modify-write, or by a load that may be compiled as one: it is only accessed by
-//! relaxed loads and raw copies.
+//! a store, by a read-modify-write, or by a load that may be compiled as one: it is only accessed
+//! by relaxed loads and raw copies.
 //!
 //! No access faults if the memory has the mapped size and is sealed against shrinking
 //! (`sys::memfd`).

@@ -1,5 +1,5 @@
-//! Anonymous memory that is passed to peers by descriptor (memfd): creation, seals, and the check of
-//! memory that a peer has passed.
+//! Anonymous memory that is passed to peers by descriptor (memfd): creation, seals, and the check
+//! of memory that a peer has passed.
 //!
 //! The creator seals the size of the memory. A process maps the memory of a peer only if it is
 //! sealed and has the announced size. So no access within the mapping can fault, whatever the peer
@@ -55,8 +55,8 @@ pub(crate) fn create(name: &str, size: usize, allocation: PageAllocation) -> Res
     Ok(memory)
 }
 
-/// Seals the size of memory, and its seals. Unless it is `writable` for peers, no process can map it
-/// for writing any more; existing mappings stay writable.
+/// Seals the size of memory, and its seals. Unless it is `writable` for peers, no process can map
+/// it for writing any more; existing mappings stay writable.
 pub(crate) fn seal(memory: &OwnedFd, writable: bool) -> Result<()> {
     let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if !writable {

@@ -3,14 +3,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
-//! | `epoll` | the wait set of a domain |
+//! | `epoll` | the epoll set of a domain |
 //! | `uring` | io_uring operations |
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
 //! | `mapping` | mappings of such memory, and access to them |
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
 //! | `datagrams` | many datagrams with one call |
-//! | `timer` | timers that a wait set watches |
+//! | `timer` | timers in an epoll set |
 //! | `fork_guard` | whether the process is a forked child |
 //! | `process_local` | a value of each process, which a forked child replaces |
 //! | `os_error` | errors of system calls |

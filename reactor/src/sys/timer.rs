@@ -1,4 +1,4 @@
-//! A timerfd that a wait set watches like a socket.
+//! A timerfd that is watched by an epoll set, like a socket.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use super::fork_guard::ForkGuard;
 use super::os_error::{epoll_ctl_error, os_error};
 
-/// A timerfd that a wait set watches like a socket.
+/// A timerfd that is watched by an epoll set, like a socket.
 #[derive(Debug)]
 pub(crate) struct Timer {
     fd: OwnedFd,
@@ -28,14 +28,14 @@ impl Timer {
         })
     }
 
-    /// Adds the timer to a wait set, which reports `token` when the timer expires.
+    /// Adds the timer to an epoll set, which reports `token` when the timer expires.
     pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
         wait_set
             .watch(self.fd.as_fd(), token)
             .map_err(epoll_ctl_error)
     }
 
-    /// Removes the timer from a wait set; no effect in a forked child, which shares the epoll
+    /// Removes the timer from an epoll set; no effect in a forked child, which shares the epoll
     /// descriptor with its parent.
     pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
