@@ -260,13 +260,9 @@ impl Engine {
                 self.count_app_poll();
                 return Poll::Ready(locked);
             }
-            // Waiting tasks share the spin time: one round of polls of all tasks takes no longer
-            // than the poll of a single waiting task.
-            let waiting = (locked.domain.waiters + uncounted).max(1);
-            if attempts >= locked.spinner.spin_limit() / waiting as u32 {
-                if attempts > 0 {
-                    locked.spinner.record_miss();
-                }
+            let waiting = locked.domain.waiters + uncounted;
+            if attempts >= locked.spinner.spin_limit(waiting) {
+                locked.spinner.record_miss(attempts);
                 self.count_app_poll();
                 register(&mut locked.domain, waker);
                 let stay_runnable = locked.ensure_driven_for_waiter();

@@ -70,9 +70,12 @@ impl PollSpinner {
         }
     }
 
-    /// Returns the number of passes for one poll.
-    pub(crate) fn spin_limit(&self) -> u32 {
-        match self.policy {
+    /// Returns the number of passes for one poll while this number of tasks wait. Waiting tasks
+    /// share the spin time: one round of polls of all tasks takes no longer than the poll of a
+    /// single waiting task.
+    #[inline]
+    pub(crate) fn spin_limit(&self, waiting: usize) -> u32 {
+        let limit = match self.policy {
             WaitPolicy::Park => 0,
             WaitPolicy::Spin => MAX_POLL_SPINS,
             WaitPolicy::Adaptive
@@ -82,7 +85,8 @@ impl PollSpinner {
                 MAX_POLL_SPINS
             }
             WaitPolicy::Adaptive => MIN_POLL_SPINS,
-        }
+        };
+        limit / waiting.max(1) as u32
     }
 
     /// Records that spinning succeeded.
@@ -91,10 +95,11 @@ impl PollSpinner {
         self.hits += 1;
     }
 
-    /// Records that spinning failed.
-    pub(crate) fn record_miss(&mut self) {
+    /// Records that a poll found nothing in this number of passes. Polls without passes count too:
+    /// the share of a task may be 0 until full spinning is tried again.
+    pub(crate) fn record_miss(&mut self, passes: u32) {
         self.consecutive_misses = self.consecutive_misses.wrapping_add(1);
-        self.total_misses += 1;
+        self.total_misses += u64::from(passes > 0);
     }
 
     /// Returns how often spinning succeeded and how often it failed.
@@ -178,5 +183,29 @@ impl SpinBudget {
 impl Drop for SpinBudget {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_that_share_the_spin_time_try_full_spinning_again() {
+        let mut spinner = PollSpinner::new(WaitPolicy::Adaptive);
+        // Also on a machine with one core.
+        spinner.policy = WaitPolicy::Adaptive;
+        for waiting in [1, 3, 8] {
+            let limits: Vec<_> = (0..4 * PROBE_INTERVAL)
+                .map(|_| {
+                    let limit = spinner.spin_limit(waiting);
+                    spinner.record_miss(limit);
+                    limit
+                })
+                .collect();
+            let full = MAX_POLL_SPINS / waiting as u32;
+            let tries = limits.iter().filter(|limit| **limit == full).count();
+            assert!((4..=8).contains(&tries), "{tries} of {limits:?}");
+        }
     }
 }
