@@ -37,11 +37,11 @@ pub enum MultiRecvSplit {
 /// whole, and has no tag, CQ data or ack request.
 ///
 /// The engine looks up what the messages have in common once, when the run
-/// [begins](EndpointContext::begin_plain_run), and reports them together when the run is dropped.
+/// [begins](super::EndpointContext::begin_plain_run), and reports them together when the run is dropped.
 pub trait PlainRun {
     /// Delivers the next message. Returns false if the first receive does not accept the message,
     /// or needs more than a copy of it: the message is delivered with
-    /// [`EndpointContext::deliver`] after the run.
+    /// [`EndpointContext::deliver`](super::EndpointContext::deliver) after the run.
     fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool;
 }
 
@@ -52,7 +52,8 @@ impl PlainRun for Infallible {
     }
 }
 
-/// Services of the engine during a call. A transport reaches them through an [`EndpointContext`].
+/// Services of the engine during a call. A transport reaches them through an
+/// [`EndpointContext`](super::EndpointContext).
 pub trait EngineContext: Sized {
     /// A run of plain messages.
     type PlainRun<'a>: PlainRun

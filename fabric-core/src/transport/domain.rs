@@ -16,8 +16,7 @@ use super::{
 /// that it opens.
 pub trait TransportDomain<E: EngineContext>: Send {
     /// Opens an endpoint, at the given address or at one the transport chooses, and returns the
-    /// endpoint and its address. The engine has opened the endpoint's
-    /// [receive queue](EngineContext::with_rx).
+    /// endpoint and its address.
     ///
     /// # Errors
     /// [`Error::AddressInUse`](crate::Error::AddressInUse), or the error of the operating system.

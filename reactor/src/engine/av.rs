@@ -11,21 +11,19 @@
 //! message never dangles, even if the peer is gone.
 
 use fabric_core::transport::EpId;
-use fabric_core::{Address, FiAddr, Result};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
-use super::state::av::Av;
 use super::state::domain_state::AvId;
 
 impl EngineState {
     /// Announces a new handle to the endpoints bound to a vector.
     pub(crate) fn publish_addr(&mut self, av: AvId, addr: FiAddr) {
-        let address = self
-            .domain
-            .av(av)
-            .and_then(|vector| vector.table.get(addr).cloned());
-        let Ok(address) = address else { return };
+        let vector = self.domain.avs.get(av);
+        let address = vector.and_then(|vector| vector.table.get(addr).ok().cloned());
+        let Some(address) = address else { return };
         for ep in self.endpoints_of(av) {
             self.address_inserted(ep, addr, &address);
         }
@@ -33,8 +31,7 @@ impl EngineState {
 
     /// Removes a handle from its vector and from the endpoints bound to it.
     pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
-        let address = self.domain.av(av)?.remove(addr)?;
-        self.domain.departing_addrs.remove(&addr);
+        let address = self.domain.avs.remove(av, addr)?;
         for ep in self.endpoints_of(av) {
             self.address_removed(ep, addr);
         }
@@ -44,7 +41,7 @@ impl EngineState {
     /// Removes a departing handle unless a message of its peer has still to be consumed.
     pub(crate) fn release_addr(&mut self, av: AvId, addr: FiAddr) {
         let endpoints = self.endpoints_of(av);
-        let is_due = self.domain.departing_addrs.contains_key(&addr)
+        let is_due = self.domain.avs.vector_of_departing(addr).is_some()
             && !self.domain.ops.has_unconsumed(&endpoints, addr)
             && !endpoints
                 .iter()
@@ -105,14 +102,12 @@ impl DomainHandle {
     /// handle, which is removed after the peer has disconnected.
     #[must_use]
     pub fn open_av(&self, auto_insert: bool) -> AvId {
-        AvId(self.engine().lock().domain.avs.insert(Av::new(auto_insert)))
+        self.engine().lock().domain.avs.open(auto_insert)
     }
 
     /// Closes an address vector.
     pub fn close_av(&self, id: AvId) {
-        let mut locked = self.engine().lock();
-        locked.domain.avs.remove(id.0);
-        locked.domain.departing_addrs.retain(|_, of| *of != id);
+        self.engine().lock().domain.avs.close(id);
     }
 
     /// Inserts an address (`fi_av_insert`). Returns its handle, and whether the address is new to
@@ -122,10 +117,7 @@ impl DomainHandle {
     /// [`Error::Closed`](fabric_core::Error::Closed).
     pub fn insert_address(&self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
         self.with_engine(|state| {
-            let table = &mut state.domain.av(av)?.table;
-            let is_new = table.find(address).is_none();
-            let addr = table.insert(address.clone());
-            state.domain.forget_auto_inserted(av, addr);
+            let (addr, is_new) = state.domain.avs.insert(av, address)?;
             state.publish_addr(av, addr);
             Ok((addr, is_new))
         })
@@ -144,14 +136,17 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        self.engine().lock().domain.av(av)?.table.get(addr).cloned()
+        let locked = self.engine().lock();
+        let vector = locked.domain.avs.get(av);
+        let vector = vector.ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        vector.table.get(addr).cloned()
     }
 
     /// Returns every address of a vector with its handle.
     #[must_use]
     pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
         let locked = self.engine().lock();
-        let vector = locked.domain.avs.get(av.0);
+        let vector = locked.domain.avs.get(av);
         vector.map_or_else(Vec::new, |v| {
             v.table.iter().map(|(n, a)| (n, a.clone())).collect()
         })

@@ -8,8 +8,9 @@ use fabric_core::transport::{EngineContext, EpId, OpKey};
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;
-use super::state::domain_state::{DomainState, FollowUp};
+use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, OpPhase};
+use super::state::pending_work::FollowUp;
 
 impl EngineGuard<'_> {
     /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive
@@ -28,7 +29,7 @@ impl EngineGuard<'_> {
                     bound.update_fast_path();
                     if !bound.tx_credits.has_no_waiters() {
                         // The canceled operation may have been a fence that held the others up.
-                        state.domain.follow_ups.push(FollowUp::GrantCredits(ep));
+                        state.domain.pending_work.push(FollowUp::GrantCredits(ep));
                     }
                 }
                 true

@@ -20,7 +20,6 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use super::domain::DomainHandle;
 use super::endpoints::info_for_bindings;
 use super::progress::EngineState;
-use super::state::av::Av;
 use super::state::domain_state::{AvId, Bindings, DomainState};
 use super::state::trace::TraceEvent;
 
@@ -101,9 +100,10 @@ impl DomainHandle {
     /// Opens an address vector that contains this peer only.
     #[must_use]
     pub fn open_single_peer_av(&self, peer: &Address) -> (AvId, FiAddr) {
-        let mut vector = Av::new(false);
-        let addr = vector.table.insert(peer.clone());
-        (AvId(self.engine().lock().domain.avs.insert(vector)), addr)
+        let avs = &mut self.engine().lock().domain.avs;
+        let av = avs.open(false);
+        let (addr, _) = avs.insert(av, peer).expect("the vector is open");
+        (av, addr)
     }
 
     /// Opens an endpoint that is connected with one peer (`fi_connect`, or `fi_accept` of a

@@ -12,7 +12,8 @@ use fabric_core::{Error, Resource, Result};
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;
-use super::state::domain_state::{CounterId, CqId, DomainState, FollowUp};
+use super::state::domain_state::{CounterId, CqId, DomainState};
+
 use super::state::id_map::IdMap;
 use super::state::ops::CompletionTarget;
 use super::state::queues::{CounterState, CqState, EqState};
@@ -138,7 +139,7 @@ impl DomainState {
         if let Some(ep) = self.endpoints.get_mut(ep.0) {
             ep.stats.received.record(transfer.len);
         }
-        if !self.shared_rx_peers.is_empty() {
+        if !self.shared_senders.is_empty() {
             self.count_message_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
         }
     }
@@ -174,9 +175,7 @@ impl DomainState {
         if !self.multi_recvs.is_empty() {
             self.reserve_multi_recv_entries(cq);
         }
-        if std::mem::take(&mut self.blocked_on_cq) {
-            self.follow_ups.push(FollowUp::ResumeProgress);
-        }
+        self.pending_work.on_cq_space();
     }
 
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
@@ -216,10 +215,8 @@ impl EngineGuard<'_> {
         let mut queue = domain.cqs.remove(id.0)?;
         let waiter = queue.waker.take();
         domain.wake_waiter(waiter);
-        if std::mem::take(&mut domain.blocked_on_cq) {
-            // The closed queue no longer holds messages back.
-            domain.follow_ups.push(FollowUp::ResumeProgress);
-        }
+        // The closed queue no longer holds messages back.
+        domain.pending_work.on_cq_space();
         Some(queue)
     }
 }

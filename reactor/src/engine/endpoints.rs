@@ -88,7 +88,7 @@ impl EngineState {
         let Some(ep) = self.domain.endpoints.get(id.0) else {
             return;
         };
-        let av = self.domain.avs.get(ep.bindings.av.0);
+        let av = self.domain.avs.get(ep.bindings.av);
         let known = av.into_iter().flat_map(|av| av.table.iter());
         let known: Vec<_> = known
             .map(|(addr, address)| (addr, address.clone()))

@@ -31,11 +31,11 @@ impl EngineState {
         let domain = &mut self.domain;
         // Mostly all of them are empty, which one comparison tells.
         let work =
-            domain.pending_sends | domain.departing_addrs.len() | domain.shared_rx_peers.len();
+            domain.pending_sends | domain.avs.departing_count() | domain.shared_senders.len();
         if self.armed
             || !self.fork_guard.in_original_process()
             || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
-            || domain.progress_requested
+            || domain.pending_work.needs_pass()
             || work != 0
             || !self.endpoints.own_rx(ep)?.is_empty()
         {

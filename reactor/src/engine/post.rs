@@ -17,7 +17,7 @@ use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::EngineGuard;
-use super::state::domain_state::{Bindings, CqId, DomainState, check_addr};
+use super::state::domain_state::{Bindings, CqId, DomainState};
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use super::state::tx_credits::FencedOp;
 
@@ -33,7 +33,7 @@ impl EngineGuard<'_> {
     pub(crate) fn finish_posts(&mut self, posts: u32) {
         self.count_posts(posts);
         self.run_follow_ups();
-        if std::mem::take(&mut self.domain.rearm_requested) {
+        if self.domain.pending_work.take_rearm() {
             self.rearm_or_wake();
         }
         self.ensure_driven();
@@ -360,7 +360,7 @@ impl DomainState {
             let limit = state.bindings.rx_size;
             return Some(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
-        if let Some(Err(error)) = from.map(|from| check_addr(avs, state.bindings.av, from)) {
+        if let Some(Err(error)) = from.map(|from| avs.check(state.bindings.av, from)) {
             return Some(error);
         }
         if target.reserves_cq_entry()

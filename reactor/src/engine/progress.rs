@@ -42,8 +42,9 @@ use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDo
 
 use super::endpoint_table::EndpointTable;
 use super::state::deferred::Deferred;
-use super::state::domain_state::{DomainState, FollowUp};
+use super::state::domain_state::DomainState;
 use super::state::ops::OpPhase;
+use super::state::pending_work::FollowUp;
 use super::wait_policy::{PollSpinner, WaitPolicy};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
@@ -412,7 +413,7 @@ impl EngineGuard<'_> {
     /// Makes one pass: moves what can be moved, once.
     pub(crate) fn progress(&mut self) -> bool {
         let state = &mut **self;
-        state.domain.progress_requested = false;
+        state.domain.pending_work.begin_pass();
         // This pass writes the batched messages.
         state.domain.batched_eps.clear();
         let mut moved = state.progress_transport();
@@ -464,7 +465,7 @@ impl EngineGuard<'_> {
     /// completes flushes, and wakes those that wait for loans.
     #[inline]
     pub(crate) fn run_follow_ups(&mut self) {
-        if !self.domain.follow_ups.is_empty() {
+        if self.domain.pending_work.has_follow_ups() {
             self.run_follow_ups_slow();
         }
         if !self.domain.flushes.is_empty() {
@@ -489,8 +490,7 @@ impl EngineGuard<'_> {
     fn run_follow_ups_slow(&mut self) {
         let mut resumed = false;
         let state = &mut **self;
-        while !state.domain.follow_ups.is_empty() {
-            let follow_up = state.domain.follow_ups.remove(0);
+        while let Some(follow_up) = state.domain.pending_work.pop() {
             match follow_up {
                 FollowUp::GrantCredits(ep) => state.grant_credits(ep),
                 FollowUp::PublishAddr(av, addr) => state.publish_addr(av, addr),
@@ -571,7 +571,7 @@ impl EngineGuard<'_> {
             }
             DriverStatus::EventLoop => {
                 // The event loop, unlike a driver, makes no pass before it sleeps again.
-                if self.domain.progress_requested || !self.arm() {
+                if self.domain.pending_work.needs_pass() || !self.arm() {
                     self.wake_driver();
                 }
             }

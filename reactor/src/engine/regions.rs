@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use fabric_core::Result;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{EpId, RemoteAccess};
-use fabric_core::{Error, Result};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
-use super::state::domain_state::{CounterBindings, CounterId, DomainState};
+use super::state::domain_state::{CounterBindings, DomainState};
 
 impl EngineState {
     /// Registers memory under a key.
@@ -41,45 +41,15 @@ impl EngineState {
         key: u64,
         counters: CounterBindings,
     ) -> Result<()> {
-        let current = self
-            .domain
-            .region_counters
-            .get(&key)
-            .copied()
-            .unwrap_or_default();
-        let conflict =
-            |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
-        if conflict(current.remote_read, counters.remote_read)
-            || conflict(current.remote_write, counters.remote_write)
-        {
-            return Err(Error::Invalid {
-                what: "memory region counter",
-                why: "a counter for the same access is already bound".into(),
-            });
-        }
-        let region = self
-            .domain
-            .regions
-            .enable_rma_events(key)
-            .ok_or(Error::Key {
-                key,
-                why: "is unknown",
-            })?;
+        let region = self.domain.regions.bind_counters(key, counters)?;
         if let Some(observer) = self.transport.region_observer() {
             observer.region_changed(key, region);
         }
-        let current = CounterBindings {
-            remote_read: current.remote_read.or(counters.remote_read),
-            remote_write: current.remote_write.or(counters.remote_write),
-            ..current
-        };
-        self.domain.region_counters.insert(key, current);
         Ok(())
     }
 
     pub(crate) fn close_region(&mut self, key: u64) {
-        self.domain.region_counters.remove(&key);
-        if self.domain.regions.remove(key).is_some()
+        if self.domain.regions.remove(key)
             && let Some(observer) = self.transport.region_observer()
         {
             observer.region_closed(key);
@@ -105,7 +75,7 @@ impl DomainState {
             && let Some(queue) = bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
         {
             if !queue.reserve() {
-                self.blocked_on_cq = true;
+                self.pending_work.block_on_cq();
                 return false;
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
@@ -117,10 +87,7 @@ impl DomainState {
             // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
             ep.stats.record(OpKind::RemoteWrite, transfer.len);
         }
-        let region_counter = self
-            .region_counters
-            .get(&key)
-            .and_then(|counters| counters.for_remote_access(access));
+        let region_counter = self.regions.counter(key, access);
         for counter in [counter, region_counter].into_iter().flatten() {
             self.add_to_counter(counter, true);
         }
@@ -134,7 +101,8 @@ impl DomainHandle {
     /// offsets.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is in use; [`Error::BadFlags`] without an access right.
+    /// [`Error::Key`](fabric_core::Error::Key) when the key is in use;
+    /// [`Error::BadFlags`](fabric_core::Error::BadFlags) without an access right.
     pub fn open_region(
         &self,
         memory: Arc<dyn RegionMemory>,
@@ -151,7 +119,8 @@ impl DomainHandle {
     /// on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a counter for the same access is bound already; [`Error::Key`].
+    /// [`Error::Invalid`](fabric_core::Error::Invalid) when a counter for the same access is bound
+    /// already; [`Error::Key`](fabric_core::Error::Key).
     pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
         self.engine().lock().bind_region_counters(key, counters)
     }

@@ -28,7 +28,8 @@ use fabric_core::transport::EpId;
 use super::domain::DomainHandle;
 use super::endpoint_table::RxSource;
 use super::progress::EngineState;
-use super::state::domain_state::{Bindings, DomainState, FollowUp, check_addr};
+use super::state::domain_state::{Bindings, DomainState};
+use super::state::pending_work::FollowUp;
 
 impl DomainState {
     /// Returns the endpoints that share this context.
@@ -73,9 +74,7 @@ impl DomainState {
     /// Returns the endpoint that a peer is or was connected to, if the endpoint shares this
     /// context.
     fn receiving_endpoint(&self, context: EpId, peer: PeerKey) -> Option<EpId> {
-        let sharer = *self
-            .shared_rx_peers
-            .get((peer.0 as usize).checked_sub(1)?)?;
+        let sharer = self.shared_senders.endpoint_of(peer)?;
         let bindings = &self.endpoints.get(sharer.0)?.bindings;
         (bindings.shared_rx == Some(context)).then_some(sharer)
     }
@@ -86,7 +85,7 @@ impl DomainState {
         let sharer = self
             .receiving_endpoint(context, peer)
             .and_then(|sharer| self.endpoints.get(sharer.0));
-        sharer.is_some_and(|sharer| check_addr(&self.avs, sharer.bindings.av, addr).is_ok())
+        sharer.is_some_and(|sharer| self.avs.check(sharer.bindings.av, addr).is_ok())
     }
 }
 
@@ -97,12 +96,12 @@ impl EngineState {
         let (has_work, declined) = changes.unwrap_or_default();
         if has_work {
             // The sender of a partial message waits, whether or not a task waits here.
-            self.domain.progress_requested = true;
-            self.domain.rearm_requested = true;
+            self.domain.pending_work.request_pass();
+            self.domain.pending_work.request_rearm();
         }
         if declined {
             // A declined message may be accepted now.
-            self.domain.follow_ups.push(FollowUp::ResumeProgress);
+            self.domain.pending_work.push(FollowUp::ResumeProgress);
         }
     }
 
@@ -137,7 +136,9 @@ impl EngineState {
                 return None;
             }
             let copied = rx.copy_next_chunk(domain);
-            domain.progress_requested |= rx.has_work();
+            if rx.has_work() {
+                domain.pending_work.request_pass();
+            }
             if sharers.is_empty() {
                 rx.clear_acks();
             }

@@ -7,7 +7,9 @@ use fabric_core::transport::{EpId, Incarnation};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::domain_state::{AvId, DomainState, FollowUp};
+use super::domain_state::{AvId, DomainState};
+use super::id_map::IdMap;
+use super::pending_work::FollowUp;
 
 #[derive(Debug)]
 pub(crate) struct Av {
@@ -145,18 +147,121 @@ impl Av {
     }
 }
 
+/// The address vectors of a domain, and the *departing* addresses: auto-inserted ones without a
+/// connection whose messages have still to be consumed.
+#[derive(Debug)]
+pub(crate) struct AddressVectors {
+    vectors: IdMap<Av>,
+    departing: HashMap<FiAddr, AvId>,
+}
+
+impl AddressVectors {
+    pub(crate) fn new() -> Self {
+        Self {
+            vectors: IdMap::new(),
+            departing: HashMap::new(),
+        }
+    }
+
+    /// Opens a vector. With `auto_insert`, peers that connect are inserted.
+    pub(crate) fn open(&mut self, auto_insert: bool) -> AvId {
+        AvId(self.vectors.insert(Av::new(auto_insert)))
+    }
+
+    pub(crate) fn close(&mut self, av: AvId) {
+        self.vectors.remove(av.0);
+        self.departing.retain(|_, of| *of != av);
+    }
+
+    pub(crate) fn get(&self, av: AvId) -> Option<&Av> {
+        self.vectors.get(av.0)
+    }
+
+    fn get_mut(&mut self, av: AvId) -> Result<&mut Av> {
+        let vector = self.vectors.get_mut(av.0);
+        vector.ok_or_else(|| Error::Closed(Class::AddressVector))
+    }
+
+    /// Checks that an address handle is one of this vector.
+    #[inline]
+    pub(crate) fn check(&self, av: AvId, addr: FiAddr) -> Result<()> {
+        let vector = self.get(av);
+        let vector = vector.ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        vector.table.get(addr).map(drop)
+    }
+
+    /// Inserts an address for the program. Returns its handle, and whether the address is new.
+    pub(crate) fn insert(&mut self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
+        let vector = self.get_mut(av)?;
+        let is_new = vector.table.find(address).is_none();
+        let addr = vector.table.insert(address.clone());
+        vector.forget_auto_inserted(addr);
+        self.departing.remove(&addr);
+        Ok((addr, is_new))
+    }
+
+    /// Removes an address; its handle becomes stale.
+    pub(crate) fn remove(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
+        let address = self.get_mut(av)?.remove(addr)?;
+        self.departing.remove(&addr);
+        Ok(address)
+    }
+
+    /// Returns the handle of a peer that connects, and whether the peer was inserted now. `None` if
+    /// the peer is not in the vector.
+    fn connect(
+        &mut self,
+        av: AvId,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<(FiAddr, bool)> {
+        let vector = self.vectors.get_mut(av.0)?;
+        if let Some(addr) = vector.find_connecting(address, incarnation) {
+            self.departing.remove(&addr);
+            return Some((addr, false));
+        }
+        let inserts = vector.auto_insert;
+        inserts.then(|| (vector.auto_insert_peer(address, incarnation), true))
+    }
+
+    /// Notes that a connection under this handle has ended. Returns whether the handle is departing
+    /// now.
+    fn disconnect(&mut self, av: AvId, addr: FiAddr) -> bool {
+        // Handles are never reused, so a handle that was removed, or that the program has inserted
+        // since, is not counted down.
+        let vector = self.vectors.get_mut(av.0);
+        let peer = vector.and_then(|vector| vector.auto_inserted.get_mut(&addr));
+        let Some(peer) = peer else {
+            return false;
+        };
+        peer.connections = peer.connections.saturating_sub(1);
+        let is_departing = peer.connections == 0;
+        if is_departing {
+            self.departing.insert(addr, av);
+        }
+        is_departing
+    }
+
+    /// Returns the number of departing addresses.
+    #[inline]
+    pub(crate) fn departing_count(&self) -> usize {
+        self.departing.len()
+    }
+
+    /// Returns the vector of a departing address.
+    #[inline]
+    pub(crate) fn vector_of_departing(&self, addr: FiAddr) -> Option<AvId> {
+        self.departing.get(&addr).copied()
+    }
+
+    /// Returns the name of a departing address.
+    pub(crate) fn departing_address(&self, addr: FiAddr) -> Option<Address> {
+        let vector = self.get(self.vector_of_departing(addr)?)?;
+        vector.table.get(addr).ok().cloned()
+    }
+}
+
 impl DomainState {
-    pub(crate) fn av(&mut self, av: AvId) -> Result<&mut Av> {
-        self.avs
-            .get_mut(av.0)
-            .ok_or_else(|| Error::Closed(Class::AddressVector))
-    }
-
-    fn av_of(&mut self, ep: EpId) -> Option<(AvId, &mut Av)> {
-        let av = self.endpoints.get(ep.0)?.bindings.av;
-        Some((av, self.avs.get_mut(av.0)?))
-    }
-
     /// Records that a peer has connected to an endpoint, and returns the peer's handle if it has or
     /// gets one.
     pub(crate) fn on_peer_connect(
@@ -165,40 +270,21 @@ impl DomainState {
         address: &Address,
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr> {
-        let (av, vector) = self.av_of(ep)?;
-        if let Some(addr) = vector.find_connecting(address, incarnation) {
-            self.departing_addrs.remove(&addr);
-            return Some(addr);
+        let av = self.endpoints.get(ep.0)?.bindings.av;
+        let (addr, is_new) = self.avs.connect(av, address, incarnation)?;
+        if is_new {
+            self.pending_work.push(FollowUp::PublishAddr(av, addr));
         }
-        if !vector.auto_insert {
-            return None;
-        }
-        let addr = vector.auto_insert_peer(address, incarnation);
-        self.follow_ups.push(FollowUp::PublishAddr(av, addr));
         Some(addr)
     }
 
-    /// Records that a connection under this handle has ended. Handles are never reused, so a handle
-    /// that was removed, or that the program has inserted since, is not counted down.
+    /// Records that a connection under this handle has ended.
     pub(crate) fn on_peer_disconnect(&mut self, ep: EpId, addr: FiAddr) {
-        let Some((av, vector)) = self.av_of(ep) else {
-            return;
-        };
-        let Some(peer) = vector.auto_inserted.get_mut(&addr) else {
-            return;
-        };
-        peer.connections = peer.connections.saturating_sub(1);
-        if peer.connections == 0 {
-            self.departing_addrs.insert(addr, av);
-            self.follow_ups.push(FollowUp::ReleaseAddr(av, addr));
-        }
-    }
-
-    /// Stops treating a handle as auto-inserted: the program has inserted or removed it.
-    pub(crate) fn forget_auto_inserted(&mut self, av: AvId, addr: FiAddr) {
-        self.departing_addrs.remove(&addr);
-        if let Some(vector) = self.avs.get_mut(av.0) {
-            vector.forget_auto_inserted(addr);
+        if let Some(ep) = self.endpoints.get(ep.0)
+            && self.avs.disconnect(ep.bindings.av, addr)
+        {
+            let av = ep.bindings.av;
+            self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
         }
     }
 
@@ -206,20 +292,22 @@ impl DomainState {
     /// been the peer's last message.
     #[inline]
     pub(crate) fn on_message_consumed(&mut self, source: Option<FiAddr>) {
-        if !self.departing_addrs.is_empty()
+        if self.avs.departing_count() > 0
             && let Some(addr) = source
-            && let Some(&av) = self.departing_addrs.get(&addr)
+            && let Some(av) = self.avs.vector_of_departing(addr)
         {
-            self.follow_ups.push(FollowUp::ReleaseAddr(av, addr));
+            self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
         }
     }
 
     /// Checks all departing handles of a vector after one of its endpoints has closed and dropped
     /// its waiting messages.
     pub(crate) fn release_removed_addrs(&mut self, av: AvId) {
-        let departing = self.departing_addrs.iter().filter(|(_, of)| **of == av);
-        self.follow_ups
-            .extend(departing.map(|(&addr, _)| FollowUp::ReleaseAddr(av, addr)));
+        for (&addr, &of) in &self.avs.departing {
+            if of == av {
+                self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
+            }
+        }
     }
 }
 

@@ -9,14 +9,13 @@ use std::task::Waker;
 
 use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{OpKind, Transfer};
-use fabric_core::mr::RegionTable;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EpId, FastPath, OpKey, RemoteAccess, RmaIov};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
-use super::av::Av;
+use super::av::AddressVectors;
 use super::cm::CmState;
 use super::deferred::Deferred;
 use super::flush::Flush;
@@ -25,7 +24,10 @@ use super::in_flight::InFlightBuffer;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
+use super::pending_work::{FollowUp, PendingWork};
 use super::queues::{CounterState, CqState, EqState};
+use super::regions::Regions;
+use super::shared_senders::SharedSenders;
 use super::tx_credits::TxCredits;
 use crate::engine::wait_policy::WaitPolicy;
 
@@ -198,11 +200,9 @@ pub struct DomainState {
     pub(crate) ops: OpTable,
     pub(crate) cqs: IdMap<CqState>,
     pub(crate) counters: IdMap<CounterState>,
-    pub(crate) avs: IdMap<Av>,
+    pub(crate) avs: AddressVectors,
     /// The memory regions of this domain that peers can access.
-    pub(crate) regions: RegionTable,
-    /// Counters of remote accesses to single regions, by region key.
-    pub(crate) region_counters: HashMap<u64, CounterBindings>,
+    pub(crate) regions: Regions,
     pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
@@ -210,55 +210,22 @@ pub struct DomainState {
     pub(crate) waiters: usize,
     /// The number of transmit operations the transport has not finished.
     pub(crate) pending_sends: usize,
-    /// Whether the last pass left work behind that the next pass continues.
-    pub(crate) progress_requested: bool,
-    /// Whether something was held back because a completion queue was full: a remote access by a
-    /// peer, or a message for a multi-receive.
-    pub(crate) blocked_on_cq: bool,
+    pub(crate) pending_work: PendingWork,
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
     /// The remote segments of operations that have several (`fi_rma_iov`).
     pub(crate) rma_iovs: Slab<Box<[RmaIov]>>,
     /// Operations whose buffers the kernel reads in place.
     pub(crate) in_flight_buffers: HashMap<OpKey, InFlightBuffer>,
-    /// The endpoint where each sender to a shared receive context connected, by the sender's key.
-    pub(crate) shared_rx_peers: Vec<EpId>,
+    pub(crate) shared_senders: SharedSenders,
     /// The event queues of this domain and its endpoints: their readers wait for this domain too.
     pub(crate) event_queues: Vec<Arc<EqState>>,
-    /// Whether a call left something behind that waits for a peer, so the doorbells must be armed.
-    pub(crate) rearm_requested: bool,
-    /// Work that a call of the transport requested and that needs the transport again.
-    pub(crate) follow_ups: Vec<FollowUp>,
     /// Endpoints that may have batched messages which no pass has sent yet.
     pub(crate) batched_eps: Vec<EpId>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// The tasks that wait for memory of loans.
     pub(crate) loan_waiters: LoanWaiters,
-    /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
-    /// their address vectors.
-    pub(crate) departing_addrs: HashMap<FiAddr, AvId>,
-}
-
-/// Work that a call of the transport requested and that needs the transport again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FollowUp {
-    /// Grant credits to waiting operations: the endpoint has got a credit back.
-    GrantCredits(EpId),
-    /// Announce an auto-inserted address to the endpoints of its vector.
-    PublishAddr(AvId, FiAddr),
-    /// Release an auto-inserted address if its peer has left and no message of it remains.
-    ReleaseAddr(AvId, FiAddr),
-    /// Continue what was held back because a queue was full.
-    ResumeProgress,
-}
-
-/// Checks that an address handle is one of this vector.
-pub(crate) fn check_addr(avs: &IdMap<Av>, av: AvId, addr: FiAddr) -> Result<()> {
-    let vector = avs
-        .get(av.0)
-        .ok_or_else(|| Error::Closed(Class::AddressVector))?;
-    vector.table.get(addr).map(drop)
 }
 
 impl DomainState {
@@ -268,27 +235,22 @@ impl DomainState {
             endpoints: IdMap::new(),
             cqs: IdMap::new(),
             counters: IdMap::new(),
-            avs: IdMap::new(),
-            region_counters: HashMap::new(),
-            regions: RegionTable::new(),
+            avs: AddressVectors::new(),
+            regions: Regions::new(),
             domain_eq: None,
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             waiters: 0,
             pending_sends: 0,
-            progress_requested: false,
-            blocked_on_cq: false,
+            pending_work: PendingWork::default(),
             multi_recvs: Slab::new(),
             rma_iovs: Slab::new(),
             in_flight_buffers: HashMap::new(),
-            shared_rx_peers: Vec::new(),
+            shared_senders: SharedSenders::default(),
             event_queues: Vec::new(),
-            rearm_requested: false,
-            follow_ups: Vec::new(),
             batched_eps: Vec::new(),
             flushes: Vec::new(),
             loan_waiters: LoanWaiters::default(),
-            departing_addrs: HashMap::new(),
         }
     }
 
@@ -331,7 +293,7 @@ impl DomainState {
             .endpoints
             .get(ep.0)
             .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        check_addr(&self.avs, ep.bindings.av, addr)
+        self.avs.check(ep.bindings.av, addr)
     }
 
     /// Wakes a waiting task, if there is one, and counts it as no longer waiting.
@@ -394,7 +356,9 @@ impl DomainState {
     pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
         let waits =
             || self.waiters > 0 || self.event_queues.iter().any(|eq| eq.has_waiting_reader());
-        self.pending_sends > 0 || self.progress_requested || (policy != WaitPolicy::Spin && waits())
+        self.pending_sends > 0
+            || self.pending_work.needs_pass()
+            || (policy != WaitPolicy::Spin && waits())
     }
 
     /// Releases a transmit credit, or a place among the posted receives.
@@ -407,7 +371,7 @@ impl DomainState {
         } else if let Some(peer) = peer {
             state.tx_credits.release(peer);
             if !state.tx_credits.has_no_waiters() {
-                self.follow_ups.push(FollowUp::GrantCredits(ep));
+                self.pending_work.push(FollowUp::GrantCredits(ep));
             }
         }
     }

@@ -15,9 +15,10 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::deferred::Deferred;
-use super::domain_state::{DomainState, EndpointState, FollowUp};
+use super::domain_state::{DomainState, EndpointState};
 use super::id_map::IdMap;
 use super::ops::{CompletionTarget, OpPhase, OpTable};
+use super::pending_work::FollowUp;
 use super::queues::{CounterState, CqState};
 use super::trace::TraceEvent;
 
@@ -30,8 +31,7 @@ impl EngineContext for DomainState {
         rx: &'a mut RxQueue,
         peer: (PeerKey, Option<FiAddr>),
     ) -> Option<PlainDeliveries<'a>> {
-        if !self.shared_rx_peers.is_empty() || !self.departing_addrs.is_empty() || !rx.takes_plain()
-        {
+        if !self.shared_senders.is_empty() || self.avs.departing_count() > 0 || !rx.takes_plain() {
             return None;
         }
         let ep = self.endpoints.get_mut(rx.ep().0)?;
@@ -134,7 +134,7 @@ impl EngineContext for DomainState {
             ep.stats.received.record(placed);
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
-            if !self.shared_rx_peers.is_empty() {
+            if !self.shared_senders.is_empty() {
                 self.count_message_at_arrival_endpoint(ep, envelope.peer, placed);
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
@@ -145,7 +145,7 @@ impl EngineContext for DomainState {
             op.phase = OpPhase::Done;
             let (ep, waiter) = (op.ep, op.waker.take());
             self.wake_waiter(waiter);
-            if !self.shared_rx_peers.is_empty() {
+            if !self.shared_senders.is_empty() {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
         }
@@ -257,7 +257,7 @@ impl EngineContext for DomainState {
         self.wake_waiter(waiter);
         // The receive may accept a message of another peer that a transport holds back, and no peer
         // rings for that.
-        self.follow_ups.push(FollowUp::ResumeProgress);
+        self.pending_work.push(FollowUp::ResumeProgress);
     }
 
     fn discard_part(&mut self, op: OpKey) {
@@ -293,13 +293,13 @@ impl EngineContext for DomainState {
                 .is_some_and(|ep| !ep.tx_credits.has_no_waiters())
         {
             // A batched message holds no credit, and a fenced operation may wait for it.
-            self.follow_ups.push(FollowUp::GrantCredits(ep));
+            self.pending_work.push(FollowUp::GrantCredits(ep));
         }
         if !permit {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
-                if !self.shared_rx_peers.is_empty() {
+                if !self.shared_senders.is_empty() {
                     self.count_recv_at_arrival_endpoint(ep, transfer.peer(), ok);
                 }
                 if ok && !self.message_may_be_abandoned(target) {
@@ -381,11 +381,11 @@ impl EngineContext for DomainState {
     }
 
     fn request_rearm(&mut self) {
-        self.rearm_requested = true;
+        self.pending_work.request_rearm();
     }
 
     fn request_progress(&mut self) {
-        self.progress_requested = true;
+        self.pending_work.request_pass();
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {
@@ -420,14 +420,14 @@ impl EngineContext for DomainState {
             .ok_or_else(|| Error::Closed(Class::Endpoint))?;
         let av = self
             .avs
-            .get(ep.bindings.av.0)
+            .get(ep.bindings.av)
             .ok_or_else(|| Error::Closed(Class::AddressVector))?;
         av.peer_address(addr).cloned()
     }
 
     fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
         let ep = self.endpoints.get(ep.0)?;
-        self.avs.get(ep.bindings.av.0)?.incarnation_of(addr)
+        self.avs.get(ep.bindings.av)?.incarnation_of(addr)
     }
 
     fn region(&self, key: u64) -> Option<&Region> {
@@ -446,7 +446,7 @@ impl EngineContext for DomainState {
 
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
         let ep = self.endpoints.get(ep.0)?;
-        let av = self.avs.get(ep.bindings.av.0)?;
+        let av = self.avs.get(ep.bindings.av)?;
         let found = av.table.find(address);
         found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
@@ -475,15 +475,11 @@ impl EngineContext for DomainState {
     }
 
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
-        // This costs a few bytes for each connection ever made: messages from it may still be
-        // waiting somewhere.
-        self.shared_rx_peers.push(ep);
-        PeerKey(self.shared_rx_peers.len() as u32)
+        self.shared_senders.add(ep)
     }
 
     fn departing_address(&self, addr: FiAddr) -> Option<Address> {
-        let av = self.departing_addrs.get(&addr)?;
-        self.avs.get(av.0)?.table.get(addr).ok().cloned()
+        self.avs.departing_address(addr)
     }
 }
 
@@ -597,13 +593,12 @@ mod tests {
     use fabric_core::matching::RecvSpec;
 
     use super::*;
-    use crate::engine::state::av::Av;
-    use crate::engine::state::domain_state::{AvId, Bindings};
+    use crate::engine::state::domain_state::Bindings;
 
     #[test]
     fn receive_that_a_copy_does_not_complete_stays_posted() {
         let mut domain = DomainState::new();
-        let av = AvId(domain.avs.insert(Av::new(false)));
+        let av = domain.avs.open(false);
         let ep = domain.insert_endpoint(Bindings {
             max_msg_size: 64,
             ..Bindings::for_tests(av)

@@ -6,8 +6,9 @@
 //! | `engine_context` | the part that a transport sees |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
 //! | `queues` | completion queues, event queues and counters |
-//! | `av`, `cm` | address vectors; connection management |
+//! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
+//! | `pending_work`, `shared_senders` | work that calls leave behind; senders to shared receive contexts |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
@@ -22,6 +23,9 @@ pub(crate) mod in_flight;
 pub(crate) mod loans;
 pub(crate) mod multi_recv;
 pub(crate) mod ops;
+pub(crate) mod pending_work;
 pub(crate) mod queues;
+mod regions;
+mod shared_senders;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;

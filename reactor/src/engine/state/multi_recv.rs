@@ -21,8 +21,9 @@ use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
 
-use super::domain_state::{CqId, DomainState, FollowUp};
+use super::domain_state::{CqId, DomainState};
 use super::ops::{CompletionTarget, OpPhase, OpResult};
+use super::pending_work::FollowUp;
 
 /// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,7 +272,9 @@ impl DomainState {
             .and_then(|ep| ep.bindings.rx_cq)
             .and_then(|id| self.cqs.get_mut(id.0));
         *reserved = queue.is_some_and(|queue| queue.reserve());
-        self.blocked_on_cq |= !*reserved;
+        if !*reserved {
+            self.pending_work.block_on_cq();
+        }
         *reserved
     }
 
@@ -413,7 +416,7 @@ impl DomainState {
             self.wake_op(op);
         }
         if resumes {
-            self.follow_ups.push(FollowUp::ResumeProgress);
+            self.pending_work.push(FollowUp::ResumeProgress);
         }
         self.discard_op(key);
         self.finish_multi_recv(id);
@@ -470,7 +473,7 @@ impl DomainState {
         if let Some(index) = multi.next_complete() {
             let part = multi.messages.remove(index)?.op;
             if multi.resumes() {
-                self.follow_ups.push(FollowUp::ResumeProgress);
+                self.pending_work.push(FollowUp::ResumeProgress);
             }
             return self.take_op_result(part).map(MultiRecvItem::Message);
         }

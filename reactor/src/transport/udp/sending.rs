@@ -237,8 +237,7 @@ mod tests {
     use super::super::UdpTransport;
     use super::super::endpoint::UNEXPECTED_BYTES;
     use super::*;
-    use crate::engine::state::av::Av;
-    use crate::engine::state::domain_state::{AvId, Bindings, DomainState};
+    use crate::engine::state::domain_state::{Bindings, DomainState};
     use crate::engine::state::ops::{CompletionTarget, OpState};
     use crate::transport::net::SocketConfig;
 
@@ -278,7 +277,7 @@ mod tests {
             let (mut domain_state, wait_set) =
                 (DomainState::new(), Arc::new(RecordingWaitSet::default()));
             let info: Info = UdpTransport.offers().swap_remove(0);
-            let av = AvId(domain_state.avs.insert(Av::new(false)));
+            let av = domain_state.avs.open(false);
             let ep = domain_state.insert_endpoint(Bindings {
                 max_msg_size: info.ep.max_msg_size,
                 ..Bindings::for_tests(av)
@@ -287,12 +286,7 @@ mod tests {
             let config = SocketConfig::from_info(&SocketOptions::new(), &info).unwrap();
             let endpoint = UdpEndpoint::open(ep, &info, (None, config), wait_set.clone()).unwrap();
             let address = endpoint.name().clone();
-            let own_addr = domain_state
-                .avs
-                .get_mut(av.0)
-                .unwrap()
-                .table
-                .insert(address.clone());
+            let (own_addr, _) = domain_state.avs.insert(av, &address).unwrap();
             let mut fixture = Self {
                 endpoint,
                 rx,

@@ -1,0 +1,91 @@
+//! Work that calls of transports and receive queues leave behind.
+
+use std::collections::VecDeque;
+
+use fabric_core::FiAddr;
+use fabric_core::transport::EpId;
+
+use super::domain_state::AvId;
+
+/// Work that a call requested and that needs the transport again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FollowUp {
+    /// Grant credits to waiting operations: the endpoint has got a credit back.
+    GrantCredits(EpId),
+    /// Announce an auto-inserted address to the endpoints of its vector.
+    PublishAddr(AvId, FiAddr),
+    /// Release an auto-inserted address if its peer has left and no message of it remains.
+    ReleaseAddr(AvId, FiAddr),
+    /// Continue what was held back because a queue was full.
+    ResumeProgress,
+}
+
+/// Work that calls leave for the end of the call, for the next pass, or for the driver.
+#[derive(Debug, Default)]
+pub(crate) struct PendingWork {
+    follow_ups: VecDeque<FollowUp>,
+    needs_pass: bool,
+    needs_rearm: bool,
+    blocked_on_cq: bool,
+}
+
+impl PendingWork {
+    /// Adds work for the end of the call.
+    pub(crate) fn push(&mut self, follow_up: FollowUp) {
+        self.follow_ups.push_back(follow_up);
+    }
+
+    /// Takes the oldest work for the end of the call.
+    pub(crate) fn pop(&mut self) -> Option<FollowUp> {
+        self.follow_ups.pop_front()
+    }
+
+    /// Returns whether there is work for the end of the call.
+    #[inline]
+    pub(crate) fn has_follow_ups(&self) -> bool {
+        !self.follow_ups.is_empty()
+    }
+
+    /// Requests a further pass, also if no task waits.
+    pub(crate) fn request_pass(&mut self) {
+        self.needs_pass = true;
+    }
+
+    /// Returns whether a further pass was requested since the last one began.
+    #[inline]
+    pub(crate) fn needs_pass(&self) -> bool {
+        self.needs_pass
+    }
+
+    /// Notes that a pass begins.
+    #[inline]
+    pub(crate) fn begin_pass(&mut self) {
+        self.needs_pass = false;
+    }
+
+    /// Requests that the doorbells are armed again: a call has left something that waits for a
+    /// peer.
+    pub(crate) fn request_rearm(&mut self) {
+        self.needs_rearm = true;
+    }
+
+    /// Returns whether the doorbells must be armed again, and forgets it.
+    #[inline]
+    pub(crate) fn take_rearm(&mut self) -> bool {
+        std::mem::take(&mut self.needs_rearm)
+    }
+
+    /// Notes that something was held back because a completion queue was full: a remote access by a
+    /// peer, or a message for a multi-receive.
+    pub(crate) fn block_on_cq(&mut self) {
+        self.blocked_on_cq = true;
+    }
+
+    /// Continues what was held back because a completion queue was full.
+    #[inline]
+    pub(crate) fn on_cq_space(&mut self) {
+        if std::mem::take(&mut self.blocked_on_cq) {
+            self.push(FollowUp::ResumeProgress);
+        }
+    }
+}
