@@ -30,6 +30,7 @@ pub mod host;
 pub mod info;
 pub mod matching;
 pub mod mr;
+mod op;
 pub mod rx;
 pub mod sim;
 pub mod sockets;

@@ -19,10 +19,12 @@
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
 //! | `shared` | receive queues that several endpoints share |
+//! | `engine` | the engine as the queue uses it |
 
 mod acks;
 mod budget;
 mod claim;
+mod engine;
 mod lost;
 mod multi;
 mod partial;
@@ -40,7 +42,7 @@ use crate::error::Error;
 use crate::matching::{
     Envelope, Matcher, PostKey, RecvPostResult, RecvSpec, TagMatch, UnexpectedKey,
 };
-use crate::transport::{EngineContext, EpId, OpKey, PartialId};
+use crate::op::{EpId, OpKey};
 
 use acks::UnsentAcks;
 use budget::{UNEXPECTED_OVERHEAD, UnexpectedBudget};
@@ -52,6 +54,8 @@ use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
 
 pub use claim::ClaimId;
+pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
+pub use partial::PartialId;
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
@@ -186,7 +190,7 @@ impl RxQueue {
 
     /// Posts a receive; an unexpected message that matches is delivered at once.
     #[inline(always)] // on the fast path of small messages
-    pub fn post(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
+    pub fn post(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if !self.multi_recvs.is_empty() {
             return self.post_after_multi(engine, op, spec);
         }
@@ -217,7 +221,7 @@ impl RxQueue {
     #[inline(always)] // on the fast path of small messages
     fn record_queued(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         op: OpKey,
         spec: RecvSpec,
         key: PostKey,
@@ -249,7 +253,7 @@ impl RxQueue {
 
     /// Removes the receive that matches this message from the queue.
     #[inline(always)] // on the fast path of small messages
-    fn take_match(&mut self, engine: &mut impl EngineContext, envelope: &Envelope) -> MatchResult {
+    fn take_match(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> MatchResult {
         if !self.multi_recvs.is_empty() {
             return match self.take_match_multi(engine, envelope) {
                 MatchResult::Receive((op, _)) => MatchResult::Receive(op),
@@ -291,7 +295,7 @@ impl RxQueue {
     /// must then hold as much as the endpoint can receive at all.
     pub fn deliver(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         mut envelope: Envelope,
         bytes: &impl CopySource,
     ) -> bool {
@@ -335,7 +339,8 @@ impl RxQueue {
         true
     }
 
-    /// Returns whether [`first_plain`](Self::first_plain) may be called: no multi-receive is posted.
+    /// Returns whether [`first_plain`](Self::first_plain) may be called: no multi-receive is
+    /// posted.
     #[must_use]
     #[inline]
     pub fn takes_plain(&self) -> bool {
@@ -368,7 +373,7 @@ impl RxQueue {
 
     /// Cancels a receive or probe that no message has matched. Returns false when neither is
     /// queued under this key.
-    pub fn cancel(&mut self, engine: &mut impl EngineContext, op: OpKey) -> bool {
+    pub fn cancel(&mut self, engine: &mut impl RxEngine, op: OpKey) -> bool {
         let queued = self.remove_posted(op);
         if queued && self.retire_multi(op) {
             self.match_unexpected(engine);
@@ -382,7 +387,7 @@ impl RxQueue {
 
     /// Requests another pass after a change between passes: the driver must not sleep while this
     /// queue has work.
-    fn request_rearm_if_work(&self, engine: &mut impl EngineContext) {
+    fn request_rearm_if_work(&self, engine: &mut impl RxEngine) {
         if self.has_work() {
             engine.request_rearm();
         }
@@ -390,7 +395,7 @@ impl RxQueue {
 
     /// Detaches a receive whose future was dropped. A message that is arriving in the receive goes
     /// to the next receive that accepts it, or is buffered.
-    pub fn detach(&mut self, engine: &mut impl EngineContext, op: OpKey) {
+    pub fn detach(&mut self, engine: &mut impl RxEngine, op: OpKey) {
         if !self.remove_posted(op) {
             self.detach_partial(engine, op);
         }
@@ -398,7 +403,7 @@ impl RxQueue {
     }
 
     /// Requeues the message that is arriving in this receive.
-    fn detach_partial(&mut self, engine: &mut impl EngineContext, op: OpKey) {
+    fn detach_partial(&mut self, engine: &mut impl RxEngine, op: OpKey) {
         let Some(PartialReceive { partial: id, .. }) = self.partials.take_receive(op) else {
             return;
         };
@@ -444,7 +449,7 @@ impl RxQueue {
     /// the handle is looked up.
     pub fn requeue_message(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         mut envelope: Envelope,
         source: Option<FiAddr>,
         bytes: PooledBuf,
@@ -485,7 +490,7 @@ impl RxQueue {
 
     /// Closes the queue: posted receives and probes complete with [`Error::Canceled`], and
     /// unexpected and claimed messages are discarded.
-    pub fn close(&mut self, engine: &mut impl EngineContext) {
+    pub fn close(&mut self, engine: &mut impl RxEngine) {
         for op in self.matcher.take_posted() {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
@@ -514,7 +519,7 @@ impl RxQueue {
     #[cold]
     fn fail_without_memory(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         op: OpKey,
         envelope: &Envelope,
         error: Error,
@@ -554,7 +559,7 @@ impl RxQueue {
     /// old place.
     fn match_or_buffer(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         envelope: Envelope,
         message: UnexpectedMessage,
     ) {
@@ -576,7 +581,7 @@ impl RxQueue {
     /// the message is lost before it is complete.
     fn deliver_buffered(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         message: UnexpectedMessage,

@@ -4,8 +4,8 @@
 //! opens endpoints. A [`TransportEndpoint`] moves messages. Each call of an endpoint comes with an
 //! [`EndpointContext`]: the endpoint's receive queue, and the engine's [`EngineContext`] with
 //! operations, address vectors and event queues. The traits have the type of the engine as a
-//! parameter: the engine calls an endpoint dynamically, once per pass or operation, and the endpoint
-//! calls the engine statically. What only some transports offer is in traits of its own:
+//! parameter: the engine calls an endpoint dynamically, once per pass or operation, and the
+//! endpoint calls the engine statically. What only some transports offer is in traits of its own:
 //! [`ConnectionManagement`], [`ConnectionRequests`] and [`EndpointConnection`],
 //! [`MulticastGroups`], [`SentLoans`], [`RegionObserver`].
 //!
@@ -27,21 +27,21 @@ mod domain;
 mod endpoint;
 mod endpoint_context;
 mod fast_path;
-mod op;
 mod wait;
 
 pub use crate::mr::RmaIov;
+pub use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
+pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, RxEngine};
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
-pub use context::{EngineContext, Incarnation, MultiRecvSplit, PlainRun};
+pub use context::{EngineContext, PlainRun};
 pub use domain::{ConnectionManagement, RegionObserver, TransportDomain};
 pub use endpoint::{
     ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,
 };
-pub use endpoint_context::{EndpointContext, PartialId};
+pub use endpoint_context::EndpointContext;
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
-pub use op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
 pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 
 /// The implementation of a provider: states its offers and opens its domains.

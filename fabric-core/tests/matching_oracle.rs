@@ -50,7 +50,8 @@ struct TestMessage {
     /// Whether the peer's address is in the address vector.
     source_known: bool,
     tag: Option<u64>,
-    /// Whether the message is offered to the receives before it is added, as the receive queue does.
+    /// Whether the message is offered to the receives before it is added, as the receive queue
+    /// does.
     match_first: bool,
 }
 

@@ -19,8 +19,8 @@ use fabric_core::mr::Region;
 use fabric_core::rx::RxQueue;
 use fabric_core::sim::SimTransport;
 use fabric_core::transport::{
-    EndpointContext, EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, Transport,
-    TransportDomain, TransportEndpoint, TrySend, TxOp, WaitSet,
+    EndpointContext, EngineContext, EpId, Incarnation, OpKey, OpenDomain, RemoteAccess, RxEngine,
+    Transport, TransportDomain, TransportEndpoint, TrySend, TxOp, WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -49,24 +49,13 @@ struct SimTestContext {
     pool: Arc<BufferPool>,
 }
 
-impl EngineContext for SimTestContext {
-    type PlainRun<'a> = Infallible;
-
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        _: &'a mut RxQueue,
-        _: (PeerKey, Option<FiAddr>),
-    ) -> Option<Infallible> {
-        None
-    }
-    fn payload(&self, op: OpKey) -> Payload<'_> {
-        self.bufs[&op].payload()
-    }
+impl RxEngine for SimTestContext {
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let buf = self.bufs.get_mut(&op).unwrap();
         buf.begin_fill(len)?;
         Ok(buf.recv_capacity())
     }
+
     fn write_at(
         &mut self,
         op: OpKey,
@@ -80,16 +69,19 @@ impl EngineContext for SimTestContext {
             .unwrap()
             .write_at(at, source, from, count);
     }
+
     fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
         let placed = bytes.len().min(self.begin_fill(op, bytes.len()).unwrap());
         self.write_at(op, 0, &&bytes[..], 0, placed);
         placed
     }
+
     fn take_received(&mut self, op: OpKey, filled: usize) -> PooledBuf {
         let mut copy = self.pool.take(filled);
         copy.extend_from_slice(&self.bufs.remove(&op).unwrap().bytes()[..filled]);
         copy
     }
+
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
         assert!(
             self.outcomes.insert(op, outcome).is_none(),
@@ -97,21 +89,47 @@ impl EngineContext for SimTestContext {
         );
         self.completion_order.push(op);
     }
-    fn event(&mut self, _: EpId, event: EventKind) {
-        self.events.push(event);
-    }
+
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
         self.av.get(addr).cloned()
     }
-    fn region(&self, _: u64) -> Option<&Region> {
-        None
-    }
-    fn on_remote_access(&mut self, _: EpId, _: u64, _: RemoteAccess, _: Transfer) -> bool {
-        true
-    }
+
     fn fi_addr_of(&self, _: EpId, address: &Address) -> Option<FiAddr> {
         self.av.find(address)
     }
+
+    fn departing_address(&self, _: FiAddr) -> Option<Address> {
+        None
+    }
+}
+
+impl EngineContext for SimTestContext {
+    type PlainRun<'a> = Infallible;
+
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        _: &'a mut RxQueue,
+        _: (PeerKey, Option<FiAddr>),
+    ) -> Option<Infallible> {
+        None
+    }
+
+    fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.bufs[&op].payload()
+    }
+
+    fn event(&mut self, _: EpId, event: EventKind) {
+        self.events.push(event);
+    }
+
+    fn region(&self, _: u64) -> Option<&Region> {
+        None
+    }
+
+    fn on_remote_access(&mut self, _: EpId, _: u64, _: RemoteAccess, _: Transfer) -> bool {
+        true
+    }
+
     fn peer_connected(
         &mut self,
         _: EpId,
@@ -120,11 +138,8 @@ impl EngineContext for SimTestContext {
     ) -> Option<FiAddr> {
         self.av.find(address)
     }
-    fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}
 
-    fn departing_address(&self, _: FiAddr) -> Option<Address> {
-        None
-    }
+    fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}
 }
 
 /// An endpoint, the only one of its domain.

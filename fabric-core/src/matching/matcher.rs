@@ -16,9 +16,9 @@ use super::unexpected::{UnexpectedKey, UnexpectedQueue};
 /// An incoming message is offered to the posted receives ([`match_message`](Self::match_message)),
 /// and queued as unexpected ([`add_unexpected`](Self::add_unexpected)) if no receive accepts it. A
 /// receive is compared with the unexpected messages first, and queued if none matches
-/// ([`post`](Self::post)). A caller that keeps to both rules never has a queued receive that accepts
-/// a queued message. A requeued message is offered like an incoming one, because a receive that was
-/// posted after the first match may accept it.
+/// ([`post`](Self::post)). A caller that keeps to both rules never has a queued receive that
+/// accepts a queued message. A requeued message is offered like an incoming one, because a receive
+/// that was posted after the first match may accept it.
 ///
 /// ```
 /// use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
@@ -225,8 +225,8 @@ impl<R: Copy, M> Matcher<R, M> {
         self.unexpected.take(key)
     }
 
-    /// Removes and returns every unexpected message that passes the test, tagged and untagged. Reads
-    /// all of them.
+    /// Removes and returns every unexpected message that passes the test, tagged and untagged.
+    /// Reads all of them.
     pub fn take_where(&mut self, test: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
         self.unexpected.take_where(test)
     }

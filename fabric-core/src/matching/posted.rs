@@ -8,8 +8,8 @@ use super::list::QueueKind;
 /// The key of a posted receive.
 ///
 /// Valid for one posting: once the receive has matched, was canceled or taken, the key finds
-/// nothing. Only a receive that is [restored](super::Matcher::restore) gets its key back. Valid only
-/// with the [`Matcher`](super::Matcher) that returned the key.
+/// nothing. Only a receive that is [restored](super::Matcher::restore) gets its key back. Valid
+/// only with the [`Matcher`](super::Matcher) that returned the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PostKey(u64);
 

@@ -10,7 +10,7 @@
 
 use crate::completion::CompletionLevel;
 use crate::matching::{AckRequest, Envelope, PeerKey};
-use crate::transport::EpId;
+use crate::op::EpId;
 
 use super::RxQueue;
 
@@ -73,8 +73,8 @@ impl RxQueue {
         self.unsent_acks.clear();
     }
 
-    /// Takes an ack to send to a peer of this endpoint: the sender of the message, and the id of the
-    /// ack.
+    /// Takes an ack to send to a peer of this endpoint: the sender of the message, and the id of
+    /// the ack.
     pub fn pop_ack(&mut self, ep: EpId) -> Option<(PeerKey, u32)> {
         if self.shared {
             return self

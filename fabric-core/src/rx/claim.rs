@@ -12,8 +12,9 @@ use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, RecvSpec};
-use crate::transport::{EngineContext, OpKey};
+use crate::op::OpKey;
 
+use super::engine::RxEngine;
 use super::lost::OnLoss;
 use super::partial::PartialTarget;
 use super::{RxQueue, UnexpectedMessage};
@@ -49,7 +50,7 @@ impl RxQueue {
     }
 
     /// Posts a probe, which completes with the description of a message as soon as one matches.
-    pub fn probe(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
+    pub fn probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if let Some(envelope) = self.peek(&spec) {
             let found = Transfer::received(envelope, envelope.len);
             return engine.complete(op, Outcome::ok(found));
@@ -74,14 +75,14 @@ impl RxQueue {
 
     /// Completes the probes for which a message is queued now.
     #[inline]
-    pub(super) fn check_probes(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn check_probes(&mut self, engine: &mut impl RxEngine) {
         if !self.probes.is_empty() {
             self.complete_probes(engine);
         }
     }
 
     #[cold]
-    fn complete_probes(&mut self, engine: &mut impl EngineContext) {
+    fn complete_probes(&mut self, engine: &mut impl RxEngine) {
         for (op, spec) in std::mem::take(&mut self.probes) {
             self.probe(engine, op, spec);
         }
@@ -90,7 +91,7 @@ impl RxQueue {
     /// Fails the probes for whose spec `error_for` returns an error.
     pub(super) fn fail_probes(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         error_for: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
         for (op, spec) in std::mem::take(&mut self.probes) {
@@ -131,7 +132,7 @@ impl RxQueue {
 
     /// Delivers a claimed message to this receive. If the rest of the message will never arrive,
     /// the receive fails with the bytes that have arrived.
-    pub fn receive_claimed(&mut self, engine: &mut impl EngineContext, op: OpKey, id: ClaimId) {
+    pub fn receive_claimed(&mut self, engine: &mut impl RxEngine, op: OpKey, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
             message,
@@ -155,7 +156,7 @@ impl RxQueue {
 
     /// Requeues a claimed message at its old place, or delivers it to a posted receive that accepts
     /// it. A message that can no longer be complete is discarded.
-    pub fn release_claim(&mut self, engine: &mut impl EngineContext, id: ClaimId) {
+    pub fn release_claim(&mut self, engine: &mut impl RxEngine, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
             message,

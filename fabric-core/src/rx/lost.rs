@@ -8,9 +8,11 @@
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, PostPlace, RecvSpec};
-use crate::transport::{EngineContext, OpKey, PartialId};
+use crate::op::OpKey;
 
 use super::RxQueue;
+use super::engine::RxEngine;
+use super::partial::PartialId;
 
 /// What happens to a receive when its arriving message is lost.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +59,7 @@ impl RxQueue {
     /// [`OnLoss`] says; `placed` bytes of the message are in the receive's buffer.
     pub(super) fn on_message_lost(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         op: OpKey,
         (envelope, placed): (&Envelope, usize),
         error: Error,
@@ -81,13 +83,13 @@ impl RxQueue {
 
     /// Posts a receive again at its old place. The receive takes the earliest unexpected message
     /// that matches.
-    fn restore(&mut self, engine: &mut impl EngineContext, op: OpKey, place: PostPlace) {
+    fn restore(&mut self, engine: &mut impl RxEngine, op: OpKey, place: PostPlace) {
         let (key, waiting) = self.matcher.restore(place, op);
         let Some((envelope, message)) =
             waiting.and_then(|waiting| self.matcher.take_message(waiting))
         else {
             self.record_post_key(op, key);
-            // `EngineContext::repost` made the engine retry messages that transports hold back.
+            // `RxEngine::repost` made the engine retry messages that transports hold back.
             return;
         };
         self.matcher.remove_posted(key);

@@ -9,9 +9,10 @@
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, PostKey, RecvSpec, UnexpectedKey};
-use crate::transport::{EngineContext, MultiRecvSplit, OpKey};
+use crate::op::OpKey;
 
 use super::RxQueue;
+use super::engine::{MultiRecvSplit, RxEngine};
 use super::lost::OnLoss;
 use super::peer_memory::COPY_CHUNK;
 
@@ -51,7 +52,7 @@ pub(super) enum MatchResult<T = OpKey> {
 
 impl RxQueue {
     /// Posts a multi-receive, and delivers unexpected messages that match to it.
-    pub fn post_multi(&mut self, engine: &mut impl EngineContext, op: OpKey, spec: RecvSpec) {
+    pub fn post_multi(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
             && self.matcher.peek(&spec).is_none()
@@ -72,7 +73,7 @@ impl RxQueue {
     /// Delivers unexpected messages to multi-receives, within a bound. Returns whether any message
     /// moved.
     #[inline]
-    pub fn drain_unexpected(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub fn drain_unexpected(&mut self, engine: &mut impl RxEngine) -> bool {
         !self.multi_recvs.is_empty() && self.drain_all(engine)
     }
 
@@ -87,7 +88,7 @@ impl RxQueue {
     /// Delivers unexpected messages to each multi-receive that can take some, and removes retired
     /// entries. Returns whether any message moved or any entry was removed.
     #[cold]
-    fn drain_all(&mut self, engine: &mut impl EngineContext) -> bool {
+    fn drain_all(&mut self, engine: &mut impl RxEngine) -> bool {
         let mut moved = false;
         for index in 0..self.multi_recvs.len() {
             let multi = &self.multi_recvs[index];
@@ -103,9 +104,9 @@ impl RxQueue {
         moved | (self.multi_recvs.len() < before)
     }
 
-    /// Delivers unexpected messages to the multi-receive at `index`, within a bound. Returns whether
-    /// any message moved.
-    fn drain_to(&mut self, engine: &mut impl EngineContext, index: usize) -> bool {
+    /// Delivers unexpected messages to the multi-receive at `index`, within a bound. Returns
+    /// whether any message moved.
+    fn drain_to(&mut self, engine: &mut impl RxEngine, index: usize) -> bool {
         let (op, key, spec) = (
             self.multi_recvs[index].op,
             self.multi_recvs[index].key,
@@ -146,12 +147,12 @@ impl RxQueue {
         true
     }
 
-    /// As [`take_match`](Self::take_match), and also says what happens to the receive if the rest of
-    /// the message never arrives. Slower, but correct while multi-receives are posted too.
+    /// As [`take_match`](Self::take_match), and also says what happens to the receive if the rest
+    /// of the message never arrives. Slower, but correct while multi-receives are posted too.
     #[cold]
     pub(super) fn take_match_multi(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         envelope: &Envelope,
     ) -> MatchResult<(OpKey, OnLoss)> {
         while let Some((key, op)) = self.matcher.find_receive(envelope) {
@@ -192,7 +193,7 @@ impl RxQueue {
     #[cold]
     pub(super) fn post_after_multi(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         op: OpKey,
         spec: RecvSpec,
     ) {
@@ -226,7 +227,7 @@ impl RxQueue {
     /// Fails the posted receives and probes after the connection of an `FI_EP_MSG` endpoint has
     /// ended. Unexpected messages stay queued. Does nothing while a multi-receive is posted and
     /// unexpected messages, which may be for the multi-receive, are queued: the caller tries again.
-    pub fn fail_posted(&mut self, engine: &mut impl EngineContext, error: &Error) {
+    pub fn fail_posted(&mut self, engine: &mut impl RxEngine, error: &Error) {
         if self.matcher.unexpected_len() > 0 && !self.multi_recvs.is_empty() {
             return;
         }
@@ -246,7 +247,7 @@ impl RxQueue {
 
     /// Offers all unexpected messages to the posted receives, after a multi-receive for which
     /// messages may have waited has left the queue.
-    pub(super) fn match_unexpected(&mut self, engine: &mut impl EngineContext) {
+    pub(super) fn match_unexpected(&mut self, engine: &mut impl RxEngine) {
         if self.matcher.unexpected_len() > 0 && self.matcher.posted_len() > 0 {
             let waiting = self.matcher.unexpected_keys();
             self.match_keys(engine, waiting);
@@ -257,11 +258,7 @@ impl RxQueue {
     }
 
     /// Offers these unexpected messages to the posted receives.
-    pub(super) fn match_keys(
-        &mut self,
-        engine: &mut impl EngineContext,
-        waiting: Vec<UnexpectedKey>,
-    ) {
+    pub(super) fn match_keys(&mut self, engine: &mut impl RxEngine, waiting: Vec<UnexpectedKey>) {
         for key in waiting {
             let Some(envelope) = self.matcher.message(key).cloned() else {
                 continue;

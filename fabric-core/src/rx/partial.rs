@@ -6,12 +6,18 @@ use crate::buf::{CopySource, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, UnexpectedKey};
-use crate::transport::{EngineContext, OpKey, PartialId};
+use crate::op::OpKey;
 
 use super::claim::ClaimId;
+use super::engine::RxEngine;
 use super::lost::PartialReceive;
 use super::multi::MatchResult;
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
+
+/// The id of a message that is arriving in pieces, valid until the message is complete or has
+/// failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialId(pub(super) usize);
 
 /// A message that is arriving in pieces.
 #[derive(Debug)]
@@ -124,7 +130,7 @@ impl RxQueue {
     /// is discarded as it arrives.
     pub fn begin_partial(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         mut envelope: Envelope,
     ) -> Option<PartialId> {
         let matched = match self.take_match_multi(engine, &envelope) {
@@ -205,7 +211,7 @@ impl RxQueue {
     /// message is complete, and `id` is then no longer valid.
     pub fn append(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         id: PartialId,
         piece: &dyn CopySource,
     ) -> bool {
@@ -218,7 +224,7 @@ impl RxQueue {
     /// [`advance`](Self::advance) must follow.
     pub(super) fn write_piece(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         id: PartialId,
         piece: &dyn CopySource,
         count: usize,
@@ -244,7 +250,7 @@ impl RxQueue {
     /// caller has checked their source. Returns true when the message is complete.
     pub(super) fn advance(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         id: PartialId,
         count: usize,
     ) -> bool {
@@ -292,7 +298,7 @@ impl RxQueue {
 
     /// Discards a message whose rest will never arrive. Its receive waits for another message or
     /// fails, as the head of `lost.rs` says; a claim keeps the bytes that have arrived.
-    pub fn fail_partial(&mut self, engine: &mut impl EngineContext, id: PartialId, error: Error) {
+    pub fn fail_partial(&mut self, engine: &mut impl RxEngine, id: PartialId, error: Error) {
         let Some(partial) = self.partials.try_remove(id) else {
             return;
         };

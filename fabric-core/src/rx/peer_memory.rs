@@ -10,14 +10,16 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use super::engine::RxEngine;
 use super::lost::{OnLoss, PartialReceive};
 use super::multi::MatchResult;
+use super::partial::PartialId;
 use super::partial::{PartialMessage, PartialTarget};
 use super::{RxQueue, UnexpectedMessage};
 use crate::buf::{CopySource, PeerMemory};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, UnexpectedKey};
-use crate::transport::{EngineContext, OpKey, PartialId};
+use crate::op::OpKey;
 
 /// Maximum number of bytes that one pass copies from the memory of senders.
 pub(super) const COPY_CHUNK: usize = 256 << 10;
@@ -131,7 +133,7 @@ impl RxQueue {
     /// declined, as [`deliver`](Self::deliver).
     pub fn deliver_peer_memory(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         mut envelope: Envelope,
         memory: &Arc<dyn PeerMemory>,
     ) -> bool {
@@ -153,7 +155,7 @@ impl RxQueue {
     /// mapped and short, or the receive takes the memory as a loan; otherwise copied in chunks.
     pub(super) fn receive_peer_memory(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         memory: Arc<dyn PeerMemory>,
@@ -189,7 +191,7 @@ impl RxQueue {
 
     /// Copies the next chunk of a message in the memory of its sender, taking turns between
     /// messages. Returns false when no message is being copied.
-    pub fn copy_next_chunk(&mut self, engine: &mut impl EngineContext) -> bool {
+    pub fn copy_next_chunk(&mut self, engine: &mut impl RxEngine) -> bool {
         self.peer_copies.discarded_unmapped = false;
         self.start_unmapped_copies();
         let Some((id, memory)) = self.peer_copies.copies.pop_front() else {
@@ -223,12 +225,7 @@ impl RxQueue {
     /// Discards the messages of this peer in memory that is not mapped here, because the peer has
     /// disconnected. A receive to which such a message was being copied fails if it is directed,
     /// and otherwise waits for the next message.
-    pub fn fail_unmapped_from(
-        &mut self,
-        engine: &mut impl EngineContext,
-        peer: PeerKey,
-        error: &Error,
-    ) {
+    pub fn fail_unmapped_from(&mut self, engine: &mut impl RxEngine, peer: PeerKey, error: &Error) {
         let mut lost_ids = Vec::new();
         self.peer_copies.copies.retain(|(id, memory)| {
             let from_peer = self
@@ -258,7 +255,7 @@ impl RxQueue {
     /// failed.
     fn copy_chunk(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         id: PartialId,
         memory: &dyn PeerMemory,
     ) -> bool {

@@ -6,9 +6,10 @@ use crate::address::{Address, FiAddr};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::transport::{EngineContext, EpId};
+use crate::op::EpId;
 
 use super::RxQueue;
+use super::engine::RxEngine;
 use super::partial::PartialMessage;
 
 /// Maximum number of disconnected peers whose names are kept.
@@ -83,7 +84,7 @@ impl RxQueue {
     /// Returns whether the queue knows a peer with this name, so that the queue may have changed.
     pub fn address_inserted(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         source: FiAddr,
         peer: &Address,
     ) -> bool {
@@ -107,12 +108,7 @@ impl RxQueue {
     /// Assigns a handle to the messages without a source of this peer, and offers the unexpected
     /// ones to posted receives. A shared queue ignores the call: it knows its connected peers, and
     /// has an address vector of its own.
-    pub fn assign_source(
-        &mut self,
-        engine: &mut impl EngineContext,
-        peer: PeerKey,
-        source: FiAddr,
-    ) {
+    pub fn assign_source(&mut self, engine: &mut impl RxEngine, peer: PeerKey, source: FiAddr) {
         if !self.shared {
             self.assign_source_all(engine, &[peer], source);
         }
@@ -120,12 +116,7 @@ impl RxQueue {
 
     /// As [`assign_source`](Self::assign_source), for a peer that has several keys. Messages are
     /// offered in the order of arrival.
-    fn assign_source_all(
-        &mut self,
-        engine: &mut impl EngineContext,
-        peers: &[PeerKey],
-        source: FiAddr,
-    ) {
+    fn assign_source_all(&mut self, engine: &mut impl RxEngine, peers: &[PeerKey], source: FiAddr) {
         for partial in self.partials.iter_mut() {
             if peers.contains(&partial.envelope.peer) {
                 partial.envelope.source.get_or_insert(source);
@@ -144,7 +135,7 @@ impl RxQueue {
 
     /// Invalidates a handle: the sender of messages with this source becomes unknown, and receives
     /// directed to the handle fail.
-    pub fn clear_source(&mut self, engine: &mut impl EngineContext, source: FiAddr) {
+    pub fn clear_source(&mut self, engine: &mut impl RxEngine, source: FiAddr) {
         self.matcher.clear_source(source);
         for partial in self.partials.iter_mut() {
             if partial.envelope.source == Some(source) {
@@ -162,12 +153,7 @@ impl RxQueue {
     }
 
     /// Fails receives and probes directed to this peer.
-    pub fn fail_directed(
-        &mut self,
-        engine: &mut impl EngineContext,
-        source: FiAddr,
-        error: &Error,
-    ) {
+    pub fn fail_directed(&mut self, engine: &mut impl RxEngine, source: FiAddr, error: &Error) {
         self.fail_probes(engine, |spec| {
             (spec.from == Some(source)).then(|| error.clone())
         });

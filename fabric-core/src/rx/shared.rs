@@ -1,8 +1,8 @@
 //! Receive queues that several endpoints share (`fi_srx_context`).
 //!
 //! The endpoints share one matcher, one list of posted receives and one budget. The transport
-//! delivers the messages of all of them to the shared queue. Closing an endpoint discards only those
-//! messages of its peers that are not complete.
+//! delivers the messages of all of them to the shared queue. Closing an endpoint discards only
+//! those messages of its peers that are not complete.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use crate::address::{Address, FiAddr};
 use crate::buf::BufferPool;
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::transport::{EngineContext, EpId};
+use crate::op::EpId;
 use crate::tree::Class;
 
 use super::RxQueue;
+use super::engine::RxEngine;
 
 impl RxQueue {
     /// Creates a queue that endpoints can share. `id` identifies the queue among the endpoints of
@@ -45,7 +46,7 @@ impl RxQueue {
     #[must_use]
     pub fn peer_connected(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         ep: EpId,
         peer: PeerKey,
         name: &Address,
@@ -62,14 +63,14 @@ impl RxQueue {
     /// peer is still connected to another endpoint that shares the queue.
     pub fn fail_directed_to_disconnected(
         &mut self,
-        engine: &mut impl EngineContext,
+        engine: &mut impl RxEngine,
         source: FiAddr,
         name: &Address,
         error: &Error,
     ) {
         let is_connected = self.peers.is_connected(name);
-        // `address_of` fails for an auto-inserted handle whose peer is gone, even while another peer
-        // of the same name is connected.
+        // `address_of` fails for an auto-inserted handle whose peer is gone, even while another
+        // peer of the same name is connected.
         if !is_connected || engine.address_of(self.ep, source).is_err() {
             self.fail_directed(engine, source, error);
         }
@@ -83,7 +84,7 @@ impl RxQueue {
 
     /// Fails the incomplete messages of the peers of an endpoint that closes and shares the queue;
     /// complete messages stay queued.
-    pub fn sharer_closed(&mut self, engine: &mut impl EngineContext, ep: EpId) {
+    pub fn sharer_closed(&mut self, engine: &mut impl RxEngine, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
         for (key, name) in self.peers.take_peers_of(ep) {
             self.fail_unmapped_from(engine, key, &error);

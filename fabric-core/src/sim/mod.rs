@@ -19,17 +19,17 @@
 //! the passes have been made. Packets of one sender never overtake each other (`FI_ORDER_SAS`),
 //! those of different senders do. No packet is lost or duplicated: the endpoints are reliable.
 //!
-//! The delay of a packet depends only on the seed in the receiver's name, the sender's name, and how
-//! many packets the sender has sent to the receiver before. A test that names its endpoints and
+//! The delay of a packet depends only on the seed in the receiver's name, the sender's name, and
+//! how many packets the sender has sent to the receiver before. A test that names its endpoints and
 //! makes the same calls in the same order sees the same interleaving, however many other tests run
 //! in the process.
 //!
 //! # Backpressure
 //!
-//! The packets from one endpoint to another are in a *channel* of bounded capacity. A sender without
-//! room queues its messages, and continues when the receiver has accepted packets. A receiver that
-//! has neither a matching receive nor budget for a message leaves the message at the head of the
-//! channel. The declined message blocks its sender, and no other.
+//! The packets from one endpoint to another are in a *channel* of bounded capacity. A sender
+//! without room queues its messages, and continues when the receiver has accepted packets. A
+//! receiver that has neither a matching receive nor budget for a message leaves the message at the
+//! head of the channel. The declined message blocks its sender, and no other.
 
 mod config;
 mod domain;

@@ -24,8 +24,8 @@ use crate::transport::{Incarnation, RemoteAccess, WaitSet};
 
 use super::config::{DelayRng, SimConfig, split_name};
 
-/// The id of an endpoint in the network. Names are reused, node ids are not, so a node id identifies
-/// one incarnation of an endpoint.
+/// The id of an endpoint in the network. Names are reused, node ids are not, so a node id
+/// identifies one incarnation of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(u64);
 

@@ -389,8 +389,8 @@ impl Outbound {
     }
 
     /// Checks an access, executes it with `access`, which gets the region and the offset in it, and
-    /// notifies the peer if required. Returns false, and does nothing, when there is no room for the
-    /// notice, or when the region is locked by its owner.
+    /// notifies the peer if required. Returns false, and does nothing, when there is no room for
+    /// the notice, or when the region is locked by its owner.
     fn access(
         &self,
         peer: NodeId,
@@ -512,8 +512,8 @@ impl Outbound {
         completed
     }
 
-    /// Sends as much of this peer's backlog as there is room for. Returns whether anything was sent,
-    /// completed or failed.
+    /// Sends as much of this peer's backlog as there is room for. Returns whether anything was
+    /// sent, completed or failed.
     fn flush_to(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,

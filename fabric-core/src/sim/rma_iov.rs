@@ -13,8 +13,8 @@ use super::outbound::Outbound;
 
 impl Outbound {
     /// Checks all remote ranges, writes the payload to them or reads them into `result`, and
-    /// notifies the peer as required. Returns false, and accesses nothing, when there is no room for
-    /// the notices, or when the owner of a region has locked it: `locked` is set to that range.
+    /// notifies the peer as required. Returns false, and accesses nothing, when there is no room
+    /// for the notices, or when the owner of a region has locked it: `locked` is set to that range.
     pub(super) fn access_all(
         &self,
         peer: NodeId,

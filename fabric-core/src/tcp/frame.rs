@@ -93,8 +93,8 @@ pub struct Frame {
     pub payload_len: u64,
 }
 
-/// An acknowledgement that is due to the peer, or a nack in its place. Only a frame that requests an
-/// acknowledgement yields an `AckDue`, because a libfabric peer crashes on an unsolicited one.
+/// An acknowledgement that is due to the peer, or a nack in its place. Only a frame that requests
+/// an acknowledgement yields an `AckDue`, because a libfabric peer crashes on an unsolicited one.
 #[derive(Debug)]
 #[must_use]
 pub struct AckDue(Option<Box<RmaNack>>);
@@ -318,8 +318,9 @@ impl Frame {
         Self::decode_for(bytes, order, false)
     }
 
-    /// Parses a header as [`decode`](Self::decode) does. If `is_rxm`, the connection speaks RXM, and
-    /// the tagged messages that libfabric 1.13 to 1.17 sends without a packet header are recognised.
+    /// Parses a header as [`decode`](Self::decode) does. If `is_rxm`, the connection speaks RXM,
+    /// and the tagged messages that libfabric 1.13 to 1.17 sends without a packet header are
+    /// recognised.
     pub(super) fn decode_for(
         bytes: &[u8],
         order: ByteOrder,

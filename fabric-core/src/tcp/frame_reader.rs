@@ -46,14 +46,15 @@ pub struct FrameReader {
 }
 
 /// Whether a message that has arrived whole stays unread until the next pass if no receive is
-/// posted. The program is often about to post a receive, and a buffered message costs one copy more.
+/// posted. The program is often about to post a receive, and a buffered message costs one copy
+/// more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnexpectedPolicy {
     /// The message does not stay unread: it is matched or buffered.
     #[default]
     Buffer,
-    /// As [`Buffer`](Self::Buffer), because the first message has stayed unread for one pass. Once a
-    /// receive is posted when a message is read, as [`Defer`](Self::Defer) for later messages.
+    /// As [`Buffer`](Self::Buffer), because the first message has stayed unread for one pass. Once
+    /// a receive is posted when a message is read, as [`Defer`](Self::Defer) for later messages.
     DeferredOnce,
     /// The message stays unread.
     Defer,
@@ -172,7 +173,8 @@ impl FrameReader {
     }
 
     /// Sets the endpoint that accesses to memory of this side are reported for, whether peers may
-    /// access memory through the endpoint, and whether the endpoint wants an event for every access.
+    /// access memory through the endpoint, and whether the endpoint wants an event for every
+    /// access.
     pub fn enable_rma_target(&mut self, is_target: bool, rma_events: bool) {
         (self.responses.is_target, self.responses.rma_events) = (is_target, rma_events);
     }

@@ -115,8 +115,9 @@ impl FrameWriter {
         self.total_written + (self.taken + self.pending().len()) as u64
     }
 
-    /// Takes the bytes that have not been sent, to be sent by io_uring. Bytes added from now on must
-    /// be sent behind the taken ones. [`restore_pending`](Self::restore_pending) ends the send.
+    /// Takes the bytes that have not been sent, to be sent by io_uring. Bytes added from now on
+    /// must be sent behind the taken ones. [`restore_pending`](Self::restore_pending) ends the
+    /// send.
     #[must_use]
     pub fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -125,8 +126,8 @@ impl FrameWriter {
         bytes
     }
 
-    /// Ends the send of the taken bytes: `bytes`, the last of them, were not sent and become pending
-    /// again, in front of the others.
+    /// Ends the send of the taken bytes: `bytes`, the last of them, were not sent and become
+    /// pending again, in front of the others.
     pub fn restore_pending(&mut self, bytes: &[u8]) {
         let taken = std::mem::take(&mut self.taken);
         self.total_written += taken.saturating_sub(bytes.len()) as u64;

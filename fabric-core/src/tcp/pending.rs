@@ -2,8 +2,8 @@
 //!
 //! Read responses and acks carry no id. Each of the two kinds arrives in the order of its requests,
 //! so the requests of each kind are in a queue of their own. Responses to RXM atomics carry the id
-//! of their request. With RXM, reads of rendezvous messages and reads of the program are in the same
-//! queue.
+//! of their request. With RXM, reads of rendezvous messages and reads of the program are in the
+//! same queue.
 
 use std::collections::VecDeque;
 

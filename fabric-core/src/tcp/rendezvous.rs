@@ -65,8 +65,8 @@ impl RendezvousSends {
         self.sends.is_empty()
     }
 
-    /// Returns the message ranges of a read request; `None` if the first remote range of the request
-    /// is not a rendezvous message.
+    /// Returns the message ranges of a read request; `None` if the first remote range of the
+    /// request is not a rendezvous message.
     pub(super) fn message_ranges(
         &self,
         iovs: &RmaIovList,

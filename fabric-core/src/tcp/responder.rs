@@ -5,8 +5,8 @@
 //! of requests (1024) bounds the memory. The number of requested bytes is not bounded, because the
 //! bytes stay in the region. If it were, two peers that read much from each other would both stop
 //! reading their sockets. Consequence: a read may observe a later write, so `FI_ORDER_WAR` and
-//! `FI_ORDER_SAR` are not offered, as in libfabric. Fetching atomics are the exception: they execute
-//! on arrival, and the queue takes no more requests once it buffers 64 KiB of results.
+//! `FI_ORDER_SAR` are not offered, as in libfabric. Fetching atomics are the exception: they
+//! execute on arrival, and the queue takes no more requests once it buffers 64 KiB of results.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -369,8 +369,8 @@ impl ResponseQueue {
     }
 }
 
-/// Returns whether an access to the segment need not wait: its region is not locked by its owner, or
-/// is closed.
+/// Returns whether an access to the segment need not wait: its region is not locked by its owner,
+/// or is closed.
 pub(super) fn is_accessible(segment: &CheckedSegment) -> bool {
     if !segment.memory.begin_access() {
         return !segment.memory.is_open();

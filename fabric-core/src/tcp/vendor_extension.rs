@@ -5,17 +5,18 @@
 //! request unchanged, later versions return only the bit that they know. So request and acceptance
 //! carry different values, and a libfabric peer is not taken for a peer of this library.
 //!
-//! Private data of `FI_EP_MSG` endpoints belong to the program, and those of RXM have no spare bits.
-//! There the extension is in the header of the control message, in bytes that libfabric writes as
-//! zero and ignores. Its presence says that the endpoint understands nacks and read statuses; its
-//! bits say whether the endpoint supports tags and atomics. The magic differs between request and
-//! acceptance, and an endpoint includes the extension in its reply only if the request had one. So a
-//! peer that returns the bytes of a request is not taken for one of this library, and a libfabric
-//! peer gets the bytes that libfabric would send.
+//! Private data of `FI_EP_MSG` endpoints belong to the program, and those of RXM have no spare
+//! bits. There the extension is in the header of the control message, in bytes that libfabric
+//! writes as zero and ignores. Its presence says that the endpoint understands nacks and read
+//! statuses; its bits say whether the endpoint supports tags and atomics. The magic differs between
+//! request and acceptance, and an endpoint includes the extension in its reply only if the request
+//! had one. So a peer that returns the bytes of a request is not taken for one of this library, and
+//! a libfabric peer gets the bytes that libfabric would send.
 //!
 //! A tagged message from a libfabric peer is no proof that the peer supports tags: libfabric sends
-//! tags from any endpoint that requested the capability, and accepts them only with a shared receive
-//! context. So for a libfabric peer of type `FI_EP_MSG` the program decides (`peer_supports_tags`).
+//! tags from any endpoint that requested the capability, and accepts them only with a shared
+//! receive context. So for a libfabric peer of type `FI_EP_MSG` the program decides
+//! (`peer_supports_tags`).
 
 use crate::atomic::AtomicSpec;
 use crate::flags::Caps;

@@ -3,41 +3,23 @@
 use std::convert::Infallible;
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{AnyBuf, CopySource, Payload, PooledBuf};
+use crate::buf::{AnyBuf, CopySource, Payload};
 use crate::completion::{Outcome, Transfer};
 use crate::error::Result;
 use crate::event::EventKind;
-use crate::matching::{Envelope, PeerKey};
+use crate::matching::PeerKey;
 use crate::mr::Region;
 
-use crate::rx::RxQueue;
+use crate::rx::{Incarnation, RxEngine, RxQueue};
 
 use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
-
-/// Identifies one endpoint among all that have had its address: an endpoint opened there later has
-/// another incarnation. The transport chooses the number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Incarnation(pub u128);
-
-/// Result of splitting a receive for one message off a multi-receive (`FI_MULTI_RECV`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MultiRecvSplit {
-    /// A receive with part of the buffer.
-    Part(OpKey),
-    /// The last receive with part of the buffer: the multi-receive must leave the queue.
-    Last(OpKey),
-    /// No receive yet: the completion queue is full. The message must wait where it is.
-    CqFull,
-    /// No receive: the message does not fit into the rest of the buffer, or the multi-receive has
-    /// ended. The multi-receive must leave the queue; the next receive may take the message.
-    Exhausted,
-}
 
 /// Delivers *plain* messages of one peer to the receives at the head of a queue. A plain message is
 /// whole, and has no tag, CQ data or ack request.
 ///
 /// The engine looks up what the messages have in common once, when the run
-/// [begins](super::EndpointContext::begin_plain_run), and reports them together when the run is dropped.
+/// [begins](super::EndpointContext::begin_plain_run), and reports them together when the run is
+/// dropped.
 pub trait PlainRun {
     /// Delivers the next message. Returns false if the first receive does not accept the message,
     /// or needs more than a copy of it: the message is delivered with
@@ -54,7 +36,7 @@ impl PlainRun for Infallible {
 
 /// Services of the engine during a call. A transport reaches them through an
 /// [`EndpointContext`](super::EndpointContext).
-pub trait EngineContext: Sized {
+pub trait EngineContext: RxEngine + Sized {
     /// A run of plain messages.
     type PlainRun<'a>: PlainRun
     where
@@ -101,98 +83,16 @@ pub trait EngineContext: Sized {
         &[]
     }
 
-    /// Begins to fill a receive with a message of `len` bytes, and reserves memory if the buffer of
-    /// the receive grows; returns how many bytes the receive accepts.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize>;
-
-    /// Copies `count` of the `bytes`, from offset `from`, into the receive's buffer at offset `at`.
-    fn write_at(&mut self, op: OpKey, at: usize, bytes: &dyn CopySource, from: usize, count: usize);
-
-    /// Delivers a whole message to this receive: fills and completes it in one call.
-    fn deliver(&mut self, op: OpKey, envelope: &Envelope, bytes: &impl CopySource) {
-        match self.begin_fill(op, envelope.len) {
-            Ok(accepted) => {
-                let placed = accepted.min(envelope.len);
-                self.write_at(op, 0, bytes, 0, placed);
-                self.complete(op, Outcome::received(envelope, placed));
-            }
-            Err(error) => {
-                self.complete(op, Outcome::partial(Transfer::received(envelope, 0), error));
-            }
-        }
-    }
-
-    /// Splits off the share of a multi-receive for this message.
-    fn split_multi_recv(&mut self, op: OpKey, envelope: &Envelope) -> MultiRecvSplit {
-        let _ = (op, envelope);
-        MultiRecvSplit::Exhausted
-    }
-
-    /// Returns whether the completion queue of a multi-receive has room for a further message. If
-    /// not, the engine makes another pass when there is room.
-    fn has_cq_room(&mut self, op: OpKey) -> bool {
-        let _ = op;
-        false
-    }
-
-    /// Returns whether this receive accepts a message of this length as a loan.
-    fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
-        let _ = (op, len);
-        false
-    }
-
-    /// Gives the receive a whole buffered message; returns how many bytes it accepted. Nothing is
-    /// copied if the receive has no buffer of its own.
-    fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
-
-    /// Gives the receive the first bytes of a message of `len` bytes that is still arriving;
-    /// returns how many bytes of the message it accepts, and how many are in its buffer. Nothing is
-    /// copied if the receive has no buffer of its own.
-    ///
-    /// # Errors
-    /// Those of [`begin_fill`](EngineContext::begin_fill).
-    fn adopt_partial(&mut self, op: OpKey, bytes: PooledBuf, len: usize) -> Result<(usize, usize)> {
-        let accepted = self.begin_fill(op, len)?;
-        let placed = bytes.len().min(accepted);
-        self.write_at(op, 0, &&bytes[..], 0, placed);
-        Ok((accepted, placed))
-    }
-
-    /// Takes the first `filled` bytes of the message from the buffer of a detached receive.
-    fn take_received(&mut self, op: OpKey, filled: usize) -> PooledBuf;
-
     /// Notes that the transport no longer needs the payload of the operation, because the kernel or
     /// the peer has the payload. The operation has not completed: it waits for the peer's response.
     fn on_payload_sent(&mut self, op: OpKey) {
         let _ = op;
     }
 
-    /// Posts a receive again whose message was lost: it waits for another message, with none of
-    /// the lost bytes and its original buffer size.
-    fn repost(&mut self, op: OpKey) {
-        let _ = op;
-    }
-
-    /// Discards a part of a multi-receive, [split off](EngineContext::split_multi_recv) for a
-    /// message that was lost: the part ends without a completion.
-    fn discard_part(&mut self, op: OpKey) {
-        let _ = op;
-    }
-
-    /// Completes the operation.
-    fn complete(&mut self, op: OpKey, outcome: Outcome);
-
     /// Completes a send of `len` bytes with this tag successfully.
     fn complete_send(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         self.complete(op, Outcome::ok(Transfer::sent(len, tag)));
     }
-
-    /// Notes that the call has left work that waits for a peer or for a further pass. If the
-    /// doorbells are armed, the engine must arm them again, which polls once more.
-    fn request_rearm(&mut self) {}
 
     /// Notes that further passes are needed, even if no task of this process waits. The transport
     /// calls this method in every pass after which another one is needed.
@@ -204,14 +104,6 @@ pub trait EngineContext: Sized {
     /// Reports that a connection ended while the peer held this number of loans. The memory of
     /// these loans is not reused.
     fn loans_lost(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
-
-    /// Returns the address of the peer with this handle.
-    ///
-    /// # Errors
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress);
-    /// [`Error::PeerGone`](crate::Error::PeerGone) for an auto-inserted handle whose peer is gone
-    /// while another peer has its address.
-    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address>;
 
     /// Returns the region with this key in the domain.
     fn region(&self, key: u64) -> Option<&Region>;
@@ -229,17 +121,6 @@ pub trait EngineContext: Sized {
         access: RemoteAccess,
         transfer: Transfer,
     ) -> bool;
-
-    /// Returns the incarnation behind a handle. `None` for a handle that the program inserted,
-    /// which stands for any endpoint at the address; an auto-inserted handle stands for the peer
-    /// that connected.
-    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
-        let _ = (ep, addr);
-        None
-    }
-
-    /// Returns the handle that the program inserted for an address.
-    fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;
 
     /// Notes that a peer connected; returns its handle, which an auto-insert address vector assigns
     /// now. If `incarnation` is `None`, the transport does not know it, and a peer without
@@ -267,16 +148,4 @@ pub trait EngineContext: Sized {
     fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
         let _ = (ep, peer, result);
     }
-
-    /// Returns a key for a peer that has connected to an endpoint with a shared receive context;
-    /// the key is unique in the domain.
-    fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
-        let _ = ep;
-        PeerKey::default()
-    }
-
-    /// Returns the address of a *departing* handle: an auto-inserted one whose last connection has
-    /// ended, and that is removed once no message of its peer is buffered. `None` for other
-    /// handles.
-    fn departing_address(&self, addr: FiAddr) -> Option<Address>;
 }

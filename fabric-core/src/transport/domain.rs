@@ -53,8 +53,8 @@ pub trait TransportDomain<E: EngineContext>: Send {
         let _ = (engine, ready);
     }
 
-    /// Handles the ready descriptor that the endpoints share ([`WaitToken::SHARED`](super::WaitToken::SHARED)). A pass
-    /// follows.
+    /// Handles the ready descriptor that the endpoints share
+    /// ([`WaitToken::SHARED`](super::WaitToken::SHARED)). A pass follows.
     fn shared_ready(&mut self) {}
 
     /// Submits what the endpoints have queued on a descriptor that they share, at the end of a
@@ -153,8 +153,8 @@ pub trait RegionObserver {
     /// Notes that a key is no longer valid.
     fn region_closed(&mut self, key: u64);
 
-    /// Notes that the program has unlocked a registered buffer with this key: accesses of peers that
-    /// wait for the lock are to be retried.
+    /// Notes that the program has unlocked a registered buffer with this key: accesses of peers
+    /// that wait for the lock are to be retried.
     fn region_unlocked(&mut self, key: u64) {
         let _ = key;
     }

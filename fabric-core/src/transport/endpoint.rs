@@ -52,9 +52,9 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         Err(Error::NotSupported("sends from a passive endpoint"))
     }
 
-    /// Sends messages to one peer inline, each [plain](TxOp::is_plain) but for [`TxOp::more`], until
-    /// one cannot be sent so. Returns the number of messages sent; the engine posts the others one
-    /// by one.
+    /// Sends messages to one peer inline, each [plain](TxOp::is_plain) but for [`TxOp::more`],
+    /// until one cannot be sent so. Returns the number of messages sent; the engine posts the
+    /// others one by one.
     fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
         let _ = (peer, messages);
         0
@@ -161,7 +161,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     }
 
     /// Queues a send or an RMA operation whose payload the operation `op` owns. The operation
-    /// completes with [`EngineContext::complete`].
+    /// completes with [`RxEngine::complete`](super::RxEngine::complete).
     ///
     /// # Errors
     /// Failures known at once; nothing was queued.

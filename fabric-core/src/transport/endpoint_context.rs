@@ -9,14 +9,10 @@ use crate::completion::Transfer;
 use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
-use crate::rx::RxQueue;
+use crate::op::{EpId, RemoteAccess};
+use crate::rx::{Incarnation, PartialId, RxQueue};
 
-use super::{Connected, EngineContext, EpId, Incarnation, RemoteAccess};
-
-/// The id of a message that is arriving in pieces, valid until the message is complete or has
-/// failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartialId(pub(crate) usize);
+use super::{Connected, EngineContext};
 
 /// An endpoint during a call of its transport: the receive queue, and the services of the engine,
 /// to which the context dereferences.
@@ -257,22 +253,24 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.engine.loans_lost(self.ep, peer, loans);
     }
 
-    /// Returns the address of the peer with this handle ([`EngineContext::address_of`]).
+    /// Returns the address of the peer with this handle
+    /// ([`RxEngine::address_of`](crate::rx::RxEngine::address_of)).
     ///
     /// # Errors
-    /// As [`EngineContext::address_of`].
+    /// As [`RxEngine::address_of`](crate::rx::RxEngine::address_of).
     pub fn address_of(&self, addr: FiAddr) -> Result<Address> {
         self.engine.address_of(self.ep, addr)
     }
 
-    /// Returns the incarnation behind a handle ([`EngineContext::incarnation_of`]).
+    /// Returns the incarnation behind a handle
+    /// ([`RxEngine::incarnation_of`](crate::rx::RxEngine::incarnation_of)).
     #[must_use]
     pub fn incarnation_of(&self, addr: FiAddr) -> Option<Incarnation> {
         self.engine.incarnation_of(self.ep, addr)
     }
 
     /// Returns the handle that the program inserted for an address
-    /// ([`EngineContext::fi_addr_of`]).
+    /// ([`RxEngine::fi_addr_of`](crate::rx::RxEngine::fi_addr_of)).
     #[must_use]
     pub fn fi_addr_of(&self, address: &Address) -> Option<FiAddr> {
         self.engine.fi_addr_of(self.ep, address)

@@ -54,8 +54,8 @@ pub trait LoanAllocator: Send + Sync {
 /// domain, from any thread at any time; they count their operations for
 /// [`TransportStats`](crate::stats::TransportStats).
 pub trait FastPath: Send + Sync {
-    /// Sends as [`TransportEndpoint::try_send`](super::TransportEndpoint::try_send) does, and keeps the
-    /// posting order: no message overtakes an operation that was posted earlier.
+    /// Sends as [`TransportEndpoint::try_send`](super::TransportEndpoint::try_send) does, and keeps
+    /// the posting order: no message overtakes an operation that was posted earlier.
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult;
 
     /// Sends a [plain](TxOp::is_plain) message as [`try_send`](Self::try_send) does.

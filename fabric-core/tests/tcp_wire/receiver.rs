@@ -17,7 +17,7 @@ use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, ProtocolViolation, ReadOutcome, ResponseStatus,
 };
 use fabric_core::transport::{
-    EndpointContext, EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, TxOp,
+    EndpointContext, EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, RxEngine, TxOp,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -284,24 +284,13 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
     )
 }
 
-impl EngineContext for TcpTestContext {
-    type PlainRun<'a> = Infallible;
-
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        _: &'a mut RxQueue,
-        _: (PeerKey, Option<FiAddr>),
-    ) -> Option<Infallible> {
-        None
-    }
-    fn payload(&self, op: OpKey) -> Payload<'_> {
-        self.bufs[&op].payload()
-    }
+impl RxEngine for TcpTestContext {
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let buf = self.bufs.get_mut(&op).unwrap();
         buf.begin_fill(len)?;
         Ok(buf.recv_capacity())
     }
+
     fn write_at(
         &mut self,
         op: OpKey,
@@ -315,27 +304,58 @@ impl EngineContext for TcpTestContext {
             .unwrap()
             .write_at(at, source, from, count);
     }
+
     fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
         let placed = bytes.len().min(self.begin_fill(op, bytes.len()).unwrap());
         self.write_at(op, 0, &&bytes[..], 0, placed);
         placed
     }
+
     fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
         unreachable!("no receive is detached in these tests")
     }
+
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
         assert!(
             self.outcomes.insert(op, outcome).is_none(),
             "an operation completes once"
         );
     }
-    fn event(&mut self, _: EpId, _: EventKind) {}
+
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
         Err(Error::StaleAddress(addr))
     }
+
+    fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
+        None
+    }
+
+    fn departing_address(&self, _: FiAddr) -> Option<Address> {
+        None
+    }
+}
+
+impl EngineContext for TcpTestContext {
+    type PlainRun<'a> = Infallible;
+
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        _: &'a mut RxQueue,
+        _: (PeerKey, Option<FiAddr>),
+    ) -> Option<Infallible> {
+        None
+    }
+
+    fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.bufs[&op].payload()
+    }
+
+    fn event(&mut self, _: EpId, _: EventKind) {}
+
     fn region(&self, key: u64) -> Option<&Region> {
         self.regions.as_ref()?.get(key)
     }
+
     fn on_remote_access(
         &mut self,
         _: EpId,
@@ -349,14 +369,10 @@ impl EngineContext for TcpTestContext {
         self.remote_accesses.push((key, access, transfer));
         true
     }
-    fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
-        None
-    }
+
     fn peer_connected(&mut self, _: EpId, _: &Address, _: Option<Incarnation>) -> Option<FiAddr> {
         None
     }
+
     fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}
-    fn departing_address(&self, _: FiAddr) -> Option<Address> {
-        None
-    }
 }

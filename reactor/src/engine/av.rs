@@ -16,7 +16,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
-use super::state::domain_state::AvId;
+use super::state::bindings::AvId;
 
 impl EngineState {
     /// Announces a new handle to the endpoints bound to a vector.

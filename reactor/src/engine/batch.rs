@@ -153,8 +153,8 @@ impl PostBatch<'_> {
         )
     }
 
-    /// Executes operations on one peer of up to `limit` bytes inline, and counts them. `len` returns
-    /// the length of one.
+    /// Executes operations on one peer of up to `limit` bytes inline, and counts them. `len`
+    /// returns the length of one.
     #[inline(always)] // on the small-message path
     fn execute_inline<T>(
         &mut self,

@@ -4,7 +4,7 @@ use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome};
 use fabric_core::event::EventKind;
-use fabric_core::transport::{EngineContext, EpId, OpKey};
+use fabric_core::transport::{EngineContext, EpId, OpKey, RxEngine};
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;

@@ -12,7 +12,7 @@ use fabric_core::buf::{AnyBuf, IoBufMut};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::rx::ClaimId;
-use fabric_core::transport::{EngineContext, EpId, OpKey};
+use fabric_core::transport::{EpId, OpKey, RxEngine};
 use fabric_core::tree::Class;
 
 use super::domain::DomainHandle;

@@ -20,7 +20,8 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use super::domain::DomainHandle;
 use super::endpoints::info_for_bindings;
 use super::progress::EngineState;
-use super::state::domain_state::{AvId, Bindings, DomainState};
+use super::state::bindings::{AvId, Bindings};
+use super::state::domain_state::DomainState;
 use super::state::trace::TraceEvent;
 
 impl EngineState {

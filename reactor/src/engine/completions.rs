@@ -12,7 +12,8 @@ use fabric_core::{Error, Resource, Result};
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;
-use super::state::domain_state::{CounterId, CqId, DomainState};
+use super::state::bindings::{CounterId, CqId};
+use super::state::domain_state::DomainState;
 
 use super::state::id_map::IdMap;
 use super::state::ops::CompletionTarget;

@@ -8,14 +8,15 @@ use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EndpointContext, EngineContext, EpId, FastPath};
+use fabric_core::transport::{EndpointContext, EpId, FastPath, RxEngine};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
 use super::domain::DomainHandle;
 use super::endpoint_table::{EngineTransportEndpoint, RxSource};
 use super::progress::{EngineState, EngineTransportDomain};
-use super::state::domain_state::{Bindings, DomainState};
+use super::state::bindings::Bindings;
+use super::state::domain_state::DomainState;
 use super::state::trace::TraceEvent;
 
 /// Returns the info to pass to the transport for an endpoint with these bindings.

@@ -23,7 +23,7 @@ use fabric_core::transport::WaitSet;
 
 use super::domain::DomainHandle;
 use super::progress::DriverStatus;
-use super::state::domain_state::{CounterId, CqId};
+use super::state::bindings::{CounterId, CqId};
 use super::wait_fd::WaitFd;
 use crate::sys::EpollSet;
 use crate::sys::os_error::epoll_ctl_error;

@@ -46,7 +46,7 @@ pub use driver::TaskDriver;
 pub use event_loop::WaitObject;
 pub use onesided::check_atomic;
 pub use progress::EngineTransport;
-pub use state::domain_state::{AvId, Bindings, CounterBindings, CounterId, CqId};
+pub use state::bindings::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use state::ops::{CompletionTarget, CreditMode, OpResult, PostResult};
 pub use state::queues::EqState;

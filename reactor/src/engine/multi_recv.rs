@@ -9,7 +9,7 @@ use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;
-use super::state::domain_state::CqId;
+use super::state::bindings::CqId;
 use super::state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 
 impl EngineGuard<'_> {

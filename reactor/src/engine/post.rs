@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::{EndpointContext, EngineContext, EpId, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EndpointContext, EpId, OpKey, RxEngine, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
@@ -17,7 +17,8 @@ use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::EngineGuard;
-use super::state::domain_state::{Bindings, CqId, DomainState};
+use super::state::bindings::{Bindings, CqId};
+use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use super::state::tx_credits::FencedOp;
 

@@ -38,7 +38,7 @@ use std::task::{Poll, Waker};
 
 use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
-use fabric_core::transport::{EngineContext, EpId, OpKey, OpenDomain, TransportDomain, WaitSet};
+use fabric_core::transport::{EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitSet};
 
 use super::endpoint_table::EndpointTable;
 use super::state::deferred::Deferred;

@@ -11,7 +11,8 @@ use fabric_core::transport::{EpId, RemoteAccess};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
-use super::state::domain_state::{CounterBindings, DomainState};
+use super::state::bindings::CounterBindings;
+use super::state::domain_state::DomainState;
 
 impl EngineState {
     /// Registers memory under a key.

@@ -14,7 +14,7 @@ use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Outcome};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EngineContext, EpId, OpKey};
+use fabric_core::transport::{EpId, OpKey, RxEngine};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 

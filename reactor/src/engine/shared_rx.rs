@@ -28,7 +28,8 @@ use fabric_core::transport::EpId;
 use super::domain::DomainHandle;
 use super::endpoint_table::RxSource;
 use super::progress::EngineState;
-use super::state::domain_state::{Bindings, DomainState};
+use super::state::bindings::Bindings;
+use super::state::domain_state::DomainState;
 use super::state::pending_work::FollowUp;
 
 impl DomainState {

@@ -7,7 +7,7 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::transport::{
-    EndpointContext, EngineContext, EpId, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp,
+    EndpointContext, EpId, OpKey, RxEngine, TransportDomain, TransportEndpoint, TrySend, TxOp,
     WaitToken,
 };
 use fabric_core::{Address, Result};
@@ -16,7 +16,8 @@ use super::EpollSet;
 use super::fast_path_order::MockFastPath;
 use crate::engine::endpoint_table::EngineTransportEndpoint;
 use crate::engine::progress::Engine;
-use crate::engine::state::domain_state::{AvId, Bindings, DomainState};
+use crate::engine::state::bindings::{AvId, Bindings};
+use crate::engine::state::domain_state::DomainState;
 use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
 use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Ordering, fence};

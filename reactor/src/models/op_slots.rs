@@ -6,7 +6,7 @@ use std::task::{Poll, Wake, Waker};
 
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::Progress;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::transport::{OpKey, RxEngine};
 use loom::sync::Notify;
 use loom::thread;
 

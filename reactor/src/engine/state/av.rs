@@ -7,7 +7,8 @@ use fabric_core::transport::{EpId, Incarnation};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::domain_state::{AvId, DomainState};
+use super::bindings::AvId;
+use super::domain_state::DomainState;
 use super::id_map::IdMap;
 use super::pending_work::FollowUp;
 

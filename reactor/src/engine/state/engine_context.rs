@@ -9,7 +9,7 @@ use fabric_core::rx::RxQueue;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
     Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainRun, RemoteAccess,
-    RmaIov, RmaIovId,
+    RmaIov, RmaIovId, RxEngine,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -22,64 +22,7 @@ use super::pending_work::FollowUp;
 use super::queues::{CounterState, CqState};
 use super::trace::TraceEvent;
 
-impl EngineContext for DomainState {
-    type PlainRun<'a> = PlainDeliveries<'a>;
-
-    #[inline(always)] // on the small-message path
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        rx: &'a mut RxQueue,
-        peer: (PeerKey, Option<FiAddr>),
-    ) -> Option<PlainDeliveries<'a>> {
-        if !self.shared_senders.is_empty() || self.avs.departing_count() > 0 || !rx.takes_plain() {
-            return None;
-        }
-        let ep = self.endpoints.get_mut(rx.ep().0)?;
-        Some(PlainDeliveries {
-            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
-            ep,
-            rx,
-            peer,
-            ops: &mut self.ops,
-            counters: &mut self.counters,
-            deferred: &mut self.deferred,
-            waiters: &mut self.waiters,
-            completed: 0,
-            reported: OpStats::default(),
-        })
-    }
-
-    fn payload(&self, op: OpKey) -> Payload<'_> {
-        self.ops
-            .get(op)
-            .map_or(Payload::Contiguous(&[]), |op| op.buf.payload())
-    }
-
-    fn is_host_memory(&self, op: OpKey) -> bool {
-        self.ops.get(op).is_some_and(|op| {
-            !matches!(
-                op.buf,
-                AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)
-            )
-        })
-    }
-
-    fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
-        self.detach_buffer(op)
-    }
-
-    fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
-        if let Some(outcome) = self.reattach_buffer(op, buf) {
-            self.complete(op, outcome);
-        }
-    }
-
-    fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
-        self.rma_iovs
-            .get(id.0 as usize)
-            .map_or(&[], |rma_iovs| rma_iovs)
-    }
-
+impl RxEngine for DomainState {
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let Some(op) = self.ops.get_mut(op) else {
             return Ok(0);
@@ -346,6 +289,101 @@ impl EngineContext for DomainState {
         }
     }
 
+    fn request_rearm(&mut self) {
+        self.pending_work.request_rearm();
+    }
+
+    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
+        let ep = self
+            .endpoints
+            .get(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        let av = self
+            .avs
+            .get(ep.bindings.av)
+            .ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        av.peer_address(addr).cloned()
+    }
+
+    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
+        let ep = self.endpoints.get(ep.0)?;
+        self.avs.get(ep.bindings.av)?.incarnation_of(addr)
+    }
+
+    fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
+        let ep = self.endpoints.get(ep.0)?;
+        let av = self.avs.get(ep.bindings.av)?;
+        let found = av.table.find(address);
+        found.filter(|addr| av.incarnation_of(*addr).is_none())
+    }
+
+    fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
+        self.shared_senders.add(ep)
+    }
+
+    fn departing_address(&self, addr: FiAddr) -> Option<Address> {
+        self.avs.departing_address(addr)
+    }
+}
+
+impl EngineContext for DomainState {
+    type PlainRun<'a> = PlainDeliveries<'a>;
+
+    #[inline(always)] // on the small-message path
+    fn begin_plain_run<'a>(
+        &'a mut self,
+        rx: &'a mut RxQueue,
+        peer: (PeerKey, Option<FiAddr>),
+    ) -> Option<PlainDeliveries<'a>> {
+        if !self.shared_senders.is_empty() || self.avs.departing_count() > 0 || !rx.takes_plain() {
+            return None;
+        }
+        let ep = self.endpoints.get_mut(rx.ep().0)?;
+        Some(PlainDeliveries {
+            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
+            ep,
+            rx,
+            peer,
+            ops: &mut self.ops,
+            counters: &mut self.counters,
+            deferred: &mut self.deferred,
+            waiters: &mut self.waiters,
+            completed: 0,
+            reported: OpStats::default(),
+        })
+    }
+
+    fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.ops
+            .get(op)
+            .map_or(Payload::Contiguous(&[]), |op| op.buf.payload())
+    }
+
+    fn is_host_memory(&self, op: OpKey) -> bool {
+        self.ops.get(op).is_some_and(|op| {
+            !matches!(
+                op.buf,
+                AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)
+            )
+        })
+    }
+
+    fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
+        self.detach_buffer(op)
+    }
+
+    fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
+        if let Some(outcome) = self.reattach_buffer(op, buf) {
+            self.complete(op, outcome);
+        }
+    }
+
+    fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
+        self.rma_iovs
+            .get(id.0 as usize)
+            .map_or(&[], |rma_iovs| rma_iovs)
+    }
+
     fn complete_send(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
         let outcome = Outcome::ok(Transfer::sent(len, tag));
         let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
@@ -380,10 +418,6 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn request_rearm(&mut self) {
-        self.pending_work.request_rearm();
-    }
-
     fn request_progress(&mut self) {
         self.pending_work.request_pass();
     }
@@ -413,23 +447,6 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
-        let ep = self
-            .endpoints
-            .get(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        let av = self
-            .avs
-            .get(ep.bindings.av)
-            .ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        av.peer_address(addr).cloned()
-    }
-
-    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
-        let ep = self.endpoints.get(ep.0)?;
-        self.avs.get(ep.bindings.av)?.incarnation_of(addr)
-    }
-
     fn region(&self, key: u64) -> Option<&Region> {
         self.regions.get(key)
     }
@@ -442,13 +459,6 @@ impl EngineContext for DomainState {
         transfer: Transfer,
     ) -> bool {
         self.report_remote_access(ep, key, access, transfer)
-    }
-
-    fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        let ep = self.endpoints.get(ep.0)?;
-        let av = self.avs.get(ep.bindings.av)?;
-        let found = av.table.find(address);
-        found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
 
     fn peer_connected(
@@ -472,14 +482,6 @@ impl EngineContext for DomainState {
 
     fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
         self.record_connect_result(ep, peer, result);
-    }
-
-    fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
-        self.shared_senders.add(ep)
-    }
-
-    fn departing_address(&self, addr: FiAddr) -> Option<Address> {
-        self.avs.departing_address(addr)
     }
 }
 
@@ -593,7 +595,7 @@ mod tests {
     use fabric_core::matching::RecvSpec;
 
     use super::*;
-    use crate::engine::state::domain_state::Bindings;
+    use crate::engine::state::bindings::Bindings;
 
     #[test]
     fn receive_that_a_copy_does_not_complete_stays_posted() {

@@ -10,7 +10,8 @@ use fabric_core::buf::AnyBuf;
 use fabric_core::completion::Outcome;
 use fabric_core::transport::{EpId, OpKey};
 
-use super::domain_state::{CounterId, CqId, DomainState};
+use super::bindings::{CounterId, CqId};
+use super::domain_state::DomainState;
 use super::ops::CompletionTarget;
 
 /// The state of an operation whose buffer the kernel holds.

@@ -2,7 +2,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `domain_state` | the state, and that of endpoints |
+//! | `domain_state`, `bindings` | the state, and that of endpoints; ids, and objects that endpoints are bound to |
 //! | `engine_context` | the part that a transport sees |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
 //! | `queues` | completion queues, event queues and counters |
@@ -13,6 +13,7 @@
 //! | `id_map` | objects by id |
 
 pub(crate) mod av;
+pub(crate) mod bindings;
 pub(crate) mod cm;
 pub(crate) mod deferred;
 pub(crate) mod domain_state;

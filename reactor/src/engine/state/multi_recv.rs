@@ -21,7 +21,8 @@ use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
 
-use super::domain_state::{CqId, DomainState};
+use super::bindings::CqId;
+use super::domain_state::DomainState;
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use fabric_core::FiAddr;
 use fabric_core::transport::EpId;
 
-use super::domain_state::AvId;
+use super::bindings::AvId;
 
 /// Work that a call requested and that needs the transport again.
 #[derive(Clone, Copy, Debug)]

@@ -123,7 +123,8 @@ impl CqState {
         let count = self.len.min(max);
         let gives_memory = count >= MIN_ENTRIES && 2 * count > self.entries.len();
         if gives_memory && count == self.len && self.head == 0 && out.is_empty() {
-            // The reader gets the memory with the completions. This queue goes on with the reader's.
+            // The reader gets the memory with the completions. This queue goes on with the
+            // reader's.
             self.entries.truncate(count);
             std::mem::swap(&mut self.entries, out);
             (self.last_len, self.len) = (count, 0);

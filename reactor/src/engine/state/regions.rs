@@ -8,7 +8,7 @@ use fabric_core::mr::{Region, RegionMemory, RegionTable};
 use fabric_core::transport::RemoteAccess;
 use fabric_core::{Error, Result};
 
-use super::domain_state::{CounterBindings, CounterId};
+use super::bindings::{CounterBindings, CounterId};
 
 /// The memory regions of a domain, with the counters of remote accesses to single regions.
 #[derive(Debug)]

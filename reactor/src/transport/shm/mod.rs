@@ -219,7 +219,8 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         ALWAYS_ACTIVE
     }
 
-    /// Idle endpoints are polled in turn: a thread that spins polls their sockets only now and then.
+    /// Idle endpoints are polled in turn: a thread that spins polls their sockets only now and
+    /// then.
     fn polls_idle_endpoints(&self) -> bool {
         true
     }

@@ -302,8 +302,8 @@ impl RxConnection {
         defers
     }
 
-    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records in
-    /// this pass and up to `end_position` of the ring. Returns whether this pass has received a
+    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `received` records
+    /// in this pass and up to `end_position` of the ring. Returns whether this pass has received a
     /// record.
     fn poll_ring_general<E: EngineContext>(
         &mut self,

@@ -237,7 +237,8 @@ mod tests {
     use super::super::UdpTransport;
     use super::super::endpoint::UNEXPECTED_BYTES;
     use super::*;
-    use crate::engine::state::domain_state::{Bindings, DomainState};
+    use crate::engine::state::bindings::Bindings;
+    use crate::engine::state::domain_state::DomainState;
     use crate::engine::state::ops::{CompletionTarget, OpState};
     use crate::transport::net::SocketConfig;
 

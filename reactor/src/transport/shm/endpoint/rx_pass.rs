@@ -29,7 +29,8 @@ pub(super) struct EndedRx {
 }
 
 impl RxPass {
-    /// Polls all active connections, and one idle connection. Adds those that have ended to `ended`.
+    /// Polls all active connections, and one idle connection. Adds those that have ended to
+    /// `ended`.
     #[inline(always)] // fast path of small messages
     fn poll_connections<E: EngineContext>(
         &mut self,

@@ -84,8 +84,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// Accepts again after a pause. If the listener cannot be watched, the timer retries; the caller
-    /// arms the timer.
+    /// Accepts again after a pause. If the listener cannot be watched, the timer retries; the
+    /// caller arms the timer.
     pub(super) fn resume_accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let Some(listener) = &self.listener else {
             return;

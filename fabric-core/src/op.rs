@@ -45,7 +45,7 @@ pub struct TxOp {
     /// CQ data for the receiver's completion.
     pub data: Option<u64>,
     /// Remote range of an RMA operation. For an operation with
-    /// [several](super::EngineContext::rma_iovs) ranges this is the first.
+    /// [several](crate::transport::EngineContext::rma_iovs) ranges this is the first.
     pub remote: Option<RmaIov>,
     /// Identifier of the remote ranges, if the operation has several. Such an operation is queued,
     /// never tried inline.
@@ -54,15 +54,16 @@ pub struct TxOp {
     pub loan: Option<u64>,
     /// The operation begins when all operations posted before it for that peer have completed
     /// (`FI_FENCE`). The engine holds back the operation, and those behind it, until then, so a
-    /// [`FastPath`](super::FastPath) refuses fenced operations, and endpoints ignore this field.
+    /// [`FastPath`](crate::transport::FastPath) refuses fenced operations, and endpoints ignore
+    /// this field.
     pub fence: bool,
     /// When a message completes. A transport that does not offer the level fails the message with
     /// [`Error::NotSupported`](crate::Error::NotSupported). RMA operations complete when the peer's
     /// memory has been accessed, whatever the level.
     pub level: CompletionLevel,
     /// More operations follow under the same lock, and then
-    /// [`TransportEndpoint::flush`](super::TransportEndpoint::flush): the receiver need not be notified
-    /// of this operation (`FI_MORE`).
+    /// [`TransportEndpoint::flush`](crate::transport::TransportEndpoint::flush): the receiver need
+    /// not be notified of this operation (`FI_MORE`).
     pub more: bool,
 }
 
