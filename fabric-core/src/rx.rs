@@ -19,6 +19,7 @@
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
 //! | `shared` | receive queues that several endpoints share |
+//! | `plain` | runs of plain messages |
 //! | `engine` | the engine as the queue uses it |
 
 mod acks;
@@ -30,6 +31,7 @@ mod multi;
 mod partial;
 mod peer_memory;
 mod peers;
+mod plain;
 mod shared;
 
 use std::cell::Cell;
@@ -56,6 +58,7 @@ use peers::QueuePeers;
 pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use partial::PartialId;
+pub use plain::{PlainRun, PlainSink};
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
@@ -337,31 +340,6 @@ impl RxQueue {
         );
         self.check_probes(engine);
         true
-    }
-
-    /// Returns whether [`first_plain`](Self::first_plain) may be called: no multi-receive is
-    /// posted.
-    #[must_use]
-    #[inline]
-    pub fn takes_plain(&self) -> bool {
-        self.multi_recvs.is_empty()
-    }
-
-    /// Returns the first posted receive, if it accepts an untagged message of this source. `None`
-    /// if another receive may match. Only for a queue that [takes plain
-    /// messages](Self::takes_plain).
-    #[inline(always)] // on the fast path of small messages
-    pub fn first_plain(&mut self, source: Option<FiAddr>) -> Option<OpKey> {
-        debug_assert!(self.takes_plain());
-        self.matcher.peek_first(source)
-    }
-
-    /// Removes the receive that [`first_plain`](Self::first_plain) has returned, for a message that
-    /// was delivered to it. Returns the message's arrival number.
-    #[inline(always)] // on the fast path of small messages
-    pub fn take_first_plain(&mut self) -> u64 {
-        self.matcher.take_first();
-        self.matcher.next_arrival()
     }
 
     /// Records that a message is declined. Returns false, for the caller to return.

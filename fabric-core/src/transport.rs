@@ -1,8 +1,8 @@
 //! The traits between the progress engine and a transport.
 //!
 //! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
-//! opens endpoints. A [`TransportEndpoint`] moves messages. Each call of an endpoint comes with an
-//! [`EndpointContext`]: the endpoint's receive queue, and the engine's [`EngineContext`] with
+//! opens endpoints. A [`TransportEndpoint`] moves messages. A call that may deliver, complete or
+//! report comes with an [`EndpointContext`]: the endpoint's receive queue, and the engine's [`EngineContext`] with
 //! operations, address vectors and event queues. The traits have the type of the engine as a
 //! parameter: the engine calls an endpoint dynamically, once per pass or operation, and the
 //! endpoint calls the engine statically. What only some transports offer is in traits of its own:
@@ -31,11 +31,11 @@ mod wait;
 
 pub use crate::mr::RmaIov;
 pub use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
-pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, RxEngine};
+pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, PlainRun, PlainSink, RxEngine};
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
-pub use context::{EngineContext, PlainRun};
+pub use context::EngineContext;
 pub use domain::{ConnectionManagement, RegionObserver, TransportDomain};
 pub use endpoint::{
     ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,

@@ -14,7 +14,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::{EpType, Info};
-use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
+use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::mr::Region;
 use fabric_core::rx::RxQueue;
 use fabric_core::sim::SimTransport;
@@ -50,6 +50,11 @@ struct SimTestContext {
 }
 
 impl RxEngine for SimTestContext {
+    type PlainSink<'a> = Infallible;
+
+    fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
+        None
+    }
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let buf = self.bufs.get_mut(&op).unwrap();
         buf.begin_fill(len)?;
@@ -104,16 +109,6 @@ impl RxEngine for SimTestContext {
 }
 
 impl EngineContext for SimTestContext {
-    type PlainRun<'a> = Infallible;
-
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        _: &'a mut RxQueue,
-        _: (PeerKey, Option<FiAddr>),
-    ) -> Option<Infallible> {
-        None
-    }
-
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }

@@ -72,6 +72,13 @@ impl<R: Copy, M> Matcher<R, M> {
         arrival
     }
 
+    /// Returns the number that [`next_arrival`](Self::next_arrival) will return.
+    #[must_use]
+    #[inline]
+    pub fn peek_arrival(&self) -> u64 {
+        self.next_arrival
+    }
+
     /// Takes the earliest posted receive that accepts an arriving message.
     ///
     /// `None` changes nothing; the caller may then queue the message with

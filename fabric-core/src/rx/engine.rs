@@ -7,6 +7,8 @@ use crate::error::Result;
 use crate::matching::{Envelope, PeerKey};
 use crate::op::{EpId, OpKey};
 
+use super::plain::PlainSink;
+
 /// Identifies one endpoint among all that have had its address: an endpoint opened there later has
 /// another incarnation. The transport chooses the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +31,15 @@ pub enum MultiRecvSplit {
 /// What a receive queue needs of the engine: the buffers and the results of the receives whose keys
 /// the queue holds, and the address vectors.
 pub trait RxEngine {
+    /// What delivers the messages of a [plain run](super::PlainRun).
+    type PlainSink<'a>: PlainSink
+    where
+        Self: 'a;
+
+    /// Returns what delivers plain messages to receives of this queue. `None` if each message must
+    /// be [delivered](Self::deliver) by itself.
+    fn plain_sink(&mut self, queue: EpId) -> Option<Self::PlainSink<'_>>;
+
     /// Begins to fill a receive with a message of `len` bytes, and reserves memory if the buffer of
     /// the receive grows; returns how many bytes the receive accepts.
     ///
@@ -41,16 +52,20 @@ pub trait RxEngine {
 
     /// Delivers a whole message to this receive: fills and completes it in one call.
     fn deliver(&mut self, op: OpKey, envelope: &Envelope, bytes: &impl CopySource) {
-        match self.begin_fill(op, envelope.len) {
+        self.fill_and_complete(op, envelope, bytes);
+    }
+
+    /// As [`deliver`](Self::deliver), for a receive of any kind.
+    fn fill_and_complete(&mut self, op: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
+        let outcome = match self.begin_fill(op, envelope.len) {
             Ok(accepted) => {
                 let placed = accepted.min(envelope.len);
                 self.write_at(op, 0, bytes, 0, placed);
-                self.complete(op, Outcome::received(envelope, placed));
+                Outcome::received(envelope, placed)
             }
-            Err(error) => {
-                self.complete(op, Outcome::partial(Transfer::received(envelope, 0), error));
-            }
-        }
+            Err(error) => Outcome::partial(Transfer::received(envelope, 0), error),
+        };
+        self.complete(op, outcome);
     }
 
     /// Returns whether this receive accepts a message of this length as a loan.

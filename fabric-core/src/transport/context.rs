@@ -1,55 +1,18 @@
 //! What the engine offers to transports and receive queues.
 
-use std::convert::Infallible;
-
 use crate::address::{Address, FiAddr};
-use crate::buf::{AnyBuf, CopySource, Payload};
+use crate::buf::{AnyBuf, Payload};
 use crate::completion::{Outcome, Transfer};
 use crate::error::Result;
 use crate::event::EventKind;
-use crate::matching::PeerKey;
 use crate::mr::Region;
-
-use crate::rx::{Incarnation, RxEngine, RxQueue};
+use crate::rx::{Incarnation, RxEngine};
 
 use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
 
-/// Delivers *plain* messages of one peer to the receives at the head of a queue. A plain message is
-/// whole, and has no tag, CQ data or ack request.
-///
-/// The engine looks up what the messages have in common once, when the run
-/// [begins](super::EndpointContext::begin_plain_run), and reports them together when the run is
-/// dropped.
-pub trait PlainRun {
-    /// Delivers the next message. Returns false if the first receive does not accept the message,
-    /// or needs more than a copy of it: the message is delivered with
-    /// [`EndpointContext::deliver`](super::EndpointContext::deliver) after the run.
-    fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool;
-}
-
-/// For an engine whose runs never begin.
-impl PlainRun for Infallible {
-    fn deliver(&mut self, _: &(impl CopySource + Copy)) -> bool {
-        match *self {}
-    }
-}
-
 /// Services of the engine during a call. A transport reaches them through an
-/// [`EndpointContext`](super::EndpointContext).
+/// [`EndpointContext`](super::EndpointContext), or directly in calls for all endpoints.
 pub trait EngineContext: RxEngine + Sized {
-    /// A run of plain messages.
-    type PlainRun<'a>: PlainRun
-    where
-        Self: 'a;
-
-    /// Begins a run of plain messages of one peer, given by its key and its address handle. `None`
-    /// if each message must be delivered by itself.
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        rx: &'a mut RxQueue,
-        peer: (PeerKey, Option<FiAddr>),
-    ) -> Option<Self::PlainRun<'a>>;
-
     /// Returns the payload of a send operation.
     fn payload(&self, op: OpKey) -> Payload<'_>;
 

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::op::{EpId, RemoteAccess};
-use crate::rx::{Incarnation, PartialId, RxQueue};
+use crate::rx::{Incarnation, PartialId, PlainRun, RxQueue};
 
 use super::{Connected, EngineContext};
 
@@ -120,8 +120,11 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// Begins a run of plain messages of one peer, given by its key and its address handle. `None`
     /// if each message must be [delivered](Self::deliver) by itself.
     #[inline(always)] // on the fast path of small messages
-    pub fn begin_plain_run(&mut self, peer: (PeerKey, Option<FiAddr>)) -> Option<E::PlainRun<'_>> {
-        self.engine.begin_plain_run(self.rx, peer)
+    pub fn begin_plain_run(
+        &mut self,
+        peer: (PeerKey, Option<FiAddr>),
+    ) -> Option<PlainRun<'_, E::PlainSink<'_>>> {
+        self.rx.begin_plain_run(self.engine, peer)
     }
 
     /// Delivers a whole message. Returns false when the message is declined: no receive matches and

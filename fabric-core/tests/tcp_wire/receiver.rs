@@ -285,6 +285,11 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
 }
 
 impl RxEngine for TcpTestContext {
+    type PlainSink<'a> = Infallible;
+
+    fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
+        None
+    }
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let buf = self.bufs.get_mut(&op).unwrap();
         buf.begin_fill(len)?;
@@ -336,16 +341,6 @@ impl RxEngine for TcpTestContext {
 }
 
 impl EngineContext for TcpTestContext {
-    type PlainRun<'a> = Infallible;
-
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        _: &'a mut RxQueue,
-        _: (PeerKey, Option<FiAddr>),
-    ) -> Option<Infallible> {
-        None
-    }
-
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }

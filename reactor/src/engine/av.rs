@@ -54,7 +54,7 @@ impl EngineState {
 
     /// Reports a new handle to an endpoint or shared context.
     fn address_inserted(&mut self, ep: EpId, addr: FiAddr, address: &Address) {
-        if !self.is_shared_rx_context(ep) {
+        if !self.endpoints.is_shared_context(ep) {
             let _ = self.with_transport(ep, |transport, ctx| {
                 transport.address_inserted(ctx, addr, address);
             });
@@ -68,11 +68,11 @@ impl EngineState {
 
     /// Reports to an endpoint or shared context that a handle is no longer valid.
     fn address_removed(&mut self, ep: EpId, addr: FiAddr) {
-        // Handles of other vectors than the context's mean nothing in its queue.
+        // An endpoint that shares a queue has none of its own.
         if let Some(rx) = self.endpoints.own_rx_mut(ep) {
             rx.clear_source(&mut self.domain, addr);
         }
-        if !self.is_shared_rx_context(ep) {
+        if !self.endpoints.is_shared_context(ep) {
             let _ = self.with_transport(ep, |transport, ctx| {
                 transport.address_removed(ctx, addr);
             });

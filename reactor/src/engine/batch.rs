@@ -131,7 +131,7 @@ impl PostBatch<'_> {
             let outcome = Outcome::ok(Transfer::sent(len, None));
             waiter = queue.push(context, kind, outcome, buf).or(waiter);
         }
-        domain.wake_waiter(waiter);
+        domain.deferred.wake_waiter(waiter);
     }
 
     /// Sends copies of plain messages to one peer, until one cannot be sent inline, and returns how

@@ -88,7 +88,7 @@ impl EngineGuard<'_> {
                 };
                 op.target = CompletionTarget::Discard;
                 let waiter = op.waker.take();
-                state.domain.drop_waiter(waiter);
+                state.domain.deferred.drop_waiter(waiter);
             }
             OpPhase::Done => {
                 let outcome = &op.outcome;

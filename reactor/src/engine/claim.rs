@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 
 use fabric_core::Error;
 use fabric_core::Result;
-use fabric_core::buf::{AnyBuf, IoBufMut};
-use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::buf::IoBufMut;
+use fabric_core::completion::{Failed, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::rx::ClaimId;
 use fabric_core::transport::{EpId, OpKey, RxEngine};
@@ -17,7 +17,7 @@ use fabric_core::tree::Class;
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;
-use super::state::ops::{CompletionTarget, CreditMode, OpState};
+use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState};
 
 impl EngineGuard<'_> {
     fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
@@ -26,10 +26,8 @@ impl EngineGuard<'_> {
         if let Some(from) = spec.from {
             state.domain.check_address(ep, from)?;
         }
-        // The kind has no effect: a probe transfers nothing and is not counted.
-        let mut op = OpState::new(ep, OpKind::Connect, CompletionTarget::Future, AnyBuf::None);
-        op.no_transfer = true;
-        let key = state.domain.ops.insert(op);
+        let probe = OpState::condition(Some(ep), OpPhase::InTransport);
+        let key = state.domain.ops.insert(probe);
         state.post_probe(ep, key, spec);
         Ok(key)
     }

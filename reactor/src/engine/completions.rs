@@ -96,7 +96,7 @@ impl DomainState {
             return self.deferred.drop_buffer(buf);
         };
         let waiter = queue.push(context, kind, outcome, buf);
-        self.wake_waiter(waiter);
+        self.deferred.wake_waiter(waiter);
     }
 
     /// Counts an operation that has ended. The message of a receive is counted by
@@ -152,7 +152,7 @@ impl DomainState {
     /// Adds to the value and the error count of a counter.
     pub(crate) fn add_many_to_counter(&mut self, id: CounterId, success: u64, errors: u64) {
         if let Some(counter) = self.counters.get_mut(id.0) {
-            self.waiters -= counter.add(success, errors, &mut self.deferred);
+            counter.add(success, errors, &mut self.deferred);
         }
     }
 
@@ -182,7 +182,7 @@ impl DomainState {
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
         let Some(queue) = self.cq(cq) else { return };
         let previous = queue.waker.replace(waker.clone());
-        self.add_waiter(previous);
+        self.deferred.add_waiter(previous);
     }
 
     /// Registers a waker that is called when the counter's value reaches the threshold or its error
@@ -197,8 +197,7 @@ impl DomainState {
     ) {
         if let Some(counter) = self.counters.get_mut(id.0) {
             let deferred = &mut self.deferred;
-            let is_new = counter.register_waiter(waiter, threshold, errors_seen, waker, deferred);
-            self.waiters += usize::from(is_new);
+            counter.register_waiter(waiter, (threshold, errors_seen), waker, deferred);
         }
     }
 }
@@ -215,7 +214,7 @@ impl EngineGuard<'_> {
         let domain = &mut self.domain;
         let mut queue = domain.cqs.remove(id.0)?;
         let waiter = queue.waker.take();
-        domain.wake_waiter(waiter);
+        domain.deferred.wake_waiter(waiter);
         // The closed queue no longer holds messages back.
         domain.pending_work.on_cq_space();
         Some(queue)
@@ -260,7 +259,6 @@ impl DomainHandle {
         self.with_engine(|locked| {
             let domain = &mut locked.domain;
             if let Some(mut counter) = domain.counters.remove(id.0) {
-                domain.waiters -= counter.waiter_count();
                 counter.wake_all(&mut domain.deferred);
             }
         });
@@ -340,7 +338,7 @@ impl DomainHandle {
         let mut locked = self.engine().lock();
         let domain = &mut locked.domain;
         if let Some(counter) = domain.counters.get_mut(id.0) {
-            domain.waiters -= usize::from(counter.remove_waiter(waiter, &mut domain.deferred));
+            counter.remove_waiter(waiter, &mut domain.deferred);
         }
     }
 

@@ -155,7 +155,7 @@ impl DomainHandle {
             "{}, {} operations, {} waiting, {}{:?}",
             locked.describe_transport(),
             locked.domain.ops.len(),
-            locked.domain.waiters,
+            locked.domain.deferred.waiting(),
             if locked.armed {
                 "armed, driver "
             } else {
@@ -175,7 +175,7 @@ impl DomainHandle {
         (stats.spins_succeeded, stats.spins_timed_out) = locked.spinner.spin_stats();
         stats.parks = locked.parks;
         stats.operations = locked.domain.ops.len();
-        stats.waiting_tasks = locked.domain.waiters;
+        stats.waiting_tasks = locked.domain.deferred.waiting();
         stats.regions = locked.domain.regions.len();
         stats
     }

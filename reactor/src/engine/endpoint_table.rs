@@ -1,15 +1,14 @@
 //! The endpoints of the transport with their receive queues, and which of them passes poll.
 //!
-//! What operations of an endpoint are charged to (bindings, credits, statistics) belongs to the
-//! domain's state. So a call of the transport can borrow its endpoint and the receive queue from
-//! this table, and the domain's state beside them.
+//! Bindings, credits and statistics of an endpoint are in [`DomainState`], which a call of the
+//! transport endpoint borrows beside this table.
 
 use fabric_core::rx::RxQueue;
 use fabric_core::transport::{EndpointContext, EpId, TransportDomain, TransportEndpoint};
 
 use super::state::domain_state::DomainState;
 
-/// The transport's part of an endpoint.
+/// A transport endpoint under this engine.
 pub(crate) type EngineTransportEndpoint = dyn TransportEndpoint<DomainState>;
 
 /// The receive queue of an endpoint.
@@ -39,15 +38,17 @@ struct EndpointEntry {
 pub(crate) struct EndpointTable {
     /// At the index of each id.
     entries: Vec<Option<EndpointEntry>>,
-    /// Number of endpoints.
-    len: usize,
+    /// Number of entries with a transport endpoint.
+    transport_count: usize,
+    /// The shared receive contexts: few, and mostly none.
+    shared_contexts: Vec<EpId>,
     /// The active endpoints. A closed endpoint is removed by the next pass.
     active: Vec<EpId>,
     /// Number of endpoints up to which none becomes inactive.
     always_active: usize,
     /// Whether each pass polls an inactive endpoint, in turn.
     polls_idle: bool,
-    /// Index of the inactive endpoint that was polled last.
+    /// Index of the entry that `next_idle` has examined last.
     idle_cursor: usize,
 }
 
@@ -55,7 +56,8 @@ impl EndpointTable {
     pub(crate) fn new(transport: &dyn TransportDomain<DomainState>) -> Self {
         Self {
             entries: Vec::new(),
-            len: 0,
+            transport_count: 0,
+            shared_contexts: Vec::new(),
             active: Vec::new(),
             always_active: transport.always_active(),
             polls_idle: transport.polls_idle_endpoints(),
@@ -63,8 +65,13 @@ impl EndpointTable {
         }
     }
 
-    /// Adds an endpoint that has no transport's part yet, or a shared receive context.
+    /// Adds an endpoint that has no transport endpoint yet, or a shared receive context.
     pub(crate) fn insert(&mut self, id: EpId, rx: RxSource) {
+        if let RxSource::Own(rx) = &rx
+            && rx.is_shared()
+        {
+            self.shared_contexts.push(id);
+        }
         if self.entries.len() <= id.index() {
             self.entries.resize_with(id.index() + 1, || None);
         }
@@ -74,13 +81,13 @@ impl EndpointTable {
             transport: None,
             is_active: false,
         });
-        self.len += 1;
     }
 
     pub(crate) fn remove(&mut self, id: EpId) {
-        if self.get(id).is_some() {
+        if let Some(entry) = self.get(id) {
+            self.transport_count -= usize::from(entry.transport.is_some());
             self.entries[id.index()] = None;
-            self.len -= 1;
+            self.shared_contexts.retain(|context| *context != id);
         }
     }
 
@@ -96,10 +103,11 @@ impl EndpointTable {
         entry.filter(|entry| entry.id == id)
     }
 
-    /// Gives an endpoint its transport's part.
+    /// Sets the transport endpoint, and activates the endpoint.
     pub(crate) fn attach(&mut self, id: EpId, transport: Box<EngineTransportEndpoint>) {
         if let Some(entry) = self.get_mut(id) {
             entry.transport = Some(transport);
+            self.transport_count += 1;
             self.activate(id);
         }
     }
@@ -114,8 +122,8 @@ impl EndpointTable {
         }
     }
 
-    /// Returns the transport's part of an endpoint, and the context for calls of it. `None` if the
-    /// endpoint is closed, or a shared receive context.
+    /// Returns a transport endpoint, and the context for calls of it. `None` if the endpoint is
+    /// closed, or a shared receive context.
     #[inline(always)] // on the small-message path
     pub(crate) fn for_call<'a>(
         &'a mut self,
@@ -167,25 +175,25 @@ impl EndpointTable {
         Some(EndpointContext::new(id, self.rx_mut(id)?, domain))
     }
 
-    /// Returns the transport's part of an endpoint.
+    /// Returns a transport endpoint.
     #[inline]
     pub(crate) fn transport(&self, id: EpId) -> Option<&EngineTransportEndpoint> {
         self.get(id)?.transport.as_deref()
     }
 
-    /// Returns the transport's part of an endpoint.
+    /// Returns a transport endpoint.
     #[inline]
     pub(crate) fn transport_mut(&mut self, id: EpId) -> Option<&mut EngineTransportEndpoint> {
         self.get_mut(id)?.transport.as_deref_mut()
     }
 
-    /// Returns the transport's parts of all endpoints.
+    /// Returns all transport endpoints.
     pub(crate) fn transports(&self) -> impl Iterator<Item = &EngineTransportEndpoint> {
         let entries = self.entries.iter().flatten();
         entries.filter_map(|entry| entry.transport.as_deref())
     }
 
-    /// Returns the transport's parts of all endpoints, with their ids.
+    /// Returns all transport endpoints, with their ids.
     pub(crate) fn transports_mut(
         &mut self,
     ) -> impl Iterator<Item = (EpId, &mut EngineTransportEndpoint)> {
@@ -229,6 +237,17 @@ impl EndpointTable {
         self.own_rx_mut(owner)
     }
 
+    /// Returns whether the id is of a shared receive context.
+    pub(crate) fn is_shared_context(&self, id: EpId) -> bool {
+        self.shared_contexts.contains(&id)
+    }
+
+    /// Returns the shared receive contexts.
+    #[inline]
+    pub(crate) fn shared_contexts(&self) -> &[EpId] {
+        &self.shared_contexts
+    }
+
     /// Returns the number of active endpoints.
     pub(crate) fn active_count(&self) -> usize {
         self.active.len()
@@ -258,7 +277,7 @@ impl EndpointTable {
     /// Returns whether a pass has to poll an inactive endpoint.
     #[inline]
     pub(crate) fn polls_idle(&self) -> bool {
-        self.polls_idle && self.active.len() < self.len
+        self.polls_idle && self.active.len() < self.transport_count
     }
 
     /// Moves the cursor over the endpoints, and returns the endpoint there, if it is inactive.
@@ -268,6 +287,6 @@ impl EndpointTable {
             self.idle_cursor = 0;
         }
         let entry = self.entries.get(self.idle_cursor)?.as_ref()?;
-        (!entry.is_active).then_some(entry.id)
+        (!entry.is_active && entry.transport.is_some()).then_some(entry.id)
     }
 }

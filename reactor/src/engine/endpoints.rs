@@ -30,7 +30,7 @@ pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
 }
 
 impl EngineState {
-    /// Opens an endpoint with these bindings, and its receive queue. The transport's part is
+    /// Opens an endpoint with these bindings, and its receive queue. The transport endpoint is
     /// [attached](super::endpoint_table::EndpointTable::attach) later.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl EngineState {
         self.domain.endpoints.remove(id.0);
     }
 
-    /// Opens the transport's part of an endpoint that was [inserted](Self::insert_endpoint), by
+    /// Opens the transport endpoint that was [inserted](Self::insert_endpoint), by
     /// `open`. Removes the endpoint if that fails.
     pub(crate) fn open_transport_endpoint<T>(
         &mut self,
@@ -121,7 +121,7 @@ impl EngineState {
         for key in ep.tx_credits.drain() {
             self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
-        let is_context = self.is_shared_rx_context(id);
+        let is_context = self.endpoints.is_shared_context(id);
         if let Some((transport, mut ctx)) = self.endpoints.for_call(id, &mut self.domain) {
             transport.close(&mut ctx);
         }
@@ -137,7 +137,7 @@ impl EngineState {
         );
         self.domain.redirect_in_flight_completions(id);
         self.domain.endpoints.remove(id.0);
-        self.domain.release_removed_addrs(av);
+        self.domain.check_departing(av);
     }
 }
 

@@ -29,9 +29,8 @@ impl EngineState {
     #[inline(always)] // on the small-message path
     fn try_recv(&mut self, ep: EpId, from: Option<FiAddr>, buf: &mut AnyBuf) -> Option<Transfer> {
         let domain = &mut self.domain;
-        // Mostly all of them are empty, which one comparison tells.
-        let work =
-            domain.pending_sends | domain.avs.departing_count() | domain.shared_senders.len();
+        // Both are mostly 0, which one comparison tells.
+        let work = domain.pending_sends | domain.avs.departing_count();
         if self.armed
             || !self.fork_guard.in_original_process()
             || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1

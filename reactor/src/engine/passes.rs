@@ -9,7 +9,7 @@ use super::progress::EngineState;
 use super::state::domain_state::DomainState;
 
 impl EngineState {
-    /// Calls `act` with the transport's part of an endpoint, and makes passes poll the endpoint.
+    /// Calls `act` with a transport endpoint, and makes passes poll the endpoint.
     ///
     /// # Errors
     /// [`Error::Closed`] if the endpoint is closed, or in a forked child process.
@@ -36,7 +36,7 @@ impl EngineState {
             // The connections belong to the parent process.
             return false;
         }
-        if self.shared_rx_contexts.is_empty() {
+        if self.endpoints.shared_contexts().is_empty() {
             self.poll_endpoints()
         } else {
             self.progress_with_shared_rx()

@@ -511,10 +511,8 @@ impl DomainHandle {
     pub fn reserve_credit(&self, ep: EpId, peer: FiAddr) -> Result<OpKey> {
         let mut locked = self.engine().lock();
         locked.domain.check_address(ep, peer)?;
-        let mut op = OpState::new(ep, OpKind::Send, CompletionTarget::Future, AnyBuf::None);
-        op.no_transfer = true;
+        let mut op = OpState::condition(Some(ep), OpPhase::Waiting);
         op.tx_op = Some(TxOp::new(OpKind::Send, peer));
-        op.phase = OpPhase::Waiting;
         let free = locked.domain.endpoint(ep)?.tx_credits.try_acquire(peer);
         if free {
             op.holds_credit = true;

@@ -41,7 +41,6 @@ use fabric_core::info::Progress;
 use fabric_core::transport::{EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitSet};
 
 use super::endpoint_table::EndpointTable;
-use super::state::deferred::Deferred;
 use super::state::domain_state::DomainState;
 use super::state::ops::OpPhase;
 use super::state::pending_work::FollowUp;
@@ -102,8 +101,6 @@ pub(crate) struct EngineState {
     pub(crate) ready_endpoints: Vec<EpId>,
     /// A forked child makes no progress: the connections belong to the parent.
     pub(crate) fork_guard: ForkGuard,
-    /// The shared receive contexts: few, and mostly none.
-    pub(crate) shared_rx_contexts: Vec<EpId>,
     pub(crate) driver: DriverStatus,
     pub(crate) armed: bool,
     pub(crate) spinner: PollSpinner,
@@ -146,7 +143,6 @@ impl Engine {
             fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(),
-            shared_rx_contexts: Vec::new(),
             driver: DriverStatus::NotRunning,
             armed: false,
             spinner: PollSpinner::new(policy),
@@ -231,7 +227,7 @@ impl Engine {
     }
 
     /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it. `uncounted` is
-    /// the number of waiting tasks that [`DomainState::waiters`] does not count now.
+    /// the number of waiting tasks that the domain does not count now.
     #[inline(always)] // on the small-message path
     pub(crate) fn drive_locked<'a>(
         &'a self,
@@ -261,7 +257,7 @@ impl Engine {
                 self.count_app_poll();
                 return Poll::Ready(locked);
             }
-            let waiting = locked.domain.waiters + uncounted;
+            let waiting = locked.domain.deferred.waiting() + uncounted;
             if attempts >= locked.spinner.spin_limit(waiting) {
                 locked.spinner.record_miss(attempts);
                 self.count_app_poll();
@@ -363,9 +359,9 @@ impl EngineGuard<'_> {
 
     #[cold]
     fn unlock_and_run_deferred(&mut self) {
-        let deferred = std::mem::take(&mut self.domain.deferred);
+        let actions = self.domain.deferred.take_actions();
         self.state = None;
-        Deferred::run(deferred);
+        actions.run();
     }
 
     /// Disarms the domain: peers need not ring their doorbells from now on.
@@ -620,7 +616,7 @@ impl EngineState {
             // A permit keeps its credit until it is used or dropped.
             op.phase = OpPhase::Done;
             let waiter = op.waker.take();
-            self.domain.wake_waiter(waiter);
+            self.domain.deferred.wake_waiter(waiter);
             return;
         }
         let Some(tx_op) = op.tx_op else { return };

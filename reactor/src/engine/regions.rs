@@ -10,53 +10,8 @@ use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{EpId, RemoteAccess};
 
 use super::domain::DomainHandle;
-use super::progress::EngineState;
 use super::state::bindings::CounterBindings;
 use super::state::domain_state::DomainState;
-
-impl EngineState {
-    /// Registers memory under a key.
-    pub(crate) fn open_region(
-        &mut self,
-        memory: Arc<dyn RegionMemory>,
-        access: Access,
-        key: Option<u64>,
-        by_address: bool,
-    ) -> Result<u64> {
-        let key = self
-            .domain
-            .regions
-            .insert(memory, access, key, by_address)?;
-        if let Some(region) = self.domain.regions.get(key)
-            && let Some(observer) = self.transport.region_observer()
-        {
-            observer.region_changed(key, region);
-        }
-        Ok(key)
-    }
-
-    /// Binds the counters of remote accesses in `counters` to a region. `None` keeps the present
-    /// binding.
-    pub(crate) fn bind_region_counters(
-        &mut self,
-        key: u64,
-        counters: CounterBindings,
-    ) -> Result<()> {
-        let region = self.domain.regions.bind_counters(key, counters)?;
-        if let Some(observer) = self.transport.region_observer() {
-            observer.region_changed(key, region);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn close_region(&mut self, key: u64) {
-        if self.domain.regions.remove(key)
-            && let Some(observer) = self.transport.region_observer()
-        {
-            observer.region_closed(key);
-        }
-    }
-}
 
 impl DomainState {
     /// Counts a remote access by a peer, and reports an access with immediate data
@@ -81,7 +36,7 @@ impl DomainState {
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
             let waiter = queue.push(0, kind, outcome, AnyBuf::None);
-            self.wake_waiter(waiter);
+            self.deferred.wake_waiter(waiter);
             self.on_message_consumed(transfer.source);
         }
         if let Some(ep) = self.endpoints.get_mut(ep.0) {
@@ -111,9 +66,17 @@ impl DomainHandle {
         key: Option<u64>,
         by_address: bool,
     ) -> Result<u64> {
-        self.engine()
-            .lock()
-            .open_region(memory, access, key, by_address)
+        let locked = &mut *self.engine().lock();
+        let key = locked
+            .domain
+            .regions
+            .insert(memory, access, key, by_address)?;
+        if let Some(region) = locked.domain.regions.get(key)
+            && let Some(observer) = locked.transport.region_observer()
+        {
+            observer.region_changed(key, region);
+        }
+        Ok(key)
     }
 
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
@@ -123,12 +86,22 @@ impl DomainHandle {
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when a counter for the same access is bound
     /// already; [`Error::Key`](fabric_core::Error::Key).
     pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
-        self.engine().lock().bind_region_counters(key, counters)
+        let locked = &mut *self.engine().lock();
+        let region = locked.domain.regions.bind_counters(key, counters)?;
+        if let Some(observer) = locked.transport.region_observer() {
+            observer.region_changed(key, region);
+        }
+        Ok(())
     }
 
     /// Closes a region (`fi_close`): its key is no longer valid for peers.
     pub fn close_region(&self, key: u64) {
-        self.engine().lock().close_region(key);
+        let mut locked = self.engine().lock();
+        if locked.domain.regions.remove(key)
+            && let Some(observer) = locked.transport.region_observer()
+        {
+            observer.region_closed(key);
+        }
     }
 
     /// Resumes remote operations that waited because the region was locked by its owner.

@@ -40,9 +40,9 @@ impl EngineState {
     /// Does what follows from a change of the receive queue of an endpoint or of a shared context.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the endpoint cannot receive.
+    /// [`Error::Closed`] when the endpoint is closed.
     pub(crate) fn after_rx_change(&mut self, ep: EpId) -> Result<()> {
-        if self.is_shared_rx_context(ep) {
+        if self.endpoints.is_shared_context(ep) {
             self.after_shared_rx_change(ep);
             return Ok(());
         }
@@ -67,7 +67,7 @@ impl EngineState {
         act: impl FnOnce(&mut RxQueue, &mut DomainState) -> T,
     ) -> Option<T> {
         let result = self.with_rx(ep, act)?;
-        // An endpoint that cannot receive has no peers to which the change matters.
+        // Fails only for a closed endpoint, which has nobody to notify.
         let _ = self.after_rx_change(ep);
         Some(result)
     }
@@ -141,7 +141,7 @@ impl EngineState {
     /// Returns a message that was received and not consumed to its old place in the queue, with the
     /// current address handle of its sender.
     pub(crate) fn requeue_message(&mut self, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
-        let source = if self.is_shared_rx_context(ep) {
+        let source = if self.endpoints.is_shared_context(ep) {
             // The context's vector does not have the one peer of a connected endpoint.
             let is_known = |source: &FiAddr| self.domain.is_known_addr(ep, envelope.peer, *source);
             envelope.source.filter(is_known)
@@ -163,7 +163,6 @@ impl EngineState {
             None => rx.close(domain),
             Some(_) => rx.sharer_closed(domain, ep),
         });
-        self.shared_rx_contexts.retain(|context| *context != ep);
         self.endpoints.remove(ep);
         if let Some(context) = context {
             // The endpoint's incomplete messages have left the budget.

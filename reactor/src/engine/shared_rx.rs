@@ -3,7 +3,7 @@
 //! A shared context has an id among the endpoints and the bindings of one, but no transport
 //! endpoint. A receive posted to it is an operation of that id, with its queue entries, counters
 //! and limits. An endpoint that shares the context is called a *sharer*: the transport delivers the
-//! messages of its peers to the context's receive queue (`rx_queues`).
+//! messages of its peers to the context's receive queue (`endpoint_table`).
 //!
 //! The engine records at which endpoint each sender is connected, and assigns each sender a key in
 //! the context. So senders are distinguished, and the completion can say which endpoint received.
@@ -106,25 +106,20 @@ impl EngineState {
         }
     }
 
-    /// Returns whether the id is of a shared receive context.
-    #[inline]
-    pub(crate) fn is_shared_rx_context(&self, id: EpId) -> bool {
-        self.shared_rx_contexts.contains(&id)
-    }
-
     /// Makes a pass over the shared contexts and the endpoints.
     #[cold]
     pub(crate) fn progress_with_shared_rx(&mut self) -> bool {
         let mut moved = false;
-        for index in 0..self.shared_rx_contexts.len() {
-            let drained = self.with_rx(self.shared_rx_contexts[index], RxQueue::drain_unexpected);
+        for index in 0..self.endpoints.shared_contexts().len() {
+            let context = self.endpoints.shared_contexts()[index];
+            let drained = self.with_rx(context, RxQueue::drain_unexpected);
             moved |= drained == Some(true);
         }
         moved |= self.poll_endpoints();
         // After the transport, so that a message that has just arrived is copied in this pass: the
         // program may not make another one.
-        for index in 0..self.shared_rx_contexts.len() {
-            moved |= self.copy_next_chunk(self.shared_rx_contexts[index]);
+        for index in 0..self.endpoints.shared_contexts().len() {
+            moved |= self.copy_next_chunk(self.endpoints.shared_contexts()[index]);
         }
         moved
     }
@@ -159,7 +154,8 @@ impl EngineState {
     #[inline]
     pub(crate) fn shared_rx_has_work(&self) -> bool {
         let mut queues = self
-            .shared_rx_contexts
+            .endpoints
+            .shared_contexts()
             .iter()
             .filter_map(|context| self.endpoints.own_rx(*context));
         queues.any(RxQueue::has_work)
@@ -174,7 +170,6 @@ impl DomainHandle {
         let id = state.domain.insert_endpoint(bindings);
         let queue = RxQueue::shared(id, self.pool().clone());
         state.endpoints.insert(id, RxSource::Own(Box::new(queue)));
-        state.shared_rx_contexts.push(id);
         id
     }
 

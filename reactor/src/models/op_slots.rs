@@ -53,7 +53,7 @@ fn poll_op(engine: &Engine, key: OpKey, waker: &Waker) -> Poll<usize> {
 fn assert_no_ops_left(engine: &Engine) {
     let locked = engine.lock();
     assert_eq!(
-        (locked.domain.ops.len(), locked.domain.waiters),
+        (locked.domain.ops.len(), locked.domain.deferred.waiting()),
         (0, 0),
         "operations or waiters are left"
     );

@@ -80,7 +80,10 @@ fn assert_driver_invariant(engine: &Engine) {
         DriverStatus::Awake | DriverStatus::NotRunning
     );
     assert!(
-        locked.domain.waiters == 0 || locked.armed || awake || engine.policy == WaitPolicy::Spin,
+        locked.domain.deferred.waiting() == 0
+            || locked.armed
+            || awake
+            || engine.policy == WaitPolicy::Spin,
         "a task waits, the domain is not armed, and the driver is {:?}",
         locked.driver
     );
@@ -129,7 +132,7 @@ fn driver_thread_is_not_on_standby_while_a_task_waits() {
         };
         let step = state.step(&engine, None);
         assert!(
-            step != DriverStep::Standby || engine.lock().domain.waiters == 0,
+            step != DriverStep::Standby || engine.lock().domain.deferred.waiting() == 0,
             "driver thread is in standby while a task waits"
         );
         connection.send();

@@ -40,7 +40,7 @@ impl AutoInsertedPeer {
         match incarnation {
             Some(incarnation) => incarnation == self.incarnation,
             // A name belongs to one endpoint at a time. An endpoint whose incarnation is known
-            // tells it with every connection.
+            // sends its incarnation with every connection.
             None => !self.is_incarnation_known && self.connections > 0,
         }
     }
@@ -303,7 +303,7 @@ impl DomainState {
 
     /// Checks all departing handles of a vector after one of its endpoints has closed and dropped
     /// its waiting messages.
-    pub(crate) fn release_removed_addrs(&mut self, av: AvId) {
+    pub(crate) fn check_departing(&mut self, av: AvId) {
         for (&addr, &of) in &self.avs.departing {
             if of == av {
                 self.pending_work.push(FollowUp::ReleaseAddr(av, addr));

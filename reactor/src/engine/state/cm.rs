@@ -81,18 +81,18 @@ impl DomainState {
     /// Wakes the task that waits for a request or for the outcome.
     fn wake_cm(&mut self, ep: EpId) {
         let waiter = self.cm(ep).and_then(CmState::take_waker);
-        self.wake_waiter(waiter);
+        self.deferred.wake_waiter(waiter);
     }
 
     /// Drops the waker of a task that no longer waits.
     pub(crate) fn drop_connect_waker(&mut self, ep: EpId) {
         let waiter = self.cm(ep).and_then(CmState::take_waker);
-        self.drop_waiter(waiter);
+        self.deferred.drop_waiter(waiter);
     }
 
     pub(crate) fn register_cm_waker(&mut self, ep: EpId, waker: &Waker) {
         let Some(cm) = self.cm(ep) else { return };
         let previous = cm.waker.replace(waker.clone());
-        self.add_waiter(previous);
+        self.deferred.add_waiter(previous);
     }
 }

@@ -8,9 +8,17 @@ use fabric_core::buf::AnyBuf;
 
 use super::trace::TraceEvent;
 
-/// Actions that are queued under the lock and run after it is released.
+/// Actions that are queued under the lock and run after it is released, and the number of tasks
+/// that wait: each has a registered waker, which ends here.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
+    actions: DeferredActions,
+    waiting: usize,
+}
+
+/// Actions to run without the lock.
+#[derive(Debug, Default)]
+pub(crate) struct DeferredActions {
     /// The first action: mostly there is one, for which no memory is allocated.
     first: Option<DeferredAction>,
     others: Vec<DeferredAction>,
@@ -27,14 +35,53 @@ enum DeferredAction {
 impl Deferred {
     #[inline(never)] // keeps the callers small
     fn push(&mut self, action: DeferredAction) {
-        if self.first.is_none() {
-            self.first = Some(action);
+        let DeferredActions { first, others } = &mut self.actions;
+        if first.is_none() {
+            *first = Some(action);
         } else {
-            self.others.push(action);
+            others.push(action);
         }
     }
 
-    /// Wakes this task after unlocking.
+    /// Returns the number of waiting tasks.
+    #[inline]
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Counts a waiting task whose waker was registered; `previous` is the waker that it replaced.
+    pub(crate) fn add_waiter(&mut self, previous: Option<Waker>) {
+        match previous {
+            Some(old) => self.drop_waker(old),
+            None => self.waiting += 1,
+        }
+    }
+
+    /// Notes that a waker was taken from where it was registered, for its task to go on.
+    #[inline]
+    pub(crate) fn remove_waiter(&mut self) {
+        self.waiting -= 1;
+    }
+
+    /// Wakes a waiting task after unlocking, if there is one.
+    #[inline]
+    pub(crate) fn wake_waiter(&mut self, waiter: Option<Waker>) {
+        if let Some(waker) = waiter {
+            self.waiting -= 1;
+            self.wake(waker);
+        }
+    }
+
+    /// Drops the waker of a task that no longer waits, after unlocking.
+    #[inline]
+    pub(crate) fn drop_waiter(&mut self, waiter: Option<Waker>) {
+        if let Some(waker) = waiter {
+            self.waiting -= 1;
+            self.drop_waker(waker);
+        }
+    }
+
+    /// Wakes a task that is not counted as waiting, after unlocking.
     pub(crate) fn wake(&mut self, waker: Waker) {
         self.push(DeferredAction::Wake(waker));
     }
@@ -62,13 +109,21 @@ impl Deferred {
     pub(crate) fn emit_now(event: TraceEvent) {
         let mut deferred = Self::default();
         deferred.trace(event);
-        deferred.run();
+        deferred.actions.run();
     }
 
+    /// Returns whether no action is queued.
     pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none()
+        self.actions.first.is_none()
     }
 
+    /// Takes the actions, to be run without the lock.
+    pub(crate) fn take_actions(&mut self) -> DeferredActions {
+        std::mem::take(&mut self.actions)
+    }
+}
+
+impl DeferredActions {
     /// Runs all actions. A panic of user code is logged, and the remaining actions run.
     pub(crate) fn run(self) {
         for action in self.first.into_iter().chain(self.others) {

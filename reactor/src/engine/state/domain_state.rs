@@ -83,8 +83,6 @@ pub struct DomainState {
     pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
-    /// The number of tasks that wait for something in this domain.
-    pub(crate) waiters: usize,
     /// The number of transmit operations the transport has not finished.
     pub(crate) pending_sends: usize,
     pub(crate) pending_work: PendingWork,
@@ -105,6 +103,11 @@ pub struct DomainState {
     pub(crate) loan_waiters: LoanWaiters,
 }
 
+/// Returns the longest message of an endpoint; 0 if it is closed.
+pub(crate) fn max_msg_size(endpoints: &IdMap<EndpointState>, ep: EpId) -> usize {
+    endpoints.get(ep.0).map_or(0, |ep| ep.bindings.max_msg_size)
+}
+
 impl DomainState {
     pub(crate) fn new() -> Self {
         Self {
@@ -117,7 +120,6 @@ impl DomainState {
             domain_eq: None,
             pool: BufferPool::new(),
             deferred: Deferred::default(),
-            waiters: 0,
             pending_sends: 0,
             pending_work: PendingWork::default(),
             multi_recvs: Slab::new(),
@@ -173,32 +175,6 @@ impl DomainState {
         self.avs.check(ep.bindings.av, addr)
     }
 
-    /// Wakes a waiting task, if there is one, and counts it as no longer waiting.
-    #[inline]
-    pub(crate) fn wake_waiter(&mut self, waiter: Option<Waker>) {
-        if let Some(waker) = waiter {
-            self.waiters -= 1;
-            self.deferred.wake(waker);
-        }
-    }
-
-    /// Drops the waker of a task that no longer waits.
-    #[inline]
-    pub(crate) fn drop_waiter(&mut self, waiter: Option<Waker>) {
-        if let Some(waker) = waiter {
-            self.waiters -= 1;
-            self.deferred.drop_waker(waker);
-        }
-    }
-
-    /// Counts a waiting task whose waker was registered; `previous` is the waker that it replaced.
-    pub(crate) fn add_waiter(&mut self, previous: Option<Waker>) {
-        match previous {
-            Some(old) => self.deferred.drop_waker(old),
-            None => self.waiters += 1,
-        }
-    }
-
     /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
     /// unlocking.
     pub(crate) fn discard_op(&mut self, key: OpKey) -> Option<OpState> {
@@ -211,7 +187,7 @@ impl DomainState {
 
     pub(crate) fn drop_op_waker(&mut self, op: &mut OpState) {
         let waiter = op.waker.take();
-        self.drop_waiter(waiter);
+        self.deferred.drop_waiter(waiter);
     }
 
     /// Releases the resources of an operation: its credit or its place among the posted receives,
@@ -231,8 +207,10 @@ impl DomainState {
     /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
     /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
     pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
-        let waits =
-            || self.waiters > 0 || self.event_queues.iter().any(|eq| eq.has_waiting_reader());
+        let waits = || {
+            self.deferred.waiting() > 0
+                || self.event_queues.iter().any(|eq| eq.has_waiting_reader())
+        };
         self.pending_sends > 0
             || self.pending_work.needs_pass()
             || (policy != WaitPolicy::Spin && waits())
@@ -257,7 +235,7 @@ impl DomainState {
     #[inline]
     pub(crate) fn take_op_waker(&mut self, key: OpKey) -> Option<Waker> {
         let waker = self.ops.get_mut(key)?.waker.take()?;
-        self.waiters -= 1;
+        self.deferred.remove_waiter();
         Some(waker)
     }
 
@@ -276,8 +254,7 @@ impl DomainState {
                 .is_some_and(|same| same.will_wake(waker))
         {
             op.waker = registered;
-            self.waiters += 1;
-            return;
+            return self.deferred.add_waiter(None);
         }
         if let Some(other) = registered {
             self.deferred.drop_waker(other);
@@ -294,7 +271,7 @@ impl DomainState {
             Some(registered) if registered.will_wake(waker) => return,
             _ => op.waker.replace(waker.clone()),
         };
-        self.add_waiter(previous);
+        self.deferred.add_waiter(previous);
     }
 
     /// Marks an operation as done and wakes its future.
@@ -304,7 +281,7 @@ impl DomainState {
         };
         op.phase = OpPhase::Done;
         let waiter = op.waker.take();
-        self.wake_waiter(waiter);
+        self.deferred.wake_waiter(waiter);
     }
 
     /// Takes the result of an operation that has ended, and frees its slot.
@@ -318,11 +295,13 @@ impl DomainState {
             error: op.outcome.error.take(),
             buf: std::mem::take(&mut op.buf),
         };
-        let (ep, kind) = (op.ep, op.kind);
+        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
+        self.ops.free(key);
+        self.deferred.drop_waiter(waiter);
         if kind == OpKind::Recv && result.error.is_none() {
             self.count_received(ep, &result.transfer);
         }
-        self.free_done_op(key);
+        self.on_message_consumed(result.transfer.source);
         Some(result)
     }
 
@@ -339,7 +318,7 @@ impl DomainState {
             buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
         let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
-        self.drop_waiter(waiter);
+        self.deferred.drop_waiter(waiter);
         if kind == OpKind::Recv && error.is_none() {
             self.count_received(ep, &transfer);
         }
@@ -347,45 +326,24 @@ impl DomainState {
         (buf, transfer, error)
     }
 
-    /// Frees the slot of an operation whose result was taken.
-    #[inline]
-    fn free_done_op(&mut self, key: OpKey) {
-        let Some(op) = self.ops.get_mut(key) else {
-            return;
-        };
-        let source = op.outcome.transfer.source;
-        let waiter = op.waker.take();
-        self.drop_waiter(waiter);
-        self.ops.free(key);
-        self.on_message_consumed(source);
-    }
-
+    /// Wakes all waiting tasks, and the readers of the event queues.
     pub(crate) fn wake_all(&mut self) {
         for waker in self.ops.take_wakers() {
-            self.deferred.wake(waker);
+            self.deferred.wake_waiter(Some(waker));
         }
         for (_, queue) in self.cqs.iter_mut() {
-            queue
-                .waker
-                .take()
-                .into_iter()
-                .for_each(|waker| self.deferred.wake(waker));
+            self.deferred.wake_waiter(queue.waker.take());
         }
         for (_, counter) in self.counters.iter_mut() {
             counter.wake_all(&mut self.deferred);
         }
-        for cm in self
-            .endpoints
-            .iter_mut()
-            .filter_map(|(_, ep)| ep.cm.as_mut())
-        {
-            cm.take_waker()
-                .into_iter()
-                .for_each(|waker| self.deferred.wake(waker));
+        let endpoints = self.endpoints.iter_mut();
+        for cm in endpoints.filter_map(|(_, ep)| ep.cm.as_mut()) {
+            self.deferred.wake_waiter(cm.take_waker());
         }
         for waker in self.event_queues.iter().filter_map(|eq| eq.take_waker()) {
             self.deferred.wake(waker);
         }
-        self.waiters = 0;
+        debug_assert_eq!(self.deferred.waiting(), 0, "each waiting task has a waker");
     }
 }

@@ -5,17 +5,16 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
-use fabric_core::rx::RxQueue;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
-    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainRun, RemoteAccess,
+    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainSink, RemoteAccess,
     RmaIov, RmaIovId, RxEngine,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::deferred::Deferred;
-use super::domain_state::{DomainState, EndpointState};
+use super::domain_state::{DomainState, EndpointState, max_msg_size};
 use super::id_map::IdMap;
 use super::ops::{CompletionTarget, OpPhase, OpTable};
 use super::pending_work::FollowUp;
@@ -23,14 +22,30 @@ use super::queues::{CounterState, CqState};
 use super::trace::TraceEvent;
 
 impl RxEngine for DomainState {
+    type PlainSink<'a> = PlainDeliveries<'a>;
+
+    #[inline(always)] // on the small-message path
+    fn plain_sink(&mut self, queue: EpId) -> Option<PlainDeliveries<'_>> {
+        if self.avs.departing_count() > 0 {
+            return None;
+        }
+        let ep = self.endpoints.get_mut(queue.0)?;
+        Some(PlainDeliveries {
+            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
+            ep,
+            ops: &mut self.ops,
+            counters: &mut self.counters,
+            deferred: &mut self.deferred,
+            completed: 0,
+            reported: OpStats::default(),
+        })
+    }
+
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let Some(op) = self.ops.get_mut(op) else {
             return Ok(0);
         };
-        let limit = self
-            .endpoints
-            .get(op.ep.0)
-            .map_or(0, |ep| ep.bindings.max_msg_size);
+        let limit = max_msg_size(&self.endpoints, op.ep);
         op.buf.begin_fill(len.min(limit))?;
         Ok(op.buf.recv_capacity().min(limit))
     }
@@ -58,11 +73,14 @@ impl RxEngine for DomainState {
             .get_mut(op.ep.0)
             .filter(|ep| envelope.len <= ep.bindings.max_msg_size)
         else {
-            return self.deliver_truncated(key, envelope, bytes);
+            return self.fill_and_complete(key, envelope, bytes);
         };
         let placed = match op.buf.receive(bytes) {
             Ok(placed) => placed,
-            Err(error) => return self.deliver_nothing(key, envelope, error),
+            Err(error) => {
+                let outcome = Outcome::partial(Transfer::received(envelope, 0), error);
+                return self.complete(key, outcome);
+            }
         };
         let target = op.target;
         if !matches!(target, CompletionTarget::Future | CompletionTarget::Cq(_))
@@ -87,7 +105,7 @@ impl RxEngine for DomainState {
             op.outcome.transfer = Transfer::received(envelope, placed);
             op.phase = OpPhase::Done;
             let (ep, waiter) = (op.ep, op.waker.take());
-            self.wake_waiter(waiter);
+            self.deferred.wake_waiter(waiter);
             if !self.shared_senders.is_empty() {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
@@ -100,10 +118,7 @@ impl RxEngine for DomainState {
     fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
         let op = self.ops.get(op);
         op.is_some_and(|op| {
-            let limit = self
-                .endpoints
-                .get(op.ep.0)
-                .map_or(0, |ep| ep.bindings.max_msg_size);
+            let limit = max_msg_size(&self.endpoints, op.ep);
             matches!(&op.buf, AnyBuf::Loaned(loaned) if loaned.accepts_loan() && len <= limit)
         })
     }
@@ -120,10 +135,7 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(op) else {
             return 0;
         };
-        let limit = self
-            .endpoints
-            .get(op.ep.0)
-            .map_or(0, |ep| ep.bindings.max_msg_size);
+        let limit = max_msg_size(&self.endpoints, op.ep);
         bytes.truncate(limit);
         let len = bytes.len();
         match &mut op.buf {
@@ -144,11 +156,10 @@ impl RxEngine for DomainState {
         mut bytes: PooledBuf,
         len: usize,
     ) -> Result<(usize, usize)> {
-        let limit = self.ops.get(op).map_or(0, |op| {
-            self.endpoints
-                .get(op.ep.0)
-                .map_or(0, |ep| ep.bindings.max_msg_size)
-        });
+        let limit = self
+            .ops
+            .get(op)
+            .map_or(0, |op| max_msg_size(&self.endpoints, op.ep));
         let pooled = match self.ops.get_mut(op).map(|op| &mut op.buf) {
             Some(AnyBuf::Pooled(pooled)) if bytes.has_room(len.min(limit)) => pooled,
             Some(AnyBuf::Loaned(loaned)) if bytes.has_room(len.min(limit)) => loaned.pooled_mut(),
@@ -197,7 +208,7 @@ impl RxEngine for DomainState {
             self.deferred.drop_buffer(AnyBuf::Pooled(grown));
         }
         // A task that waits to cancel the receive can do so now.
-        self.wake_waiter(waiter);
+        self.deferred.wake_waiter(waiter);
         // The receive may accept a message of another peer that a transport holds back, and no peer
         // rings for that.
         self.pending_work.push(FollowUp::ResumeProgress);
@@ -327,32 +338,6 @@ impl RxEngine for DomainState {
 }
 
 impl EngineContext for DomainState {
-    type PlainRun<'a> = PlainDeliveries<'a>;
-
-    #[inline(always)] // on the small-message path
-    fn begin_plain_run<'a>(
-        &'a mut self,
-        rx: &'a mut RxQueue,
-        peer: (PeerKey, Option<FiAddr>),
-    ) -> Option<PlainDeliveries<'a>> {
-        if !self.shared_senders.is_empty() || self.avs.departing_count() > 0 || !rx.takes_plain() {
-            return None;
-        }
-        let ep = self.endpoints.get_mut(rx.ep().0)?;
-        Some(PlainDeliveries {
-            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
-            ep,
-            rx,
-            peer,
-            ops: &mut self.ops,
-            counters: &mut self.counters,
-            deferred: &mut self.deferred,
-            waiters: &mut self.waiters,
-            completed: 0,
-            reported: OpStats::default(),
-        })
-    }
-
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.ops
             .get(op)
@@ -485,42 +470,38 @@ impl EngineContext for DomainState {
     }
 }
 
-/// Plain messages of one peer on their way to the receives at the head of a queue. Endpoint and
-/// completion queue are looked up once for all messages; statistics, counter and waiter of the
-/// queue are updated when the run is dropped.
+/// Deliveries of plain messages to the receives of one queue. Endpoint and completion queue are
+/// looked up once for all messages; statistics, counter and waiter of the queue are updated on drop.
 #[derive(Debug)]
 pub struct PlainDeliveries<'a> {
     ep: &'a mut EndpointState,
     cq: Option<&'a mut CqState>,
-    rx: &'a mut RxQueue,
-    peer: (PeerKey, Option<FiAddr>),
     ops: &'a mut OpTable,
     counters: &'a mut IdMap<CounterState>,
     deferred: &'a mut Deferred,
-    waiters: &'a mut usize,
     /// Number of messages whose receives have futures.
     completed: u64,
     /// Messages that were reported to the completion queue.
     reported: OpStats,
 }
 
-impl PlainRun for PlainDeliveries<'_> {
+impl PlainSink for PlainDeliveries<'_> {
     #[inline(always)] // on the small-message path
-    fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool {
+    fn deliver(
+        &mut self,
+        key: OpKey,
+        transfer: Transfer,
+        bytes: &(impl CopySource + Copy),
+    ) -> bool {
         let len = bytes.len();
         if len > self.ep.bindings.max_msg_size {
             return false;
         }
-        let Some(key) = self.rx.first_plain(self.peer.1) else {
-            return false;
-        };
         let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
             return false;
         };
         match (op.target, &mut self.cq) {
             (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
-                let arrival = self.rx.take_first_plain();
-                let transfer = Transfer::received_plain(self.peer, arrival, len);
                 let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
                 entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
                 self.ep.posted_recvs -= usize::from(op.holds_credit);
@@ -529,14 +510,10 @@ impl PlainRun for PlainDeliveries<'_> {
                 self.reported.bytes += len as u64;
             }
             (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
-                let arrival = self.rx.take_first_plain();
                 self.ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
-                op.outcome.transfer = Transfer::received_plain(self.peer, arrival, len);
+                op.outcome.transfer = transfer;
                 op.phase = OpPhase::Done;
-                if let Some(waker) = op.waker.take() {
-                    *self.waiters -= 1;
-                    self.deferred.wake(waker);
-                }
+                self.deferred.wake_waiter(op.waker.take());
                 self.completed += 1;
             }
             _ => return false,
@@ -551,41 +528,14 @@ impl Drop for PlainDeliveries<'_> {
         if self.reported.count > 0 {
             self.ep.stats.received += self.reported;
             let waiter = self.cq.as_mut().and_then(|cq| cq.waker.take());
-            if let Some(waker) = waiter {
-                *self.waiters -= 1;
-                self.deferred.wake(waker);
-            }
+            self.deferred.wake_waiter(waiter);
         }
         if let Some(counter) = self.ep.bindings.counters.recv
             && let Some(counter) = self.counters.get_mut(counter.0)
         {
             let received = self.completed + self.reported.count;
-            *self.waiters -= counter.add(received, 0, self.deferred);
+            counter.add(received, 0, self.deferred);
         }
-    }
-}
-
-impl DomainState {
-    /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
-    #[cold]
-    fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
-        match self.begin_fill(key, envelope.len) {
-            Ok(room) => {
-                let placed = room.min(envelope.len);
-                self.write_at(key, 0, bytes, 0, placed);
-                self.complete(key, Outcome::received(envelope, placed));
-            }
-            Err(error) => self.deliver_nothing(key, envelope, error),
-        }
-    }
-
-    /// Completes a receive that has no memory for its message, which is lost.
-    #[cold]
-    fn deliver_nothing(&mut self, key: OpKey, envelope: &Envelope, error: Error) {
-        self.complete(
-            key,
-            Outcome::partial(Transfer::received(envelope, 0), error),
-        );
     }
 }
 
@@ -593,6 +543,7 @@ impl DomainState {
 mod tests {
     use fabric_core::buf::IoBuf;
     use fabric_core::matching::RecvSpec;
+    use fabric_core::rx::RxQueue;
 
     use super::*;
     use crate::engine::state::bindings::Bindings;
@@ -615,8 +566,8 @@ mod tests {
         };
         rx.post(&mut domain, op, any);
         let peer = (PeerKey(1), None);
-        let taken = domain
-            .begin_plain_run(&mut rx, peer)
+        let taken = rx
+            .begin_plain_run(&mut domain, peer)
             .unwrap()
             .deliver(&&b"message"[..]);
         assert!(!taken && !domain.ops.is_done(op) && rx.has_posted());

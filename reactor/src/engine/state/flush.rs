@@ -1,15 +1,10 @@
 //! Flushes under way.
 
-use fabric_core::buf::AnyBuf;
 use fabric_core::completion::OpKind;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain_state::DomainState;
-use super::ops::{CompletionTarget, OpPhase, OpState};
-
-/// The endpoint of a flush operation: a flush may cover the whole domain, and the flush of an
-/// endpoint outlives the endpoint.
-const NO_ENDPOINT: EpId = EpId(u32::MAX);
+use super::ops::{OpPhase, OpState};
 
 /// A flush under way.
 #[derive(Debug)]
@@ -37,15 +32,8 @@ impl DomainState {
             let in_scope = ep.is_none_or(|ep| op.ep == ep);
             in_scope && op.is_unsent()
         });
-        let mut op = OpState::new(
-            NO_ENDPOINT,
-            OpKind::Send,
-            CompletionTarget::Future,
-            AnyBuf::None,
-        );
-        op.no_transfer = true;
-        op.phase = OpPhase::Waiting;
-        let key = self.ops.insert(op);
+        // The flush of an endpoint outlives the endpoint.
+        let key = self.ops.insert(OpState::condition(None, OpPhase::Waiting));
         self.flushes.push(Flush { key, waits_for });
         self.end_flushes();
         key

@@ -139,9 +139,9 @@ impl DomainState {
                     cq_state.unreserve();
                     self.deferred.drop_buffer(buf);
                     self.on_cq_space(queue);
-                } else if let Some(waker) = cq_state.push(context, kind, outcome, buf) {
-                    self.waiters -= 1;
-                    self.deferred.wake(waker);
+                } else {
+                    let waiter = cq_state.push(context, kind, outcome, buf);
+                    self.deferred.wake_waiter(waiter);
                 }
             }
             CompletionTarget::MultiRecv(_) | CompletionTarget::Discard => {

@@ -3,15 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fabric_core::buf::AnyBuf;
-use fabric_core::completion::OpKind;
-use fabric_core::transport::{EpId, LoanAllocator, OpKey};
+use fabric_core::transport::{LoanAllocator, OpKey};
 
 use super::domain_state::DomainState;
-use super::ops::{CompletionTarget, OpPhase, OpState};
-
-/// The endpoint of a waiting operation: memory belongs to the domain.
-const NO_ENDPOINT: EpId = EpId(u32::MAX);
+use super::ops::{OpPhase, OpState};
 
 /// The tasks that wait for memory, in order.
 #[derive(Default)]
@@ -43,11 +38,7 @@ impl LoanWaiters {
 impl DomainState {
     /// Joins the queue for memory.
     pub(crate) fn enqueue_loan_waiter(&mut self, allocator: &Arc<dyn LoanAllocator>) -> OpKey {
-        let (target, none) = (CompletionTarget::Future, AnyBuf::None);
-        let mut op = OpState::new(NO_ENDPOINT, OpKind::Send, target, none);
-        op.no_transfer = true;
-        op.phase = OpPhase::Waiting;
-        let key = self.ops.insert(op);
+        let key = self.ops.insert(OpState::condition(None, OpPhase::Waiting));
         allocator.set_awaited(true);
         self.loan_waiters.allocator = Some(allocator.clone());
         self.loan_waiters.queue.push_back(key);

@@ -22,7 +22,7 @@ use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
 
 use super::bindings::CqId;
-use super::domain_state::DomainState;
+use super::domain_state::{DomainState, max_msg_size};
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
 
@@ -313,10 +313,7 @@ impl DomainState {
             return MultiRecvSplit::CqFull;
         }
         let multi = &mut self.multi_recvs[id as usize];
-        let limit = self
-            .endpoints
-            .get(multi.ep.0)
-            .map_or(0, |ep| ep.bindings.max_msg_size);
+        let limit = max_msg_size(&self.endpoints, multi.ep);
         let len = envelope.len.min(limit);
         if len > multi.remaining.capacity() && !multi.untouched {
             multi.closed = true;
@@ -463,7 +460,7 @@ impl DomainState {
     /// Wakes the task that waits for an operation that goes on.
     fn wake_op(&mut self, key: OpKey) {
         let waiter = self.ops.get_mut(key).and_then(|op| op.waker.take());
-        self.wake_waiter(waiter);
+        self.deferred.wake_waiter(waiter);
     }
 
     pub(crate) fn take_multi_recv_item(&mut self, key: OpKey) -> Option<MultiRecvItem> {

@@ -124,9 +124,20 @@ impl OpState {
             waker: None,
         }
     }
-}
 
-impl OpState {
+    /// Returns an operation without a transfer, which ends when a condition holds: a permit, a
+    /// probe, a flush, or a wait for memory of loans. `ep` is `None` for one of the whole domain.
+    pub(crate) fn condition(ep: Option<EpId>, phase: OpPhase) -> Self {
+        let ep = ep.unwrap_or(EpId(u32::MAX));
+        // The kind has no effect: nothing is transferred or counted.
+        let op = Self::new(ep, OpKind::Send, CompletionTarget::Future, AnyBuf::None);
+        Self {
+            phase,
+            no_transfer: true,
+            ..op
+        }
+    }
+
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline(always)] // on the small-message path
     pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {

@@ -16,7 +16,7 @@ pub(crate) enum FollowUp {
     PublishAddr(AvId, FiAddr),
     /// Release an auto-inserted address if its peer has left and no message of it remains.
     ReleaseAddr(AvId, FiAddr),
-    /// Continue what was held back because a queue was full.
+    /// Make a pass: messages or accesses that were held back may be accepted now.
     ResumeProgress,
 }
 
@@ -63,8 +63,7 @@ impl PendingWork {
         self.needs_pass = false;
     }
 
-    /// Requests that the doorbells are armed again: a call has left something that waits for a
-    /// peer.
+    /// Requests that the domain is armed again, or that its driver is woken if a pass has work.
     pub(crate) fn request_rearm(&mut self) {
         self.needs_rearm = true;
     }

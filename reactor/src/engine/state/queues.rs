@@ -163,50 +163,40 @@ struct CounterWaiter {
 
 impl CounterState {
     /// Adds to the counter. Wakes the waiters whose threshold is reached, and all waiters when an
-    /// error is counted; returns how many it woke.
-    pub(crate) fn add(&mut self, success: u64, errors: u64, deferred: &mut Deferred) -> usize {
+    /// error is counted.
+    pub(crate) fn add(&mut self, success: u64, errors: u64, deferred: &mut Deferred) {
         self.value = self.value.wrapping_add(success);
         self.errors = self.errors.wrapping_add(errors);
         let (value, seen) = (self.value, self.errors);
-        let previous_len = self.waiters.len();
-        if previous_len > 0 {
-            for waiter in self
-                .waiters
-                .extract_if(.., |w| value >= w.threshold || seen != w.errors_seen)
-            {
-                deferred.wake(waiter.waker);
+        if !self.waiters.is_empty() {
+            let is_due = |w: &mut CounterWaiter| value >= w.threshold || seen != w.errors_seen;
+            for waiter in self.waiters.extract_if(.., is_due) {
+                deferred.wake_waiter(Some(waiter.waker));
             }
         }
-        previous_len - self.waiters.len()
-    }
-
-    /// Returns the number of waiters.
-    pub(crate) fn waiter_count(&self) -> usize {
-        self.waiters.len()
     }
 
     /// Wakes all waiters.
     pub(crate) fn wake_all(&mut self, deferred: &mut Deferred) {
-        self.waiters
-            .drain(..)
-            .for_each(|waiter| deferred.wake(waiter.waker));
+        for waiter in self.waiters.drain(..) {
+            deferred.wake_waiter(Some(waiter.waker));
+        }
     }
 
-    /// Registers a waiter or renews its waker. Returns true for a new waiter.
+    /// Registers a waiter or renews its waker.
     pub(crate) fn register_waiter(
         &mut self,
         id: &mut Option<u64>,
-        threshold: u64,
-        errors_seen: u64,
+        (threshold, errors_seen): (u64, u64),
         waker: &Waker,
         deferred: &mut Deferred,
-    ) -> bool {
+    ) {
         if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
             (waiter.threshold, waiter.errors_seen) = (threshold, errors_seen);
             if !waiter.waker.will_wake(waker) {
                 deferred.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
             }
-            return false;
+            return;
         }
         self.next_waiter_id += 1;
         *id = Some(self.next_waiter_id);
@@ -216,16 +206,14 @@ impl CounterState {
             errors_seen,
             waker: waker.clone(),
         });
-        true
+        deferred.add_waiter(None);
     }
 
-    /// Removes a waiter whose future was dropped. Returns true if it was registered.
-    pub(crate) fn remove_waiter(&mut self, id: u64, deferred: &mut Deferred) -> bool {
-        let index = self.waiters.iter().position(|w| w.id == id);
-        if let Some(index) = index {
-            deferred.drop_waker(self.waiters.swap_remove(index).waker);
+    /// Removes a waiter whose future was dropped.
+    pub(crate) fn remove_waiter(&mut self, id: u64, deferred: &mut Deferred) {
+        if let Some(index) = self.waiters.iter().position(|w| w.id == id) {
+            deferred.drop_waiter(Some(self.waiters.swap_remove(index).waker));
         }
-        index.is_some()
     }
 }
 

@@ -26,12 +26,6 @@ impl SharedSenders {
         self.endpoints.get(index).copied()
     }
 
-    /// Returns the number of senders so far.
-    #[inline]
-    pub(crate) fn len(&self) -> usize {
-        self.endpoints.len()
-    }
-
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.endpoints.is_empty()

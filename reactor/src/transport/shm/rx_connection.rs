@@ -19,7 +19,7 @@ use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::transport::{
-    EndpointContext, EngineContext, Incarnation, PartialId, PlainRun, RemoteAccess, WaitSet,
+    EndpointContext, EngineContext, Incarnation, PartialId, RemoteAccess, WaitSet,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
