@@ -2,11 +2,11 @@
 //!
 //! A [`Transport`] describes its offers, and opens domains by [`OpenDomain`]. A [`TransportDomain`]
 //! opens endpoints. A [`TransportEndpoint`] moves messages. A call that may deliver, complete or
-//! report comes with an [`EndpointContext`]: the endpoint's receive queue, and the engine's [`EngineContext`] with
-//! operations, address vectors and event queues. The traits have the type of the engine as a
-//! parameter: the engine calls an endpoint dynamically, once per pass or operation, and the
-//! endpoint calls the engine statically. What only some transports offer is in traits of its own:
-//! [`ConnectionManagement`], [`ConnectionRequests`] and [`EndpointConnection`],
+//! report comes with an [`EndpointContext`]: the endpoint's receive queue, and the engine's
+//! [`EngineContext`] with operations, address vectors and event queues. The traits have the type of
+//! the engine as a parameter: the engine calls an endpoint dynamically, once per pass or operation,
+//! and the endpoint calls the engine statically. What only some transports offer is in traits of
+//! its own: [`ConnectionManagement`], [`ConnectionRequests`] and [`EndpointConnection`],
 //! [`MulticastGroups`], [`SentLoans`], [`RegionObserver`].
 //!
 //! The engine owns the endpoints and makes all calls under the domain's lock. [`FastPath`] and

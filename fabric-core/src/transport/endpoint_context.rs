@@ -1,21 +1,20 @@
 //! An endpoint as its transport sees it during a call.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{CopySource, PeerMemory};
-use crate::completion::Transfer;
+use crate::buf::{AnyBuf, CopySource, Payload, PeerMemory};
+use crate::completion::{Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
-use crate::op::{EpId, RemoteAccess};
+use crate::mr::{Region, RmaIov};
+use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId};
 use crate::rx::{Incarnation, PartialId, PlainRun, RxQueue};
 
 use super::{Connected, EngineContext};
 
-/// An endpoint during a call of its transport: the receive queue, and the services of the engine,
-/// to which the context dereferences.
+/// An endpoint during a call of its transport: the receive queue, and the services of the engine.
 ///
 /// A transport reports what has arrived: a whole message, or the beginning of a message and its
 /// pieces, each with a source of bytes. The receive queue decides which receive gets the message
@@ -29,28 +28,19 @@ pub struct EndpointContext<'a, E> {
     engine: &'a mut E,
 }
 
-impl<E> Deref for EndpointContext<'_, E> {
-    type Target = E;
-
-    #[inline(always)] // on the fast path of small messages
-    fn deref(&self) -> &E {
-        self.engine
-    }
-}
-
-impl<E> DerefMut for EndpointContext<'_, E> {
-    #[inline(always)] // on the fast path of small messages
-    fn deref_mut(&mut self) -> &mut E {
-        self.engine
-    }
-}
-
 impl<'a, E: EngineContext> EndpointContext<'a, E> {
     /// Creates the context of an endpoint with its receive queue, which may be one that the
     /// endpoint shares with others.
     #[inline(always)] // on the fast path of small messages
     pub fn new(ep: EpId, rx: &'a mut RxQueue, engine: &'a mut E) -> Self {
         Self { ep, rx, engine }
+    }
+
+    /// Returns the engine, for models whose transport has no receive queue.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn engine(&self) -> &E {
+        self.engine
     }
 
     /// Returns the id of the endpoint.
@@ -244,8 +234,86 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     }
 }
 
-/// The services of the engine for this endpoint.
+/// Operations.
 impl<E: EngineContext> EndpointContext<'_, E> {
+    /// Returns the payload of a send operation ([`EngineContext::payload`]).
+    #[inline]
+    pub fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.engine.payload(op)
+    }
+
+    /// Returns whether another process may read the payload ([`EngineContext::is_host_memory`]).
+    #[must_use]
+    pub fn is_host_memory(&self, op: OpKey) -> bool {
+        self.engine.is_host_memory(op)
+    }
+
+    /// Takes the buffer of an operation for the kernel ([`EngineContext::take_buffer`]).
+    pub fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
+        self.engine.take_buffer(op)
+    }
+
+    /// Returns a buffer that was taken ([`EngineContext::return_buffer`]).
+    pub fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
+        self.engine.return_buffer(op, buf);
+    }
+
+    /// Returns the remote ranges of an operation that has several ([`EngineContext::rma_iovs`]).
+    #[must_use]
+    pub fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
+        self.engine.rma_iovs(id)
+    }
+
+    /// Writes the response to a read ([`RxEngine::write_at`](super::RxEngine::write_at)).
+    pub fn write_at(
+        &mut self,
+        op: OpKey,
+        at: usize,
+        bytes: &dyn CopySource,
+        from: usize,
+        count: usize,
+    ) {
+        self.engine.write_at(op, at, bytes, from, count);
+    }
+
+    /// Notes that the payload is no longer needed ([`EngineContext::on_payload_sent`]).
+    pub fn on_payload_sent(&mut self, op: OpKey) {
+        self.engine.on_payload_sent(op);
+    }
+
+    /// Completes an operation ([`RxEngine::complete`](super::RxEngine::complete)).
+    #[inline]
+    pub fn complete(&mut self, op: OpKey, outcome: Outcome) {
+        self.engine.complete(op, outcome);
+    }
+
+    /// Completes a send successfully ([`EngineContext::complete_send`]).
+    #[inline]
+    pub fn complete_send(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+        self.engine.complete_send(op, len, tag);
+    }
+}
+
+/// Other services of the engine.
+impl<E: EngineContext> EndpointContext<'_, E> {
+    /// Requests that the doorbells are armed again
+    /// ([`RxEngine::request_rearm`](super::RxEngine::request_rearm)).
+    #[inline]
+    pub fn request_rearm(&mut self) {
+        self.engine.request_rearm();
+    }
+
+    /// Requests further passes ([`EngineContext::request_progress`]).
+    pub fn request_progress(&mut self) {
+        self.engine.request_progress();
+    }
+
+    /// Returns the region with this key ([`EngineContext::region`]).
+    #[must_use]
+    pub fn region(&self, key: u64) -> Option<&Region> {
+        self.engine.region(key)
+    }
+
     /// Reports an event ([`EngineContext::event`]).
     pub fn event(&mut self, event: EventKind) {
         self.engine.event(self.ep, event);
@@ -257,23 +325,23 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     }
 
     /// Returns the address of the peer with this handle
-    /// ([`RxEngine::address_of`](crate::rx::RxEngine::address_of)).
+    /// ([`RxEngine::address_of`](super::RxEngine::address_of)).
     ///
     /// # Errors
-    /// As [`RxEngine::address_of`](crate::rx::RxEngine::address_of).
+    /// As [`RxEngine::address_of`](super::RxEngine::address_of).
     pub fn address_of(&self, addr: FiAddr) -> Result<Address> {
         self.engine.address_of(self.ep, addr)
     }
 
     /// Returns the incarnation behind a handle
-    /// ([`RxEngine::incarnation_of`](crate::rx::RxEngine::incarnation_of)).
+    /// ([`RxEngine::incarnation_of`](super::RxEngine::incarnation_of)).
     #[must_use]
     pub fn incarnation_of(&self, addr: FiAddr) -> Option<Incarnation> {
         self.engine.incarnation_of(self.ep, addr)
     }
 
     /// Returns the handle that the program inserted for an address
-    /// ([`RxEngine::fi_addr_of`](crate::rx::RxEngine::fi_addr_of)).
+    /// ([`RxEngine::fi_addr_of`](super::RxEngine::fi_addr_of)).
     #[must_use]
     pub fn fi_addr_of(&self, address: &Address) -> Option<FiAddr> {
         self.engine.fi_addr_of(self.ep, address)

@@ -7,8 +7,7 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::transport::{
-    EndpointContext, EpId, OpKey, RxEngine, TransportDomain, TransportEndpoint, TrySend, TxOp,
-    WaitToken,
+    EndpointContext, EpId, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, Result};
 
@@ -137,26 +136,26 @@ impl TransportEndpoint<DomainState> for MockEndpoint {
         Ok(())
     }
 
-    fn progress(&mut self, domain: &mut MockContext<'_>, _: usize) -> bool {
+    fn progress(&mut self, ctx: &mut MockContext<'_>, _: usize) -> bool {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
-        let Some(op) = oldest_recv(domain) else {
+        let Some(op) = oldest_recv(ctx.engine()) else {
             return false;
         };
         self.taken += 1;
-        domain.complete(op, Outcome::ok(Transfer::default()));
+        ctx.complete(op, Outcome::ok(Transfer::default()));
         true
     }
 
     fn ready(&mut self, _: &mut MockContext<'_>, _: WaitToken) {}
 
-    fn arm(&mut self, domain: &mut MockContext<'_>) -> bool {
+    fn arm(&mut self, ctx: &mut MockContext<'_>) -> bool {
         self.connection.armed.swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `MockConnection::send`.
         fence(Ordering::SeqCst);
         let is_empty = self.connection.arrived.load(Ordering::Relaxed) == self.taken
-            || oldest_recv(domain).is_none();
+            || oldest_recv(ctx.engine()).is_none();
         if !is_empty {
             self.connection.armed.swap(0, Ordering::Relaxed);
         }

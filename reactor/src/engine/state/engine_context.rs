@@ -471,7 +471,8 @@ impl EngineContext for DomainState {
 }
 
 /// Deliveries of plain messages to the receives of one queue. Endpoint and completion queue are
-/// looked up once for all messages; statistics, counter and waiter of the queue are updated on drop.
+/// looked up once for all messages; statistics, counter and waiter of the queue are updated on
+/// drop.
 #[derive(Debug)]
 pub struct PlainDeliveries<'a> {
     ep: &'a mut EndpointState,
