@@ -18,8 +18,7 @@ pub trait EngineContext: RxEngine + Sized {
 
     /// Returns whether the payload of a send operation is in host memory that another process may
     /// read. A custom buffer may be device memory.
-    fn is_host_memory(&self, op: OpKey) -> bool {
-        let _ = op;
+    fn is_host_memory(&self, _op: OpKey) -> bool {
         true
     }
 
@@ -27,30 +26,24 @@ pub trait EngineContext: RxEngine + Sized {
     /// the operation has ended. Until the buffer is [returned](EngineContext::return_buffer), the
     /// operation has no payload, and its completion is deferred, because the completion returns the
     /// buffer to the program. `None` if the engine does not give buffers away.
-    fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
-        let _ = op;
+    fn take_buffer(&mut self, _op: OpKey) -> Option<AnyBuf> {
         None
     }
 
     /// Returns a buffer taken with [`take_buffer`](EngineContext::take_buffer), which the kernel no
     /// longer reads. The operation may have ended meanwhile.
-    fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
-        let _ = (op, buf);
-    }
+    fn return_buffer(&mut self, _op: OpKey, _buf: AnyBuf) {}
 
     /// Returns the remote ranges of a write or read that has several. The payload is written to
     /// them, or read from them, in this order. All of them must be checked before the first byte
     /// moves.
-    fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
-        let _ = id;
+    fn rma_iovs(&self, _id: RmaIovId) -> &[RmaIov] {
         &[]
     }
 
     /// Notes that the transport no longer needs the payload of the operation, because the kernel or
     /// the peer has the payload. The operation has not completed: it waits for the peer's response.
-    fn on_payload_sent(&mut self, op: OpKey) {
-        let _ = op;
-    }
+    fn on_payload_sent(&mut self, _op: OpKey) {}
 
     /// Completes a send of `len` bytes with this tag successfully.
     fn complete_send(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
@@ -102,13 +95,9 @@ pub trait EngineContext: RxEngine + Sized {
 
     /// Notes that a connection request waits at a passive endpoint, to be taken with
     /// [`ConnectionRequests::take_connreq`](super::ConnectionRequests::take_connreq).
-    fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
-        let _ = (ep, peer, data);
-    }
+    fn on_connreq(&mut self, _ep: EpId, _peer: &Address, _data: &[u8]) {}
 
     /// Reports the result of connecting an `FI_EP_MSG` endpoint to this peer. Called once per
     /// endpoint.
-    fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
-        let _ = (ep, peer, result);
-    }
+    fn on_connected(&mut self, _ep: EpId, _peer: &Address, _result: Result<Connected>) {}
 }

@@ -86,17 +86,14 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// Sets the minimum length in bytes of messages that are copied once, directly between the
     /// processes, where possible; `usize::MAX` turns single copy off in both directions. Called
     /// before endpoints are opened; transports without single copy ignore it.
-    fn set_single_copy_threshold(&mut self, len: usize) {
-        let _ = len;
-    }
+    fn set_single_copy_threshold(&mut self, _len: usize) {}
 
     /// Sets how sockets are waited for. Called before endpoints are opened; transports without
     /// sockets ignore it.
     ///
     /// # Errors
     /// The kernel does not support an explicitly requested mode.
-    fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
-        let _ = io;
+    fn set_socket_io(&mut self, _io: SocketIo) -> Result<()> {
         Ok(())
     }
 
@@ -146,16 +143,12 @@ pub trait ConnectionManagement<E: EngineContext> {
 /// What must know the memory regions of a domain.
 pub trait RegionObserver {
     /// Notes that a region was registered with this key, or that its attributes changed.
-    fn region_changed(&mut self, key: u64, region: &Region) {
-        let _ = (key, region);
-    }
+    fn region_changed(&mut self, _key: u64, _region: &Region) {}
 
     /// Notes that a key is no longer valid.
     fn region_closed(&mut self, key: u64);
 
     /// Notes that the program has unlocked a registered buffer with this key: accesses of peers
     /// that wait for the lock are to be retried.
-    fn region_unlocked(&mut self, key: u64) {
-        let _ = key;
-    }
+    fn region_unlocked(&mut self, _key: u64) {}
 }

@@ -44,27 +44,24 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Failures known at once; the operation does not take effect.
     fn try_send(
         &mut self,
-        ctx: &mut EndpointContext<'_, E>,
-        tx_op: &TxOp,
-        payload: Payload<'_>,
+        _ctx: &mut EndpointContext<'_, E>,
+        _tx_op: &TxOp,
+        _payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let _ = (ctx, tx_op, payload);
         Err(Error::NotSupported("sends from a passive endpoint"))
     }
 
     /// Sends messages to one peer inline, each [plain](TxOp::is_plain) but for [`TxOp::more`],
     /// until one cannot be sent so. Returns the number of messages sent; the engine posts the
     /// others one by one.
-    fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
-        let _ = (peer, messages);
+    fn try_send_plain(&mut self, _peer: FiAddr, _messages: &[&[u8]]) -> usize {
         0
     }
 
     /// Writes to the memory of one peer inline, each write without CQ data and with
     /// [`TxOp::more`], until one cannot be executed so. Returns the number of writes executed; the
     /// engine posts the others one by one.
-    fn try_write_plain(&mut self, peer: FiAddr, writes: &[(RmaIov, &[u8])]) -> usize {
-        let _ = (peer, writes);
+    fn try_write_plain(&mut self, _peer: FiAddr, _writes: &[(RmaIov, &[u8])]) -> usize {
         0
     }
 
@@ -99,16 +96,13 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 
     /// Hands the batched messages to the kernel as far as the socket buffers have
     /// room, and completes the messages whose last byte the kernel accepted.
-    fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        let _ = ctx;
-    }
+    fn write_batched(&mut self, _ctx: &mut EndpointContext<'_, E>) {}
 
     /// Ends a batch of sends with [`TxOp::more`]: notifies the receivers.
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a receiver has closed before it accepted all messages of the batch.
-    fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
-        let _ = ctx;
+    fn flush(&mut self, _ctx: &mut EndpointContext<'_, E>) -> Result<()> {
         Ok(())
     }
 
@@ -118,11 +112,10 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
     fn try_read(
         &mut self,
-        ctx: &mut EndpointContext<'_, E>,
-        tx_op: &TxOp,
-        into: &mut AnyBuf,
+        _ctx: &mut EndpointContext<'_, E>,
+        _tx_op: &TxOp,
+        _into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let _ = (ctx, tx_op, into);
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
@@ -150,11 +143,10 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
     fn direct_region(
         &mut self,
-        ctx: &mut EndpointContext<'_, E>,
-        peer: FiAddr,
-        key: u64,
+        _ctx: &mut EndpointContext<'_, E>,
+        _peer: FiAddr,
+        _key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let _ = (ctx, peer, key);
         Err(Error::NotSupported(
             "direct access to memory regions of peers",
         ))
@@ -177,8 +169,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 
     /// Cancels a transmit operation. Returns true if the operation had not begun: it will not
     /// complete. Returns false if it had begun: it will complete.
-    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
-        let _ = (ctx, op);
+    fn cancel(&mut self, _ctx: &mut EndpointContext<'_, E>, _op: OpKey) -> bool {
         false
     }
 
@@ -187,14 +178,11 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// get a message because the peer of a connected endpoint is gone. The transport can turn the
     /// reports of posted receives off
     /// ([`EndpointContext::set_post_reports`](super::EndpointContext::set_post_reports)).
-    fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        let _ = ctx;
-    }
+    fn on_rx_queue_changed(&mut self, _ctx: &mut EndpointContext<'_, E>) {}
 
     /// Returns the address handle of a connected peer; `None` if the peer has none, or is not
     /// connected any more.
-    fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        let _ = peer;
+    fn source_of(&self, _peer: PeerKey) -> Option<FiAddr> {
         None
     }
 
@@ -202,17 +190,14 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// assigns the handle to the messages of connected peers in a queue of the endpoint's own.
     fn address_inserted(
         &mut self,
-        ctx: &mut EndpointContext<'_, E>,
-        addr: FiAddr,
-        address: &Address,
+        _ctx: &mut EndpointContext<'_, E>,
+        _addr: FiAddr,
+        _address: &Address,
     ) {
-        let _ = (ctx, addr, address);
     }
 
     /// Notes that a handle of the endpoint's address vector is no longer valid.
-    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
-        let _ = (ctx, addr);
-    }
+    fn address_removed(&mut self, _ctx: &mut EndpointContext<'_, E>, _addr: FiAddr) {}
 
     /// Returns a path to the peers of this endpoint that does not need the domain's lock. Called
     /// once, when the endpoint is opened.
@@ -227,15 +212,12 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Returns whether passes may skip this endpoint until one of its descriptors is ready or the
     /// program uses the endpoint. The engine asks only if more endpoints are active than the
     /// transport [keeps active](super::TransportDomain::always_active).
-    fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        let _ = ctx;
+    fn is_idle(&mut self, _ctx: &mut EndpointContext<'_, E>) -> bool {
         false
     }
 
     /// Notes that passes skip this endpoint from now on.
-    fn on_idle(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        let _ = ctx;
-    }
+    fn on_idle(&mut self, _ctx: &mut EndpointContext<'_, E>) {}
 
     /// Handles a ready descriptor, which the endpoint watches with this token.
     fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken);
