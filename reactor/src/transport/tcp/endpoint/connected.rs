@@ -320,13 +320,9 @@ impl<E: EngineContext> EndpointConnection<E> for TcpEndpoint {
         if !ctx.shares_rx() {
             ctx.fail_posted(&Error::Canceled);
         }
-        let connection = self
-            .connections
-            .iter()
-            .find_map(|(connection_index, state)| {
-                matches!(state, ConnectionState::Established(_)).then_some(connection_index)
-            });
-        if let Some(connection_index) = connection {
+        let mut connections = self.connections.iter();
+        let connection = connections.find(|(_, state)| state.established().is_some());
+        if let Some((connection_index, _)) = connection {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::ShutDown);
             }

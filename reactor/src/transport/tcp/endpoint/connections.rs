@@ -9,7 +9,7 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 use super::super::connection::TcpConnection;
 use super::super::linger;
 use super::super::socket::TcpSocket;
-use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpToken};
+use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer, TcpToken};
 
 impl TcpEndpoint {
     /// Adds an established connection, and reports the peer to the engine. Returns its index.
@@ -86,7 +86,7 @@ impl TcpEndpoint {
         }
         // Batched messages, deferred messages and pending requests end with the connection.
         let reason = connection.end_reason().unwrap_or(DownReason::Closed);
-        let error = self.connection_error(&connection);
+        let error = self.peers[peer].connection_error(&connection);
         connection.fail_unwritten(ctx, &error);
         connection.process_deferred(ctx);
         connection.fail_all(ctx, &error);
@@ -132,46 +132,15 @@ impl TcpEndpoint {
         else {
             return;
         };
-        let (peer, error) = (connection.peer, self.connection_error(connection));
+        let peer = connection.peer;
+        let error = self.peers[peer].connection_error(connection);
         self.fail_sends(ctx, peer, &error);
         self.peers[peer].connection = None;
         // Responses may still arrive, unless the stream has ended.
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
+        if let Some(connection) = self.established_mut(connection_index)
             && connection.end_reason().is_some()
         {
             connection.fail_requests(ctx, &error);
-        }
-    }
-
-    /// Fails the receives of rendezvous messages of a connection that has ended while it holds
-    /// messages: the bytes of the rendezvous messages never arrive.
-    pub(super) fn fail_rendezvous_recvs(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
-    ) {
-        let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
-        else {
-            return;
-        };
-        let error = self.connection_error(connection);
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        {
-            connection.fail_rendezvous_recvs(ctx, &error);
-        }
-    }
-
-    /// Returns the error of operations for the peer of a connection that has ended.
-    fn connection_error(&self, connection: &TcpConnection) -> Error {
-        let peer = self.peers[connection.peer].address.clone();
-        match connection.end_reason() {
-            Some(DownReason::Protocol(what)) => Error::Protocol {
-                peer,
-                what: what.into(),
-            },
-            _ => Error::PeerGone(peer),
         }
     }
 
@@ -187,6 +156,20 @@ impl TcpEndpoint {
         {
             let peer = self.peers.remove(peer_index);
             self.peer_by_socket_addr.remove(&peer.socket_addr);
+        }
+    }
+}
+
+impl TcpPeer {
+    /// Returns the error of operations for the peer, whose connection has ended.
+    pub(super) fn connection_error(&self, connection: &TcpConnection) -> Error {
+        let peer = self.address.clone();
+        match connection.end_reason() {
+            Some(DownReason::Protocol(what)) => Error::Protocol {
+                peer,
+                what: what.into(),
+            },
+            _ => Error::PeerGone(peer),
         }
     }
 }

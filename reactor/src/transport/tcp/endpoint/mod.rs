@@ -94,6 +94,23 @@ enum ConnectionState {
     Established(Box<TcpConnection>),
 }
 
+impl ConnectionState {
+    fn established(&self) -> Option<&TcpConnection> {
+        match self {
+            Self::Established(connection) => Some(connection),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn established_mut(&mut self) -> Option<&mut TcpConnection> {
+        match self {
+            Self::Established(connection) => Some(connection),
+            _ => None,
+        }
+    }
+}
+
 /// A peer to which this endpoint is connected, or has something to send.
 #[derive(Debug)]
 struct TcpPeer {
@@ -285,13 +302,28 @@ impl TcpEndpoint {
 
     /// Iterates over the established connections.
     fn established(&self) -> impl Iterator<Item = &TcpConnection> {
-        self.connections.iter().filter_map(|(_, state)| {
-            if let ConnectionState::Established(connection) = state {
-                Some(&**connection)
-            } else {
-                None
-            }
-        })
+        let connections = self.connections.iter();
+        connections.filter_map(|(_, state)| state.established())
+    }
+
+    /// Iterates over the established connections.
+    fn all_established_mut(&mut self) -> impl Iterator<Item = &mut TcpConnection> {
+        let connections = self.connections.iter_mut();
+        connections.filter_map(|(_, state)| state.established_mut())
+    }
+
+    /// Returns the established connection with this index.
+    #[inline]
+    fn established_mut(&mut self, connection_index: usize) -> Option<&mut TcpConnection> {
+        self.connections
+            .get_mut(connection_index)?
+            .established_mut()
+    }
+
+    /// Returns the established connection with a peer that sends use.
+    #[inline]
+    fn tx_connection_mut(&mut self, peer_index: usize) -> Option<&mut TcpConnection> {
+        self.established_mut(self.peers[peer_index].connection?)
     }
 
     /// Makes a pass: progresses the receive queue and the active connections. Returns whether
@@ -322,7 +354,9 @@ impl TcpEndpoint {
             };
             moved |= connection.progress_tx(queue, ctx);
             if connection.has_unread_rendezvous_at_end() && connection.has_held_messages() {
-                self.fail_rendezvous_recvs(ctx, connection_index);
+                // The bytes of the rendezvous messages never arrive.
+                let error = self.peers[peer].connection_error(connection);
+                connection.fail_rendezvous_recvs(ctx, &error);
                 moved = true;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
                 self.close_connection(ctx, connection_index);
@@ -463,29 +497,26 @@ impl TcpEndpoint {
         for connection_index in connections {
             self.flush_or_fail_unwritten(ctx, connection_index, &Error::Canceled);
         }
-        for (_, state) in &mut self.connections {
-            if let ConnectionState::Established(connection) = state {
-                connection.fail_requests(ctx, &Error::Canceled);
-                ctx.peer_disconnected(connection.addr_at_connect);
-            }
+        for connection in self.all_established_mut() {
+            connection.fail_requests(ctx, &Error::Canceled);
+            ctx.peer_disconnected(connection.addr_at_connect);
         }
     }
 
     /// Prepares for sleep. Returns false when a pass would make progress.
     pub(crate) fn arm(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
         // No descriptor reports that queued operations could be sent now.
-        let cannot_send_now = |peer: &TcpPeer| match peer
-            .connection
-            .and_then(|connection_index| self.connections.get(connection_index))
-        {
-            Some(ConnectionState::Established(connection)) => {
+        let cannot_send_now = |peer: &TcpPeer| {
+            let connection = peer
+                .connection
+                .and_then(|index| self.connections.get(index)?.established());
+            connection.is_none_or(|connection| {
                 peer.tx_queue.is_empty()
                     || connection.is_write_blocked()
                     || connection.is_uring_sending()
                     || connection.is_response_stalled()
                     || connection.awaits_atomic_responses(&peer.tx_queue)
-            }
-            _ => true,
+            })
         };
         !ctx.rx_has_work()
             && self
@@ -500,11 +531,11 @@ impl TcpEndpoint {
         if self.uring.is_none() {
             return true;
         }
-        let connections = self.connections.iter_mut();
-        connections.fold(true, |all_armed, (_, state)| match state {
-            ConnectionState::Established(connection) => connection.arm_uring_recv() && all_armed,
-            _ => all_armed,
-        })
+        let mut all_armed = true;
+        for connection in self.all_established_mut() {
+            all_armed &= connection.arm_uring_recv();
+        }
+        all_armed
     }
 
     pub(crate) fn stats(&self) -> TransportStats {

@@ -16,11 +16,9 @@ impl TcpEndpoint {
             ctx.request_rearm();
         }
         self.fail_recvs_if_disconnected(ctx);
-        for position in 0..self.active_connections.len() {
-            if let Some(ConnectionState::Established(connection)) = self
-                .active_connections
-                .get(position)
-                .and_then(|connection_index| self.connections.get_mut(*connection_index))
+        for connection_index in &self.active_connections {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(*connection_index)
                 && connection.has_held_messages()
                 && connection.progress_rx(&mut self.scratch, ctx)
             {
@@ -67,10 +65,8 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
     ) {
-        for (_, state) in &mut self.connections {
-            if let ConnectionState::Established(connection) = state {
-                connection.source = connection.source.filter(|source| *source != addr);
-            }
+        for connection in self.all_established_mut() {
+            connection.source = connection.source.filter(|source| *source != addr);
         }
         if let Some(peer_index) = self.peer_index(addr) {
             self.peer_by_fi_addr[addr.index()] = None;
@@ -78,10 +74,8 @@ impl TcpEndpoint {
             let stale = Error::StaleAddress(addr);
             self.fail_sends(ctx, peer_index, &stale);
             self.cancel_connect(peer_index);
-            for (_, state) in &mut self.connections {
-                if let ConnectionState::Established(connection) = state
-                    && connection.peer == peer_index
-                {
+            for connection in self.all_established_mut() {
+                if connection.peer == peer_index {
                     connection.fail_requests_keep_slots(ctx, &stale);
                 }
             }

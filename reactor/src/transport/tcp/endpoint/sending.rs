@@ -33,9 +33,7 @@ impl TcpEndpoint {
         else {
             return Ok(TrySend::WouldBlock);
         };
-        let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        else {
+        let Some(connection) = self.established_mut(connection_index) else {
             return Ok(TrySend::WouldBlock);
         };
         connection.check_supported(tx_op)?;
@@ -53,8 +51,7 @@ impl TcpEndpoint {
 
     /// Adds a connection to those that every pass polls.
     pub(super) fn mark_active(&mut self, connection_index: usize) {
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
+        if let Some(connection) = self.established_mut(connection_index)
             && !std::mem::replace(&mut connection.is_active, true)
         {
             self.active_connections.push(connection_index);
@@ -69,14 +66,10 @@ impl TcpEndpoint {
         tx_op: &TxOp,
         len: usize,
     ) {
-        let connection = self
-            .peer_index(tx_op.peer)
-            .and_then(|peer_index| self.peers[peer_index].connection);
-        match connection.and_then(|connection_index| self.connections.get_mut(connection_index)) {
-            Some(ConnectionState::Established(connection)) => {
-                connection.set_batched_op(op, len, tx_op.tag)
-            }
-            _ => ctx.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
+        let peer_index = self.peer_index(tx_op.peer);
+        match peer_index.and_then(|peer_index| self.tx_connection_mut(peer_index)) {
+            Some(connection) => connection.set_batched_op(op, len, tx_op.tag),
+            None => ctx.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
         }
     }
 
@@ -100,9 +93,7 @@ impl TcpEndpoint {
         connection_index: usize,
         error: &Error,
     ) {
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        {
+        if let Some(connection) = self.established_mut(connection_index) {
             if connection.can_write_pending() {
                 connection.write(ctx);
             }
@@ -129,9 +120,7 @@ impl TcpEndpoint {
                 let name = ctx.address_of(tx_op.peer)?;
                 let to = name.peer_socket_addr(Scheme::Tcp)?;
                 let peer_index = self.find_or_add_peer(to)?;
-                if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
-                    .connection
-                    .and_then(|connection| self.connections.get(connection))
+                if let Some(connection) = self.tx_connection_mut(peer_index)
                     && !connection.serves_addr(tx_op.peer, ctx)
                 {
                     return Err(Error::PeerGone(name));
@@ -152,10 +141,7 @@ impl TcpEndpoint {
             // The handle may have become stale: another incarnation may have the same address.
             ctx.address_of(tx_op.peer)?;
         }
-        if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
-            .connection
-            .and_then(|connection| self.connections.get(connection))
-        {
+        if let Some(connection) = self.tx_connection_mut(peer_index) {
             connection.check_supported(tx_op)?;
         }
         self.peers[peer_index].tx_queue.push_back(QueuedTxOp {
