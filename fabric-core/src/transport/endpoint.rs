@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
-use crate::completion::Outcome;
+use crate::completion::{OpKind, Outcome};
 use crate::error::{Error, Result};
 use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, RmaIov};
@@ -106,7 +106,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         Ok(())
     }
 
-    /// Reads a peer's memory inline if possible.
+    /// Reads a peer's memory inline if possible. By default the read has to be queued.
     ///
     /// # Errors
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
@@ -116,12 +116,12 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         _tx_op: &TxOp,
         _into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        Err(Error::NotSupported("reads of a peer's memory"))
+        Ok(TrySend::WouldBlock)
     }
 
     /// Executes an atomic operation inline if possible. `operands` holds the operands, followed by
     /// the comparands of a compare operation; `result` receives the previous values of a fetching
-    /// one.
+    /// one. By default the operation has to be queued.
     ///
     /// # Errors
     /// As [`TransportEndpoint::try_read`]; nothing was changed.
@@ -133,7 +133,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         result: &mut [u8],
     ) -> Result<TrySend> {
         let _ = (ctx, tx_op, operands, result);
-        Err(Error::NotSupported("atomic operations on a peer's memory"))
+        Ok(TrySend::WouldBlock)
     }
 
     /// Returns a region of a peer that this process can access without the transport. `None` when
@@ -163,8 +163,12 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        let _ = (ctx, op, tx_op);
-        Err(Error::NotSupported("sends from a passive endpoint"))
+        let _ = (ctx, op);
+        Err(Error::NotSupported(match tx_op.kind {
+            OpKind::Read => "reads of a peer's memory",
+            OpKind::Atomic | OpKind::FetchAtomic => "atomic operations on a peer's memory",
+            _ => "sends from a passive endpoint",
+        }))
     }
 
     /// Cancels a transmit operation. Returns true if the operation had not begun: it will not

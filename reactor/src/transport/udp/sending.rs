@@ -157,7 +157,11 @@ impl UdpEndpoint {
         tx_op: &TxOp,
     ) -> Result<SocketAddr> {
         if !matches!(tx_op.kind, OpKind::Send | OpKind::Connect) {
-            return Err(Error::NotSupported("one-sided operations over udp"));
+            return Err(Error::NotSupported(match tx_op.kind {
+                OpKind::Read => "reads of a peer's memory",
+                OpKind::Atomic | OpKind::FetchAtomic => "atomic operations on a peer's memory",
+                _ => "one-sided operations over udp",
+            }));
         }
         if tx_op.level.needs_ack() {
             return Err(Error::NotSupported(

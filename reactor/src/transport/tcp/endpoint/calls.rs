@@ -1,6 +1,6 @@
 //! The calls of the engine.
 
-use fabric_core::buf::{AnyBuf, Payload};
+use fabric_core::buf::Payload;
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
@@ -21,26 +21,6 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         let result = self.try_send(ctx, tx_op, payload);
         self.submit();
         result
-    }
-
-    /// Reads need a round trip, so they never complete inline.
-    fn try_read(
-        &mut self,
-        _: &mut EndpointContext<'_, E>,
-        _: &TxOp,
-        _: &mut AnyBuf,
-    ) -> Result<TrySend> {
-        Ok(TrySend::WouldBlock)
-    }
-
-    fn try_atomic(
-        &mut self,
-        _: &mut EndpointContext<'_, E>,
-        _: &TxOp,
-        _: &[u8],
-        _: &mut [u8],
-    ) -> Result<TrySend> {
-        Ok(TrySend::WouldBlock)
     }
 
     fn set_batched_op(
