@@ -94,8 +94,6 @@ pub(crate) struct ShmConfig<'a> {
     pub(crate) info: &'a Info,
     pub(crate) tx_settings: TxSettings,
     pub(crate) wait_set: Arc<dyn WaitSet>,
-    /// Whether the endpoint uses the receive queue of a shared context.
-    pub(crate) shares_rx: bool,
 }
 
 /// The type of an endpoint, with the state that only this type has.
@@ -118,8 +116,6 @@ pub(crate) struct ShmEndpoint {
     counters: TxStats,
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
-    /// Whether the endpoint uses the receive queue of a shared context.
-    shares_rx: bool,
     /// The connections from peers and the pending handshakes, by `rx_index`.
     rx_connections: RxConnections,
     /// Incoming connections that have ended in this pass.
@@ -145,20 +141,28 @@ pub(crate) struct ShmEndpoint {
 
 impl ShmEndpoint {
     /// Opens a connectionless endpoint, which listens at this name.
-    pub(crate) fn open(id: EpId, name: Address, config: ShmConfig<'_>) -> Result<Self> {
-        let token = ShmToken::Listener.pack(id);
+    pub(crate) fn open(
+        ctx: &EndpointContext<'_, impl EngineContext>,
+        name: Address,
+        config: ShmConfig<'_>,
+    ) -> Result<Self> {
+        let token = ShmToken::Listener.pack(ctx.ep());
         let listener = RdmListener::open(&name, &*config.wait_set, token)?;
-        Ok(Self::new(id, name, ShmEndpointKind::Rdm(listener), config))
+        Ok(Self::new(ctx, name, ShmEndpointKind::Rdm(listener), config))
     }
 
-    fn new(id: EpId, name: Address, kind: ShmEndpointKind, config: ShmConfig<'_>) -> Self {
+    fn new(
+        ctx: &EndpointContext<'_, impl EngineContext>,
+        name: Address,
+        kind: ShmEndpointKind,
+        config: ShmConfig<'_>,
+    ) -> Self {
         let ShmConfig {
             info,
             tx_settings,
             wait_set,
-            shares_rx,
         } = config;
-        let caps = info.caps;
+        let (id, caps) = (ctx.ep(), info.caps);
         Self {
             id,
             name,
@@ -174,8 +178,7 @@ impl ShmEndpoint {
             counters: TxStats::default(),
             fork_guard: ForkGuard::current_process(),
             wait_set,
-            has_rx_change_effects: shares_rx,
-            shares_rx,
+            has_rx_change_effects: ctx.shares_rx(),
             rx_connections: RxConnections::default(),
             ended_rx: Vec::new(),
             last_peer_key: 0,

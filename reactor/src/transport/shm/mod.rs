@@ -154,7 +154,7 @@ struct TxSettings {
 
 impl ShmDomain {
     /// Returns the configuration of a new endpoint. Sets the single-copy policy if it is not set.
-    fn endpoint_config<'a>(&mut self, info: &'a Info, shares_rx: bool) -> ShmConfig<'a> {
+    fn endpoint_config<'a>(&mut self, info: &'a Info) -> ShmConfig<'a> {
         let single_copy = *self
             .single_copy
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
@@ -166,7 +166,6 @@ impl ShmDomain {
                 single_copy,
             },
             wait_set: self.wait_set.clone(),
-            shares_rx,
         }
     }
 }
@@ -203,9 +202,9 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
-        let (ep, config) = (ctx.ep(), self.endpoint_config(info, ctx.shares_rx()));
+        let config = self.endpoint_config(info);
         let opened = with_free_name(at, |name| {
-            ShmEndpoint::open(ep, name.clone(), config.clone())
+            ShmEndpoint::open(ctx, name.clone(), config.clone())
         })?;
         let name = opened.name().clone();
         Ok((Box::new(opened), name))
@@ -262,7 +261,7 @@ impl<E: EngineContext> ConnectionManagement<E> for ShmDomain {
         info: &Info,
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>> {
-        let config = self.endpoint_config(info, ctx.shares_rx());
+        let config = self.endpoint_config(info);
         let opened = ShmEndpoint::open_connected(ctx, config, params)?;
         // An accepted endpoint can receive now.
         ctx.request_rearm();

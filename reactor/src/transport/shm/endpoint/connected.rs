@@ -152,7 +152,7 @@ impl ShmEndpoint {
         let tx_index = addr.index();
         let tx = TxConnection::new(peer.clone(), addr, config.tx_settings.clone());
         // The name is replaced when the endpoint has connected or accepted.
-        let mut endpoint = Self::new(id, peer.clone(), kind, config);
+        let mut endpoint = Self::new(ctx, peer.clone(), kind, config);
         endpoint.tx_connections.insert(tx_index, tx);
         endpoint.tx_indices.push(tx_index);
         match params.mode {
@@ -645,7 +645,7 @@ impl ShmEndpoint {
         let MsgConnectionState::Disconnected(error) = &msg.state else {
             return;
         };
-        if self.shares_rx || self.rx_connections.peers().next().is_some() {
+        if ctx.shares_rx() || self.rx_connections.peers().next().is_some() {
             return;
         }
         ctx.fail_posted(error);

@@ -41,7 +41,7 @@ impl ShmEndpoint {
 
     #[cold]
     fn apply_rx_change_effects(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        if self.shares_rx {
+        if ctx.shares_rx() {
             self.wake_for_returned_slots(ctx);
         } else {
             self.fail_recvs(ctx);
