@@ -322,13 +322,15 @@ impl ShmEndpoint {
         }
     }
 
-    /// Closes the endpoint: its operations fail and its peers are told.
+    /// Closes the endpoint: operations are canceled and peers notified.
     pub(crate) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         // Messages that are dropped now were not received, so they are not acknowledged.
-        self.rx_connections.peers().for_each(RxConnection::stop_cma);
+        self.rx_connections
+            .established()
+            .for_each(RxConnection::stop_cma);
         self.send_acks(ctx);
-        for peer in self.rx_connections.peers() {
-            ctx.peer_disconnected(peer.initial_addr);
+        for peer in self.rx_connections.established() {
+            ctx.peer_disconnected(peer.addr_at_connect);
         }
         self.send_endpoint_closed();
         self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled));
@@ -378,7 +380,9 @@ impl Drop for ShmEndpoint {
         if let ShmEndpointKind::Rdm(listener) = &mut self.kind {
             listener.pause(&*self.wait_set);
         }
-        self.rx_connections.peers().for_each(RxConnection::close);
+        self.rx_connections
+            .established()
+            .for_each(RxConnection::close);
         self.send_endpoint_closed();
     }
 }

@@ -93,7 +93,7 @@ pub(crate) struct RxConnection {
     /// the address vector.
     pub(crate) source: Option<FiAddr>,
     /// Address handle of the peer when it connected.
-    pub(crate) initial_addr: Option<FiAddr>,
+    pub(crate) addr_at_connect: Option<FiAddr>,
     pub(crate) identity: PeerIdentity,
     local: LocalEndpoint,
     socket: ShmSocket,
@@ -146,7 +146,7 @@ impl RxConnection {
             peer_address,
             peer_key,
             source: None,
-            initial_addr: None,
+            addr_at_connect: None,
             identity: PeerIdentity {
                 pid: credentials.pid,
                 incarnation,

@@ -166,7 +166,7 @@ impl RxConnections {
     }
 
     /// Returns all established connections.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = &RxConnection> {
+    pub(crate) fn established(&self) -> impl Iterator<Item = &RxConnection> {
         self.slots.iter().filter_map(|(_, slot)| slot.established())
     }
 
@@ -186,14 +186,14 @@ impl RxConnections {
     }
 
     /// Returns all established connections.
-    pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {
+    pub(crate) fn established_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {
         self.slots
             .iter_mut()
             .filter_map(|(_, slot)| slot.established_mut())
     }
 
     /// Calls `act` with every established connection and its index.
-    pub(crate) fn for_each_peer(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
+    pub(crate) fn for_each_established(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
         for (rx_index, slot) in &mut self.slots {
             if let RxSlot::Established(rx) = slot {
                 act(rx_index, rx);

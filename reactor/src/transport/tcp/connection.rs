@@ -235,7 +235,7 @@ impl TcpConnection {
             return false;
         }
         self.tx.abort();
-        self.flush();
+        self.write_pending();
         true
     }
 

@@ -170,8 +170,8 @@ impl ShmEndpoint {
             HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
             HandshakeOutcome::Established(mut peer) => {
                 let incarnation = Some(peer.identity.into());
-                peer.initial_addr = ctx.peer_connected(&peer.peer_address, incarnation);
-                peer.source = peer.initial_addr;
+                peer.addr_at_connect = ctx.peer_connected(&peer.peer_address, incarnation);
+                peer.source = peer.addr_at_connect;
                 let (name, source) = (peer.peer_address.clone(), peer.source);
                 peer.peer_key = ctx.add_sender(peer.peer_key, &name);
                 self.rx_connections.insert_established(peer);

@@ -20,7 +20,7 @@ impl ShmEndpoint {
         while let Some((key, ack)) = ctx.pop_ack() {
             if let Some(peer) = self
                 .rx_connections
-                .peers_mut()
+                .established_mut()
                 .find(|peer| peer.peer_key == key)
             {
                 peer.send_ack(ack);
@@ -52,7 +52,7 @@ impl ShmEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         let mut ended = Vec::new();
-        self.rx_connections.for_each_peer(|rx_index, peer| {
+        self.rx_connections.for_each_established(|rx_index, peer| {
             if peer.down_reason().is_none()
                 && let Err(reason) = peer.wake_for_returned_slots()
             {

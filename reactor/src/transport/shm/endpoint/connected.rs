@@ -553,7 +553,9 @@ impl ShmEndpoint {
         if !ctx.shares_rx() {
             ctx.fail_posted(&Error::Canceled);
         }
-        self.rx_connections.peers().for_each(RxConnection::close);
+        self.rx_connections
+            .established()
+            .for_each(RxConnection::close);
         self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
         let reason = DownReason::Closed;
         ctx.event(EventKind::Shutdown { peer, reason });
@@ -596,7 +598,7 @@ impl ShmEndpoint {
         });
         let mut rx_indices = Vec::new();
         self.rx_connections
-            .for_each_peer(|rx_index, _| rx_indices.push(rx_index));
+            .for_each_established(|rx_index, _| rx_indices.push(rx_index));
         for rx_index in rx_indices {
             self.rx_connections.activate(rx_index);
             let Some(rx) = self.rx_connections.get_mut(rx_index) else {
@@ -645,7 +647,7 @@ impl ShmEndpoint {
         let MsgConnectionState::Disconnected(error) = &msg.state else {
             return;
         };
-        if ctx.shares_rx() || self.rx_connections.peers().next().is_some() {
+        if ctx.shares_rx() || self.rx_connections.established().next().is_some() {
             return;
         }
         ctx.fail_posted(error);

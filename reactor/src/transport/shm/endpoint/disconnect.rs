@@ -43,7 +43,7 @@ impl ShmEndpoint {
         };
         let reported = tx.is_end_reported(identity);
         drop(tx);
-        let mut peers = self.rx_connections.peers();
+        let mut peers = self.rx_connections.established();
         if !reported && !peers.any(|peer| peer.peer_address == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), end.reason);
             ctx.event(EventKind::PeerDown {
@@ -52,7 +52,7 @@ impl ShmEndpoint {
                 reason,
             });
         }
-        let mut peers = self.rx_connections.peers();
+        let mut peers = self.rx_connections.established();
         if !peers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
             let gone = Error::PeerGone(name.clone());
             ctx.fail_directed_to_disconnected(addr, &name, &gone);
@@ -87,7 +87,7 @@ impl ShmEndpoint {
         };
         let endpoint_is_gone =
             !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
-        let mut peers = self.rx_connections.peers();
+        let mut peers = self.rx_connections.established();
         if peers.any(|peer| {
             peer.peer_address == name && peer.identity == identity && peer.down_reason().is_none()
         }) {
@@ -127,7 +127,7 @@ impl ShmEndpoint {
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();
         // While another connection from that peer exists, its directed receives stay posted.
-        let mut others = self.rx_connections.peers();
+        let mut others = self.rx_connections.established();
         if let Some(source) = peer
             .source
             .filter(|source| others.all(|other| other.source != Some(*source)))
@@ -135,7 +135,7 @@ impl ShmEndpoint {
             ctx.fail_directed_to_disconnected(source, &peer.peer_address, &gone);
         }
         drop(others);
-        ctx.peer_disconnected(peer.initial_addr);
+        ctx.peer_disconnected(peer.addr_at_connect);
         if let ShmEndpointKind::Msg(_) = self.kind {
             self.on_msg_drained(ctx, peer.down_reason().unwrap_or(DownReason::Closed));
         }

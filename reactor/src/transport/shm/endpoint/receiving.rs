@@ -1,7 +1,7 @@
-//! Changes of the receive queue and of address handles, and canceling of sends.
+//! Changes of the receive queue and of address handles.
 
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EndpointContext, EngineContext, OpKey};
+use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Address, Error, FiAddr};
 
 use super::super::control::ControlMessage;
@@ -48,30 +48,9 @@ impl ShmEndpoint {
         }
     }
 
-    /// Cancels a queued transmit operation of which nothing was sent. Returns whether the operation
-    /// was canceled.
-    pub(crate) fn cancel(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        op: OpKey,
-    ) -> bool {
-        let is_canceled = |tx_index: &usize| {
-            self.tx_connections
-                .lock(*tx_index)
-                .is_some_and(|mut tx| tx.cancel(op))
-        };
-        let Some(tx_index) = self.tx_queued.iter().copied().find(is_canceled) else {
-            return false;
-        };
-        // Operations queued behind the canceled one may go now.
-        self.progress_tx_connection(ctx, tx_index);
-        ctx.request_rearm();
-        true
-    }
-
     /// Returns the address handle of a connected peer.
     pub(crate) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        let mut peers = self.rx_connections.peers();
+        let mut peers = self.rx_connections.established();
         peers.find(|known| known.peer_key == peer)?.source
     }
 
@@ -100,7 +79,7 @@ impl ShmEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         addr: FiAddr,
     ) {
-        for peer in self.rx_connections.peers_mut() {
+        for peer in self.rx_connections.established_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
         let tx_index = addr.index();

@@ -1,4 +1,4 @@
-//! Transmit operations, and the connections they use.
+//! Transmit operations: inline, queued and canceled, and the connections they use.
 
 use std::sync::Arc;
 
@@ -147,6 +147,27 @@ impl ShmEndpoint {
             ctx.request_rearm();
         }
         Ok(())
+    }
+
+    /// Cancels a queued transmit operation of which nothing was sent. Returns whether the operation
+    /// was canceled.
+    pub(crate) fn cancel(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        op: OpKey,
+    ) -> bool {
+        let is_canceled = |tx_index: &usize| {
+            self.tx_connections
+                .lock(*tx_index)
+                .is_some_and(|mut tx| tx.cancel(op))
+        };
+        let Some(tx_index) = self.tx_queued.iter().copied().find(is_canceled) else {
+            return false;
+        };
+        // Operations queued behind the canceled one may go now.
+        self.progress_tx_connection(ctx, tx_index);
+        ctx.request_rearm();
+        true
     }
 
     /// Wakes the peers that were sent messages with `FI_MORE`.

@@ -8,7 +8,7 @@ impl ShmEndpoint {
     pub(crate) fn stats(&self) -> TransportStats {
         let mut total = self.counters;
         self.for_each_tx(|tx| total += tx.counters());
-        for peer in self.rx_connections.peers() {
+        for peer in self.rx_connections.established() {
             total.doorbells += peer.doorbells;
             total.single_copy_rx += peer.cma_stats().unwrap_or_default();
         }
@@ -21,7 +21,7 @@ impl ShmEndpoint {
             segmented: total.segmented,
             single_copy_tx: total.single_copy_tx,
             single_copy_rx: total.single_copy_rx,
-            peers: self.rx_connections.peers().count(),
+            peers: self.rx_connections.established().count(),
             ..TransportStats::default()
         }
     }
@@ -29,7 +29,7 @@ impl ShmEndpoint {
     pub(crate) fn describe(&self) -> String {
         let cma_peers = self
             .rx_connections
-            .peers()
+            .established()
             .filter(|peer| peer.cma_stats().is_some())
             .count();
         let mut cma_connections = 0;

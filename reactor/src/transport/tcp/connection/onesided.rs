@@ -200,7 +200,7 @@ impl TcpConnection {
             any |= written > 0;
             bytes_left = bytes_left.saturating_sub(written);
             self.tx.on_responses_sent(written);
-            if !self.flush() || status != ResponseStatus::WriterFull {
+            if !self.write_pending() || status != ResponseStatus::WriterFull {
                 break;
             }
         }

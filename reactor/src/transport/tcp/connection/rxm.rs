@@ -109,7 +109,7 @@ impl TcpConnection {
         let len = payload.len();
         let eager_len = if len > EAGER_LIMIT { 0 } else { len };
         if self.writer.is_open()
-            || self.writer.pending().len() + eager_len > WRITE_BUFFER_LIMIT && !self.flush()
+            || self.writer.pending().len() + eager_len > WRITE_BUFFER_LIMIT && !self.write_pending()
         {
             return None;
         }
@@ -151,7 +151,7 @@ impl TcpConnection {
         };
         let len = payload.len();
         if self.writer.is_open()
-            || self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush()
+            || self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.write_pending()
         {
             return None;
         }

@@ -52,7 +52,7 @@ impl TcpConnection {
             return TrySendResult::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
-            && (self.tx.is_blocked() || !self.write(ctx))
+            && (self.tx.is_blocked() || !self.write_and_complete(ctx))
         {
             return TrySendResult::WouldBlock;
         }
@@ -64,7 +64,7 @@ impl TcpConnection {
         }
         if !self.tx.is_batching() && !tx_op.more {
             self.tx.set_batching(true);
-            if self.write(ctx) {
+            if self.write_and_complete(ctx) {
                 return TrySendResult::Written;
             }
         }
@@ -98,14 +98,17 @@ impl TcpConnection {
     }
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
-    pub(crate) fn write(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        let all_written = self.flush();
+    pub(crate) fn write_and_complete(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
+        let all_written = self.write_pending();
         self.complete_written(ctx);
         all_written
     }
 
     /// Writes the pending bytes. Returns whether all was written.
-    pub(super) fn flush(&mut self) -> bool {
+    pub(super) fn write_pending(&mut self) -> bool {
         if self.is_uring_sending() {
             return false;
         }
@@ -153,7 +156,7 @@ impl TcpConnection {
         self.tx.set_batching(false);
         match self.tx.phase() {
             TxPhase::Open => {}
-            TxPhase::Aborting => return self.flush(),
+            TxPhase::Aborting => return self.write_pending(),
             TxPhase::Closed => return false,
         }
         let has_nothing_queued = queue.is_empty()
@@ -183,7 +186,7 @@ impl TcpConnection {
         // Short frames were only copied into the frame writer.
         if !self.writer.is_open() && !self.writer.pending().is_empty() {
             let pending_before = self.writer.pending().len();
-            self.flush();
+            self.write_pending();
             moved |= self.writer.pending().len() < pending_before;
         }
         moved
@@ -235,7 +238,7 @@ impl TcpConnection {
             _ if tx_op.kind == OpKind::Connect => (0, self.writer.total_written()),
             // A short operation is copied into the frame writer.
             Some((frame, iovs)) if len <= MAX_BUFFERED_MESSAGE => {
-                if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush() {
+                if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.write_pending() {
                     return None;
                 }
                 if !self.writer.push_frame(&frame, &iovs, payload) {

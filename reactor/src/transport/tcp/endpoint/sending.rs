@@ -81,7 +81,7 @@ impl TcpEndpoint {
                 self.connections.get_mut(*connection_index)
                 && connection.can_write_pending()
             {
-                connection.write(ctx);
+                connection.write_and_complete(ctx);
             }
         }
     }
@@ -95,7 +95,7 @@ impl TcpEndpoint {
     ) {
         if let Some(connection) = self.established_mut(connection_index) {
             if connection.can_write_pending() {
-                connection.write(ctx);
+                connection.write_and_complete(ctx);
             }
             connection.fail_unwritten(ctx, error);
         }
