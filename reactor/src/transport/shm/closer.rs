@@ -43,7 +43,7 @@ struct CloserState {
     threads: usize,
     /// Whether the permanent thread waits for work.
     permanent_is_idle: bool,
-    /// Wait sets of domains that have stopped accepting, to be woken when the queue has room.
+    /// Epoll sets of domains that have stopped accepting, to be woken when the queue has room.
     wait_sets: Vec<Weak<dyn WaitSet>>,
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn enqueue(fds: Vec<OwnedFd>) {
     }
 }
 
-/// Returns whether the queue is full. If so, registers a wait set, which is woken once when the
-/// queue has room again.
+/// Returns whether the queue is full. If so, registers the domain's epoll set, which is woken once
+/// when the queue has room again.
 pub(crate) fn register_if_full(wait_set: &Arc<dyn WaitSet>) -> bool {
     CLOSER.get().register_if_full(wait_set)
 }
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// A wait set that reports each wake.
+    /// A [`WaitSet`] that reports each wake.
     struct WakeReporter(mpsc::Sender<()>);
 
     impl WaitSet for WakeReporter {

@@ -96,7 +96,7 @@ struct FreedSignal {
     count: AtomicU64,
     /// Whether a task waits for loan memory.
     awaited: AtomicBool,
-    /// The wait set of the domain. A woken domain makes a pass, which wakes the waiting tasks.
+    /// The domain's epoll set. A woken domain makes a pass, which wakes the waiting tasks.
     wait_set: Option<Weak<dyn WaitSet>>,
 }
 
@@ -150,7 +150,7 @@ impl Default for LoanPoolState {
 }
 
 impl LoanPool {
-    /// Creates the pool of a domain with this wait set.
+    /// Creates the pool of the domain with this epoll set.
     pub(crate) fn new(wait_set: &Arc<dyn WaitSet>) -> Self {
         Self {
             state: Arc::default(),

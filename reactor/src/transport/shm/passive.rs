@@ -2,7 +2,7 @@
 //!
 //! A *handshake* is a socket whose request is not complete. A client has 10 seconds to send its
 //! request and to connect its reverse socket (see `cm`). Then both sockets form one pending
-//! request, which waits until the program takes it. No wait set watches these sockets until an
+//! request, which waits until the program takes it. No epoll set watches these sockets until an
 //! endpoint is opened for the request. A request that is dropped is rejected.
 //!
 //! At most 256 handshakes are pending; a new one evicts the oldest. With 128 pending requests the
@@ -63,7 +63,7 @@ pub(crate) struct ShmPassiveEndpoint {
 /// Whether a passive endpoint accepts connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcceptState {
-    /// The wait set watches the listener.
+    /// The domain's epoll set watches the listener.
     Accepting,
     /// Connections stay in the backlog until the program has taken requests.
     QueueFull,

@@ -60,7 +60,7 @@ pub(crate) struct ShmListener {
 pub(crate) struct ShmSocket {
     /// Some until the socket is dropped.
     fd: Option<Arc<OwnedFd>>,
-    /// The wait set that watches the socket.
+    /// The domain's epoll set; `None` while the socket is not watched.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
 }
@@ -242,8 +242,8 @@ impl ShmSocket {
         self.fork_guard.in_original_process()
     }
 
-    /// Watches the socket in a wait set, which reports `token`, until the socket is dropped or
-    /// unwatched.
+    /// Watches the socket in the domain's epoll set, which reports `token`, until the socket is
+    /// dropped or unwatched.
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
         wait.watch(self.as_fd(), token).map_err(epoll_ctl_error)?;
         self.wait_set = Some(wait.clone());

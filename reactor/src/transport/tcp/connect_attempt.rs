@@ -32,8 +32,8 @@ use rustix::io::Errno;
 use super::socket::TcpSocket;
 use crate::sys::uring::{OpId, SharedUring, TimedOutcome};
 
-/// What an attempt needs from its endpoint: the local address, the wait set and token that report
-/// the outcome, and the io_uring instance, if that is the backend.
+/// What an attempt needs from its endpoint: the local address, the domain's epoll set and the token
+/// that report the outcome, and the io_uring instance, if that is the backend.
 pub(super) struct ConnectContext<'a> {
     pub(super) local_addr: SocketAddr,
     pub(super) wait_set: &'a Arc<dyn WaitSet>,

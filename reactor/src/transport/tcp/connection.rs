@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `connection` | the connection, interest of the wait set, the end |
+//! | `connection` | the connection, its interest in the domain's epoll set, the end |
 //! | `rx_state`, `tx_state` | state of the receive side, and of the send side |
 //! | `unwritten` | operations whose bytes the kernel does not have |
 //! | `sending`, `receiving` | bytes out, bytes in |

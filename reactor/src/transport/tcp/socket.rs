@@ -41,11 +41,11 @@ pub(crate) struct TcpSocket {
     /// Shared with operations in io_uring, which keep it open until they have ended.
     fd: Arc<OwnedFd>,
     fork_guard: ForkGuard,
-    /// The registration in a wait set; `None` while the socket is not watched.
+    /// The registration in the domain's epoll set; `None` while the socket is not watched.
     registration: Option<Registration>,
 }
 
-/// A socket in a wait set.
+/// A socket in the domain's epoll set.
 struct Registration {
     wait_set: Arc<dyn WaitSet>,
     token: u64,

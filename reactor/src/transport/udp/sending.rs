@@ -142,7 +142,7 @@ impl UdpEndpoint {
         moved
     }
 
-    /// Blocks further sends until the wait set reports room in the socket.
+    /// Blocks further sends until the domain's epoll set reports room in the socket.
     fn wait_writable(&mut self) {
         if !self.write_blocked {
             self.write_blocked = true;
@@ -246,7 +246,7 @@ mod tests {
     use crate::engine::state::ops::{CompletionTarget, OpState};
     use crate::transport::net::SocketConfig;
 
-    /// A wait set that records the last interest.
+    /// A [`WaitSet`] that records the last interest.
     #[derive(Default)]
     struct RecordingWaitSet(Mutex<Option<Interest>>);
 
@@ -411,7 +411,7 @@ mod tests {
         fixture.queue_send(3);
         assert!(
             fixture.endpoint.can_sleep(),
-            "the wait set reports room in the socket"
+            "the socket is watched for room"
         );
         assert_eq!(
             fixture.unexpected_count(),

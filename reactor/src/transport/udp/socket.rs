@@ -19,7 +19,7 @@ use crate::transport::net::{self, SocketConfig};
 /// Default `SO_RCVBUF`, in bytes; the kernel caps the value at `net.core.rmem_max`.
 const DEFAULT_RECV_BUFFER: usize = 4 << 20;
 
-/// A bound, non-blocking socket that a wait set watches.
+/// A bound, non-blocking socket that the domain's epoll set watches.
 pub(super) struct UdpSocket {
     fd: OwnedFd,
     fork_guard: ForkGuard,
@@ -108,7 +108,7 @@ impl UdpSocket {
         self.fork_guard.in_original_process()
     }
 
-    /// Sets whether the wait set reports room in the socket's send buffer.
+    /// Sets whether the domain's epoll set reports room in the socket's send buffer.
     pub(super) fn watch_writable(&self, enabled: bool) {
         let interest = if enabled {
             Interest::Both

@@ -36,7 +36,7 @@ pub(super) struct RdmListener {
 /// Whether a listener accepts connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RdmListenerState {
-    /// The wait set watches the listener.
+    /// The domain's epoll set watches the listener.
     Accepting,
     /// Connections stay in the backlog, because the queue of the closing threads was full. Each
     /// pass tries to resume.
@@ -44,7 +44,7 @@ enum RdmListenerState {
 }
 
 impl RdmListener {
-    /// Listens at this name; the wait set reports `token` for a new connection.
+    /// Listens at this name; the domain's epoll set reports `token` for a new connection.
     pub(super) fn open(name: &Address, wait_set: &dyn WaitSet, token: u64) -> Result<Self> {
         let socket = ShmListener::open(name)?;
         wait_set

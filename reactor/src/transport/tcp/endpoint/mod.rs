@@ -55,7 +55,8 @@ const SCRATCH_LEN: usize = 128 << 10;
 /// sides connect.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The use of a watched descriptor. The wait set reports a ready descriptor with the packed token.
+/// The use of a watched descriptor. The domain's epoll set reports a ready descriptor with the
+/// packed token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcpToken {
     Listener,
