@@ -162,3 +162,19 @@ async fn awaited_short_messages_let_a_long_message_arrive() {
     }
     sending.await.unwrap();
 }
+
+#[tokio::test(flavor = "current_thread")]
+async fn messages_after_a_truncated_one_stay_in_the_ring() {
+    let (a, b, to_b) = endpoint_pair().await;
+    let truncated = b.recv_into(Vec::with_capacity(3)).start().unwrap();
+    for _ in 0..40 {
+        a.send(to_b, "message").inject().unwrap();
+    }
+    b.domain().progress();
+    assert_eq!(b.stats().unexpected, 0, "a message was buffered");
+    let failed = truncated.await.unwrap_err();
+    assert!(matches!(failed.error, Error::Truncated { .. }));
+    for _ in 1..40 {
+        assert_eq!(b.recv().await.unwrap().buf[..], *b"message");
+    }
+}

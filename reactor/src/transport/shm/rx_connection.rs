@@ -311,7 +311,16 @@ impl RxConnection {
         (received, end_position): (usize, u64),
     ) -> Result<bool, ShmProtocolViolation> {
         let mut progressed = received > 0;
-        for _ in received..RECORDS_PER_PASS {
+        for index in received..RECORDS_PER_PASS {
+            // The caller has checked this for the first record.
+            if index > received
+                && self.partial.is_none()
+                && !ctx.has_posted()
+                && matches!(self.ring.peek_plain(MESSAGE), Peeked::Plain { .. })
+                && self.defers_message(ctx)
+            {
+                break;
+            }
             let Some(record) = self.ring.peek()? else {
                 break;
             };
