@@ -51,7 +51,6 @@ struct SimTestContext {
 
 impl RxEngine for SimTestContext {
     type PlainSink<'a> = Infallible;
-
     fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
         None
     }
@@ -60,7 +59,6 @@ impl RxEngine for SimTestContext {
         buf.begin_fill(len)?;
         Ok(buf.recv_capacity())
     }
-
     fn write_at(
         &mut self,
         op: OpKey,
@@ -74,19 +72,16 @@ impl RxEngine for SimTestContext {
             .unwrap()
             .write_at(at, source, from, count);
     }
-
     fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
         let placed = bytes.len().min(self.begin_fill(op, bytes.len()).unwrap());
         self.write_at(op, 0, &&bytes[..], 0, placed);
         placed
     }
-
     fn take_received(&mut self, op: OpKey, filled: usize) -> PooledBuf {
         let mut copy = self.pool.take(filled);
         copy.extend_from_slice(&self.bufs.remove(&op).unwrap().bytes()[..filled]);
         copy
     }
-
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
         assert!(
             self.outcomes.insert(op, outcome).is_none(),
@@ -94,15 +89,12 @@ impl RxEngine for SimTestContext {
         );
         self.completion_order.push(op);
     }
-
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
         self.av.get(addr).cloned()
     }
-
     fn fi_addr_of(&self, _: EpId, address: &Address) -> Option<FiAddr> {
         self.av.find(address)
     }
-
     fn departing_address(&self, _: FiAddr) -> Option<Address> {
         None
     }
@@ -112,19 +104,15 @@ impl EngineContext for SimTestContext {
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }
-
     fn event(&mut self, _: EpId, event: EventKind) {
         self.events.push(event);
     }
-
     fn region(&self, _: u64) -> Option<&Region> {
         None
     }
-
     fn on_remote_access(&mut self, _: EpId, _: u64, _: RemoteAccess, _: Transfer) -> bool {
         true
     }
-
     fn peer_connected(
         &mut self,
         _: EpId,
@@ -133,7 +121,6 @@ impl EngineContext for SimTestContext {
     ) -> Option<FiAddr> {
         self.av.find(address)
     }
-
     fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}
 }
 
@@ -194,7 +181,7 @@ fn open_endpoint(name: &str) -> SimEndpointFixture {
 }
 
 impl SimEndpointFixture {
-    /// Calls the transport's part of the endpoint.
+    /// Calls the transport endpoint.
     fn call<T>(
         &mut self,
         act: impl FnOnce(

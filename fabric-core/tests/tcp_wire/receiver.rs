@@ -286,7 +286,6 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
 
 impl RxEngine for TcpTestContext {
     type PlainSink<'a> = Infallible;
-
     fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
         None
     }
@@ -295,7 +294,6 @@ impl RxEngine for TcpTestContext {
         buf.begin_fill(len)?;
         Ok(buf.recv_capacity())
     }
-
     fn write_at(
         &mut self,
         op: OpKey,
@@ -309,32 +307,26 @@ impl RxEngine for TcpTestContext {
             .unwrap()
             .write_at(at, source, from, count);
     }
-
     fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
         let placed = bytes.len().min(self.begin_fill(op, bytes.len()).unwrap());
         self.write_at(op, 0, &&bytes[..], 0, placed);
         placed
     }
-
     fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
         unreachable!("no receive is detached in these tests")
     }
-
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
         assert!(
             self.outcomes.insert(op, outcome).is_none(),
             "an operation completes once"
         );
     }
-
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
         Err(Error::StaleAddress(addr))
     }
-
     fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
         None
     }
-
     fn departing_address(&self, _: FiAddr) -> Option<Address> {
         None
     }
@@ -344,13 +336,10 @@ impl EngineContext for TcpTestContext {
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }
-
     fn event(&mut self, _: EpId, _: EventKind) {}
-
     fn region(&self, key: u64) -> Option<&Region> {
         self.regions.as_ref()?.get(key)
     }
-
     fn on_remote_access(
         &mut self,
         _: EpId,
@@ -364,10 +353,8 @@ impl EngineContext for TcpTestContext {
         self.remote_accesses.push((key, access, transfer));
         true
     }
-
     fn peer_connected(&mut self, _: EpId, _: &Address, _: Option<Incarnation>) -> Option<FiAddr> {
         None
     }
-
     fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}
 }
