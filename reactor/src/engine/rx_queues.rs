@@ -67,7 +67,7 @@ impl EngineState {
         act: impl FnOnce(&mut RxQueue, &mut DomainState) -> T,
     ) -> Option<T> {
         let result = self.with_rx(ep, act)?;
-        // Fails only for a closed endpoint, which has nobody to notify.
+        // Fails only for a closed endpoint, which has no transport endpoint to notify.
         let _ = self.after_rx_change(ep);
         Some(result)
     }

@@ -6,7 +6,7 @@
 //!
 //! 1. The receiver asks the kernel for the user and the process of the sender, permits descriptors
 //!    and sends `Ready`. A sender of another user is rejected before anything is received.
-//! 2. The sender checks the receiver likewise, and sends a hello with the descriptor of the
+//! 2. The sender checks the receiver in the same way, and sends a hello with the descriptor of the
 //!    segment.
 //! 3. The receiver maps the segment and sends `Accept`, or `Reject`.
 //!

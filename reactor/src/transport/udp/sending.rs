@@ -305,7 +305,7 @@ mod tests {
             fixture
         }
 
-        /// Calls the transport's part of the endpoint.
+        /// Calls the transport endpoint.
         fn call<T>(
             &mut self,
             act: impl FnOnce(&mut UdpEndpoint, &mut EndpointContext<'_, DomainState>) -> T,
