@@ -23,6 +23,16 @@ use fabric_reactor::registry;
 /// other address family, and does not consult routes. The same offers follow for [connected
 /// endpoints](crate::guide::connected_endpoints), which [`Hints::ep_type`] chooses.
 ///
+/// # The provider `sim`
+///
+/// `sim` is a network inside one process, for tests: the endpoints and the wire code of `tcp`, over
+/// streams that delay each read by some progress passes of the receiver, and shorten some reads to
+/// a few bytes. An address reads `sim://LABEL@SEED+DELAY+CAPACITY`: the seed of the delays (0), the
+/// maximum delay in passes (3), and the capacity of each stream to the endpoint in units of 16 KiB
+/// (16). The numbers may be omitted from the right, and are part of the name: peers write them too.
+/// Delays depend only on the seed, the sender's name and the number of reads before, so endpoints
+/// that one thread polls in the same order see the same interleaving again.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{discover, Caps, EpType, Hints};

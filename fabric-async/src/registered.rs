@@ -71,7 +71,6 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
 pub struct RegisteredGuard<'a> {
     memory: &'a RegisteredMemory,
     domain: &'a DomainInner,
-    key: u64,
     buf: AnyBuf,
 }
 
@@ -131,7 +130,6 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         RegisteredGuard {
             memory: &self.memory,
             domain: &self.domain,
-            key: self.remote.key,
             buf,
         }
     }
@@ -193,7 +191,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     fn revoke(&mut self) {
         self.is_open = false;
         self.domain.engine.close_region(self.remote.key);
-        self.domain.engine.region_unlocked(self.remote.key);
+        self.domain.engine.region_unlocked();
     }
 
     /// Returns the key (`fi_mr_key`).
@@ -248,7 +246,7 @@ impl Drop for RegisteredGuard<'_> {
         if !matches!(self.buf, AnyBuf::None) {
             self.memory.put_back(std::mem::take(&mut self.buf));
         }
-        self.domain.engine.region_unlocked(self.key);
+        self.domain.engine.region_unlocked();
     }
 }
 

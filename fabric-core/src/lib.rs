@@ -13,7 +13,6 @@
 //! | [`sockets`] | socket options |
 //! | [`error`], [`stats`] | errors; counters of operations |
 //! | [`transport`] | the traits between the progress engine and a transport |
-//! | [`sim`] | a transport inside one process with seeded delay and reordering |
 //! | [`tcp`] | libfabric's TCP protocols, without sockets |
 
 #![warn(missing_debug_implementations)]
@@ -32,7 +31,6 @@ pub mod matching;
 pub mod mr;
 mod op;
 pub mod rx;
-pub mod sim;
 pub mod sockets;
 pub mod stats;
 pub mod tcp;

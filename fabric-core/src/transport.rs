@@ -7,7 +7,7 @@
 //! the engine as a parameter: the engine calls an endpoint dynamically, once per pass or operation,
 //! and the endpoint calls the engine statically. What only some transports offer is in traits of
 //! its own: [`ConnectionManagement`], [`ConnectionRequests`] and [`EndpointConnection`],
-//! [`MulticastGroups`], [`SentLoans`], [`RegionObserver`].
+//! [`MulticastGroups`], [`SentLoans`].
 //!
 //! The engine owns the endpoints and makes all calls under the domain's lock. [`FastPath`] and
 //! [`LoanAllocator`] run without that lock, so a transport that offers them has locks of its own.
@@ -36,7 +36,7 @@ pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
 pub use context::EngineContext;
-pub use domain::{ConnectionManagement, RegionObserver, TransportDomain};
+pub use domain::{ConnectionManagement, TransportDomain};
 pub use endpoint::{
     ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,
 };

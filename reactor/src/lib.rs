@@ -3,7 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `engine` | the state of a domain: endpoints, operations, queues, progress |
-//! | `transport` | the transports: shm, tcp, udp |
+//! | `transport` | the transports: shm, tcp, udp, sim |
 //! | `registry` | transports by name |
 //! | `sys` | system calls, and the unsafe code around them |
 //! | `models`, `microbench` | loom models; functions for the microbenchmarks |

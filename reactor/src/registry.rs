@@ -2,11 +2,12 @@
 //! `TRANSPORTS`, and its scheme and protocol names in `fabric-core` (`address.rs`,
 //! `info/level.rs`).
 
-use fabric_core::sim::SimTransport;
 use fabric_core::{Error, Result};
 
 use crate::engine::EngineTransport;
-use crate::transport::{shm::ShmTransport, tcp::TcpTransport, udp::UdpTransport};
+use crate::transport::{
+    shm::ShmTransport, sim::SimTransport, tcp::TcpTransport, udp::UdpTransport,
+};
 
 static TRANSPORTS: [&EngineTransport; 4] =
     [&ShmTransport, &TcpTransport, &UdpTransport, &SimTransport];

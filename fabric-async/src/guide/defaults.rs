@@ -35,12 +35,12 @@
 //!
 //! | what | value | why |
 //! |---|---|---|
-//! | transmit credits | 1024 per endpoint, 256 with `sim` | held by operations that the post does not complete: until there is room in the ring, or the peer has copied or acknowledged the message |
+//! | transmit credits | 1024 per endpoint | held by operations that the post does not complete: until there is room in the ring, or the peer has copied or acknowledged the message |
 //! | of these for one peer | a quarter, at least 1 | three slow peers leave some for the rest |
 //! | posted receives | 1024 per endpoint | rarely reached; awaited receives are not refused |
 //! | [`min_free`](Request::min_free) | 64 bytes | a cache line |
 //! | inject size | 4096 bytes | a page: moving a larger buffer into the operation is cheaper than the copy |
-//! | longest message | 2^40 bytes, 2^30 with `sim` | a longer length from a peer is a protocol violation |
+//! | longest message | 2^40 bytes | a longer length from a peer is a protocol violation |
 //! | order | `FI_ORDER_SAS`, `SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW` | follows from one ring per direction |
 //! | region, loan | up to 2^40 bytes, up to 4 GiB | beyond what a machine has |
 //! | loans | 256 to one peer, 4 GiB per domain ([`DomainBuilder::loan_limit`]) | a peer that returns no loans must not use up the machine's memory |

@@ -53,8 +53,7 @@
 //! [`Gather`] sends several buffers as one message or one write; [`Scatter`] receives one message,
 //! or the bytes of a read, into several. The other side does not see the parts. A `Scatter` fills
 //! each part before the next. Empty parts and empty vectors are valid. The number of parts is
-//! limited by `tx.iov_limit` and `rx.iov_limit` (64 with `shm`, 16 with `sim`); more fail with
-//! [`Error::TooMany`].
+//! limited by `tx.iov_limit` and `rx.iov_limit` (64 by default); more fail with [`Error::TooMany`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -242,7 +241,7 @@
 //! # Unexpected messages
 //!
 //! A message that no posted receive accepts is *unexpected*. It is copied out of the ring and kept,
-//! within a budget of 16 MiB per endpoint or shared receive context (4 MiB with `sim` and `udp`).
+//! within a budget of 16 MiB per endpoint or shared receive context (4 MiB with `udp`).
 //! Each message counts with its length and 128 bytes. No message beyond the budget is dropped
 //! (except by [`udp`](super::udp)): the message stays in the ring and the ring fills, so the sends
 //! of that peer wait.

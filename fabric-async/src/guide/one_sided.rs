@@ -64,8 +64,8 @@
 //! For a [`RegisteredBuffer`] the owner executes, one round trip per 64 KiB: under manual progress
 //! a task of the owner must be waiting for an object of the domain. While the owner holds the
 //! slice, operations of its peers wait, and so do their later messages: hold the slice briefly, and
-//! do not await while holding it. In `sim` the initiator executes under a lock. Over `tcp` the
-//! owner executes [everything](super::tcp#remote-memory).
+//! do not await while holding it. Over `tcp` and `sim` the owner executes
+//! [everything](super::tcp#remote-memory).
 //!
 //! # Several remote ranges
 //!
@@ -82,8 +82,8 @@
 //!
 //! [`Endpoint::window`] maps a region once. [`RemoteWindow`] reads, writes and atomically changes
 //! the region with the same checks, without post, lock or completion: an eight-byte write takes a
-//! few nanoseconds. Windows exist over `shm` and `sim`, for regions whose remote operations are not
-//! counted; otherwise the call fails with [`Error::NotSupported`]. A window keeps no endpoint open.
+//! few nanoseconds. Windows exist over `shm`, for regions whose remote operations are not counted;
+//! otherwise the call fails with [`Error::NotSupported`]. A window keeps no endpoint open.
 //! It fails with [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the
 //! owner's endpoint closed or its process died (noticed when this side makes progress), and with
 //! [`Error::Closed`] when the endpoint that opened it is closed.

@@ -20,8 +20,8 @@
 //!
 //! | provider | not ordered | `info.tx.msg_order` has no | to order them |
 //! |---|---|---|---|
-//! | `shm`, `sim` | a read or write after a message: the memory is accessed at once, while the message waits for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](Request::delivery_complete), and [fence](#fences) the read or write |
-//! | `tcp` | a write or message after a read: the peer reads its memory when it sends the response | [`WAR`](MsgOrder::WAR), [`SAR`](MsgOrder::SAR) | [fence](#fences) the write or message |
+//! | `shm` | a read or write after a message: the memory is accessed at once, while the message waits for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](Request::delivery_complete), and [fence](#fences) the read or write |
+//! | `tcp`, `sim` | a write or message after a read: the peer reads its memory when it sends the response | [`WAR`](MsgOrder::WAR), [`SAR`](MsgOrder::SAR) | [fence](#fences) the write or message |
 //!
 //! # Matching
 //!
@@ -131,10 +131,10 @@
 //!
 //! | level | a send completes when | request method | providers |
 //! |---|---|---|---|
-//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](Request::transmit_complete) | `shm`, `sim` |
-//! | the same over sockets | the kernel has the message: `FI_INJECT_COMPLETE` over `tcp`, `FI_TRANSMIT_COMPLETE` over `udp` | the same | `tcp`, `udp` |
-//! | match | a receive has taken it, perhaps not yet all its bytes | [`match_complete`](Request::match_complete) | `shm`, `sim` |
-//! | delivery | its bytes are in the receive's buffer, and the receive has ended | [`delivery_complete`](Request::delivery_complete) | `shm`, `sim`; [`tcp`](super::tcp#what-sent-means) with a weaker meaning |
+//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](Request::transmit_complete) | `shm` |
+//! | the same over sockets | the kernel has the message: `FI_INJECT_COMPLETE` over `tcp`, `FI_TRANSMIT_COMPLETE` over `udp` | the same | `tcp`, `sim`, `udp` |
+//! | match | a receive has taken it, perhaps not yet all its bytes | [`match_complete`](Request::match_complete) | `shm` |
+//! | delivery | its bytes are in the receive's buffer, and the receive has ended | [`delivery_complete`](Request::delivery_complete) | `shm`; [`tcp`](super::tcp#what-sent-means) and `sim` with a weaker meaning |
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -12,7 +12,7 @@
 //! each other and with messages: see [`ordering`](super::ordering).
 //!
 //! An operation that is not finished at once takes a *transmit credit* of its endpoint, of which
-//! there are 1024 (256 with `sim`). The operation waits for a credit if none is free, and holds the
+//! there are 1024. The operation waits for a credit if none is free, and holds the
 //! credit until the ring, the kernel or the peer has taken all of it: see
 //! [`backpressure`](super::backpressure#transmit-credits).
 //!
@@ -109,8 +109,8 @@
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
-//! | unexpected messages, for which no receive is posted | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
-//! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024 (256 with `sim`); at most a quarter of them for one peer | `.await` waits, other calls are refused |
+//! | unexpected messages, for which no receive is posted | 16 MiB per endpoint; 4 MiB with `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
+//! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | posted receives | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |

@@ -265,8 +265,8 @@ impl<O: MessageOp, B, M: ThreadModel> Request<'_, O, B, M> {
     }
 
     /// Completes the send when the provider considers the message sent: the default, unless
-    /// [`tx_op_flags`](crate::Hints::tx_op_flags) request more. With `shm` and `sim` the peer's
-    /// endpoint has the message then (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
+    /// [`tx_op_flags`](crate::Hints::tx_op_flags) request more. Over `shm` the peer's endpoint has
+    /// the message then (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
     /// (`FI_INJECT_COMPLETE`), [the kernel has it](crate::guide::tcp).
     #[doc(alias = "FI_TRANSMIT_COMPLETE")]
     #[inline]

@@ -476,11 +476,7 @@ pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
 pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     // As many messages as fit into the socket buffers or the ring: queued injects end on close.
-    let count = if setup.has_remote_comm().await {
-        200
-    } else {
-        30
-    };
+    let count = if !setup.shares_memory() { 200 } else { 30 };
     for number in 0..count {
         a.ep.send(&[number; 4000]).inject().unwrap();
     }
@@ -637,7 +633,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     unsupported(ep.recv().tag(1).await.unwrap_err().error);
     unsupported(ep.send("").tag(1).await.unwrap_err().error);
     unsupported(ep.send(b"").tag(1).inject().unwrap_err());
-    if setup.has_remote_comm().await {
+    if !setup.shares_memory() {
         unsupported(ep.send("").match_complete().await.unwrap_err().error);
     }
     let av = a.domain_fixture.domain.address_vector().unwrap();

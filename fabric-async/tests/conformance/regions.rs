@@ -97,7 +97,7 @@ pub(crate) async fn fi_mr_virt_addr_regions_are_addressed_by_virtual_address(set
     // The owner's accesses, and those of a window, use offsets.
     assert_bytes(&registered.lock()[90_000..], pattern(10_000, 1));
     assert_eq!(region.load::<u64>(16), Ok(9));
-    if setup.supports_windows().await {
+    if setup.shares_memory() {
         let window = a.ep.window(to_b, region.remote()).await.unwrap();
         let mut there = [0];
         window.read(5, &mut there).unwrap();

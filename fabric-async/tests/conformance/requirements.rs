@@ -21,9 +21,8 @@ pub(crate) struct Requirements {
     pub(crate) rma_iov_limit: usize,
     /// Endpoints can bind a shared receive context.
     pub(crate) shared_rx: bool,
-    /// Peers are on this machine (no `FI_REMOTE_COMM`): they map each other's memory, and a peer's
-    /// close is known at once.
-    pub(crate) local_comm_only: bool,
+    /// Peers map each other's memory, and a peer's close is known at once.
+    pub(crate) shared_memory: bool,
     /// Addresses are socket addresses.
     pub(crate) sockets: bool,
     /// The domain progresses automatically.
@@ -46,7 +45,7 @@ impl Requirements {
             tx_op_flags: OpFlags::empty(),
             rma_iov_limit: 0,
             shared_rx: false,
-            local_comm_only: false,
+            shared_memory: false,
             sockets: false,
             auto_progress: false,
             event_loop: false,
@@ -123,10 +122,10 @@ impl Requirements {
         }
     }
 
-    /// Requires that all peers are on this machine.
-    pub(crate) const fn local_comm_only(self) -> Self {
+    /// Requires that peers map each other's memory.
+    pub(crate) const fn shared_memory(self) -> Self {
         Self {
-            local_comm_only: true,
+            shared_memory: true,
             ..self
         }
     }

@@ -536,7 +536,7 @@ pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
         Ok(0),
         "no byte is written before all segments are checked"
     );
-    let is_remote = setup.has_remote_comm().await;
+    let is_remote = !setup.shares_memory();
     let cancel = async {
         match second.cancel().await {
             fabric_async::CancelOutcome::Canceled(buf) => assert_eq!(buf.len(), 200_020),

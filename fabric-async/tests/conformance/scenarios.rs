@@ -118,10 +118,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         permit_sends_without_a_further_credit: CONNECTED,
     }
     connected_local {
-        window_outlives_neither_region_nor_connection: CONNECTED_ATOMIC.local_comm_only(),
+        window_outlives_neither_region_nor_connection: CONNECTED_ATOMIC.shared_memory(),
         both_completion_levels_wait_for_a_receive: CONNECTED_FENCE.levels(),
         long_messages_are_copied_once_in_both_directions: CONNECTED.single_copy(),
-        connecting_endpoint_has_the_name_it_asks_for: CONNECTED.local_comm_only(),
+        connecting_endpoint_has_the_name_it_asks_for: CONNECTED.shared_memory(),
     }
     connected_tagged {
         every_length_arrives_tagged_in_both_directions: CONNECTED_TAGGED,
@@ -251,7 +251,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     completions {
         posted_ops_complete_with_their_context: MSG,
         full_cq_refuses_posts: ANY_EP_TYPE,
-        refused_post_releases_its_cq_entry: ANY_EP_TYPE.local_comm_only(),
+        refused_post_releases_its_cq_entry: ANY_EP_TYPE.shared_memory(),
         failed_ops_report_in_order: ANY_EP_TYPE,
         close_cancels_posted_receives: ANY_EP_TYPE,
         close_cancels_futures: MSG_TAGGED,
@@ -327,7 +327,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         receives_are_posted_in_one_batch: DIRECTED,
         panicking_iterator_does_not_block_the_domain: ANY_EP_TYPE,
         batched_writes_report_data_in_order: RMA_SOURCE,
-        closed_peer_stops_batch: MSG.local_comm_only(),
+        closed_peer_stops_batch: MSG.shared_memory(),
         request_returned_by_batch_wakes_receiver_when_sent: MSG,
     }
     selective_completion {
@@ -450,9 +450,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         domain_stats_report_ops_in_progress: ANY_EP_TYPE,
     }
     rma {
-        window_accesses_region_directly: ATOMIC.local_comm_only(),
-        closed_window_reports_the_reason: RMA.local_comm_only(),
-        window_on_counted_region_is_refused: RMA_EVENT.local_comm_only(),
+        window_accesses_region_directly: ATOMIC.shared_memory(),
+        closed_window_reports_the_reason: RMA.shared_memory(),
+        window_on_counted_region_is_refused: RMA_EVENT.shared_memory(),
         every_length_is_written_and_read: RMA,
         ops_queue_until_their_key_is_resolved: RMA,
         bad_key_or_range_fails_only_its_op: RMA,

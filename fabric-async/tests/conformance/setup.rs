@@ -245,15 +245,13 @@ impl Setup {
             }
             return Ok(false);
         }
-        let is_remote = info.domain.caps.contains(Caps::REMOTE_COMM);
-        // No attribute tells cross-memory attach, which shm alone has, or socket addresses: the
-        // address format is FI_ADDR_STR with every provider.
+        // No attribute tells shared memory or cross-memory attach, which shm alone has, or socket
+        // addresses: the address format is FI_ADDR_STR with every provider.
         Ok(info.tx.rma_iov_limit >= needs.rma_iov_limit
-            && (!needs.local_comm_only || !is_remote)
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
-            && (!(needs.single_copy || needs.loans) || self.provider == "shm"))
+            && (!(needs.shared_memory || needs.single_copy || needs.loans) || self.shares_memory()))
     }
 
     /// Returns whether an event loop can drive domains of this setup and block.
@@ -303,15 +301,10 @@ impl Setup {
             .expect("discovery offered this at registration")
     }
 
-    /// Returns whether peers may be on other machines (`FI_REMOTE_COMM`). The close of such peers
-    /// is noticed later.
-    pub(crate) async fn has_remote_comm(&self) -> bool {
-        self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
-    }
-
-    /// Returns whether the provider has windows, for which peers map each other's memory.
-    pub(crate) async fn supports_windows(&self) -> bool {
-        !self.has_remote_comm().await
+    /// Returns whether peers map each other's memory, as windows require. The close of such a peer
+    /// is known at once.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.provider == "shm"
     }
 
     /// Returns whether the provider offers these capabilities.

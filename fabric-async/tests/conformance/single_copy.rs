@@ -220,7 +220,7 @@ pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
     got.unwrap();
     // More messages than the budget of the peer and the socket buffers admit, so that some stay
     // with the sender.
-    let count = if setup.has_remote_comm().await { 16 } else { 8 };
+    let count = if !setup.shares_memory() { 16 } else { 8 };
     let sends: Vec<_> = (0..count)
         .map(|number| {
             a.ep.send(to_b, numbered_message(number, LONG_LEN))

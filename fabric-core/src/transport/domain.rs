@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::address::Address;
 use crate::error::Result;
 use crate::info::Info;
-use crate::mr::Region;
 use crate::sockets::SocketOptions;
 
 use super::{
@@ -72,11 +71,6 @@ pub trait TransportDomain<E: EngineContext>: Send {
         None
     }
 
-    /// Returns what must know the memory regions of the domain.
-    fn region_observer(&mut self) -> Option<&mut dyn RegionObserver> {
-        None
-    }
-
     /// Returns the allocator of loans; `None` where messages are always copied. Called once, when
     /// the domain is opened.
     fn loan_allocator(&self) -> Option<Arc<dyn LoanAllocator>> {
@@ -138,17 +132,4 @@ pub trait ConnectionManagement<E: EngineContext> {
         info: &Info,
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>>;
-}
-
-/// What must know the memory regions of a domain.
-pub trait RegionObserver {
-    /// Notes that a region was registered with this key, or that its attributes changed.
-    fn region_changed(&mut self, _key: u64, _region: &Region) {}
-
-    /// Notes that a key is no longer valid.
-    fn region_closed(&mut self, key: u64);
-
-    /// Notes that the program has unlocked a registered buffer with this key: accesses of peers
-    /// that wait for the lock are to be retried.
-    fn region_unlocked(&mut self, _key: u64) {}
 }

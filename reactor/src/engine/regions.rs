@@ -7,7 +7,7 @@ use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
-use fabric_core::transport::{EpId, RemoteAccess};
+use fabric_core::transport::{EpId, RemoteAccess, WaitSet};
 
 use super::domain::DomainHandle;
 use super::state::bindings::CounterBindings;
@@ -67,16 +67,8 @@ impl DomainHandle {
         by_address: bool,
     ) -> Result<u64> {
         let locked = &mut *self.engine().lock();
-        let key = locked
-            .domain
-            .regions
-            .insert(memory, access, key, by_address)?;
-        if let Some(region) = locked.domain.regions.get(key)
-            && let Some(observer) = locked.transport.region_observer()
-        {
-            observer.region_changed(key, region);
-        }
-        Ok(key)
+        let regions = &mut locked.domain.regions;
+        regions.insert(memory, access, key, by_address)
     }
 
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
@@ -87,28 +79,20 @@ impl DomainHandle {
     /// already; [`Error::Key`](fabric_core::Error::Key).
     pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
         let locked = &mut *self.engine().lock();
-        let region = locked.domain.regions.bind_counters(key, counters)?;
-        if let Some(observer) = locked.transport.region_observer() {
-            observer.region_changed(key, region);
-        }
-        Ok(())
+        locked.domain.regions.bind_counters(key, counters)
     }
 
     /// Closes a region (`fi_close`): its key is no longer valid for peers.
     pub fn close_region(&self, key: u64) {
         let mut locked = self.engine().lock();
-        if locked.domain.regions.remove(key)
-            && let Some(observer) = locked.transport.region_observer()
-        {
-            observer.region_closed(key);
+        if locked.domain.regions.remove(key) {
+            // A response to a peer may wait for the region.
+            self.engine().wait_set.wake();
         }
     }
 
     /// Resumes remote operations that waited because the region was locked by its owner.
-    pub fn region_unlocked(&self, key: u64) {
-        if let Some(observer) = self.engine().lock().transport.region_observer() {
-            observer.region_unlocked(key);
-        }
+    pub fn region_unlocked(&self) {
         self.engine().progress();
     }
 }

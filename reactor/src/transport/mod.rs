@@ -3,12 +3,13 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `shm`, `tcp`, `udp` | the transports |
+//! | `shm`, `tcp`, `udp`, `sim` | the transports |
 //! | `info_templates` | common attributes of offers |
 //! | `net` | options and addresses of sockets |
 
 mod info_templates;
 mod net;
 pub mod shm;
+pub mod sim;
 pub mod tcp;
 pub mod udp;

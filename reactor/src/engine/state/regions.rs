@@ -46,8 +46,8 @@ impl Regions {
     }
 
     /// Binds the counters of remote accesses in `counters` to a region. `None` keeps the present
-    /// binding. Returns the region.
-    pub(crate) fn bind_counters(&mut self, key: u64, counters: CounterBindings) -> Result<&Region> {
+    /// binding.
+    pub(crate) fn bind_counters(&mut self, key: u64, counters: CounterBindings) -> Result<()> {
         let current = self.counters.get(&key).copied().unwrap_or_default();
         let conflict =
             |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
@@ -59,7 +59,7 @@ impl Regions {
                 why: "a counter for the same access is already bound".into(),
             });
         }
-        let region = self.table.enable_rma_events(key).ok_or(Error::Key {
+        self.table.enable_rma_events(key).ok_or(Error::Key {
             key,
             why: "is unknown",
         })?;
@@ -69,7 +69,7 @@ impl Regions {
             ..current
         };
         self.counters.insert(key, bound);
-        Ok(region)
+        Ok(())
     }
 
     /// Returns the counter of remote accesses to a region.

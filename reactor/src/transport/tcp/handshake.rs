@@ -14,7 +14,7 @@ use fabric_core::tcp::{
     ProtocolViolation, VendorExtension, WireProtocol,
 };
 use fabric_core::transport::{Interest, WaitSet};
-use fabric_core::{Address, Error, Scheme};
+use fabric_core::{Address, Error};
 use rustix::io::Errno;
 
 use super::connect_attempt::{ConnectAttempt, ConnectEvent, connect_error};
@@ -26,7 +26,9 @@ const MAX_CONTROL_LEN: usize = 32 + MAX_CM_PRIVATE_DATA;
 
 /// An accepted socket whose connection request has not arrived yet.
 pub(crate) struct InboundHandshake {
+    /// The socket address and the address of the peer's end.
     pub(crate) peer_addr: SocketAddr,
+    pub(crate) peer: Address,
     /// When the handshake times out.
     pub(crate) deadline: Instant,
     socket: TcpSocket,
@@ -121,9 +123,14 @@ impl HandshakeError {
 }
 
 impl InboundHandshake {
-    pub(crate) fn new(socket: TcpSocket, peer_addr: SocketAddr, deadline: Instant) -> Self {
+    pub(crate) fn new(
+        socket: TcpSocket,
+        (peer_addr, peer): (SocketAddr, Address),
+        deadline: Instant,
+    ) -> Self {
         Self {
             peer_addr,
+            peer,
             deadline,
             socket,
             received: Vec::new(),
@@ -160,7 +167,7 @@ impl InboundHandshake {
                     None,
                     &ConnectRequest::reject_undecodable(control.private_data()),
                 );
-                Err(self.rejection(what))
+                Err(Some(self.rejection(what)))
             }
         }
     }
@@ -171,7 +178,7 @@ impl InboundHandshake {
     /// # Errors
     /// As [`poll`](Self::poll).
     pub(crate) fn read_request(&mut self) -> Result<Option<(CmMessage, Vec<u8>)>, Option<Error>> {
-        let has_ended = match read_control(&self.socket, &mut self.received) {
+        let has_ended = match read_control(&mut self.socket, &mut self.received) {
             ReadResult::WouldBlock => return Ok(None),
             ReadResult::Bytes(_) => false,
             ReadResult::Eof | ReadResult::Failed => true,
@@ -180,21 +187,19 @@ impl InboundHandshake {
             Ok(Some((control, len))) if control.kind == CmKind::Request => {
                 Ok(Some((control, self.received.split_off(len))))
             }
-            Ok(Some(_)) => Err(self.rejection("unsolicited connect response")),
-            Err(violation) => Err(self.rejection(violation.0)),
+            Ok(Some(_)) => Err(Some(self.rejection("unsolicited connect response"))),
+            Err(violation) => Err(Some(self.rejection(violation.0))),
             Ok(None) if has_ended => Err(None),
             Ok(None) => Ok(None),
         }
     }
 
-    /// Returns the error that reports why this connection was rejected; `None` if the peer's socket
-    /// address has no [`Address`].
-    pub(crate) fn rejection(&self, what: &str) -> Option<Error> {
-        let peer = Address::from_socket_addr(Scheme::Tcp, self.peer_addr).ok()?;
-        Some(Error::Protocol {
-            peer,
+    /// Returns the error that reports why this connection was rejected.
+    pub(crate) fn rejection(&self, what: &str) -> Error {
+        Error::Protocol {
+            peer: self.peer.clone(),
             what: what.into(),
-        })
+        }
     }
 
     /// Sends a control message. Returns false if the socket does not accept all of it.
@@ -321,7 +326,7 @@ impl OutboundHandshake {
 
     /// Reads the peer's response; pending until all of it has arrived.
     fn read_response(&mut self) -> HandshakeStep {
-        let has_ended = match read_control(&self.socket, &mut self.received) {
+        let has_ended = match read_control(&mut self.socket, &mut self.received) {
             ReadResult::WouldBlock => return HandshakeStep::Pending,
             ReadResult::Bytes(_) => false,
             ReadResult::Eof | ReadResult::Failed => true,
@@ -374,7 +379,7 @@ impl OutboundHandshake {
 }
 
 /// Reads more of a control message, and appends it to `bytes`; may read beyond the message's end.
-fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
+fn read_control(socket: &mut TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
     let mut scratch = [0; MAX_CONTROL_LEN];
     let scratch = &mut scratch[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
     let received = socket.recv(scratch);

@@ -38,7 +38,7 @@ struct CompletionInbox(Arc<Mutex<VecDeque<UringCompletion>>>);
 
 /// The domain's io_uring instance at an endpoint.
 #[derive(Clone)]
-pub(super) struct EndpointUring {
+pub(crate) struct EndpointUring {
     pub(super) ring: SharedUring,
     inbox: CompletionInbox,
 }

@@ -50,7 +50,7 @@ fn linger_discards_received_bytes_in_bounded_steps() {
 /// A peer that has shut down its sending direction still receives everything that was sent to it.
 #[test]
 fn half_closed_peer_receives_all_unsent_bytes() {
-    let (socket, mut peer) = connected_pair();
+    let (mut socket, mut peer) = connected_pair();
     let mut sent = 0;
     while let WriteResult::Bytes(count) = socket.send(&[IoSlice::new(&[1; 64 << 10])]) {
         sent += count;

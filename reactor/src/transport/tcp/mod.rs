@@ -7,6 +7,7 @@
 //! | `handshake` | a connection before both sides have agreed |
 //! | `connection` | an established connection: bytes in, bytes out |
 //! | `io_backend` | epoll or io_uring, and the domain's io_uring instance |
+//! | `network` | IP, or another network below the endpoints |
 //! | `socket` | sockets, and calls on them that do not block |
 //! | `congestion` | congestion control |
 //! | `interfaces` | networks of this machine |
@@ -27,6 +28,7 @@ mod handshake;
 mod interfaces;
 mod io_backend;
 mod linger;
+mod network;
 mod socket;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,19 +37,25 @@ use std::sync::Arc;
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
-use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV, WireProtocol};
+use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
     ConnectParams, ConnectionManagement, EndpointContext, EngineContext, EpId, OpenDomain,
-    RegionObserver, SocketIo, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    SocketIo, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
 use crate::transport::info_templates;
 use crate::transport::net::SocketConfig;
 
-use endpoint::{TcpEndpoint, UNEXPECTED_BYTES};
 use interfaces::InterfaceAddress;
 use io_backend::IoBackend;
+use network::IpNetwork;
+
+pub(super) use endpoint::{EndpointResources, TcpEndpoint, UNEXPECTED_BYTES};
+pub(super) use network::{Listener, Network, ReadSchedule};
+pub(super) use socket::TcpSocket;
+#[cfg(all(test, not(loom)))]
+pub(super) use socket::{ReadResult, WriteResult};
 
 /// The transport of the provider `tcp`.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +70,9 @@ impl Transport for TcpTransport {
     /// both kinds again for connected endpoints (`FI_EP_MSG`), and both kinds again for endpoints
     /// that connect with RXM.
     fn offers(&self) -> Vec<Info> {
-        let any = base_info();
+        let mut any = rdm_info("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
+        any.ep.protocol = Some(Protocol::Tcp);
+        any.ep.protocol_version = 3;
         let with_network = |network: InterfaceAddress| {
             let mut info = any.clone();
             info.fabric.name = network.to_string();
@@ -112,11 +122,9 @@ const MSG_ORDER: MsgOrder = MsgOrder::RAR
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAS);
 
-/// Returns the offer that is not restricted to one network, for `FI_EP_RDM` endpoints.
-fn base_info() -> Info {
-    let mut info = info_templates::reliable_info("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
-    info.ep.protocol = Some(Protocol::Tcp);
-    info.ep.protocol_version = 3;
+/// Returns the offer of a provider for `FI_EP_RDM` endpoints, without protocol.
+pub(super) fn rdm_info(provider: &str, caps: Caps) -> Info {
+    let mut info = info_templates::reliable_info(provider, caps);
     info.ep.max_msg_size = MAX_MESSAGE;
     // A send completes when the kernel has all its bytes, and with FI_DELIVERY_COMPLETE when the
     // peer's endpoint has acknowledged the whole message. No frame reports that a receive matched,
@@ -164,6 +172,18 @@ struct TcpDomain {
     options: SocketOptions,
 }
 
+impl TcpDomain {
+    /// Returns what an endpoint with this info gets, without the io_uring instance.
+    fn resources(&self, info: &Info) -> Result<EndpointResources> {
+        Ok(EndpointResources {
+            network: Arc::new(IpNetwork),
+            wait_set: self.wait_set.clone(),
+            socket_config: SocketConfig::from_info(&self.options, info)?,
+            uring: None,
+        })
+    }
+}
+
 impl<E: EngineContext> TransportDomain<E> for TcpDomain {
     fn open_endpoint(
         &mut self,
@@ -171,23 +191,9 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
-        let bind_params = (
-            listen_address(info, at)?,
-            SocketConfig::from_info(&self.options, info)?,
-        );
-        let protocol = if info.ep.protocol == Some(Protocol::Rxm) {
-            WireProtocol::Rxm
-        } else {
-            WireProtocol::Native
-        };
-        let mut endpoint = TcpEndpoint::open_rdm(
-            ctx.ep(),
-            bind_params,
-            self.wait_set.clone(),
-            self.io_backend.open_endpoint(ctx.ep())?,
-            protocol,
-        )?;
-        endpoint.set_caps(info.caps);
+        let mut resources = self.resources(info)?;
+        resources.uring = self.io_backend.open_endpoint(ctx.ep())?;
+        let endpoint = TcpEndpoint::open_rdm(ctx.ep(), (info, at), resources)?;
         let name = endpoint.name().clone();
         Ok((Box::new(endpoint), name))
     }
@@ -225,10 +231,6 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         Some(self)
     }
 
-    fn region_observer(&mut self) -> Option<&mut dyn RegionObserver> {
-        Some(self)
-    }
-
     fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
         self.io_backend.select(io)
     }
@@ -252,14 +254,7 @@ impl<E: EngineContext> ConnectionManagement<E> for TcpDomain {
         info: &Info,
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
-        let endpoint = TcpEndpoint::open_passive(
-            ep,
-            (
-                listen_address(info, at)?,
-                SocketConfig::from_info(&self.options, info)?,
-            ),
-            self.wait_set.clone(),
-        )?;
+        let endpoint = TcpEndpoint::open_passive(ep, (info, at), self.resources(info)?)?;
         let name = endpoint.name().clone();
         Ok((Box::new(endpoint), name))
     }
@@ -270,21 +265,11 @@ impl<E: EngineContext> ConnectionManagement<E> for TcpDomain {
         info: &Info,
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>> {
-        let resources = (
-            self.wait_set.clone(),
-            self.io_backend.open_endpoint(ctx.ep())?,
-        );
-        let config = SocketConfig::from_info(&self.options, info)?;
-        let endpoint = TcpEndpoint::open_connected(ctx, (info.caps, config), params, resources)?;
+        let mut resources = self.resources(info)?;
+        resources.uring = self.io_backend.open_endpoint(ctx.ep())?;
+        let endpoint = TcpEndpoint::open_connected(ctx, info.caps, params, resources)?;
         // With io_uring, arming submits the multishot receive of the new connection.
         ctx.request_rearm();
         Ok(Box::new(endpoint))
-    }
-}
-
-impl RegionObserver for TcpDomain {
-    /// A response to a peer may wait for the region.
-    fn region_closed(&mut self, _: u64) {
-        self.wait_set.wake();
     }
 }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
 
 use super::congestion;
+use super::network::{Listener, ReadSchedule};
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::transport::net::{self, SocketConfig, addr_error, open_socket};
@@ -43,6 +44,8 @@ pub(crate) struct TcpSocket {
     fork_guard: ForkGuard,
     /// The registration in the domain's epoll set; `None` while the socket is not watched.
     registration: Option<Registration>,
+    /// When arrived bytes may be read, if the network is simulated.
+    schedule: Option<Box<dyn ReadSchedule>>,
 }
 
 /// A socket in the domain's epoll set.
@@ -97,22 +100,22 @@ impl TcpListener {
             name,
         ))
     }
+}
 
-    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
+impl Listener for TcpListener {
+    fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
         wait_set
             .watch(self.fd.as_fd(), token)
             .map_err(epoll_ctl_error)
     }
 
-    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
+    fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
             wait_set.unwatch(self.fd.as_fd());
         }
     }
 
-    /// Accepts a connection to the address `local`; `None` when none is queued. Returns also the
-    /// peer's address.
-    pub(crate) fn accept(
+    fn accept(
         &self,
         local: SocketAddr,
         config: &SocketConfig,
@@ -154,11 +157,21 @@ impl TcpSocket {
             &fd,
             config.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         )?;
-        Ok(Self {
+        Ok(Self::from_fd(fd, None))
+    }
+
+    /// Returns an end of a connected pair of sockets, read by a schedule.
+    pub(crate) fn simulated(fd: OwnedFd, schedule: Box<dyn ReadSchedule>) -> Self {
+        Self::from_fd(fd, Some(schedule))
+    }
+
+    fn from_fd(fd: OwnedFd, schedule: Option<Box<dyn ReadSchedule>>) -> Self {
+        Self {
             fd: Arc::new(fd),
             fork_guard: ForkGuard::current_process(),
             registration: None,
-        })
+            schedule,
+        }
     }
 
     /// Applies the options of the accepting domain that the passive endpoint did not set when the
@@ -204,6 +217,9 @@ impl TcpSocket {
 
     /// Starts a connect, or continues one that was started.
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
+        if self.schedule.is_some() {
+            return Ok(());
+        }
         match rustix::net::connect(&self.fd, &to) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN) => {
                 Ok(())
@@ -214,6 +230,9 @@ impl TcpSocket {
 
     /// Returns whether the socket is connected yet, or the error of the connect.
     pub(crate) fn check_connected(&self) -> Result<bool, Errno> {
+        if self.schedule.is_some() {
+            return Ok(true);
+        }
         rustix::net::sockopt::socket_error(&self.fd)??;
         // If no socket listens at the destination, the kernel may have chosen the destination port
         // as the source port, and connected the socket to itself.
@@ -285,15 +304,24 @@ impl TcpSocket {
     }
 
     /// Receives what has arrived, up to the length of `into`.
-    pub(crate) fn recv(&self, into: &mut [u8]) -> ReadResult {
-        loop {
-            return match rustix::net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => ReadResult::Eof,
-                Ok((count, _)) => ReadResult::Bytes(count),
-                Err(Errno::AGAIN) => ReadResult::WouldBlock,
-                Err(Errno::INTR) => continue,
-                Err(_) => ReadResult::Failed,
-            };
+    pub(crate) fn recv(&mut self, into: &mut [u8]) -> ReadResult {
+        let mut len = into.len();
+        if let Some(schedule) = &mut self.schedule {
+            match recv(&self.fd, &mut [0], RecvFlags::PEEK) {
+                ReadResult::Bytes(_) => len = len.min(schedule.max_read()),
+                nothing => return nothing,
+            }
+            if len == 0 {
+                return ReadResult::WouldBlock;
+            }
+        }
+        recv(&self.fd, &mut into[..len], RecvFlags::empty())
+    }
+
+    /// Lets what has arrived be read without delay.
+    pub(crate) fn end_delays(&mut self) {
+        if let Some(schedule) = &mut self.schedule {
+            schedule.end_delays();
         }
     }
 
@@ -319,6 +347,19 @@ impl TcpSocket {
             }
         }
         true
+    }
+}
+
+/// Receives from a socket without waiting.
+fn recv(fd: &OwnedFd, into: &mut [u8], flags: RecvFlags) -> ReadResult {
+    loop {
+        return match rustix::net::recv(fd, &mut *into, flags | RecvFlags::DONTWAIT) {
+            Ok((0, _)) => ReadResult::Eof,
+            Ok((count, _)) => ReadResult::Bytes(count),
+            Err(Errno::AGAIN) => ReadResult::WouldBlock,
+            Err(Errno::INTR) => continue,
+            Err(_) => ReadResult::Failed,
+        };
     }
 }
 

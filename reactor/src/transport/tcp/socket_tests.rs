@@ -11,7 +11,7 @@ use rustix::net::sockopt::{
     tcp_keepcnt, tcp_keepidle, tcp_keepintvl,
 };
 
-use super::{TcpListener, TcpSocket};
+use super::{Listener, TcpListener, TcpSocket};
 use crate::transport::net::SocketConfig;
 
 fn socket_config(options: SocketOptions, class: Option<TrafficClass>) -> SocketConfig {

@@ -130,6 +130,7 @@ impl TcpConnection {
         if self.is_reading() {
             self.stop_uring_recv();
         }
+        self.socket.end_delays();
         for _ in 0..MAX_FINAL_READS {
             if self.rx.has_ended() || !self.progress_rx(scratch, ctx) {
                 break;

@@ -66,10 +66,13 @@ impl TcpEndpoint {
                 return;
             }
             match listener.accept(self.local_addr, &self.socket_config) {
-                Ok(Some((socket, from))) => self.on_accepted(
-                    ctx,
-                    InboundHandshake::new(socket, from, Instant::now() + HANDSHAKE_TIMEOUT),
-                ),
+                Ok(Some((socket, from))) => {
+                    let Ok(peer) = self.network.address(from) else {
+                        continue;
+                    };
+                    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+                    self.on_accepted(ctx, InboundHandshake::new(socket, (from, peer), deadline));
+                }
                 Ok(None) => return,
                 Err(errno) => {
                     // The connections in the backlog keep the listener readable, so a watched
@@ -169,9 +172,10 @@ impl TcpEndpoint {
             return;
         };
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
-        let Ok(peer) = self.find_or_add_peer(listen_addr) else {
+        let Ok(name) = self.network.address(listen_addr) else {
             return;
         };
+        let peer = self.find_or_add_peer(listen_addr, &name);
         let resolution = resolve_simultaneous_connect(
             self.local_addr,
             listen_addr,
@@ -197,9 +201,7 @@ impl TcpEndpoint {
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
         // `close_replaced` may have removed the peer.
-        let Ok(peer) = self.find_or_add_peer(listen_addr) else {
-            return;
-        };
+        let peer = self.find_or_add_peer(listen_addr, &name);
         let peer_and_instance = (peer, Some(request.instance()));
         let connection = self.add_connection(
             ctx,

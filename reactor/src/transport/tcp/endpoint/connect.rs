@@ -13,7 +13,6 @@ use fabric_core::{Error, RefusalReason, Result};
 
 use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
 use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
-use super::super::socket::TcpSocket;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::sys::uring::{OpId, TimedOutcome};
 
@@ -58,7 +57,9 @@ impl TcpEndpoint {
         timeout: Duration,
     ) -> Result<()> {
         let peer = &mut self.peers[peer_index];
-        let mut socket = TcpSocket::open(self.local_addr, peer.socket_addr, &self.socket_config)
+        let mut socket = self
+            .network
+            .open_socket(self.local_addr, peer.socket_addr, &self.socket_config)
             .map_err(|errno| {
                 connect_error(self.local_addr, (&peer.address, peer.socket_addr), errno)
             })?;

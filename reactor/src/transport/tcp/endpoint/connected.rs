@@ -6,22 +6,18 @@
 
 use std::any::Any;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension, WireProtocol};
 use fabric_core::transport::{
     ConnectMode, ConnectParams, Connected, EndpointConnection, EndpointContext, EngineContext,
-    WaitSet,
 };
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, Result, Scheme};
+use fabric_core::{Address, Error, Result};
 
 use super::super::handshake::{ConnectAnswer, HandshakeStep, RequestPayload};
-use super::super::io_backend::EndpointUring;
 use super::passive::{AcceptedConnection, TcpConnReqHandle};
-use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
-use crate::transport::net::SocketConfig;
+use super::{ConnectionState, EndpointKind, EndpointResources, TcpEndpoint, TcpPeer};
 
 /// Maximum bytes of one read. Each connected endpoint has memory for one read, and may be one of
 /// many.
@@ -46,17 +42,17 @@ impl TcpEndpoint {
     /// Failures that are known at once.
     pub(crate) fn open_connected(
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        (caps, config): (Caps, SocketConfig),
+        caps: Caps,
         ConnectParams {
             fi_addr,
-            peer: name,
+            peer: peer_name,
             data,
             peer_supports_tags,
             mode,
         }: ConnectParams<'_>,
-        (wait_set, uring): (Arc<dyn WaitSet>, Option<EndpointUring>),
+        resources: EndpointResources,
     ) -> Result<Self> {
-        let remote_addr = name.peer_socket_addr(Scheme::Tcp)?;
+        let remote_addr = resources.network.socket_addr(peer_name)?;
         let (vendor_extension, supports_tags) = (
             VendorExtension::from_caps(caps),
             caps.contains(Caps::TAGGED),
@@ -69,16 +65,13 @@ impl TcpEndpoint {
                 disconnect_error: None,
             })
         };
-        let mut endpoint = Self::new(
-            ctx.ep(),
-            (unspecified_addr(remote_addr), config),
-            msg_kind(0),
-            (wait_set, uring),
-        )?;
+        let local_addr = unspecified_addr(remote_addr);
+        let name = resources.network.address(local_addr)?;
+        let mut endpoint = Self::new(ctx.ep(), (local_addr, name), msg_kind(0), resources);
         endpoint.set_caps(caps);
         let peer = TcpPeer {
             fi_addr: Some(fi_addr),
-            ..TcpPeer::new(name.clone(), remote_addr, WireProtocol::Native)
+            ..TcpPeer::new(peer_name.clone(), remote_addr, WireProtocol::Native)
         };
         let peer = endpoint.peers.insert(peer);
         endpoint.peer_by_socket_addr.insert(remote_addr, peer);
@@ -109,7 +102,7 @@ impl TcpEndpoint {
                 request.apply_config(&endpoint.socket_config)?;
                 let accepted = request
                     .accept(vendor_extension, data)
-                    .ok_or_else(|| Error::PeerGone(name.clone()))?;
+                    .ok_or_else(|| Error::PeerGone(peer_name.clone()))?;
                 endpoint.establish(ctx, accepted, Vec::new())?;
             }
         }
@@ -138,7 +131,7 @@ impl TcpEndpoint {
             return Ok(());
         };
         self.local_addr = socket.local_addr()?;
-        self.name = Address::from_socket_addr(Scheme::Tcp, self.local_addr)?;
+        self.name = self.network.address(self.local_addr)?;
         self.scratch = vec![0; MSG_SCRATCH_LEN].into();
         self.close_timer();
         let peer_caps = PeerCaps::msg(vendor_extension, peer_supports_tags);

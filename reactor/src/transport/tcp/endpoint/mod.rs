@@ -28,17 +28,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_core::flags::Caps;
+use fabric_core::info::{Info, Protocol};
 use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{VendorExtension, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, Error, FiAddr, Result};
 use slab::Slab;
 
 use super::connection::{QueuedTxOp, TcpConnection};
 use super::handshake::{InboundHandshake, OutboundHandshake};
 use super::io_backend::EndpointUring;
 use super::linger;
-use super::socket::TcpListener;
+use super::network::{Listener, Network};
 use crate::sys::timer::Timer;
 use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
 use crate::transport::net::SocketConfig;
@@ -48,7 +49,7 @@ use connected::MsgEndpointState;
 use passive::ConnReqQueue;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
-pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
+pub(crate) const UNEXPECTED_BYTES: usize = 16 << 20;
 /// Maximum bytes of one read.
 const SCRATCH_LEN: usize = 128 << 10;
 /// Time limit for a peer to send its request, to reply, and to accept after refusals because both
@@ -162,16 +163,26 @@ enum EndpointKind {
     Msg(MsgEndpointState),
 }
 
+/// What an endpoint gets from its domain.
+pub(crate) struct EndpointResources {
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) wait_set: Arc<dyn WaitSet>,
+    pub(crate) socket_config: SocketConfig,
+    /// The io_uring instance, if that is the backend.
+    pub(crate) uring: Option<EndpointUring>,
+}
+
 /// An endpoint over TCP.
 pub(crate) struct TcpEndpoint {
     id: EpId,
+    network: Arc<dyn Network>,
     name: Address,
     local_addr: SocketAddr,
     socket_config: SocketConfig,
     /// A random number that distinguishes this endpoint from earlier ones at its address; never 0.
     instance: u32,
     kind: EndpointKind,
-    listener: Option<TcpListener>,
+    listener: Option<Box<dyn Listener>>,
     wait_set: Arc<dyn WaitSet>,
     connections: Slab<ConnectionState>,
     peers: Slab<TcpPeer>,
@@ -209,34 +220,57 @@ pub(crate) struct TcpEndpoint {
 }
 
 impl TcpEndpoint {
-    /// Opens an `FI_EP_RDM` endpoint, which sends its first request to a peer in this protocol.
+    /// Opens an `FI_EP_RDM` endpoint, which sends its first request to a peer in the protocol of
+    /// the info.
     pub(crate) fn open_rdm(
         id: EpId,
-        (listen_addr, config): (SocketAddr, SocketConfig),
-        wait_set: Arc<dyn WaitSet>,
-        uring: Option<EndpointUring>,
-        protocol: WireProtocol,
+        (info, at): (&Info, Option<&Address>),
+        resources: EndpointResources,
     ) -> Result<Self> {
-        let kind = EndpointKind::Rdm;
-        let mut endpoint = Self::new(id, (listen_addr, config), kind, (wait_set, uring))?;
-        endpoint.protocol = protocol;
+        let mut endpoint = Self::listening(id, EndpointKind::Rdm, (info, at), resources)?;
+        if info.ep.protocol == Some(Protocol::Rxm) {
+            endpoint.protocol = WireProtocol::Rxm;
+        }
         endpoint.scratch = vec![0; SCRATCH_LEN].into();
-        endpoint.start_listening(listen_addr)?;
+        endpoint.set_caps(info.caps);
+        Ok(endpoint)
+    }
+
+    /// Returns an endpoint that listens.
+    fn listening(
+        id: EpId,
+        kind: EndpointKind,
+        (info, at): (&Info, Option<&Address>),
+        resources: EndpointResources,
+    ) -> Result<Self> {
+        let network = resources.network.clone();
+        let (listener, name) = network.listen(info, at, &resources.socket_config)?;
+        let local_addr = network.socket_addr(&name)?;
+        let mut endpoint = Self::new(id, (local_addr, name), kind, resources);
+        listener.watch(&*endpoint.wait_set, TcpToken::Listener.pack(id))?;
+        endpoint.listener = Some(listener);
+        endpoint.open_timer()?;
         Ok(endpoint)
     }
 
     /// Returns an endpoint without listener, timer and connections.
     fn new(
         id: EpId,
-        (listen_addr, config): (SocketAddr, SocketConfig),
+        (local_addr, name): (SocketAddr, Address),
         kind: EndpointKind,
-        (wait_set, uring): (Arc<dyn WaitSet>, Option<EndpointUring>),
-    ) -> Result<Self> {
-        Ok(Self {
+        EndpointResources {
+            network,
+            wait_set,
+            socket_config,
+            uring,
+        }: EndpointResources,
+    ) -> Self {
+        Self {
             id,
-            name: Address::from_socket_addr(Scheme::Tcp, listen_addr)?,
-            local_addr: listen_addr,
-            socket_config: config,
+            network,
+            name,
+            local_addr,
+            socket_config,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
             kind,
             listener: None,
@@ -259,7 +293,7 @@ impl TcpEndpoint {
             vendor_extension: VendorExtension::from_caps(Caps::empty()),
             zero_copy: 0,
             zero_copy_fallbacks: 0,
-        })
+        }
     }
 
     /// Sets what the endpoint's capabilities allow peers: remote access, and the features of the
@@ -268,18 +302,6 @@ impl TcpEndpoint {
         (self.is_rma_target, self.rma_events) =
             (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
         self.vendor_extension = VendorExtension::from_caps(caps);
-    }
-
-    /// Starts to listen, sets the endpoint's address, and opens the timer.
-    fn start_listening(&mut self, listen_addr: SocketAddr) -> Result<()> {
-        let (listener, listen_addr) = TcpListener::open(listen_addr, &self.socket_config)?;
-        (self.local_addr, self.name) = (
-            listen_addr,
-            Address::from_socket_addr(Scheme::Tcp, listen_addr)?,
-        );
-        listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id))?;
-        self.listener = Some(listener);
-        self.open_timer()
     }
 
     /// Opens the timer before there is a deadline: later the process may be out of descriptors.

@@ -4,20 +4,19 @@
 //! belongs to no domain and is not watched, until the request is accepted or rejected.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::sync::Arc;
 
+use fabric_core::info::Info;
 use fabric_core::tcp::{ByteOrder, CmKind, VendorExtension};
 use fabric_core::transport::{
-    ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId, WaitSet,
+    ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId,
 };
-use fabric_core::{Address, Result, Scheme};
+use fabric_core::{Address, Result};
 
 use super::super::handshake::send_control;
 use super::super::linger;
 use super::super::socket::TcpSocket;
 use super::accept::ListenerState;
-use super::{ConnectionState, EndpointKind, TcpEndpoint};
+use super::{ConnectionState, EndpointKind, EndpointResources, TcpEndpoint};
 use crate::transport::net::SocketConfig;
 
 /// Maximum number of queued requests. Further connections wait in the kernel's backlog.
@@ -45,13 +44,15 @@ impl TcpEndpoint {
     /// Opens a passive endpoint, which listens.
     pub(crate) fn open_passive(
         id: EpId,
-        (listen_addr, config): (SocketAddr, SocketConfig),
-        wait_set: Arc<dyn WaitSet>,
+        (info, at): (&Info, Option<&Address>),
+        resources: EndpointResources,
     ) -> Result<Self> {
-        let kind = EndpointKind::Passive(ConnReqQueue::default());
-        let mut endpoint = Self::new(id, (listen_addr, config), kind, (wait_set, None))?;
-        endpoint.start_listening(listen_addr)?;
-        Ok(endpoint)
+        Self::listening(
+            id,
+            EndpointKind::Passive(ConnReqQueue::default()),
+            (info, at),
+            resources,
+        )
     }
 
     /// Reads the connection request of an inbound handshake, and queues the request.
@@ -74,9 +75,7 @@ impl TcpEndpoint {
         let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
-        let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, handshake.peer_addr) else {
-            return;
-        };
+        let peer = handshake.peer.clone();
         let mut socket = handshake.into_socket();
         socket.unwatch();
         let EndpointKind::Passive(requests) = &mut self.kind else {

@@ -42,9 +42,8 @@ impl TcpEndpoint {
         address: &Address,
     ) {
         let expected = ctx.incarnation_of(addr);
-        let peer = address
-            .socket_addr()
-            .and_then(|socket_addr| self.peer_by_socket_addr.get(&socket_addr));
+        let socket_addr = self.network.socket_addr(address).ok();
+        let peer = socket_addr.and_then(|at| self.peer_by_socket_addr.get(&at));
         // Only connections with this peer are visited, so inserting n addresses takes O(n) time.
         for &connection_index in peer.map_or(&[][..], |&peer| &self.peers[peer].established) {
             if let Some(ConnectionState::Established(connection)) =

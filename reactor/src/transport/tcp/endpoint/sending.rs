@@ -6,7 +6,7 @@ use std::time::Instant;
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::super::connection::{QueuedTxOp, TcpConnection, TrySendResult};
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
@@ -118,8 +118,8 @@ impl TcpEndpoint {
             Some(peer_index) => peer_index,
             None => {
                 let name = ctx.address_of(tx_op.peer)?;
-                let to = name.peer_socket_addr(Scheme::Tcp)?;
-                let peer_index = self.find_or_add_peer(to)?;
+                let to = self.network.socket_addr(&name)?;
+                let peer_index = self.find_or_add_peer(to, &name);
                 if let Some(connection) = self.tx_connection_mut(peer_index)
                     && !connection.serves_addr(tx_op.peer, ctx)
                 {
@@ -162,16 +162,12 @@ impl TcpEndpoint {
     }
 
     /// Returns the position of the peer that listens at this address, and adds the peer if needed.
-    pub(super) fn find_or_add_peer(&mut self, socket_addr: SocketAddr) -> Result<usize> {
-        if let Some(index) = self.peer_by_socket_addr.get(&socket_addr) {
-            return Ok(*index);
-        }
-        let name = Address::from_socket_addr(Scheme::Tcp, socket_addr)?;
-        let index = self
-            .peers
-            .insert(TcpPeer::new(name, socket_addr, self.protocol));
-        self.peer_by_socket_addr.insert(socket_addr, index);
-        Ok(index)
+    pub(super) fn find_or_add_peer(&mut self, socket_addr: SocketAddr, name: &Address) -> usize {
+        let peer = self.peer_by_socket_addr.entry(socket_addr);
+        *peer.or_insert_with(|| {
+            let peer = TcpPeer::new(name.clone(), socket_addr, self.protocol);
+            self.peers.insert(peer)
+        })
     }
 
     /// Returns the position of the peer with this address handle, if an operation has used the

@@ -60,7 +60,7 @@ impl TcpEndpoint {
                 Some(ConnectionState::Inbound(handshake)) => {
                     let error = handshake
                         .rejection("no connection request before the handshake timeout (10 s)");
-                    self.remove_inbound(ctx, connection_index, error);
+                    self.remove_inbound(ctx, connection_index, Some(error));
                 }
                 _ => {}
             }

@@ -1,35 +1,21 @@
-//! Traffic parameters in the name of an endpoint, and the generator of delays.
+//! Traffic parameters in the name of an endpoint, and the generator of random numbers.
 
-use crate::address::{Address, Scheme};
-use crate::error::{Error, Result};
+use fabric_core::{Address, Error, Result, Scheme};
 
-/// Traffic parameters of the channels to an endpoint, encoded in the endpoint's name.
-///
-/// A name reads `LABEL`, `LABEL@SEED`, `LABEL@SEED+DELAY` or `LABEL@SEED+DELAY+CAPACITY`, in
-/// decimal numbers; omitted parameters are those of [`SimConfig::default`]. The last `@` separates
-/// label and parameters. The parameters are part of the name, so peers must write them too. An
-/// endpoint that is opened with an empty label gets a generated one, with the same parameters.
-///
-/// ```
-/// use fabric_core::sim::SimConfig;
-/// let config = SimConfig::from_address(&"sim://echo@7+20".parse()?)?;
-/// assert_eq!((config.seed, config.max_delay, config.channel_capacity), (7, 20, 16));
-/// assert_eq!(SimConfig::from_address(&"sim://echo".parse()?)?, SimConfig::default());
-/// # Ok::<(), fabric_core::Error>(())
-/// ```
+/// Traffic parameters of the streams to an endpoint, encoded in the endpoint's name as
+/// [`SimTransport`](super::SimTransport) describes. The last `@` separates label and parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SimConfig {
-    /// Seed of the sequence of delays.
-    pub seed: u64,
-    /// Maximum delay of a packet, in progress passes of the receiver; 0 delivers in the next pass.
-    pub max_delay: u32,
-    /// Maximum number of packets in flight from one sender; at least 1.
-    pub channel_capacity: usize,
+pub(super) struct SimConfig {
+    /// Seed of the delays.
+    pub(super) seed: u64,
+    /// Maximum delay of a read, in progress passes of the receiver; 0 reads in the next pass.
+    pub(super) max_delay: u32,
+    /// Capacity of a stream in units of 16 KiB; at least 1.
+    pub(super) channel_capacity: usize,
 }
 
 impl Default for SimConfig {
-    /// Returns seed 0, at most 3 passes of delay, 16 packets per channel.
+    /// Returns seed 0, at most 3 passes of delay, streams of 256 KiB.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -45,7 +31,7 @@ impl SimConfig {
     /// # Errors
     /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] unless one to
     /// three valid numbers follow the `@`.
-    pub fn from_address(address: &Address) -> Result<Self> {
+    pub(super) fn from_address(address: &Address) -> Result<Self> {
         address.check_scheme(Scheme::Sim)?;
         let mut config = Self::default();
         let Some((_, numbers)) = split_name(address.name()) else {
@@ -67,9 +53,9 @@ impl SimConfig {
                 .map_err(|_| bad("the maximum delay must be a 32-bit number"))?;
         }
         if let Some(capacity) = numbers.next() {
-            let capacity = capacity.parse().ok().filter(|&packets| packets > 0);
+            let capacity = capacity.parse().ok().filter(|&units| units > 0);
             config.channel_capacity =
-                capacity.ok_or_else(|| bad("the capacity of a channel must be a number >= 1"))?;
+                capacity.ok_or_else(|| bad("the capacity of a stream must be a number >= 1"))?;
         }
         match numbers.next() {
             Some(_) => Err(bad(
@@ -85,14 +71,14 @@ pub(super) fn split_name(name: &str) -> Option<(&str, &str)> {
     name.rsplit_once('@')
 }
 
-/// Generator of delays (splitmix64).
+/// Generator of random numbers (splitmix64).
 #[derive(Clone, Debug)]
-pub(super) struct DelayRng(u64);
+pub(super) struct SimRng(u64);
 
-impl DelayRng {
-    /// Returns the generator for packets of this sender, under this seed.
+impl SimRng {
+    /// Returns the generator for the stream from this sender, under this seed.
     pub(super) fn new(seed: u64, sender: &Address) -> Self {
-        // FNV-1a: unlike the standard hasher, it returns the same hash in every run.
+        // FNV-1a: unlike the standard hasher, it returns the same hash in every version.
         let name = sender
             .name()
             .bytes()
@@ -105,8 +91,8 @@ impl DelayRng {
         Self(seed.next() ^ name)
     }
 
-    /// Returns the next delay, from 0 to `max`.
-    pub(super) fn next_delay(&mut self, max: u32) -> u64 {
+    /// Returns the next number, from 0 to `max`.
+    pub(super) fn next_up_to(&mut self, max: u32) -> u64 {
         self.next() % (u64::from(max) + 1)
     }
 

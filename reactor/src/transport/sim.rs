@@ -1,0 +1,114 @@
+//! A transport inside one process, with seeded delay and fragmentation: for tests of programs, and
+//! for running a program without a network.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `config` | traffic parameters in an endpoint's name |
+//! | `network` | the network: which endpoints listen, and the streams between them |
+//!
+//! The endpoints are those of the transport `tcp`: handshake, frames, flow control and one-sided
+//! operations are the same code. The streams are pairs of connected sockets inside the process.
+//! The receiving end of a stream delays each read by a number of progress passes, and shortens
+//! some reads to a few bytes, so that frames are split at any byte. Bytes of one sender stay in
+//! order; those of different senders overtake each other.
+//!
+//! Delays and lengths depend only on the seed in the receiver's name, the sender's name, and the
+//! number of reads before. A test that names its endpoints and polls them in the same order on
+//! one thread sees the same interleaving, however many other tests run in the process.
+
+mod config;
+mod network;
+
+use std::sync::Arc;
+
+use fabric_core::flags::{Access, Caps};
+use fabric_core::info::{Info, Protocol};
+use fabric_core::mr::{LocalMemory, RegionMemory};
+use fabric_core::transport::{
+    EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain, TransportEndpoint,
+    WaitSet,
+};
+use fabric_core::{Address, Result};
+
+use super::net::SocketConfig;
+use super::tcp::{self, EndpointResources, TcpEndpoint};
+
+use network::SimNetwork;
+
+const NAME: &str = "sim";
+
+/// The transport of the provider `sim`, which is offered only to hints that name `sim`.
+///
+/// An address reads `sim://LABEL`, `sim://LABEL@SEED`, `sim://LABEL@SEED+DELAY` or
+/// `sim://LABEL@SEED+DELAY+CAPACITY`, in decimal numbers: the seed of the delays (0), the maximum
+/// delay of a read in progress passes of the receiver (3), and the capacity of each stream to the
+/// endpoint in units of 16 KiB (16). The numbers are part of the name, so peers write them too. An
+/// endpoint that is opened with an empty label gets a generated one, with the same numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct SimTransport;
+
+impl Transport for SimTransport {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn is_offered_by_name_only(&self) -> bool {
+        true
+    }
+
+    fn offers(&self) -> Vec<Info> {
+        let mut info = tcp::rdm_info(NAME, Caps::LOCAL_COMM);
+        info.ep.protocol = Some(Protocol::Sim);
+        info.ep.protocol_version = 1;
+        info.for_both_progress_models().into()
+    }
+
+    fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
+        Ok(Arc::new(LocalMemory::new(len)?))
+    }
+}
+
+impl<E: EngineContext> OpenDomain<E> for SimTransport {
+    fn open_domain(
+        &self,
+        _: &Info,
+        wait_set: Arc<dyn WaitSet>,
+    ) -> Result<Box<dyn TransportDomain<E>>> {
+        Ok(Box::new(SimDomain { wait_set }))
+    }
+}
+
+/// A domain of the transport.
+struct SimDomain {
+    wait_set: Arc<dyn WaitSet>,
+}
+
+impl<E: EngineContext> TransportDomain<E> for SimDomain {
+    fn open_endpoint(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        info: &Info,
+        at: Option<&Address>,
+    ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
+        let resources = EndpointResources {
+            network: Arc::new(SimNetwork),
+            wait_set: self.wait_set.clone(),
+            socket_config: SocketConfig::default(),
+            uring: None,
+        };
+        let endpoint = TcpEndpoint::open_rdm(ctx.ep(), (info, at), resources)?;
+        let name = endpoint.name().clone();
+        Ok((Box::new(endpoint), name))
+    }
+
+    fn unexpected_budget(&self) -> usize {
+        tcp::UNEXPECTED_BYTES
+    }
+
+    fn describe(&self) -> String {
+        NAME.into()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
