@@ -205,7 +205,7 @@ impl DomainHandle {
     /// requires.
     #[cold]
     pub fn poll_fds(&self) {
-        self.with_engine(|locked| locked.poll_fds_and_disarm());
+        self.with_engine(|locked| locked.poll_fds_and_progress());
     }
 
     /// Drives the domain until the operation has ended.

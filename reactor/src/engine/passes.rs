@@ -102,12 +102,10 @@ impl EngineState {
         moved
     }
 
-    /// Handles a ready descriptor of the transport.
+    /// Handles a ready descriptor of the transport. A pass follows.
     pub(crate) fn on_ready(&mut self, token: u64) {
         if token == WaitToken::SHARED {
-            self.transport.shared_ready();
-            self.progress_transport();
-            return;
+            return self.transport.shared_ready();
         }
         let token = WaitToken::unpack(token);
         // The endpoint may have been closed since its descriptor was reported.

@@ -412,16 +412,16 @@ impl EngineGuard<'_> {
         state.domain.pending_work.begin_pass();
         // This pass writes the batched messages.
         state.domain.batched_eps.clear();
-        let mut moved = state.progress_transport();
         state.passes += 1;
-        if state.passes.is_multiple_of(PASSES_PER_FD_POLL) {
-            moved |= self.poll_fds();
-        }
+        let polls_fds = state.passes.is_multiple_of(PASSES_PER_FD_POLL);
+        let any_ready = polls_fds && self.poll_fds();
+        let moved = self.progress_transport();
         self.run_follow_ups();
-        moved
+        any_ready | moved
     }
 
-    /// Polls the descriptors: connections, hang-ups, doorbells.
+    /// Polls the descriptors: connections, hang-ups, doorbells. Returns whether any was ready; a
+    /// pass must follow then.
     pub(crate) fn poll_fds(&mut self) -> bool {
         let engine = self.engine;
         let state = &mut **self;
@@ -444,16 +444,17 @@ impl EngineGuard<'_> {
         let previous = self.posts / POSTS_PER_FD_POLL;
         self.posts = self.posts.wrapping_add(count);
         if self.posts / POSTS_PER_FD_POLL != previous {
-            self.poll_fds_and_disarm();
+            self.poll_fds_and_progress();
         }
     }
 
+    /// Polls the descriptors, and makes a pass if any was ready.
     #[cold]
-    pub(crate) fn poll_fds_and_disarm(&mut self) {
+    pub(crate) fn poll_fds_and_progress(&mut self) {
         if self.poll_fds() {
             // A peer that rang has cleared its flag, and its doorbell was read here: the domain is
             // no longer armed.
-            self.disarm_for_poll();
+            self.poll_once();
         }
     }
 

@@ -49,7 +49,6 @@ use uring_io::UringIo;
 
 pub(crate) use queued::QueuedTxOp;
 use rx_state::{RxPhase, RxState};
-pub(crate) use sending::TrySendResult;
 
 /// An established connection.
 pub(crate) struct TcpConnection {

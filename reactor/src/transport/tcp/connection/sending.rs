@@ -16,7 +16,7 @@ use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::tcp::{Frame, RmaIovList};
-use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
 
 use super::super::socket::WriteResult;
 use super::limits::{
@@ -25,54 +25,43 @@ use super::limits::{
 use super::onesided::{CompletionTrigger, build_frame, fail_first};
 use super::{QueuedTxOp, TcpConnection, TxPhase};
 
-/// Result of trying to send a short message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TrySendResult {
-    /// The kernel has all bytes of the message.
-    Written,
-    /// The message was copied into the frame writer; the next pass writes it with others.
-    Batched,
-    /// Nothing was sent: the message has to wait in the queue, or the peer does not
-    /// [support](TcpConnection::check_supported) its tag.
-    WouldBlock,
-}
-
 impl TcpConnection {
-    /// Tries to send a short message inline.
+    /// Tries to send a short message inline; it has to wait also if the peer does not
+    /// [support](TcpConnection::check_supported) its tag.
     pub(crate) fn try_send(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
-    ) -> TrySendResult {
+    ) -> TrySend {
         if self.tx.phase() != TxPhase::Open
             || self.writer.is_open()
             || payload.len() > MAX_BUFFERED_MESSAGE
         {
-            return TrySendResult::WouldBlock;
+            return TrySend::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
             && (self.tx.is_blocked() || !self.write_and_complete(ctx))
         {
-            return TrySendResult::WouldBlock;
+            return TrySend::WouldBlock;
         }
         let Ok(tag) = self.peer_caps.tag(tx_op.tag) else {
-            return TrySendResult::WouldBlock;
+            return TrySend::WouldBlock;
         };
         if !self.writer.push_message(tag, tx_op.data, payload) {
-            return TrySendResult::WouldBlock;
+            return TrySend::WouldBlock;
         }
         if !self.tx.is_batching() && !tx_op.more {
             self.tx.set_batching(true);
             if self.write_and_complete(ctx) {
-                return TrySendResult::Written;
+                return TrySend::Done;
             }
         }
         if self.write_closed() {
-            return TrySendResult::WouldBlock;
+            return TrySend::WouldBlock;
         }
         ctx.request_rearm();
-        TrySendResult::Batched
+        TrySend::Batched
     }
 
     /// Sets the operation of the message that was batched last.

@@ -216,7 +216,6 @@ impl TcpEndpoint {
             self.peers[peer].connection = Some(connection);
             self.progress_tx(ctx, peer);
         }
-        self.progress(ctx);
     }
 
     /// Returns the connection with a peer that sends use, or the attempt to connect.

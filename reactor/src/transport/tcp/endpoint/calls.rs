@@ -1,15 +1,20 @@
 //! The calls of the engine.
 
+use std::collections::VecDeque;
+use std::time::Instant;
+
 use fabric_core::buf::Payload;
+use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
     ConnectionRequests, EndpointConnection, EndpointContext, EngineContext, OpKey,
     TransportEndpoint, TrySend, TxOp, WaitToken,
 };
-use fabric_core::{Address, FiAddr, Result};
+use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::{EndpointKind, TcpEndpoint};
+use super::super::connection::QueuedTxOp;
+use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer, TcpToken};
 
 impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     fn try_send(
@@ -18,9 +23,28 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let result = self.try_send(ctx, tx_op, payload);
+        let Some(peer_index) = self.peer_index(tx_op.peer) else {
+            return ctx.address_of(tx_op.peer).map(|_| TrySend::WouldBlock);
+        };
+        let peer = &self.peers[peer_index];
+        let is_unacked_send = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
+        let Some(connection_index) = peer
+            .connection
+            .filter(|_| is_unacked_send && peer.tx_queue.is_empty())
+        else {
+            return Ok(TrySend::WouldBlock);
+        };
+        let Some(connection) = self.established_mut(connection_index) else {
+            return Ok(TrySend::WouldBlock);
+        };
+        connection.check_supported(tx_op)?;
+        let result = connection.try_send(ctx, tx_op, payload);
+        // The next pass writes the batched messages, and ends the batching.
+        if connection.is_batching() || connection.can_write_pending() || connection.write_closed() {
+            self.mark_active(connection_index);
+        }
         self.submit();
-        result
+        Ok(result)
     }
 
     fn set_batched_op(
@@ -30,17 +54,28 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         tx_op: &TxOp,
         len: usize,
     ) {
-        self.set_batched_op(ctx, op, tx_op, len);
+        let peer_index = self.peer_index(tx_op.peer);
+        match peer_index.and_then(|peer_index| self.tx_connection_mut(peer_index)) {
+            Some(connection) => connection.set_batched_op(op, len, tx_op.tag),
+            None => ctx.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
+        }
     }
 
     fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        self.flush(ctx);
+        // A connection with pending bytes is active.
+        for connection_index in &self.active_connections {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(*connection_index)
+                && connection.can_write_pending()
+            {
+                connection.write_and_complete(ctx);
+            }
+        }
         self.submit();
     }
 
     fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
-        self.flush(ctx);
-        self.submit();
+        self.write_batched(ctx);
         Ok(())
     }
 
@@ -50,21 +85,91 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        let queued = self.queue_send(ctx, op, tx_op);
+        if tx_op.kind == OpKind::Send && tx_op.level == CompletionLevel::Matched {
+            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
+        }
+        let peer_index = match self.peer_index(tx_op.peer) {
+            Some(peer_index) => peer_index,
+            None => {
+                let name = ctx.address_of(tx_op.peer)?;
+                let to = self.network.socket_addr(&name)?;
+                let peer_index = self.find_or_add_peer(to, &name);
+                if let Some(connection) = self.tx_connection_mut(peer_index)
+                    && !connection.serves_addr(tx_op.peer, ctx)
+                {
+                    return Err(Error::PeerGone(name));
+                }
+                self.peers[peer_index].fi_addr = Some(tx_op.peer);
+                let index = tx_op.peer.index();
+                if index >= self.peer_by_fi_addr.len() {
+                    self.peer_by_fi_addr.resize(index + 1, None);
+                }
+                self.peer_by_fi_addr[index] = Some(peer_index);
+                peer_index
+            }
+        };
+        if self.peers[peer_index].connection.is_none() {
+            if matches!(self.kind, EndpointKind::Msg(_)) {
+                return Err(self.disconnect_error());
+            }
+            // The handle may have become stale: another incarnation may have the same address.
+            ctx.address_of(tx_op.peer)?;
+        }
+        if let Some(connection) = self.tx_connection_mut(peer_index) {
+            connection.check_supported(tx_op)?;
+        }
+        self.peers[peer_index].tx_queue.push_back(QueuedTxOp {
+            op,
+            tx_op: *tx_op,
+            bytes_sent: None,
+        });
+        if self.peers[peer_index].connection.is_none() && self.peers[peer_index].retry.is_none() {
+            self.peers[peer_index].retry_deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
+            if let Err(error) = self.connect(peer_index) {
+                self.peers[peer_index].tx_queue.pop_back();
+                return Err(error);
+            }
+        }
+        self.progress_tx(ctx, peer_index);
         self.submit();
-        queued
+        ctx.request_rearm();
+        Ok(())
     }
 
     fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
-        self.cancel(ctx, op)
+        for (_, peer) in &mut self.peers {
+            if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
+                if peer.tx_queue[position].bytes_sent.is_some() {
+                    return false;
+                }
+                peer.tx_queue.remove(position);
+                ctx.request_rearm();
+                return true;
+            }
+        }
+        false
     }
 
     fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        self.on_rx_queue_changed(ctx);
+        if ctx.rx_has_work() {
+            ctx.request_rearm();
+        }
+        self.fail_recvs_if_disconnected(ctx);
+        for connection_index in &self.active_connections {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(*connection_index)
+                && connection.has_held_messages()
+                && connection.progress_rx(&mut self.scratch, ctx)
+            {
+                ctx.request_rearm();
+            }
+        }
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        self.source_of(peer)
+        self.established()
+            .find(|connection| connection.peer_key == peer)?
+            .source
     }
 
     fn address_inserted(
@@ -73,39 +178,167 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         addr: FiAddr,
         address: &Address,
     ) {
-        self.address_inserted(ctx, addr, address);
+        let expected = ctx.incarnation_of(addr);
+        let socket_addr = self.network.socket_addr(address).ok();
+        let peer = socket_addr.and_then(|at| self.peer_by_socket_addr.get(&at));
+        // Only connections with this peer are visited, so inserting n addresses takes O(n) time.
+        for &connection_index in peer.map_or(&[][..], |&peer| &self.peers[peer].established) {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(connection_index)
+                && connection.source.is_none()
+                && (expected.is_none() || expected == connection.incarnation())
+            {
+                connection.source = Some(addr);
+                ctx.assign_source(connection.peer_key, addr);
+            }
+        }
+        self.on_rx_queue_changed(ctx);
     }
 
     fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
-        self.address_removed(ctx, addr);
+        for connection in self.all_established_mut() {
+            connection.source = connection.source.filter(|source| *source != addr);
+        }
+        if let Some(peer_index) = self.peer_index(addr) {
+            self.peer_by_fi_addr[addr.index()] = None;
+            self.peers[peer_index].fi_addr = None;
+            let stale = Error::StaleAddress(addr);
+            self.fail_sends(ctx, peer_index, &stale);
+            self.cancel_connect(peer_index);
+            for connection in self.all_established_mut() {
+                if connection.peer == peer_index {
+                    connection.fail_requests_keep_slots(ctx, &stale);
+                }
+            }
+            self.drop_unused_peer(peer_index);
+        }
     }
 
     fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
-        self.progress(ctx)
+        let mut moved = self.handle_uring_completions(ctx);
+        moved |= ctx.drain_unexpected();
+        self.fail_recvs_if_disconnected(ctx);
+        moved |= !ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk();
+        let mut index = 0;
+        while let Some(&connection_index) = self.active_connections.get(index) {
+            let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(connection_index)
+            else {
+                self.active_connections.swap_remove(index);
+                continue;
+            };
+            let peer = connection.peer;
+            moved |= connection.progress_rx(&mut self.scratch, ctx);
+            // Only one connection with a peer sends its queue: an endpoint that sends to itself has
+            // a second connection, which only receives.
+            let mut no_sends = VecDeque::new();
+            let is_tx_connection = self.peers[peer].connection == Some(connection_index);
+            let queue = if is_tx_connection {
+                &mut self.peers[peer].tx_queue
+            } else {
+                &mut no_sends
+            };
+            moved |= connection.progress_tx(queue, ctx);
+            if connection.has_unread_rendezvous_at_end() && connection.has_held_messages() {
+                // The bytes of the rendezvous messages never arrive.
+                let error = self.peers[peer].connection_error(connection);
+                connection.fail_rendezvous_recvs(ctx, &error);
+                moved = true;
+            } else if connection.end_reason().is_some() && !connection.has_held_messages() {
+                self.close_connection(ctx, connection_index);
+                moved = true;
+            } else if connection.write_closed() && is_tx_connection {
+                // Nothing can be sent any more, but received bytes may be unread.
+                self.on_write_closed(ctx, connection_index);
+                moved = true;
+                index += 1;
+            } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
+                index += 1;
+            } else if connection.arm_uring_recv() {
+                connection.is_active = false;
+                self.active_connections.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        moved
     }
 
     fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        TcpEndpoint::is_idle(self, ctx)
+        self.active_connections.is_empty()
+            && !matches!(self.kind, EndpointKind::Rdm)
+            && (ctx.shares_rx() || !ctx.rx_is_busy())
     }
 
     fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken) {
-        self.ready(ctx, token.into());
+        match token.into() {
+            TcpToken::Listener => self.accept(ctx),
+            TcpToken::Timer => self.on_timer(ctx),
+            TcpToken::Socket(connection_index) => self.socket_ready(ctx, connection_index as usize),
+        }
     }
 
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        self.arm(ctx)
+        // No descriptor reports that queued operations could be sent now.
+        let cannot_send_now = |peer: &TcpPeer| {
+            let connection = peer
+                .connection
+                .and_then(|index| self.connections.get(index)?.established());
+            connection.is_none_or(|connection| {
+                peer.tx_queue.is_empty()
+                    || connection.is_write_blocked()
+                    || connection.is_uring_sending()
+                    || connection.is_response_stalled()
+                    || connection.awaits_atomic_responses(&peer.tx_queue)
+            })
+        };
+        !ctx.rx_has_work()
+            && self
+                .established()
+                .all(|connection| !connection.can_write_pending() && !connection.has_local_work())
+            && self.peers.iter().all(|(_, peer)| cannot_send_now(peer))
+            && self.arm_uring_recv()
     }
 
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        self.close(ctx);
+        let peers: Vec<_> = self
+            .peers
+            .iter()
+            .map(|(peer_index, _)| peer_index)
+            .collect();
+        for peer_index in peers {
+            self.fail_sends(ctx, peer_index, &Error::Canceled);
+        }
+        let connections: Vec<_> = self
+            .connections
+            .iter()
+            .map(|(connection_index, _)| connection_index)
+            .collect();
+        for connection_index in connections {
+            self.flush_or_fail_unwritten(ctx, connection_index, &Error::Canceled);
+        }
+        for connection in self.all_established_mut() {
+            connection.fail_requests(ctx, &Error::Canceled);
+            ctx.peer_disconnected(connection.addr_at_connect);
+        }
     }
 
     fn stats(&self) -> TransportStats {
-        self.stats()
+        let (zero_copy, zero_copy_fallbacks) = (self.zero_copy, self.zero_copy_fallbacks);
+        TransportStats {
+            peers: self.established().count(),
+            zero_copy,
+            zero_copy_fallbacks,
+            ..TransportStats::default()
+        }
     }
 
     fn describe(&self) -> String {
-        self.describe()
+        if let EndpointKind::Passive(requests) = &self.kind {
+            return format!("{} ({} requests)", self.name, requests.len());
+        }
+        let connections = self.established().count();
+        format!("{} ({connections} connections)", self.name)
     }
 
     fn requests(&mut self) -> Option<&mut dyn ConnectionRequests<E>> {

@@ -4,8 +4,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the endpoint, its passes and its end |
-//! | `calls` | the calls of the engine |
-//! | `sending`, `receiving` | sends and receives |
+//! | `calls` | the calls of the engine: sends, passes, changes of addresses |
+//! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `connections` | established connections: added, closed |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
@@ -17,7 +17,6 @@ mod connect;
 mod connected;
 mod connections;
 mod passive;
-mod receiving;
 mod sending;
 mod timer;
 
@@ -29,10 +28,9 @@ use std::time::{Duration, Instant};
 
 use fabric_core::flags::Caps;
 use fabric_core::info::{Info, Protocol};
-use fabric_core::stats::TransportStats;
 use fabric_core::tcp::{VendorExtension, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, FiAddr, Result};
 use slab::Slab;
 
 use super::connection::{QueuedTxOp, TcpConnection};
@@ -349,79 +347,7 @@ impl TcpEndpoint {
         self.established_mut(self.peers[peer_index].connection?)
     }
 
-    /// Makes a pass: progresses the receive queue and the active connections. Returns whether
-    /// anything moved.
-    pub(crate) fn progress(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        let mut moved = self.handle_uring_completions(ctx);
-        moved |= ctx.drain_unexpected();
-        self.fail_recvs_if_disconnected(ctx);
-        moved |= !ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk();
-        let mut index = 0;
-        while let Some(&connection_index) = self.active_connections.get(index) {
-            let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(connection_index)
-            else {
-                self.active_connections.swap_remove(index);
-                continue;
-            };
-            let peer = connection.peer;
-            moved |= connection.progress_rx(&mut self.scratch, ctx);
-            // Only one connection with a peer sends its queue: an endpoint that sends to itself has
-            // a second connection, which only receives.
-            let mut no_sends = VecDeque::new();
-            let is_tx_connection = self.peers[peer].connection == Some(connection_index);
-            let queue = if is_tx_connection {
-                &mut self.peers[peer].tx_queue
-            } else {
-                &mut no_sends
-            };
-            moved |= connection.progress_tx(queue, ctx);
-            if connection.has_unread_rendezvous_at_end() && connection.has_held_messages() {
-                // The bytes of the rendezvous messages never arrive.
-                let error = self.peers[peer].connection_error(connection);
-                connection.fail_rendezvous_recvs(ctx, &error);
-                moved = true;
-            } else if connection.end_reason().is_some() && !connection.has_held_messages() {
-                self.close_connection(ctx, connection_index);
-                moved = true;
-            } else if connection.write_closed() && is_tx_connection {
-                // Nothing can be sent any more, but received bytes may be unread.
-                self.on_write_closed(ctx, connection_index);
-                moved = true;
-                index += 1;
-            } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
-                index += 1;
-            } else if connection.arm_uring_recv() {
-                connection.is_active = false;
-                self.active_connections.swap_remove(index);
-            } else {
-                index += 1;
-            }
-        }
-        moved
-    }
-
-    /// Returns whether passes may skip this endpoint until a descriptor is ready or the program
-    /// uses the endpoint. An `FI_EP_RDM` endpoint is never idle.
-    pub(crate) fn is_idle(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        self.active_connections.is_empty()
-            && !matches!(self.kind, EndpointKind::Rdm)
-            && (ctx.shares_rx() || !ctx.rx_is_busy())
-    }
-
-    /// Handles a ready descriptor.
-    pub(crate) fn ready(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        token: TcpToken,
-    ) {
-        match token {
-            TcpToken::Listener => self.accept(ctx),
-            TcpToken::Timer => self.on_timer(ctx),
-            TcpToken::Socket(connection_index) => self.socket_ready(ctx, connection_index as usize),
-        }
-    }
-
+    /// Handles a ready socket. The pass that follows polls an established connection.
     fn socket_ready(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
@@ -432,7 +358,6 @@ impl TcpEndpoint {
                 connection.reset_idle();
                 connection.clear_write_blocked();
                 self.mark_active(connection_index);
-                self.progress(ctx);
             }
             Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(ctx, connection_index),
             Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(ctx, connection_index),
@@ -501,54 +426,6 @@ impl TcpEndpoint {
         self.mark_active(connection_index);
     }
 
-    /// Closes the endpoint: writes the batched messages, and cancels the transmit operations.
-    /// Dropping the endpoint then closes the sockets.
-    pub(crate) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        let peers: Vec<_> = self
-            .peers
-            .iter()
-            .map(|(peer_index, _)| peer_index)
-            .collect();
-        for peer_index in peers {
-            self.fail_sends(ctx, peer_index, &Error::Canceled);
-        }
-        let connections: Vec<_> = self
-            .connections
-            .iter()
-            .map(|(connection_index, _)| connection_index)
-            .collect();
-        for connection_index in connections {
-            self.flush_or_fail_unwritten(ctx, connection_index, &Error::Canceled);
-        }
-        for connection in self.all_established_mut() {
-            connection.fail_requests(ctx, &Error::Canceled);
-            ctx.peer_disconnected(connection.addr_at_connect);
-        }
-    }
-
-    /// Prepares for sleep. Returns false when a pass would make progress.
-    pub(crate) fn arm(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        // No descriptor reports that queued operations could be sent now.
-        let cannot_send_now = |peer: &TcpPeer| {
-            let connection = peer
-                .connection
-                .and_then(|index| self.connections.get(index)?.established());
-            connection.is_none_or(|connection| {
-                peer.tx_queue.is_empty()
-                    || connection.is_write_blocked()
-                    || connection.is_uring_sending()
-                    || connection.is_response_stalled()
-                    || connection.awaits_atomic_responses(&peer.tx_queue)
-            })
-        };
-        !ctx.rx_has_work()
-            && self
-                .established()
-                .all(|connection| !connection.can_write_pending() && !connection.has_local_work())
-            && self.peers.iter().all(|(_, peer)| cannot_send_now(peer))
-            && self.arm_uring_recv()
-    }
-
     /// Prepares every connection for sleep. Returns false when there is input already.
     fn arm_uring_recv(&mut self) -> bool {
         if self.uring.is_none() {
@@ -559,24 +436,6 @@ impl TcpEndpoint {
             all_armed &= connection.arm_uring_recv();
         }
         all_armed
-    }
-
-    pub(crate) fn stats(&self) -> TransportStats {
-        let (zero_copy, zero_copy_fallbacks) = (self.zero_copy, self.zero_copy_fallbacks);
-        TransportStats {
-            peers: self.established().count(),
-            zero_copy,
-            zero_copy_fallbacks,
-            ..TransportStats::default()
-        }
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        if let EndpointKind::Passive(requests) = &self.kind {
-            return format!("{} ({} requests)", self.name, requests.len());
-        }
-        let connections = self.established().count();
-        format!("{} ({connections} connections)", self.name)
     }
 }
 

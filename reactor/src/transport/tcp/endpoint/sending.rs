@@ -1,88 +1,21 @@
 //! Transmit operations of an endpoint: inline sends, queues of peers, canceling and failing.
 
 use std::net::SocketAddr;
-use std::time::Instant;
 
-use fabric_core::buf::Payload;
-use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
-use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::completion::{Outcome, Transfer};
+use fabric_core::transport::{EndpointContext, EngineContext};
+use fabric_core::{Address, Error, FiAddr};
 
-use super::super::connection::{QueuedTxOp, TcpConnection, TrySendResult};
-use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
+use super::super::connection::TcpConnection;
+use super::{ConnectionState, TcpEndpoint, TcpPeer};
 
 impl TcpEndpoint {
-    /// Tries to send a short message inline, if no operation for the peer is queued.
-    ///
-    /// # Errors
-    /// The address handle is not valid, or the peer does not support tags.
-    pub(crate) fn try_send(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        tx_op: &TxOp,
-        payload: Payload<'_>,
-    ) -> Result<TrySend> {
-        let Some(peer_index) = self.peer_index(tx_op.peer) else {
-            return ctx.address_of(tx_op.peer).map(|_| TrySend::WouldBlock);
-        };
-        let peer = &self.peers[peer_index];
-        let is_unacked_send = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
-        let Some(connection_index) = peer
-            .connection
-            .filter(|_| is_unacked_send && peer.tx_queue.is_empty())
-        else {
-            return Ok(TrySend::WouldBlock);
-        };
-        let Some(connection) = self.established_mut(connection_index) else {
-            return Ok(TrySend::WouldBlock);
-        };
-        connection.check_supported(tx_op)?;
-        let result = connection.try_send(ctx, tx_op, payload);
-        // The next pass writes the batched messages, and ends the batching.
-        if connection.is_batching() || connection.can_write_pending() || connection.write_closed() {
-            self.mark_active(connection_index);
-        }
-        Ok(match result {
-            TrySendResult::Written => TrySend::Done,
-            TrySendResult::Batched => TrySend::Batched,
-            TrySendResult::WouldBlock => TrySend::WouldBlock,
-        })
-    }
-
     /// Adds a connection to those that every pass polls.
     pub(super) fn mark_active(&mut self, connection_index: usize) {
         if let Some(connection) = self.established_mut(connection_index)
             && !std::mem::replace(&mut connection.is_active, true)
         {
             self.active_connections.push(connection_index);
-        }
-    }
-
-    /// Sets the operation of the message that was batched last for its peer.
-    pub(crate) fn set_batched_op(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        op: OpKey,
-        tx_op: &TxOp,
-        len: usize,
-    ) {
-        let peer_index = self.peer_index(tx_op.peer);
-        match peer_index.and_then(|peer_index| self.tx_connection_mut(peer_index)) {
-            Some(connection) => connection.set_batched_op(op, len, tx_op.tag),
-            None => ctx.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
-        }
-    }
-
-    /// Writes the batched messages of all connections.
-    pub(crate) fn flush(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        // A connection with pending bytes is active.
-        for connection_index in &self.active_connections {
-            if let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(*connection_index)
-                && connection.can_write_pending()
-            {
-                connection.write_and_complete(ctx);
-            }
         }
     }
 
@@ -99,66 +32,6 @@ impl TcpEndpoint {
             }
             connection.fail_unwritten(ctx, error);
         }
-    }
-
-    /// Queues an operation for its peer, connects if needed, and sends as far as possible.
-    ///
-    /// # Errors
-    /// Failures that are known at once; nothing was queued.
-    pub(crate) fn queue_send(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
-        if tx_op.kind == OpKind::Send && tx_op.level == CompletionLevel::Matched {
-            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
-        }
-        let peer_index = match self.peer_index(tx_op.peer) {
-            Some(peer_index) => peer_index,
-            None => {
-                let name = ctx.address_of(tx_op.peer)?;
-                let to = self.network.socket_addr(&name)?;
-                let peer_index = self.find_or_add_peer(to, &name);
-                if let Some(connection) = self.tx_connection_mut(peer_index)
-                    && !connection.serves_addr(tx_op.peer, ctx)
-                {
-                    return Err(Error::PeerGone(name));
-                }
-                self.peers[peer_index].fi_addr = Some(tx_op.peer);
-                let index = tx_op.peer.index();
-                if index >= self.peer_by_fi_addr.len() {
-                    self.peer_by_fi_addr.resize(index + 1, None);
-                }
-                self.peer_by_fi_addr[index] = Some(peer_index);
-                peer_index
-            }
-        };
-        if self.peers[peer_index].connection.is_none() {
-            if matches!(self.kind, EndpointKind::Msg(_)) {
-                return Err(self.disconnect_error());
-            }
-            // The handle may have become stale: another incarnation may have the same address.
-            ctx.address_of(tx_op.peer)?;
-        }
-        if let Some(connection) = self.tx_connection_mut(peer_index) {
-            connection.check_supported(tx_op)?;
-        }
-        self.peers[peer_index].tx_queue.push_back(QueuedTxOp {
-            op,
-            tx_op: *tx_op,
-            bytes_sent: None,
-        });
-        if self.peers[peer_index].connection.is_none() && self.peers[peer_index].retry.is_none() {
-            self.peers[peer_index].retry_deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
-            if let Err(error) = self.connect(peer_index) {
-                self.peers[peer_index].tx_queue.pop_back();
-                return Err(error);
-            }
-        }
-        self.progress_tx(ctx, peer_index);
-        ctx.request_rearm();
-        Ok(())
     }
 
     /// Returns the position of the peer that listens at this address, and adds the peer if needed.
@@ -193,25 +66,6 @@ impl TcpEndpoint {
             connection.progress_tx(&mut peer.tx_queue, ctx);
             self.mark_active(connection_index);
         }
-    }
-
-    /// Cancels a queued transmit operation. Returns whether the operation was queued and not begun.
-    pub(crate) fn cancel(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        op: OpKey,
-    ) -> bool {
-        for (_, peer) in &mut self.peers {
-            if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
-                if peer.tx_queue[position].bytes_sent.is_some() {
-                    return false;
-                }
-                peer.tx_queue.remove(position);
-                ctx.request_rearm();
-                return true;
-            }
-        }
-        false
     }
 
     /// Handles a new connection with a peer: fails the operations for an earlier incarnation, whose
