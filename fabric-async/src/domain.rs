@@ -328,13 +328,6 @@ impl<'a> DomainBuilder<'a> {
 }
 
 impl<M: ThreadModel> Domain<M> {
-    pub(crate) fn from_inner(inner: Arc<DomainInner>) -> Self {
-        Self {
-            inner,
-            model: PhantomData,
-        }
-    }
-
     /// Returns a builder for an endpoint (`fi_endpoint`).
     ///
     /// # Errors
@@ -344,7 +337,11 @@ impl<M: ThreadModel> Domain<M> {
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
         self.inner.node.check_open()?;
         self.inner.fabric.check_info(info)?;
-        Ok(EndpointBuilder::new(self.clone(), info.clone()))
+        Ok(EndpointBuilder::new(
+            self.clone(),
+            info.clone(),
+            Class::Endpoint,
+        ))
     }
 
     /// Returns a builder for a receive context that endpoints of this domain share

@@ -96,15 +96,6 @@ pub(crate) struct OpenEndpoint {
     owned_queues: Mutex<OwnedQueues>,
 }
 
-/// Objects that an open endpoint keeps open.
-pub(super) struct Dependencies {
-    pub(super) domain: Arc<DomainInner>,
-    pub(super) av: Arc<AvInner>,
-    pub(super) shared_rx: Option<Arc<OpenEndpoint>>,
-    pub(super) guards: Vec<DependencyGuard>,
-    pub(super) owned_queues: OwnedQueues,
-}
-
 /// The queues of an endpoint that was opened in one call: by `bind`, `connect` or `accept`. `None`
 /// after a queue was taken.
 #[derive(Default)]
@@ -114,25 +105,6 @@ pub(crate) struct OwnedQueues {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// Creates the first handle of an endpoint that the engine has opened.
-    pub(super) fn opened(inner: EndpointInner, dependencies: Dependencies) -> Self {
-        let inner = Arc::new(inner);
-        let domain = Domain::from_inner(dependencies.domain.clone());
-        let open = OpenEndpoint {
-            inner: inner.clone(),
-            _domain: dependencies.domain,
-            av: dependencies.av,
-            _shared_rx: dependencies.shared_rx,
-            guards: Mutex::new(dependencies.guards),
-            owned_queues: Mutex::new(dependencies.owned_queues),
-        };
-        Self {
-            inner,
-            open: Arc::new(open),
-            domain,
-        }
-    }
-
     /// Inserts a peer into the address vector and connects to it, so that the first message finds
     /// the connection ready. On failure, a handle that was new is removed again.
     ///
