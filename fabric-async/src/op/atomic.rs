@@ -112,6 +112,10 @@ impl<R, A> RemoteAtomicOp<R, A> {
 impl<R: AtomicValues, A: AtomicMode<R>> sealed::Sealed for RemoteAtomicOp<R, A> {}
 impl<R: AtomicValues, A: AtomicMode<R>> Op for RemoteAtomicOp<R, A> {
     type Ep<'a> = &'a Arc<EndpointInner>;
+
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
 }
 impl<R: AtomicValues, A: AtomicMode<R>> TransmitOp for RemoteAtomicOp<R, A> {
     fn options(&mut self) -> &mut TxOptions {
@@ -155,10 +159,6 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Request<'_, RemoteAtomic
 
 impl<R: AtomicValues, A: AtomicMode<R>> AwaitableOp<R> for RemoteAtomicOp<R, A> {
     type Output = Result<A::Output>;
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
 
     fn first_poll(
         &mut self,
