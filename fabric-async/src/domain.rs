@@ -9,7 +9,7 @@ use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, MrMode};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::SocketIo;
+use fabric_core::transport::{OpKey, SocketIo};
 use fabric_core::tree::{Children, Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor as reactor;
@@ -125,6 +125,23 @@ impl DomainCore {
     /// Parses an address. Text that names no scheme is of the domain's provider.
     pub(crate) fn address(&self, text: impl ToAddress) -> Result<Address> {
         text.to_address_for(self.scheme())
+    }
+
+    /// Detaches a flush, or a wait for memory of loans, when the returned guard is dropped.
+    pub(crate) fn detach_on_drop(&self, key: OpKey) -> DetachOnDrop<'_> {
+        DetachOnDrop { domain: self, key }
+    }
+}
+
+/// Detaches an operation of the engine on drop.
+pub(crate) struct DetachOnDrop<'a> {
+    domain: &'a DomainCore,
+    key: OpKey,
+}
+
+impl Drop for DetachOnDrop<'_> {
+    fn drop(&mut self) {
+        self.domain.engine.detach(self.key);
     }
 }
 

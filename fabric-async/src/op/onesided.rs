@@ -369,10 +369,7 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }
-        let engine = &ep.domain.engine;
-        match self.from.as_list() {
-            None => engine.read(ep.id, tx_op, buf, target, credit),
-            Some(ranges) => engine.read_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
-        }
+        let (engine, rma_iovs) = (&ep.domain.engine, self.from.as_list());
+        engine.read(ep.id, tx_op, rma_iovs, buf, target, credit)
     }
 }

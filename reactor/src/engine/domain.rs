@@ -14,6 +14,7 @@ use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
 use fabric_core::{Result, SocketOptions};
 
 use super::driver::{self, TaskDriver};
+use super::inline_recv::restore;
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
 use super::state::ops::OpResult;
@@ -39,7 +40,7 @@ impl CompletedOp<'_> {
     /// When the buffer that was posted is not of type `B`.
     #[inline(always)] // on the small-message path, and the result is large
     pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
-        let (buf, transfer, error) = self.engine.domain.take_typed_result(self.key);
+        let (buf, transfer, error) = self.engine.domain.take_done_result(self.key, restore);
         self.engine.unlock();
         match error {
             None => Ok(Done { buf, transfer }),

@@ -607,10 +607,9 @@ impl EngineState {
     }
 
     fn post_with_credit(&mut self, ep: EpId, key: OpKey) {
-        let Some(op) = self.domain.ops.get_mut(key) else {
+        let Some(op) = self.domain.ops.grant_credit(key) else {
             return;
         };
-        let had_credit = std::mem::replace(&mut op.holds_credit, true);
         op.phase = OpPhase::InTransport;
         if op.no_transfer {
             // A permit keeps its credit until it is used or dropped.
@@ -620,7 +619,6 @@ impl EngineState {
             return;
         }
         let Some(tx_op) = op.tx_op else { return };
-        self.domain.pending_sends += usize::from(!had_credit);
         let queued =
             self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
         if let Err(error) = queued.flatten() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use fabric_core::av::AddressTable;
-use fabric_core::transport::{EpId, Incarnation};
+use fabric_core::transport::Incarnation;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -210,7 +210,7 @@ impl AddressVectors {
 
     /// Returns the handle of a peer that connects, and whether the peer was inserted now. `None` if
     /// the peer is not in the vector.
-    fn connect(
+    pub(crate) fn connect(
         &mut self,
         av: AvId,
         address: &Address,
@@ -227,7 +227,7 @@ impl AddressVectors {
 
     /// Notes that a connection under this handle has ended. Returns whether the handle is departing
     /// now.
-    fn disconnect(&mut self, av: AvId, addr: FiAddr) -> bool {
+    pub(crate) fn disconnect(&mut self, av: AvId, addr: FiAddr) -> bool {
         // Handles are never reused, so a handle that was removed, or that the program has inserted
         // since, is not counted down.
         let vector = self.vectors.get_mut(av.0);
@@ -263,32 +263,6 @@ impl AddressVectors {
 }
 
 impl DomainState {
-    /// Records that a peer has connected to an endpoint, and returns the peer's handle if it has or
-    /// gets one.
-    pub(crate) fn on_peer_connect(
-        &mut self,
-        ep: EpId,
-        address: &Address,
-        incarnation: Option<Incarnation>,
-    ) -> Option<FiAddr> {
-        let av = self.endpoints.get(ep.0)?.bindings.av;
-        let (addr, is_new) = self.avs.connect(av, address, incarnation)?;
-        if is_new {
-            self.pending_work.push(FollowUp::PublishAddr(av, addr));
-        }
-        Some(addr)
-    }
-
-    /// Records that a connection under this handle has ended.
-    pub(crate) fn on_peer_disconnect(&mut self, ep: EpId, addr: FiAddr) {
-        if let Some(ep) = self.endpoints.get(ep.0)
-            && self.avs.disconnect(ep.bindings.av, addr)
-        {
-            let av = ep.bindings.av;
-            self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
-        }
-    }
-
     /// Checks the departing handle of a source whose message was consumed or requeued: it may have
     /// been the peer's last message.
     #[inline]
