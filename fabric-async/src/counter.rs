@@ -195,22 +195,18 @@ impl<M: ThreadModel> Counter<M> {
     }
 }
 
-/// The counters bound to a region: at most one for `REMOTE_READ` and one for `REMOTE_WRITE`.
-#[derive(Default)]
-pub(crate) struct RegionCounters(Option<Box<[Option<BoundCounter>; 2]>>);
+/// A counter that is bound to a region, and the guard that keeps it open.
+pub(crate) type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
-type BoundCounter = (Arc<CounterInner>, DependencyGuard);
-
-impl RegionCounters {
-    /// Binds a counter to the region with this key: it counts remote accesses of the kinds `what`
+impl CounterInner {
+    /// Binds the counter to the region with this key: it counts remote accesses of the kinds `what`
     /// from now on.
-    pub(crate) fn bind(
-        &mut self,
+    pub(crate) fn bind_to_region(
+        self: &Arc<Self>,
         domain: &DomainInner,
         key: u64,
-        counter: &Arc<CounterInner>,
         what: CounterBind,
-    ) -> Result<()> {
+    ) -> Result<BoundCounter> {
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
         if what.is_empty() || !remote.contains(what) {
             return Err(Error::BadFlags {
@@ -223,26 +219,15 @@ impl RegionCounters {
                 "counters of remote accesses (the domain has no FI_RMA_EVENT)",
             ));
         }
-        let guard = dependency_on(&counter.node, &domain.node, Class::MemoryRegion)?;
-        let bound_id = |kind| what.contains(kind).then_some(counter.id);
-        let (remote_read, remote_write) = (
-            bound_id(CounterBind::REMOTE_READ),
-            bound_id(CounterBind::REMOTE_WRITE),
-        );
-        domain.engine.bind_region_counters(
-            key,
-            CounterBindings {
-                remote_read,
-                remote_write,
-                ..CounterBindings::default()
-            },
-        )?;
-        // The engine refuses a second counter for a kind, so at most two are bound.
-        let slots = self.0.get_or_insert_default();
-        if let Some(unused) = slots.iter_mut().find(|bound| bound.is_none()) {
-            *unused = Some((counter.clone(), guard));
-        }
-        Ok(())
+        let guard = dependency_on(&self.node, &domain.node, Class::MemoryRegion)?;
+        let bound_id = |kind| what.contains(kind).then_some(self.id);
+        let counters = CounterBindings {
+            remote_read: bound_id(CounterBind::REMOTE_READ),
+            remote_write: bound_id(CounterBind::REMOTE_WRITE),
+            ..CounterBindings::default()
+        };
+        domain.engine.bind_region_counters(key, counters)?;
+        Ok((self.clone(), guard))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
-use fabric_core::flags::{Access, MrMode};
+use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{OpKey, SocketIo};
@@ -435,7 +435,7 @@ impl<M: ThreadModel> Domain<M> {
     /// memory regions;
     /// [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
-        MemoryRegion::alloc(self, len, access, None)
+        MemoryRegion::open(self, len, access, None, Allocated)
     }
 
     /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
@@ -448,7 +448,7 @@ impl<M: ThreadModel> Domain<M> {
         access: Access,
         key: u64,
     ) -> Result<MemoryRegion<Allocated, M>> {
-        MemoryRegion::alloc(self, len, access, Some(key))
+        MemoryRegion::open(self, len, access, Some(key), Allocated)
     }
 
     /// Allocates a memory region with the bytes of a buffer (`fi_mr_reg`), under the requested key
@@ -468,11 +468,6 @@ impl<M: ThreadModel> Domain<M> {
         key: Option<u64>,
     ) -> Result<MemoryRegion<B, M>> {
         MemoryRegion::alloc_from(self, buf, access, key)
-    }
-
-    /// Returns whether peers address memory of this domain by virtual address (`FI_MR_VIRT_ADDR`).
-    pub(crate) fn uses_virt_addr(&self) -> bool {
-        self.inner.info.domain.mr_mode.contains(MrMode::VIRT_ADDR)
     }
 
     /// Registers a buffer in place (`fi_mr_reg`), under the requested key or a free one.

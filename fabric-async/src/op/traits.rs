@@ -232,7 +232,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
     }
 
     fn take_back(&mut self, posted: AnyBuf) -> B {
-        unwrap_buffer(posted)
+        restore_buffer(posted)
     }
 }
 
@@ -243,9 +243,9 @@ pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
     done
 }
 
-/// Returns the buffer that an operation was posted with.
-pub(super) fn unwrap_buffer<B: IoBuf>(buf: AnyBuf) -> B {
-    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with"))
+/// Converts a buffer back to the type that it had.
+pub(crate) fn restore_buffer<B: IoBuf>(buf: AnyBuf) -> B {
+    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer was of this type"))
 }
 
 /// Modifiers of all operations on a peer.
