@@ -15,7 +15,7 @@ use tokio::task::coop;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
-use crate::try_wait::TryWait;
+use crate::try_wait::{LazyWaitObject, TryWait};
 
 /// A counter (`fid_cntr`): the number of operations that succeeded and of those that failed.
 ///
@@ -33,29 +33,9 @@ pub(crate) struct CounterInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CounterId,
     pub(crate) domain: Arc<DomainInner>,
-    /// `None` before the first `wait_fd` or `prepare_wait`.
-    wait: Mutex<Option<CounterWait>>,
-}
-
-/// The descriptor of a counter.
-struct CounterWait {
-    object: WaitObject,
+    wait: LazyWaitObject,
     /// The id of the descriptor's waker in the engine, while it is registered.
-    waiter: Option<u64>,
-}
-
-impl CounterInner {
-    /// Calls `act` with the descriptor, which the first call creates, under the lock.
-    fn with_wait<T>(&self, act: impl FnOnce(&mut CounterWait) -> T) -> Result<T> {
-        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wait) = &mut *wait {
-            return Ok(act(wait));
-        }
-        let object = WaitObject::new()?;
-        object.watch(&self.domain.engine)?;
-        let waiter = None;
-        Ok(act(wait.insert(CounterWait { object, waiter })))
-    }
+    waiter: Mutex<Option<u64>>,
 }
 
 impl<M: ThreadModel> Counter<M> {
@@ -66,7 +46,8 @@ impl<M: ThreadModel> Counter<M> {
             node,
             id: domain.inner.engine.open_counter(),
             domain: domain.inner.clone(),
-            wait: Mutex::new(None),
+            wait: LazyWaitObject::default(),
+            waiter: Mutex::new(None),
         };
         inner.node.attach_to_parent()?;
         Ok(Self {
@@ -154,7 +135,8 @@ impl<M: ThreadModel> Counter<M> {
     /// [`Error::Os`] when the process is out of descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.with_wait(|wait| wait.object.fd())
+        let CounterInner { domain, wait, .. } = &*self.inner;
+        wait.get_or_open(Some(&domain.engine)).map(WaitObject::fd)
     }
 
     /// Makes progress once, and returns whether the program may block on the
@@ -172,12 +154,15 @@ impl<M: ThreadModel> Counter<M> {
     pub fn prepare_wait(&self, value: u64, errors: u64) -> Result<TryWait> {
         self.inner.node.check_open()?;
         let (engine, id) = (&self.inner.domain.engine, self.inner.id);
-        let (object, mut waiter) = self
-            .inner
-            .with_wait(|wait| (wait.object.clone(), wait.waiter))?;
+        let wait = self.inner.wait.get_or_open(Some(engine))?;
+        let lock_waiter = || {
+            let waiter = self.inner.waiter.lock();
+            waiter.unwrap_or_else(PoisonError::into_inner)
+        };
+        let mut waiter = *lock_waiter();
         // The lock is not held during the pass, which runs wakers that may use this counter.
-        let may_block = engine.prepare_counter_wait(id, (value, errors), &mut waiter, &object);
-        self.inner.with_wait(|wait| wait.waiter = waiter)?;
+        let may_block = engine.prepare_counter_wait(id, (value, errors), &mut waiter, wait);
+        *lock_waiter() = waiter;
         Ok(TryWait::from_may_block(may_block))
     }
 
