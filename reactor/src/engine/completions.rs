@@ -63,7 +63,7 @@ impl DomainState {
         if let Some(id) = queue
             && let Some(queue) = self.cq(id)
         {
-            queue.unreserve();
+            queue.unreserve(1);
             self.on_cq_space(id);
         }
     }
@@ -239,12 +239,17 @@ impl DomainState {
 
 impl EngineState {
     fn close_cq(&mut self, id: CqId) -> Option<Box<CqState>> {
-        self.detach_multi_recvs_of_cq(id);
-        for key in self.domain.ops.keys_reporting_to_cqs() {
-            let op = self.domain.ops.get(key);
-            if op.is_some_and(|op| self.domain.cq_of(op.ep, op.kind) == Some(id)) {
-                self.detach(key);
-            }
+        // All are closed first: a message that one leaves must not go to another that reports to
+        // the same queue.
+        for key in self.domain.close_multi_recvs_of_cq(id) {
+            self.detach_multi_recv(key);
+        }
+        let domain = &self.domain;
+        let reporting = domain.ops.keys_where(|op| {
+            op.target.reserves_cq_entry() && domain.cq_of(op.ep, op.kind) == Some(id)
+        });
+        for key in reporting {
+            self.detach(key);
         }
         let domain = &mut self.domain;
         let mut queue = domain.cqs.remove(id.0)?;

@@ -9,7 +9,6 @@ use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
-use super::state::bindings::CqId;
 use super::state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 
 impl EngineState {
@@ -39,15 +38,6 @@ impl EngineState {
         }
         self.cancel(ep, key);
         self.domain.remove_multi_recv(id, key)
-    }
-
-    /// Detaches the multi-receives that report to this queue.
-    pub(crate) fn detach_multi_recvs_of_cq(&mut self, cq: CqId) {
-        // All are closed first: a message that one leaves must not go to another that reports to
-        // the same queue.
-        for key in self.domain.close_multi_recvs_of_cq(cq) {
-            self.detach_multi_recv(key);
-        }
     }
 }
 

@@ -174,8 +174,9 @@ impl AddressVectors {
         self.departing.retain(|_, of| *of != av);
     }
 
-    pub(crate) fn get(&self, av: AvId) -> Option<&Av> {
-        self.vectors.get(av.0)
+    pub(crate) fn get(&self, av: AvId) -> Result<&Av> {
+        let vector = self.vectors.get(av.0);
+        vector.ok_or_else(|| Error::Closed(Class::AddressVector))
     }
 
     fn get_mut(&mut self, av: AvId) -> Result<&mut Av> {
@@ -186,9 +187,7 @@ impl AddressVectors {
     /// Checks that an address handle is one of this vector.
     #[inline]
     pub(crate) fn check(&self, av: AvId, addr: FiAddr) -> Result<()> {
-        let vector = self.get(av);
-        let vector = vector.ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        vector.table.get(addr).map(drop)
+        self.get(av)?.table.get(addr).map(drop)
     }
 
     /// Inserts an address for the program. Returns its handle, and whether the address is new.
@@ -257,7 +256,7 @@ impl AddressVectors {
 
     /// Returns the name of a departing address.
     pub(crate) fn departing_address(&self, addr: FiAddr) -> Option<Address> {
-        let vector = self.get(self.vector_of_departing(addr)?)?;
+        let vector = self.get(self.vector_of_departing(addr)?).ok()?;
         vector.table.get(addr).ok().cloned()
     }
 }

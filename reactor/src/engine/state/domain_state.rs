@@ -15,7 +15,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
-use super::av::AddressVectors;
+use super::av::{AddressVectors, Av};
 use super::bindings::Bindings;
 use super::cm::CmState;
 use super::deferred::Deferred;
@@ -162,11 +162,14 @@ impl DomainState {
 
     /// Checks that an address handle is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
-        let ep = self
-            .endpoints
-            .get(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        self.avs.check(ep.bindings.av, addr)
+        self.av_of(ep)?.table.get(addr).map(drop)
+    }
+
+    /// Returns the address vector of an endpoint.
+    pub(crate) fn av_of(&self, ep: EpId) -> Result<&Av> {
+        let ep = self.endpoints.get(ep.0);
+        let ep = ep.ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        self.avs.get(ep.bindings.av)
     }
 
     /// Removes an operation and its waker, and releases its resources; the buffer is dropped after

@@ -10,8 +10,7 @@ use fabric_core::transport::{
     Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainSink, RemoteAccess,
     RmaIov, RmaIovId, RxEngine,
 };
-use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, FiAddr, Result};
 
 use super::deferred::Deferred;
 use super::domain_state::{DomainState, EndpointState, max_msg_size};
@@ -264,25 +263,16 @@ impl RxEngine for DomainState {
     }
 
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
-        let ep = self
-            .endpoints
-            .get(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        let av = self
-            .avs
-            .get(ep.bindings.av)
-            .ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        let av = self.av_of(ep)?;
         av.peer_address(addr).cloned()
     }
 
     fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
-        let ep = self.endpoints.get(ep.0)?;
-        self.avs.get(ep.bindings.av)?.incarnation_of(addr)
+        self.av_of(ep).ok()?.incarnation_of(addr)
     }
 
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        let ep = self.endpoints.get(ep.0)?;
-        let av = self.avs.get(ep.bindings.av)?;
+        let av = self.av_of(ep).ok()?;
         let found = av.table.find(address);
         found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
@@ -562,6 +552,7 @@ impl Drop for PlainDeliveries<'_> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use fabric_core::Error;
     use fabric_core::buf::IoBuf;
     use fabric_core::matching::RecvSpec;
     use fabric_core::rx::RxQueue;

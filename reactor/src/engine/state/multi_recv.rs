@@ -22,9 +22,11 @@ use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
 
 use super::bindings::CqId;
-use super::domain_state::{DomainState, max_msg_size};
+use super::domain_state::{DomainState, EndpointState, max_msg_size};
+use super::id_map::IdMap;
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
+use super::queues::CqState;
 
 /// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,12 +270,7 @@ impl DomainState {
         if *reserved {
             return true;
         }
-        let queue = self
-            .endpoints
-            .get(multi.ep.0)
-            .and_then(|ep| ep.bindings.rx_cq)
-            .and_then(|id| self.cqs.get_mut(id.0));
-        *reserved = queue.is_some_and(|queue| queue.reserve());
+        *reserved = reserve_rx_entry(&self.endpoints, &mut self.cqs, multi.ep);
         if !*reserved {
             self.pending_work.block_on_cq();
         }
@@ -342,19 +339,11 @@ impl DomainState {
         });
         multi.incomplete += 1;
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            *reserved = false;
+            *reserved = !exhausted && reserve_rx_entry(&self.endpoints, &mut self.cqs, ep);
         }
         if exhausted {
             self.release_op_resources(key);
             return MultiRecvSplit::Last(part);
-        }
-        if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            let queue = self
-                .endpoints
-                .get(ep.0)
-                .and_then(|ep| ep.bindings.rx_cq)
-                .and_then(|id| self.cqs.get_mut(id.0));
-            *reserved = queue.is_some_and(|queue| queue.reserve());
         }
         MultiRecvSplit::Part(part)
     }
@@ -468,6 +457,13 @@ impl DomainState {
         self.discard_op(key);
         Some(MultiRecvItem::End(multi.error, multi.remaining))
     }
+}
+
+/// Reserves an entry of the receive queue of an endpoint. Returns false when none is free.
+fn reserve_rx_entry(endpoints: &IdMap<EndpointState>, cqs: &mut IdMap<CqState>, ep: EpId) -> bool {
+    let queue = endpoints.get(ep.0).and_then(|ep| ep.bindings.rx_cq);
+    let queue = queue.and_then(|id| cqs.get_mut(id.0));
+    queue.is_some_and(CqState::reserve)
 }
 
 impl MultiRecvEntry {

@@ -378,11 +378,6 @@ impl OpTable {
         keys.sort_unstable_by_key(|key| Reverse(self.generation.wrapping_sub(key.generation)));
     }
 
-    /// Returns the operations that report to completion queues.
-    pub(crate) fn keys_reporting_to_cqs(&self) -> Vec<OpKey> {
-        self.keys_where(|op| op.target.reserves_cq_entry())
-    }
-
     /// Takes all wakers out.
     pub(crate) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> {
         self.slots.iter_mut().filter_map(|op| op.waker.take())
