@@ -75,7 +75,12 @@ impl DomainHandle {
 
     /// Drives the domain until the probe has found a message or failed.
     pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
-        self.poll_op_result(key, cx).map(probe_result)
+        let found = self.engine().poll(
+            cx.waker(),
+            |domain| domain.take_op_result(key),
+            |domain, waker| domain.register_op_waker(key, waker),
+        );
+        found.map(probe_result)
     }
 
     /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
