@@ -19,6 +19,7 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// Cheap to clone. Endpoints bound to an address vector send to its handles and report them as
 /// sources.
+#[derive(Clone)]
 #[doc(alias = "fid_av")]
 pub struct AddressVector<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<AvInner>,
@@ -218,15 +219,6 @@ impl<M: ThreadModel> AddressVector<M> {
         let av = close_object(self, |av| &av.inner.node)?;
         av.inner.domain.engine.close_av(av.inner.id);
         Ok(())
-    }
-}
-
-impl<M: ThreadModel> Clone for AddressVector<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            model: PhantomData,
-        }
     }
 }
 

@@ -23,6 +23,7 @@ use crate::try_wait::{LazyWaitObject, TryWait};
 /// [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a region with
 /// [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Operations are counted in
 /// addition to their completion by future or queue. Cheap to clone.
+#[derive(Clone)]
 #[doc(alias = "fid_cntr")]
 pub struct Counter<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CounterInner>,
@@ -230,15 +231,6 @@ impl Drop for CounterWaitGuard<'_> {
                 .domain
                 .engine
                 .remove_counter_waiter(self.counter.id, id);
-        }
-    }
-}
-
-impl<M: ThreadModel> Clone for Counter<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            model: PhantomData,
         }
     }
 }

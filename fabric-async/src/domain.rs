@@ -36,6 +36,7 @@ use crate::try_wait::TryWait;
 /// [handles](crate::guide::errors#handles)); [`Domain::close`] fails while children are open.
 /// `Debug` prints class, id, parent, provider, capabilities, limits and the number of children by
 /// class.
+#[derive(Clone)]
 #[doc(alias = "fid_domain")]
 pub struct Domain<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<DomainInner>,
@@ -612,15 +613,6 @@ impl<M: ThreadModel> Domain<M> {
         domain.inner.release_eq();
         domain.inner.engine.end_loan_waits();
         Ok(())
-    }
-}
-
-impl<M: ThreadModel> Clone for Domain<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            model: PhantomData,
-        }
     }
 }
 

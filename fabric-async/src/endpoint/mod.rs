@@ -71,6 +71,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// assert_eq!(failed.buf.capacity(), 64);       // the buffer comes back
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 #[doc(alias = "fid_ep")]
 pub struct Endpoint<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<EndpointInner>,
@@ -320,16 +321,6 @@ impl Endpoint {
     #[must_use]
     pub fn take_events(&self) -> Option<EventQueue> {
         self.open.owned_queues.lock().ok()?.events.take()
-    }
-}
-
-impl<M: ThreadModel> Clone for Endpoint<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            open: self.open.clone(),
-            domain: self.domain.clone(),
-        }
     }
 }
 

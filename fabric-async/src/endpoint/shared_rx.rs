@@ -64,6 +64,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// assert_eq!(&client.recv().await?[..], b"welcome");
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 #[doc(alias = "fi_srx_context")]
 #[doc(alias = "FI_CLASS_SRX_CTX")]
 pub struct SharedRxContext<M: ThreadModel = Shared> {
@@ -184,14 +185,6 @@ impl<M: ThreadModel> SharedRxContext<M> {
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let closed = self.ep.close();
         closed.map_err(|refused| refused.map_handle(|ep| Self { ep }))
-    }
-}
-
-impl<M: ThreadModel> Clone for SharedRxContext<M> {
-    fn clone(&self) -> Self {
-        Self {
-            ep: self.ep.clone(),
-        }
     }
 }
 
