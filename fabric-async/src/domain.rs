@@ -99,13 +99,6 @@ impl DomainInner {
     fn lock_eq(&self) -> MutexGuard<'_, Option<EqBinding>> {
         self.eq.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Releases the event queue of a closed domain.
-    fn release_eq(&self) {
-        let mut bound = self.lock_eq();
-        self.engine.set_domain_eq(None);
-        *bound = None;
-    }
 }
 
 impl std::ops::Deref for DomainInner {
@@ -610,7 +603,10 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;
-        domain.inner.release_eq();
+        let mut bound_eq = domain.inner.lock_eq();
+        domain.inner.engine.set_domain_eq(None);
+        *bound_eq = None;
+        drop(bound_eq);
         domain.inner.engine.end_loan_waits();
         Ok(())
     }
