@@ -19,6 +19,7 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// Cheap to clone. Endpoints bound to an address vector send to its handles and report them as
 /// sources.
+#[derive(Clone)]
 #[doc(alias = "fid_av")]
 pub struct AddressVector<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<AvInner>,
@@ -113,32 +114,27 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 }
 
 impl AvInner {
+    /// Creates the object of a vector that the engine has opened.
+    fn new(domain: &Arc<DomainInner>, id: AvId) -> Self {
+        Self {
+            node: ObjectNode::new(Class::AddressVector, Some(domain.node.clone())),
+            id,
+            domain: domain.clone(),
+        }
+    }
+
     /// Creates the vector of a connected endpoint, with its one peer. The vector is part of the
     /// endpoint: not counted as a child of the domain, and not accessible to the application.
     pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
-        let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let (id, fi_addr) = domain.engine.open_single_peer_av(peer);
-        (
-            Arc::new(Self {
-                node,
-                id,
-                domain: domain.clone(),
-            }),
-            fi_addr,
-        )
+        (Arc::new(Self::new(domain, id)), fi_addr)
     }
 
     /// Creates the empty vector of a shared receive context for connected endpoints. The vector is
     /// part of the context: not counted as a child of the domain, and not accessible to the
     /// application.
     pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
-        let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
-        let id = domain.engine.open_av(false);
-        Arc::new(Self {
-            node,
-            id,
-            domain: domain.clone(),
-        })
+        Arc::new(Self::new(domain, domain.engine.open_av(false)))
     }
 
     /// Inserts a peer, and returns its handle and whether the peer is new to the vector.
@@ -155,13 +151,8 @@ impl<M: ThreadModel> AddressVector<M> {
     /// Opens a vector; with `auto_insert`, one that inserts peers which connect.
     pub(crate) fn open(domain: &Domain<M>, auto_insert: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
-        let node = ObjectNode::new(Class::AddressVector, Some(domain.inner.node.clone()));
         let id = domain.inner.engine.open_av(auto_insert);
-        let inner = AvInner {
-            node,
-            id,
-            domain: domain.inner.clone(),
-        };
+        let inner = AvInner::new(&domain.inner, id);
         inner.node.attach_to_parent()?;
         Ok(Self {
             inner: Arc::new(inner),
@@ -228,15 +219,6 @@ impl<M: ThreadModel> AddressVector<M> {
         let av = close_object(self, |av| &av.inner.node)?;
         av.inner.domain.engine.close_av(av.inner.id);
         Ok(())
-    }
-}
-
-impl<M: ThreadModel> Clone for AddressVector<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            model: PhantomData,
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::task::coop;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
-use crate::try_wait::TryWait;
+use crate::try_wait::{LazyWaitObject, TryWait};
 
 /// A counter (`fid_cntr`): the number of operations that succeeded and of those that failed.
 ///
@@ -23,6 +23,7 @@ use crate::try_wait::TryWait;
 /// [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a region with
 /// [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Operations are counted in
 /// addition to their completion by future or queue. Cheap to clone.
+#[derive(Clone)]
 #[doc(alias = "fid_cntr")]
 pub struct Counter<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CounterInner>,
@@ -33,29 +34,9 @@ pub(crate) struct CounterInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CounterId,
     pub(crate) domain: Arc<DomainInner>,
-    /// `None` before the first `wait_fd` or `prepare_wait`.
-    wait: Mutex<Option<CounterWait>>,
-}
-
-/// The descriptor of a counter.
-struct CounterWait {
-    object: WaitObject,
+    wait: LazyWaitObject,
     /// The id of the descriptor's waker in the engine, while it is registered.
-    waiter: Option<u64>,
-}
-
-impl CounterInner {
-    /// Calls `act` with the descriptor, which the first call creates, under the lock.
-    fn with_wait<T>(&self, act: impl FnOnce(&mut CounterWait) -> T) -> Result<T> {
-        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wait) = &mut *wait {
-            return Ok(act(wait));
-        }
-        let object = WaitObject::new()?;
-        object.watch(&self.domain.engine)?;
-        let waiter = None;
-        Ok(act(wait.insert(CounterWait { object, waiter })))
-    }
+    waiter: Mutex<Option<u64>>,
 }
 
 impl<M: ThreadModel> Counter<M> {
@@ -66,7 +47,8 @@ impl<M: ThreadModel> Counter<M> {
             node,
             id: domain.inner.engine.open_counter(),
             domain: domain.inner.clone(),
-            wait: Mutex::new(None),
+            wait: LazyWaitObject::default(),
+            waiter: Mutex::new(None),
         };
         inner.node.attach_to_parent()?;
         Ok(Self {
@@ -154,7 +136,8 @@ impl<M: ThreadModel> Counter<M> {
     /// [`Error::Os`] when the process is out of descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.with_wait(|wait| wait.object.fd())
+        let CounterInner { domain, wait, .. } = &*self.inner;
+        wait.get_or_open(Some(&domain.engine)).map(WaitObject::fd)
     }
 
     /// Makes progress once, and returns whether the program may block on the
@@ -172,12 +155,15 @@ impl<M: ThreadModel> Counter<M> {
     pub fn prepare_wait(&self, value: u64, errors: u64) -> Result<TryWait> {
         self.inner.node.check_open()?;
         let (engine, id) = (&self.inner.domain.engine, self.inner.id);
-        let (object, mut waiter) = self
-            .inner
-            .with_wait(|wait| (wait.object.clone(), wait.waiter))?;
+        let wait = self.inner.wait.get_or_open(Some(engine))?;
+        let lock_waiter = || {
+            let waiter = self.inner.waiter.lock();
+            waiter.unwrap_or_else(PoisonError::into_inner)
+        };
+        let mut waiter = *lock_waiter();
         // The lock is not held during the pass, which runs wakers that may use this counter.
-        let may_block = engine.prepare_counter_wait(id, (value, errors), &mut waiter, &object);
-        self.inner.with_wait(|wait| wait.waiter = waiter)?;
+        let may_block = engine.prepare_counter_wait(id, (value, errors), &mut waiter, wait);
+        *lock_waiter() = waiter;
         Ok(TryWait::from_may_block(may_block))
     }
 
@@ -195,22 +181,18 @@ impl<M: ThreadModel> Counter<M> {
     }
 }
 
-/// The counters bound to a region: at most one for `REMOTE_READ` and one for `REMOTE_WRITE`.
-#[derive(Default)]
-pub(crate) struct RegionCounters(Option<Box<[Option<BoundCounter>; 2]>>);
+/// A counter that is bound to a region, and the guard that keeps it open.
+pub(crate) type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
-type BoundCounter = (Arc<CounterInner>, DependencyGuard);
-
-impl RegionCounters {
-    /// Binds a counter to the region with this key: it counts remote accesses of the kinds `what`
+impl CounterInner {
+    /// Binds the counter to the region with this key: it counts remote accesses of the kinds `what`
     /// from now on.
-    pub(crate) fn bind(
-        &mut self,
+    pub(crate) fn bind_to_region(
+        self: &Arc<Self>,
         domain: &DomainInner,
         key: u64,
-        counter: &Arc<CounterInner>,
         what: CounterBind,
-    ) -> Result<()> {
+    ) -> Result<BoundCounter> {
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
         if what.is_empty() || !remote.contains(what) {
             return Err(Error::BadFlags {
@@ -223,26 +205,15 @@ impl RegionCounters {
                 "counters of remote accesses (the domain has no FI_RMA_EVENT)",
             ));
         }
-        let guard = dependency_on(&counter.node, &domain.node, Class::MemoryRegion)?;
-        let bound_id = |kind| what.contains(kind).then_some(counter.id);
-        let (remote_read, remote_write) = (
-            bound_id(CounterBind::REMOTE_READ),
-            bound_id(CounterBind::REMOTE_WRITE),
-        );
-        domain.engine.bind_region_counters(
-            key,
-            CounterBindings {
-                remote_read,
-                remote_write,
-                ..CounterBindings::default()
-            },
-        )?;
-        // The engine refuses a second counter for a kind, so at most two are bound.
-        let slots = self.0.get_or_insert_default();
-        if let Some(unused) = slots.iter_mut().find(|bound| bound.is_none()) {
-            *unused = Some((counter.clone(), guard));
-        }
-        Ok(())
+        let guard = dependency_on(&self.node, &domain.node, Class::MemoryRegion)?;
+        let bound_id = |kind| what.contains(kind).then_some(self.id);
+        let counters = CounterBindings {
+            remote_read: bound_id(CounterBind::REMOTE_READ),
+            remote_write: bound_id(CounterBind::REMOTE_WRITE),
+            ..CounterBindings::default()
+        };
+        domain.engine.bind_region_counters(key, counters)?;
+        Ok((self.clone(), guard))
     }
 }
 
@@ -260,15 +231,6 @@ impl Drop for CounterWaitGuard<'_> {
                 .domain
                 .engine
                 .remove_counter_waiter(self.counter.id, id);
-        }
-    }
-}
-
-impl<M: ThreadModel> Clone for Counter<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            model: PhantomData,
         }
     }
 }

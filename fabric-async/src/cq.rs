@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::completion::Completion;
@@ -18,7 +18,7 @@ use tokio::task::coop;
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
-use crate::try_wait::TryWait;
+use crate::try_wait::{LazyWaitObject, TryWait};
 
 /// Largest capacity of a completion queue, in entries.
 const MAX_CQ_CAPACITY: usize = 1 << 20;
@@ -53,21 +53,7 @@ pub(crate) struct CqInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
-    /// Unset before the first `wait_fd` or `prepare_wait`.
-    wait: OnceLock<WaitObject>,
-}
-
-impl CqInner {
-    /// Returns the queue's descriptor, which the first call creates.
-    fn wait_object(&self) -> Result<&WaitObject> {
-        if self.wait.get().is_none() {
-            let wait = WaitObject::new()?;
-            wait.watch(&self.domain.engine)?;
-            // If another thread has set a descriptor meanwhile, this one is closed again.
-            let _ = self.wait.set(wait);
-        }
-        Ok(self.wait.get().expect("set above, and never unset"))
-    }
+    wait: LazyWaitObject,
 }
 
 impl<M: ThreadModel> CompletionQueue<M> {
@@ -86,7 +72,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             node,
             id,
             domain: domain.inner.clone(),
-            wait: OnceLock::new(),
+            wait: LazyWaitObject::default(),
         };
         inner.node.attach_to_parent()?;
         Ok(Self {
@@ -159,7 +145,8 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// [`Error::Os`] when the process is out of descriptors; possible only at the first call.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.wait_object().map(WaitObject::fd)
+        let CqInner { domain, wait, .. } = &*self.inner;
+        wait.get_or_open(Some(&domain.engine)).map(WaitObject::fd)
     }
 
     /// Makes progress once, and returns whether the program may block on the
@@ -177,13 +164,9 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// [`wait_fd`](Self::wait_fd) and `prepare_wait` were never called before.
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&mut self) -> Result<TryWait> {
-        let wait = self.inner.wait_object()?;
-        let may_block = self.buffered.is_empty()
-            && self
-                .inner
-                .domain
-                .engine
-                .prepare_cq_wait(self.inner.id, wait);
+        let engine = &self.inner.domain.engine;
+        let wait = self.inner.wait.get_or_open(Some(engine))?;
+        let may_block = self.buffered.is_empty() && engine.prepare_cq_wait(self.inner.id, wait);
         Ok(TryWait::from_may_block(may_block))
     }
 

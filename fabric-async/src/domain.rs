@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
-use fabric_core::flags::{Access, MrMode};
+use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::SocketIo;
+use fabric_core::transport::{OpKey, SocketIo};
 use fabric_core::tree::{Children, Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor as reactor;
@@ -36,6 +36,7 @@ use crate::try_wait::TryWait;
 /// [handles](crate::guide::errors#handles)); [`Domain::close`] fails while children are open.
 /// `Debug` prints class, id, parent, provider, capabilities, limits and the number of children by
 /// class.
+#[derive(Clone)]
 #[doc(alias = "fid_domain")]
 pub struct Domain<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<DomainInner>,
@@ -98,13 +99,6 @@ impl DomainInner {
     fn lock_eq(&self) -> MutexGuard<'_, Option<EqBinding>> {
         self.eq.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Releases the event queue of a closed domain.
-    fn release_eq(&self) {
-        let mut bound = self.lock_eq();
-        self.engine.set_domain_eq(None);
-        *bound = None;
-    }
 }
 
 impl std::ops::Deref for DomainInner {
@@ -125,6 +119,23 @@ impl DomainCore {
     /// Parses an address. Text that names no scheme is of the domain's provider.
     pub(crate) fn address(&self, text: impl ToAddress) -> Result<Address> {
         text.to_address_for(self.scheme())
+    }
+
+    /// Detaches a flush, or a wait for memory of loans, when the returned guard is dropped.
+    pub(crate) fn detach_on_drop(&self, key: OpKey) -> DetachOnDrop<'_> {
+        DetachOnDrop { domain: self, key }
+    }
+}
+
+/// Detaches an operation of the engine on drop.
+pub(crate) struct DetachOnDrop<'a> {
+    domain: &'a DomainCore,
+    key: OpKey,
+}
+
+impl Drop for DetachOnDrop<'_> {
+    fn drop(&mut self) {
+        self.domain.engine.detach(self.key);
     }
 }
 
@@ -328,13 +339,6 @@ impl<'a> DomainBuilder<'a> {
 }
 
 impl<M: ThreadModel> Domain<M> {
-    pub(crate) fn from_inner(inner: Arc<DomainInner>) -> Self {
-        Self {
-            inner,
-            model: PhantomData,
-        }
-    }
-
     /// Returns a builder for an endpoint (`fi_endpoint`).
     ///
     /// # Errors
@@ -344,7 +348,11 @@ impl<M: ThreadModel> Domain<M> {
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
         self.inner.node.check_open()?;
         self.inner.fabric.check_info(info)?;
-        Ok(EndpointBuilder::new(self.clone(), info.clone()))
+        Ok(EndpointBuilder::new(
+            self.clone(),
+            info.clone(),
+            Class::Endpoint,
+        ))
     }
 
     /// Returns a builder for a receive context that endpoints of this domain share
@@ -421,7 +429,7 @@ impl<M: ThreadModel> Domain<M> {
     /// memory regions;
     /// [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
-        MemoryRegion::alloc(self, len, access, None)
+        MemoryRegion::open(self, len, access, None, Allocated)
     }
 
     /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
@@ -434,7 +442,7 @@ impl<M: ThreadModel> Domain<M> {
         access: Access,
         key: u64,
     ) -> Result<MemoryRegion<Allocated, M>> {
-        MemoryRegion::alloc(self, len, access, Some(key))
+        MemoryRegion::open(self, len, access, Some(key), Allocated)
     }
 
     /// Allocates a memory region with the bytes of a buffer (`fi_mr_reg`), under the requested key
@@ -454,11 +462,6 @@ impl<M: ThreadModel> Domain<M> {
         key: Option<u64>,
     ) -> Result<MemoryRegion<B, M>> {
         MemoryRegion::alloc_from(self, buf, access, key)
-    }
-
-    /// Returns whether peers address memory of this domain by virtual address (`FI_MR_VIRT_ADDR`).
-    pub(crate) fn uses_virt_addr(&self) -> bool {
-        self.inner.info.domain.mr_mode.contains(MrMode::VIRT_ADDR)
     }
 
     /// Registers a buffer in place (`fi_mr_reg`), under the requested key or a free one.
@@ -600,18 +603,12 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;
-        domain.inner.release_eq();
+        let mut bound_eq = domain.inner.lock_eq();
+        domain.inner.engine.set_domain_eq(None);
+        *bound_eq = None;
+        drop(bound_eq);
         domain.inner.engine.end_loan_waits();
         Ok(())
-    }
-}
-
-impl<M: ThreadModel> Clone for Domain<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            model: PhantomData,
-        }
     }
 }
 

@@ -176,17 +176,18 @@ impl EndpointInner {
     /// Checks a multi-receive, as [`check_recv`](Self::check_recv).
     pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.check_recv(spec)?;
-        let needed = if spec.tag.is_some() {
-            Caps::TAGGED_MULTI_RECV
-        } else {
-            Caps::MULTI_RECV
+        let (needed, missing) = match spec.tag {
+            Some(_) => (
+                Caps::TAGGED_MULTI_RECV,
+                "tagged multi-receives (the endpoint has no FI_TAGGED_MULTI_RECV)",
+            ),
+            None => (
+                Caps::MULTI_RECV,
+                "multi-receives (the endpoint has no FI_MULTI_RECV)",
+            ),
         };
         if !self.caps.contains(needed) {
-            return Err(Error::NotSupported(if spec.tag.is_some() {
-                "tagged multi-receives (the endpoint has no FI_TAGGED_MULTI_RECV)"
-            } else {
-                "multi-receives (the endpoint has no FI_MULTI_RECV)"
-            }));
+            return Err(Error::NotSupported(missing));
         }
         Ok(())
     }

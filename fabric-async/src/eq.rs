@@ -18,7 +18,7 @@ use tokio::task::coop;
 use crate::close::{CloseError, close_object};
 use crate::domain::DomainInner;
 use crate::fabric::Fabric;
-use crate::try_wait::TryWait;
+use crate::try_wait::{LazyWaitObject, TryWait};
 
 /// An event queue (`fid_eq`): a stream of events of domains and endpoints that belong to no posted
 /// operation.
@@ -42,15 +42,10 @@ pub(crate) struct EventQueueInner {
     pub(crate) state: Arc<EqState>,
     /// Domains that report to this queue. A task that waits for events drives them.
     domains: Mutex<Vec<Weak<DomainInner>>>,
-    /// `None` before the first `wait_fd` or `prepare_wait`.
-    wait: Mutex<Option<EqWait>>,
+    wait: LazyWaitObject,
+    /// Domains that make the descriptor readable.
+    watched: Mutex<Vec<Weak<DomainInner>>>,
     _fabric: Fabric,
-}
-
-/// The descriptor of an event queue, and the domains that make it readable.
-struct EqWait {
-    object: WaitObject,
-    watched: Vec<Weak<DomainInner>>,
 }
 
 impl EventQueue {
@@ -64,13 +59,13 @@ impl EventQueue {
         let node = ObjectNode::new(Class::EventQueue, Some(fabric.inner.node.clone()));
         let state = Arc::new(EqState::new(capacity));
         node.attach_to_parent()?;
-        let domains = Mutex::new(Vec::new());
         Ok(Self {
             inner: Arc::new(EventQueueInner {
                 node,
                 state,
-                domains,
-                wait: Mutex::new(None),
+                domains: Mutex::default(),
+                wait: LazyWaitObject::default(),
+                watched: Mutex::default(),
                 _fabric: fabric.clone(),
             }),
         })
@@ -108,7 +103,7 @@ impl EventQueue {
     /// [`Error::Os`] when the process is out of descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.with_wait(|wait| wait.object.fd())
+        self.inner.wait.get_or_open(None).map(WaitObject::fd)
     }
 
     /// Makes progress once in the domains that report to this queue, and returns whether the
@@ -168,40 +163,28 @@ impl EventQueueInner {
         domains.push(Arc::downgrade(domain));
         drop(domains);
         // A thread that blocks on the descriptor does not watch this domain yet.
-        let wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wait) = &*wait {
-            wait.object.waker().wake();
+        if let Some(wait) = self.wait.get() {
+            wait.waker().wake();
         }
-    }
-
-    /// Calls `act` with the descriptor, which the first call creates, under the lock.
-    fn with_wait<T>(&self, act: impl FnOnce(&mut EqWait) -> T) -> Result<T> {
-        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wait) = &mut *wait {
-            return Ok(act(wait));
-        }
-        let object = WaitObject::new()?;
-        let watched = Vec::new();
-        Ok(act(wait.insert(EqWait { object, watched })))
     }
 
     /// Makes progress once in each domain, and returns whether the reader may block on the
     /// descriptor.
     fn prepare_wait(&self) -> Result<bool> {
         let domains = self.domains();
-        let waker = self.with_wait(|wait| {
-            wait.watched.retain(|known| known.strong_count() > 0);
-            for domain in &domains {
-                let known = Arc::downgrade(domain);
-                if !wait.watched.iter().any(|watched| watched.ptr_eq(&known)) {
-                    wait.object.watch(&domain.engine)?;
-                    wait.watched.push(known);
-                }
+        let wait = self.wait.get_or_open(None)?;
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|known| known.strong_count() > 0);
+        for domain in &domains {
+            let known = Arc::downgrade(domain);
+            if !watched.iter().any(|watched| watched.ptr_eq(&known)) {
+                wait.watch(&domain.engine)?;
+                watched.push(known);
             }
-            wait.object.reset();
-            Ok::<_, Error>(wait.object.waker())
-        })??;
-        if !self.state.register_if_empty(&waker) {
+        }
+        drop(watched);
+        wait.reset();
+        if !self.state.register_if_empty(&wait.waker()) {
             return Ok(false);
         }
         // Every domain is prepared, also when an earlier one must not block. A pass that reports an

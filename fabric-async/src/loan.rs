@@ -4,24 +4,11 @@ use std::future::poll_fn;
 use std::task::ready;
 
 use fabric_core::buf::Loan;
-use fabric_core::transport::OpKey;
 use fabric_core::{Error, Result};
 use tokio::task::coop;
 
-use crate::domain::{Domain, DomainCore};
+use crate::domain::Domain;
 use crate::thread_model::ThreadModel;
-
-/// A place in the domain's queue for memory of loans. Dropping this leaves the queue.
-struct LoanWait<'a> {
-    domain: &'a DomainCore,
-    key: OpKey,
-}
-
-impl Drop for LoanWait<'_> {
-    fn drop(&mut self) {
-        self.domain.engine.detach(self.key);
-    }
-}
 
 impl<M: ThreadModel> Domain<M> {
     /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
@@ -80,11 +67,11 @@ impl<M: ThreadModel> Domain<M> {
             // The transport has no memory for loans, and so no queue.
             return self.try_loan(len);
         };
-        let wait = LoanWait { domain, key };
+        let _guard = domain.detach_on_drop(key);
         poll_fn(|cx| {
             domain.node.check_open()?;
             let budget = ready!(coop::poll_proceed(cx));
-            let loan = ready!(domain.engine.poll_loan(wait.key, len, cx));
+            let loan = ready!(domain.engine.poll_loan(key, len, cx));
             budget.made_progress();
             loan.into()
         })

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{FlatBuf, IoBufMut};
-use fabric_core::flags::{Access, CounterBind};
+use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range};
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 
 use crate::close::{CloseError, close_object};
-use crate::counter::{Counter, RegionCounters};
+use crate::counter::{BoundCounter, Counter, CounterInner};
 use crate::domain::{Domain, DomainInner};
+use crate::op::restore_buffer;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
@@ -43,15 +44,78 @@ use crate::thread_model::{Shared, ThreadModel};
 /// ```
 #[doc(alias = "fid_mr")]
 pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
-    node: Arc<ObjectNode>,
-    domain: Arc<DomainInner>,
     /// Boxed to keep the handle small.
-    remote: Box<RemoteRegion>,
+    registration: Box<MrRegistration>,
     memory: Arc<dyn RegionMemory>,
-    /// The application buffer; `None` after `into_buf`, which has closed the region.
-    buf: Option<B>,
-    counters: RegionCounters,
+    /// The application buffer.
+    buf: B,
     model: PhantomData<M>,
+}
+
+/// Memory with a key that is valid until the drop: what regions and registered buffers have in
+/// common.
+pub(crate) struct MrRegistration {
+    pub(crate) node: Arc<ObjectNode>,
+    pub(crate) domain: Arc<DomainInner>,
+    pub(crate) remote: RemoteRegion,
+    /// The counters of remote accesses, each with the guard that keeps it open.
+    counters: Vec<BoundCounter>,
+    /// Whether the key is valid.
+    is_open: bool,
+}
+
+impl MrRegistration {
+    /// Registers memory under the requested key or a free one.
+    pub(crate) fn open(
+        domain: &Arc<DomainInner>,
+        memory: Arc<dyn RegionMemory>,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Box<Self>> {
+        let node = ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone()));
+        let (len, address) = (memory.len() as u64, memory.address());
+        // Whether peers address memory of this domain by virtual address.
+        let by_address = domain.info.domain.mr_mode.contains(MrMode::VIRT_ADDR);
+        let key = domain.engine.open_region(memory, access, key, by_address)?;
+        let base = if by_address { address } else { 0 };
+        let registration = Box::new(Self {
+            node,
+            domain: domain.clone(),
+            remote: RemoteRegion::new(key, len, access).with_base(base),
+            counters: Vec::new(),
+            is_open: true,
+        });
+        registration.node.attach_to_parent()?;
+        Ok(registration)
+    }
+
+    /// Binds a counter, which counts remote accesses of the kinds `what` from now on.
+    pub(crate) fn bind_counter(
+        &mut self,
+        counter: &Arc<CounterInner>,
+        what: CounterBind,
+    ) -> Result<()> {
+        self.node.check_open()?;
+        let bound = counter.bind_to_region(&self.domain, self.remote.key, what)?;
+        self.counters.push(bound);
+        Ok(())
+    }
+
+    /// Invalidates the key. Returns false if it was invalid before.
+    pub(crate) fn revoke(&mut self) -> bool {
+        let was_open = std::mem::replace(&mut self.is_open, false);
+        if was_open {
+            self.domain.engine.close_region(self.remote.key);
+        }
+        was_open
+    }
+}
+
+impl Drop for MrRegistration {
+    fn drop(&mut self) {
+        self.revoke();
+        self.node.detach_from_parent();
+    }
 }
 
 /// The buffer type of a region from [`Domain::alloc`], which has no application buffer.
@@ -200,18 +264,6 @@ impl RemoteRegion {
     }
 }
 
-impl<M: ThreadModel> MemoryRegion<Allocated, M> {
-    /// Allocates a region without an application buffer, under the requested key or a free one.
-    pub(crate) fn alloc(
-        domain: &Domain<M>,
-        len: usize,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<Self> {
-        Self::open(domain, len, access, key, Allocated)
-    }
-}
-
 impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
     /// Allocates a region and copies the bytes of the buffer into it.
     pub(crate) fn alloc_from(
@@ -220,10 +272,8 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
         access: Access,
         key: Option<u64>,
     ) -> Result<Self> {
-        let mut region = Self::open(domain, buf.bytes().len(), access, key, buf)?;
-        if let Some(buf) = region.buf.as_mut() {
-            region.memory.write(0, buf.bytes());
-        }
+        let region = Self::open(domain, buf.bytes().len(), access, key, buf)?;
+        region.memory.write(0, region.buf.bytes());
         Ok(region)
     }
 
@@ -233,12 +283,9 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// As [`close`](Self::close).
     pub fn into_buf(self) -> Result<B, CloseError<Self>> {
-        let mut region = close_object(self, |region| &region.node)?;
-        region.domain.engine.close_region(region.remote.key);
-        match region.buf.take() {
-            Some(buf) => Ok(fill_from_region(buf, &*region.memory)),
-            None => unreachable!("only into_buf takes the buffer"),
-        }
+        let mut region = close_object(self, |region| &region.registration.node)?;
+        region.registration.revoke();
+        Ok(fill_from_region(region.buf, &*region.memory))
     }
 }
 
@@ -249,13 +296,13 @@ fn fill_from_region<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
     let mut any = buf.into_any();
     any.receive(&&bytes[..])
         .unwrap_or_else(|_| unreachable!("the region has the length of the buffer"));
-    B::from_any(any)
-        .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
+    restore_buffer(any)
 }
 
 impl<B, M: ThreadModel> MemoryRegion<B, M> {
-    /// Allocates and publishes a region, with the application buffer that it keeps.
-    fn open(
+    /// Allocates and publishes a region, with the application buffer that it keeps, under the
+    /// requested key or a free one.
+    pub(crate) fn open(
         domain: &Domain<M>,
         len: usize,
         access: Access,
@@ -263,32 +310,11 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         buf: B,
     ) -> Result<Self> {
         domain.inner.node.check_open()?;
-        let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
         let memory = domain.inner.fabric.inner.transport.alloc(len, access)?;
-        let virt_addr = domain.uses_virt_addr();
-        let key = domain
-            .inner
-            .engine
-            .open_region(memory.clone(), access, key, virt_addr)?;
-        if let Err(error) = node.attach_to_parent() {
-            domain.inner.engine.close_region(key);
-            return Err(error);
-        }
-        let base = if virt_addr { memory.address() } else { 0 };
-        let remote = Box::new(RemoteRegion {
-            key,
-            len: len as u64,
-            access,
-            base,
-        });
-        let domain = domain.inner.clone();
         Ok(Self {
-            node,
-            domain,
-            remote,
+            registration: MrRegistration::open(&domain.inner, memory.clone(), access, key)?,
             memory,
-            buf: Some(buf),
-            counters: RegionCounters::default(),
+            buf,
             model: PhantomData,
         })
     }
@@ -301,20 +327,20 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// None: no other object uses a region, and a region has one handle.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        close_object(self, |region| &region.node).map(drop)
+        close_object(self, |region| &region.registration.node).map(drop)
     }
 
     /// Returns the key (`fi_mr_key`).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
     pub fn key(&self) -> u64 {
-        self.remote.key
+        self.registration.remote.key
     }
 
     /// Returns the description that a peer needs for accessing the region.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
-        *self.remote
+        self.registration.remote
     }
 
     /// Counts remote accesses (`fi_mr_bind` with a counter): reads and fetching atomics
@@ -345,9 +371,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// ```
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
-        self.node.check_open()?;
-        self.counters
-            .bind(&self.domain, self.remote.key, &counter.inner, what)
+        self.registration.bind_counter(&counter.inner, what)
     }
 
     /// Copies bytes out of the region. Each aligned group of eight bytes is read as one word.
@@ -376,14 +400,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// [`Error::OutOfBounds`] when the value leaves the region, [`Error::Invalid`] when the offset
     /// is not a multiple of the value's size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
-        let zero = T::from_bits(0);
-        execute_atomic(
-            &*self.memory,
-            offset,
-            AtomicCall::Fetch,
-            AtomicOp::Read,
-            (zero, zero),
-        )
+        self.atomic(offset, AtomicOp::Read, T::from_bits(0))
     }
 
     /// Applies an atomic operation to the value at this byte offset, and returns the previous
@@ -393,13 +410,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// As [`load`](Self::load); [`Error::NotSupported`] when the data type does not have the
     /// operation.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
-        execute_atomic(
-            &*self.memory,
-            offset,
-            AtomicCall::Fetch,
-            op,
-            (operand, T::from_bits(0)),
-        )
+        execute_atomic(&*self.memory, offset, op, operand, None)
     }
 
     /// Applies an atomic operation with a comparand, such as `AtomicOp::Cswap`, as
@@ -414,13 +425,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         operand: T,
         comparand: T,
     ) -> Result<T> {
-        execute_atomic(
-            &*self.memory,
-            offset,
-            AtomicCall::Compare,
-            op,
-            (operand, comparand),
-        )
+        execute_atomic(&*self.memory, offset, op, operand, Some(comparand))
     }
 }
 
@@ -429,16 +434,19 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
 pub(crate) fn execute_atomic<T: AtomicType>(
     memory: &dyn RegionMemory,
     offset: usize,
-    call: AtomicCall,
     op: AtomicOp,
-    (operand, comparand): (T, T),
+    operand: T,
+    comparand: Option<T>,
 ) -> Result<T> {
-    AtomicSpec {
+    let atomic = AtomicSpec {
         op,
         datatype: T::DATATYPE,
-        call,
-    }
-    .check()?;
+        call: match comparand {
+            Some(_) => AtomicCall::Compare,
+            None => AtomicCall::Fetch,
+        },
+    };
+    atomic.check()?;
     let size = T::DATATYPE.size();
     let at = check_range(memory.len(), offset as u64, size, size)?;
     Ok(T::from_bits(memory.execute_atomic(
@@ -446,24 +454,15 @@ pub(crate) fn execute_atomic<T: AtomicType>(
         op,
         T::DATATYPE,
         operand.bits(),
-        comparand.bits(),
+        comparand.map_or(0, T::bits),
     )))
-}
-
-impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
-    fn drop(&mut self) {
-        if self.buf.is_some() {
-            self.domain.engine.close_region(self.remote.key);
-        }
-        self.node.detach_from_parent();
-    }
 }
 
 impl<B, M: ThreadModel> fmt::Debug for MemoryRegion<B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryRegion")
-            .field("id", &self.node.id())
-            .field("remote", &self.remote)
+            .field("id", &self.registration.node.id())
+            .field("remote", &self.registration.remote)
             .finish()
     }
 }

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind};
-use fabric_core::mr::{RegionMemory, RegisteredMemory};
-use fabric_core::tree::{Class, ObjectNode};
+use fabric_core::mr::RegisteredMemory;
+use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
 use crate::close::{CloseError, close_object};
-use crate::counter::{Counter, RegionCounters};
+use crate::counter::Counter;
 use crate::domain::{Domain, DomainInner};
-use crate::mr::RemoteRegion;
+use crate::mr::{MrRegistration, RemoteRegion};
+use crate::op::restore_buffer;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A registered application buffer (`fi_mr_reg`): peers read, write and change it atomically in
@@ -53,14 +54,9 @@ use crate::thread_model::{Shared, ThreadModel};
 #[doc(alias = "fid_mr")]
 #[doc(alias = "fi_mr_reg")]
 pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
-    node: Arc<ObjectNode>,
-    domain: Arc<DomainInner>,
     /// Boxed to keep the handle small.
-    remote: Box<RemoteRegion>,
+    registration: Box<MrRegistration>,
     memory: Arc<RegisteredMemory>,
-    /// Whether the key is valid.
-    is_open: bool,
-    counters: RegionCounters,
     marker: PhantomData<(fn() -> B, M)>,
 }
 
@@ -87,36 +83,17 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         }
         let memory = match RegisteredMemory::new(buf.into_any()) {
             Ok(memory) => Arc::new(memory),
-            Err((error, any)) => return Err(Failed::new(error, downcast_buf(any))),
+            Err((error, any)) => return Err(Failed::new(error, restore_buffer(any))),
         };
-        let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let (engine, virt_addr) = (&domain.inner.engine, domain.uses_virt_addr());
-        let opened = engine
-            .open_region(memory.clone(), access, key, virt_addr)
-            .and_then(|key| {
-                node.attach_to_parent()
-                    .inspect_err(|_| engine.close_region(key))?;
-                Ok(key)
-            });
-        match opened {
-            Ok(key) => {
-                let base = if virt_addr { memory.address() } else { 0 };
-                let remote =
-                    Box::new(RemoteRegion::new(key, memory.len() as u64, access).with_base(base));
-                let domain = domain.inner.clone();
-                Ok(Self {
-                    node,
-                    domain,
-                    remote,
-                    memory,
-                    is_open: true,
-                    counters: RegionCounters::default(),
-                    marker: PhantomData,
-                })
-            }
+        match MrRegistration::open(&domain.inner, memory.clone(), access, key) {
+            Ok(registration) => Ok(Self {
+                registration,
+                memory,
+                marker: PhantomData,
+            }),
             Err(error) => {
                 let any = memory.take().unwrap_or_default();
-                Err(Failed::new(error, downcast_buf(any)))
+                Err(Failed::new(error, restore_buffer(any)))
             }
         }
     }
@@ -129,7 +106,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         let buf = self.memory.take().unwrap_or_default();
         RegisteredGuard {
             memory: &self.memory,
-            domain: &self.domain,
+            domain: &self.registration.domain,
             buf,
         }
     }
@@ -139,22 +116,16 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// # Errors
     /// [`Error::Closed`] when a [guard](Self::lock) was leaked: the guard has the buffer.
     pub fn into_buf(self) -> Result<B, CloseError<Self>> {
-        let mut registered = close_object(self, |registered| &registered.node)?;
+        let mut registered = close_object(self, |registered| &registered.registration.node)?;
         registered.revoke();
         match registered.memory.take() {
-            Some(any) => Ok(downcast_buf(any)),
+            Some(any) => Ok(restore_buffer(any)),
             None => Err(CloseError {
                 error: Error::Closed(Class::MemoryRegion),
                 handle: registered,
             }),
         }
     }
-}
-
-/// Returns the buffer as the type with which it was registered.
-fn downcast_buf<B: IoBufMut>(any: AnyBuf) -> B {
-    B::from_any(any)
-        .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
 }
 
 impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
@@ -171,9 +142,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// counter is bound for the kind already; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
-        self.node.check_open()?;
-        self.counters
-            .bind(&self.domain, self.remote.key, &counter.inner, what)
+        self.registration.bind_counter(&counter.inner, what)
     }
 
     /// Closes the registration (`fi_close`), as a drop does: the key is free again, peers that use
@@ -184,44 +153,41 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// None: no other object uses a registration, and a registration has one handle.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        close_object(self, |registered| &registered.node).map(drop)
+        close_object(self, |registered| &registered.registration.node).map(drop)
     }
 
     /// Invalidates the key and wakes the connections whose accesses wait for the buffer.
     fn revoke(&mut self) {
-        self.is_open = false;
-        self.domain.engine.close_region(self.remote.key);
-        self.domain.engine.region_unlocked();
+        if self.registration.revoke() {
+            self.registration.domain.engine.region_unlocked();
+        }
     }
 
     /// Returns the key (`fi_mr_key`).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
     pub fn key(&self) -> u64 {
-        self.remote.key
+        self.registration.remote.key
     }
 
     /// Returns the description that a peer needs for accessing the buffer.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
-        *self.remote
+        self.registration.remote
     }
 }
 
 impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
     fn drop(&mut self) {
-        if self.is_open {
-            self.revoke();
-        }
-        self.node.detach_from_parent();
+        self.revoke();
     }
 }
 
 impl<B, M: ThreadModel> fmt::Debug for RegisteredBuffer<B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RegisteredBuffer")
-            .field("id", &self.node.id())
-            .field("remote", &self.remote)
+            .field("id", &self.registration.node.id())
+            .field("remote", &self.registration.remote)
             .finish()
     }
 }

@@ -10,7 +10,7 @@ mod sealed {
 /// [`Shared`] is the only thread model: every handle is `Send + Sync` and can be used from any
 /// thread.
 #[doc(alias = "fi_threading")]
-pub trait ThreadModel: sealed::Sealed + Send + Sync + Unpin + 'static {}
+pub trait ThreadModel: sealed::Sealed + Clone + Send + Sync + Unpin + 'static {}
 
 /// `FI_THREAD_SAFE`: any thread may use any handle at any time.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType};
+use fabric_core::atomic::{AtomicOp, AtomicType};
 use fabric_core::flags::Access;
 use fabric_core::mr::{DirectRegion, RegionMemory, check_access, check_range};
 use fabric_core::{Error, Result};
@@ -134,14 +134,7 @@ impl RemoteWindow {
     /// size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         self.check(Access::REMOTE_READ)?;
-        let zero = T::from_bits(0);
-        execute_atomic(
-            &*self.memory,
-            offset,
-            AtomicCall::Fetch,
-            AtomicOp::Read,
-            (zero, zero),
-        )
+        execute_atomic(&*self.memory, offset, AtomicOp::Read, T::from_bits(0), None)
     }
 
     /// Applies an atomic operation to the value at this offset, and returns the previous value.
@@ -151,13 +144,7 @@ impl RemoteWindow {
     /// type does not have the operation.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        execute_atomic(
-            &*self.memory,
-            offset,
-            AtomicCall::Fetch,
-            op,
-            (operand, T::from_bits(0)),
-        )
+        execute_atomic(&*self.memory, offset, op, operand, None)
     }
 
     /// Applies an atomic operation with a comparand, such as `AtomicOp::Cswap`, as
@@ -173,13 +160,7 @@ impl RemoteWindow {
         comparand: T,
     ) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        execute_atomic(
-            &*self.memory,
-            offset,
-            AtomicCall::Compare,
-            op,
-            (operand, comparand),
-        )
+        execute_atomic(&*self.memory, offset, op, operand, Some(comparand))
     }
 
     /// Returns why the region is unreachable.

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 
 pub use cell::AtomicCell;
 pub use compute::AtomicType;
-pub use values::{AtomicValues, append_value, bits_at};
+pub use values::{AtomicValues, bits_at};
 
 /// The largest total size of the values of one atomic operation, in bytes.
 pub const MAX_ATOMIC_BYTES: usize = 4096;

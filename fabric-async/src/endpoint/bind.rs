@@ -181,12 +181,7 @@ impl BindOptions {
 
     /// Opens an endpoint at one address.
     fn bind_at(&self, at: &Address) -> Result<Endpoint> {
-        let mut hints = Hints::new()
-            .provider(at.scheme().provider())
-            .progress(self.progress);
-        if let Some(protocol) = self.protocol {
-            hints = hints.protocol(protocol);
-        }
+        let hints = self.hints(at.scheme());
         let discover_rdm = |caps| discover(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
@@ -214,13 +209,18 @@ impl BindOptions {
 
     /// Opens a domain for connected endpoints with addresses of this scheme.
     pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain> {
-        let mut hints = Hints::new()
-            .provider(scheme.provider())
-            .progress(self.progress);
-        if let Some(protocol) = self.protocol {
-            hints = hints.protocol(protocol);
+        let hints = self.hints(scheme).ep_type(EpType::Msg);
+        self.open_domain(&discover(&hints)?.swap_remove(0))
+    }
+
+    /// Returns the hints for an endpoint with an address of this scheme.
+    fn hints(&self, scheme: Scheme) -> Hints {
+        let provider = scheme.provider();
+        let hints = Hints::new().provider(provider).progress(self.progress);
+        match self.protocol {
+            Some(protocol) => hints.protocol(protocol),
+            None => hints,
         }
-        self.open_domain(&discover(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 
     /// Opens a fabric and a domain with these options.

@@ -1,7 +1,7 @@
 //! The builder of endpoints: bind, then enable or connect.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use fabric_core::completion::CompletionLevel;
 use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
@@ -12,7 +12,7 @@ use fabric_core::{Address, Error, Result};
 use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
 
 use super::shared_rx::check_shared_rx_info;
-use super::{Dependencies, Endpoint, OpenEndpoint, OwnedQueues, SharedRxContext};
+use super::{Endpoint, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::dependency_on;
 use crate::counter::Counter;
@@ -43,7 +43,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     pub(super) info: Info,
     pub(super) address: Option<Address>,
     context: u64,
-    av: Option<Arc<AvInner>>,
+    pub(super) av: Option<Arc<AvInner>>,
     /// The open shared receive context.
     shared_rx: Option<Arc<OpenEndpoint>>,
     tx_cq: Option<CqId>,
@@ -54,10 +54,12 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     eq: Option<Arc<EventQueueInner>>,
     dependencies: Vec<DependencyGuard>,
     owned_queues: OwnedQueues,
+    /// The class of the object: an endpoint, or a shared receive context.
+    class: Class,
 }
 
 impl<M: ThreadModel> EndpointBuilder<M> {
-    pub(crate) fn new(domain: Domain<M>, info: Info) -> Self {
+    pub(crate) fn new(domain: Domain<M>, info: Info, class: Class) -> Self {
         Self {
             domain,
             address: info.src_addr.clone(),
@@ -72,6 +74,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             eq: None,
             dependencies: Vec::new(),
             owned_queues: OwnedQueues::default(),
+            class,
         }
     }
 
@@ -271,13 +274,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 why,
             });
         }
-        let (node, bound) = self.bindings(av.id)?;
-        let opened =
-            self.domain
-                .inner
-                .engine
-                .open_endpoint(&self.info, self.address.as_ref(), bound);
-        self.into_endpoint(node, opened?, av, None)
+        let (node, bound) = self.endpoint_bindings(av.id)?;
+        let engine = &self.domain.inner.engine;
+        let (id, name) = engine.open_endpoint(&self.info, self.address.as_ref(), bound)?;
+        let tx_caps = self.info.caps;
+        self.into_endpoint(node, id, Some(name), av, tx_caps)
     }
 
     /// Sets the queues that the application takes from the endpoint.
@@ -286,16 +287,22 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         self
     }
 
-    /// Returns the endpoint's object tree node and its bindings for the engine.
-    pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
+    /// Returns the [`bindings`](Self::bindings) of an endpoint.
+    pub(super) fn endpoint_bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
         if self.shared_rx.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
             return Err(Error::Unbound(Class::SharedReceive));
         }
         check_size("transmit size", self.info.tx.size)?;
+        self.bindings(av)
+    }
+
+    /// Returns the object tree node of the endpoint or shared receive context, and its bindings for
+    /// the engine.
+    pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
         check_size("receive size", self.info.rx.size)?;
         let domain = &self.domain.inner;
         domain.node.check_open()?;
-        let node = ObjectNode::new(Class::Endpoint, Some(domain.node.clone()));
+        let node = ObjectNode::new(self.class, Some(domain.node.clone()));
         let bound = Bindings {
             object_id: node.id(),
             context: self.context,
@@ -313,30 +320,29 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok((node, bound))
     }
 
-    /// Creates the handle of an endpoint that the engine has opened, with this id and name.
-    /// `tx_caps` are those of `Connected`; `None` for an endpoint that is not connected.
+    /// Creates the handle of an endpoint or shared receive context that the engine has opened with
+    /// this id. `tx_caps` are its capabilities for transmit operations.
     pub(super) fn into_endpoint(
         self,
         node: Arc<ObjectNode>,
-        (id, name): (EpId, Address),
+        id: EpId,
+        name: Option<Address>,
         av: Arc<AvInner>,
-        tx_caps: Option<Caps>,
+        tx_caps: Caps,
     ) -> Result<Endpoint<M>> {
-        let fast_path = self.domain.inner.engine.fast_path(id);
-        let unsupported = tx_caps.map_or(Caps::empty(), |supported| {
-            (Caps::TAGGED | Caps::ATOMIC) - supported
-        });
-        let inner = EndpointInner {
+        let domain = self.domain.inner.clone();
+        let fast_path = domain.engine.fast_path(id);
+        let inner = Arc::new(EndpointInner {
             node,
             id,
-            domain: self.domain.inner.state().clone(),
-            name: Some(name),
+            domain: domain.state().clone(),
+            name,
             caps: if self.shared_rx.is_some() {
                 self.info.caps - Caps::RECV
             } else {
                 self.info.caps
             },
-            tx_caps: self.info.caps - unsupported,
+            tx_caps,
             selective_tx: self.selective.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
             selective_rx: self.selective.contains(CqBind::RECV)
@@ -345,33 +351,35 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             fast_path,
             info: self.info,
             shares_receives: self.shared_rx.is_some(),
-        };
+        });
         let attached = inner.node.attach_to_parent();
-        let dependencies = Dependencies {
-            domain: self.domain.inner,
+        let open = OpenEndpoint {
+            inner: inner.clone(),
+            _domain: domain,
             av,
-            shared_rx: self.shared_rx,
-            guards: self.dependencies,
-            owned_queues: self.owned_queues,
+            _shared_rx: self.shared_rx,
+            guards: Mutex::new(self.dependencies),
+            owned_queues: Mutex::new(self.owned_queues),
         };
         // If the domain was closed meanwhile, the drop of `ep` closes the endpoint.
-        let ep = Endpoint::opened(inner, dependencies);
+        let ep = Endpoint {
+            inner,
+            open: Arc::new(open),
+            domain: self.domain,
+        };
         attached.map(|()| ep)
     }
 
     /// Keeps a bound object of this domain open until the endpoint is closed.
     fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
-        self.dependencies.push(dependency_on(
-            node,
-            &self.domain.inner.node,
-            Class::Endpoint,
-        )?);
+        let guard = dependency_on(node, &self.domain.inner.node, self.class)?;
+        self.dependencies.push(guard);
         Ok(())
     }
 }
 
 /// Checks a transmit or receive size in operations. `what` names the size.
-pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
+fn check_size(what: &'static str, size: usize) -> Result<()> {
     if (1..=MAX_QUEUE_SIZE).contains(&size) {
         return Ok(());
     }
@@ -397,7 +405,7 @@ pub(crate) fn check_msg_type(info: &Info) -> Result<()> {
 }
 
 /// Checks that endpoints of this type have address vectors.
-pub(super) fn check_av_allowed(info: &Info) -> Result<()> {
+fn check_av_allowed(info: &Info) -> Result<()> {
     if info.ep.ep_type == EpType::Msg {
         return Err(Error::NotSupported(
             "binding an address vector to a connected endpoint (FI_EP_MSG)",

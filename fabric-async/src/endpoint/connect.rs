@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fabric_core::flags::Caps;
 use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EpId};
 use fabric_core::tree::ObjectNode;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -126,22 +127,17 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
 /// An endpoint whose connection the application has not got yet. A drop closes the endpoint.
 struct UnconnectedEndpoint {
     node: Arc<ObjectNode>,
-    av: Arc<AvInner>,
-    fi_addr: FiAddr,
-    close_guard: CloseOnDrop,
-}
-
-/// Closes the endpoint of an attempt that fails or is dropped.
-struct CloseOnDrop {
     domain: Arc<DomainInner>,
     id: EpId,
+    av: Arc<AvInner>,
+    fi_addr: FiAddr,
     /// Whether an [`Endpoint`] closes the endpoint instead.
-    disarmed: bool,
+    is_handed_over: bool,
 }
 
-impl Drop for CloseOnDrop {
+impl Drop for UnconnectedEndpoint {
     fn drop(&mut self) {
-        if !self.disarmed {
+        if !self.is_handed_over {
             self.domain.engine.close_endpoint(self.id);
         }
     }
@@ -157,9 +153,11 @@ impl UnconnectedEndpoint {
         peer: Address,
         data: Vec<u8>,
     ) -> Result<ConnectedEndpoint<M>> {
-        self.close_guard.disarmed = true;
-        let opened = (self.close_guard.id, connected.name);
-        let ep = builder.into_endpoint(self.node, opened, self.av, Some(connected.tx_caps))?;
+        self.is_handed_over = true;
+        let unsupported = (Caps::TAGGED | Caps::ATOMIC) - connected.tx_caps;
+        let tx_caps = builder.info.caps - unsupported;
+        let (node, av) = (self.node.clone(), self.av.clone());
+        let ep = builder.into_endpoint(node, self.id, Some(connected.name), av, tx_caps)?;
         Ok(ConnectedEndpoint::new(ep, self.fi_addr, peer, data))
     }
 }
@@ -229,11 +227,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let options = (data.as_ref(), peer_supports_tags);
         let attempt =
             self.open_connected(&request.peer, options, ConnectMode::Accept(request.handle))?;
-        let connected = attempt
-            .close_guard
-            .domain
-            .engine
-            .take_connect_result(attempt.close_guard.id);
+        let connected = attempt.domain.engine.take_connect_result(attempt.id);
         let connected = connected.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
         attempt.into_endpoint(self, connected, request.peer, request.data)
     }
@@ -255,14 +249,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 timeout,
             },
         )?;
-        let connected = poll_fn(|cx| {
-            attempt
-                .close_guard
-                .domain
-                .engine
-                .poll_connected(attempt.close_guard.id, cx)
-        })
-        .await?;
+        let engine = &attempt.domain.engine;
+        let connected = poll_fn(|cx| engine.poll_connected(attempt.id, cx)).await?;
         Ok((attempt, connected))
     }
 
@@ -277,7 +265,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         check_msg_type(&self.info)?;
         let domain = self.domain.inner.clone();
         let (av, fi_addr) = AvInner::with_peer(&domain, peer);
-        let (node, bound) = self.bindings(av.id)?;
+        let (node, bound) = self.endpoint_bindings(av.id)?;
         let params = ConnectParams {
             fi_addr,
             peer,
@@ -288,13 +276,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let id = domain.engine.open_connected(&self.info, params, bound)?;
         Ok(UnconnectedEndpoint {
             node,
+            domain,
+            id,
             av,
             fi_addr,
-            close_guard: CloseOnDrop {
-                domain,
-                id,
-                disarmed: false,
-            },
+            is_handed_over: false,
         })
     }
 }

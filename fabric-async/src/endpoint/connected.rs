@@ -57,6 +57,7 @@ use crate::window::RemoteWindow;
 /// [`ConnectionRequest::accept`]: crate::ConnectionRequest::accept
 /// [`EndpointBuilder::connect`]: crate::EndpointBuilder::connect
 /// [`EndpointBuilder::accept`]: crate::EndpointBuilder::accept
+#[derive(Clone)]
 #[doc(alias = "fid_ep")]
 #[doc(alias = "FI_EP_MSG")]
 pub struct ConnectedEndpoint<M: ThreadModel = Shared> {
@@ -434,16 +435,6 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
     ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
         self.ep.post_all(requests)
-    }
-}
-
-impl<M: ThreadModel> Clone for ConnectedEndpoint<M> {
-    fn clone(&self) -> Self {
-        Self {
-            ep: self.ep.clone(),
-            peer: self.peer,
-            peer_info: self.peer_info.clone(),
-        }
     }
 }
 

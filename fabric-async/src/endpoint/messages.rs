@@ -54,11 +54,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Safe: a message whose receive is dropped goes to the next receive.
     #[doc(alias = "fi_recv")]
     pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
-        Request::new(
-            &self.inner,
-            RecvOp::new(),
-            PooledBuf::empty(self.inner.domain.engine.pool()),
-        )
+        self.recv_into(PooledBuf::empty(self.inner.domain.engine.pool()))
     }
 
     /// Returns a request to receive into this buffer (`fi_recv`). A `Vec` or `BytesMut` has room
@@ -174,11 +170,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
     pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
-        Request::new(
-            &self.inner,
-            RecvOp::new(),
-            LoanedBuf::empty(self.inner.domain.engine.pool()),
-        )
+        self.recv_into(LoanedBuf::empty(self.inner.domain.engine.pool()))
     }
 
     /// Returns a future that waits for a transmit credit to this peer, in order with waiting sends.

@@ -71,6 +71,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// assert_eq!(failed.buf.capacity(), 64);       // the buffer comes back
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 #[doc(alias = "fid_ep")]
 pub struct Endpoint<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<EndpointInner>,
@@ -96,15 +97,6 @@ pub(crate) struct OpenEndpoint {
     owned_queues: Mutex<OwnedQueues>,
 }
 
-/// Objects that an open endpoint keeps open.
-pub(super) struct Dependencies {
-    pub(super) domain: Arc<DomainInner>,
-    pub(super) av: Arc<AvInner>,
-    pub(super) shared_rx: Option<Arc<OpenEndpoint>>,
-    pub(super) guards: Vec<DependencyGuard>,
-    pub(super) owned_queues: OwnedQueues,
-}
-
 /// The queues of an endpoint that was opened in one call: by `bind`, `connect` or `accept`. `None`
 /// after a queue was taken.
 #[derive(Default)]
@@ -114,25 +106,6 @@ pub(crate) struct OwnedQueues {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// Creates the first handle of an endpoint that the engine has opened.
-    pub(super) fn opened(inner: EndpointInner, dependencies: Dependencies) -> Self {
-        let inner = Arc::new(inner);
-        let domain = Domain::from_inner(dependencies.domain.clone());
-        let open = OpenEndpoint {
-            inner: inner.clone(),
-            _domain: dependencies.domain,
-            av: dependencies.av,
-            _shared_rx: dependencies.shared_rx,
-            guards: Mutex::new(dependencies.guards),
-            owned_queues: Mutex::new(dependencies.owned_queues),
-        };
-        Self {
-            inner,
-            open: Arc::new(open),
-            domain,
-        }
-    }
-
     /// Inserts a peer into the address vector and connects to it, so that the first message finds
     /// the connection ready. On failure, a handle that was new is removed again.
     ///
@@ -348,16 +321,6 @@ impl Endpoint {
     #[must_use]
     pub fn take_events(&self) -> Option<EventQueue> {
         self.open.owned_queues.lock().ok()?.events.take()
-    }
-}
-
-impl<M: ThreadModel> Clone for Endpoint<M> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            open: self.open.clone(),
-            domain: self.domain.clone(),
-        }
     }
 }
 

@@ -1,26 +1,22 @@
 //! Shared receive contexts.
 
 use std::fmt;
-use std::sync::Arc;
 
 use bytes::BytesMut;
 use fabric_core::buf::{IoBufMut, LoanedBuf, PooledBuf};
-use fabric_core::completion::{CompletionLevel, Transfer};
-use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
+use fabric_core::completion::Transfer;
+use fabric_core::flags::{Caps, CounterBind, CqBind};
 use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::stats::EndpointStats;
-use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
+use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
-use fabric_reactor::{Bindings, CounterBindings, CounterId, CqId};
 
-use super::builder::{check_av_allowed, check_size, set_once};
-use super::{Dependencies, Endpoint, OwnedQueues};
+use super::{Endpoint, EndpointBuilder};
 use crate::av::{AddressVector, AvInner};
-use crate::close::{CloseError, dependency_on};
+use crate::close::CloseError;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
-use crate::endpoint_inner::EndpointInner;
 use crate::op::{BatchError, MultiRecvOp, ProbeOp, RecvOp, Request};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -68,6 +64,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// assert_eq!(&client.recv().await?[..], b"welcome");
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 #[doc(alias = "fi_srx_context")]
 #[doc(alias = "FI_CLASS_SRX_CTX")]
 pub struct SharedRxContext<M: ThreadModel = Shared> {
@@ -191,14 +188,6 @@ impl<M: ThreadModel> SharedRxContext<M> {
     }
 }
 
-impl<M: ThreadModel> Clone for SharedRxContext<M> {
-    fn clone(&self) -> Self {
-        Self {
-            ep: self.ep.clone(),
-        }
-    }
-}
-
 impl<M: ThreadModel> fmt::Debug for SharedRxContext<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats();
@@ -214,27 +203,13 @@ impl<M: ThreadModel> fmt::Debug for SharedRxContext<M> {
 /// A builder of a shared receive context: bind, then open.
 #[must_use = "a context receives nothing before it is opened"]
 pub struct SharedRxContextBuilder<M: ThreadModel = Shared> {
-    domain: Domain<M>,
-    info: Info,
-    av: Option<Arc<AvInner>>,
-    cq: Option<CqId>,
-    /// Whether the queue is bound for selective completion.
-    selective: bool,
-    counter: Option<CounterId>,
-    dependencies: Vec<DependencyGuard>,
+    builder: EndpointBuilder<M>,
 }
 
 impl<M: ThreadModel> SharedRxContextBuilder<M> {
     pub(crate) fn new(domain: Domain<M>, info: Info) -> Self {
-        Self {
-            domain,
-            info,
-            av: None,
-            cq: None,
-            selective: false,
-            counter: None,
-            dependencies: Vec::new(),
-        }
+        let builder = EndpointBuilder::new(domain, info, Class::SharedReceive);
+        Self { builder }
     }
 
     /// Binds a completion queue for receives (`fi_ep_bind`): `directions` is
@@ -253,9 +228,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
                 flags: format!("{directions:?}, not RECV"),
             });
         }
-        self.add_dependency(&cq.inner.node)?;
-        set_once("completion queue", &mut self.cq, cq.inner.id)?;
-        self.selective = directions.contains(CqBind::SELECTIVE_COMPLETION);
+        self.builder = self.builder.bind_cq(cq, directions)?;
         Ok(self)
     }
 
@@ -267,9 +240,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     /// endpoints; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
-        check_av_allowed(&self.info)?;
-        self.add_dependency(&av.inner.node)?;
-        set_once("address vector", &mut self.av, av.inner.clone())?;
+        self.builder = self.builder.bind_av(av)?;
         Ok(self)
     }
 
@@ -287,8 +258,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
                 flags: format!("{what:?}, not RECV"),
             });
         }
-        self.add_dependency(&counter.inner.node)?;
-        set_once("receive counter", &mut self.counter, counter.inner.id)?;
+        self.builder = self.builder.bind_counter(counter, what)?;
         Ok(self)
     }
 
@@ -300,68 +270,18 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     /// the receive size is out of range, or the info is not for shared contexts; [`Error::Closed`].
     #[doc(alias = "fi_srx_context")]
     pub fn open(self) -> Result<SharedRxContext<M>> {
-        if self.av.is_none() && self.info.ep.ep_type != EpType::Msg {
-            return Err(Error::Unbound(Class::AddressVector));
-        }
-        check_size("receive size", self.info.rx.size)?;
-        check_shared_rx_info(&self.info)?;
-        let domain = self.domain.inner;
-        domain.node.check_open()?;
-        let av = self.av.unwrap_or_else(|| AvInner::empty(&domain));
-        let node = ObjectNode::new(Class::SharedReceive, Some(domain.node.clone()));
-        let bound = Bindings {
-            object_id: node.id(),
-            context: 0,
-            av: av.id,
-            tx_cq: None,
-            rx_cq: self.cq,
-            counters: CounterBindings {
-                recv: self.counter,
-                ..CounterBindings::default()
-            },
-            shared_rx: None,
-            eq: None,
-            tx_size: 1,
-            rx_size: self.info.rx.size,
-            max_msg_size: self.info.ep.max_msg_size,
-            inject_size: 0,
+        let builder = self.builder;
+        let is_connected = builder.info.ep.ep_type == EpType::Msg;
+        let av = match &builder.av {
+            Some(av) => av.clone(),
+            None if is_connected => AvInner::empty(&builder.domain.inner),
+            None => return Err(Error::Unbound(Class::AddressVector)),
         };
-        let id = domain.engine.open_shared_rx(bound);
-        let inner = EndpointInner {
-            node,
-            id,
-            domain: domain.state().clone(),
-            name: None,
-            caps: self.info.caps,
-            tx_caps: Caps::empty(),
-            selective_tx: false,
-            selective_rx: self.selective && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
-            info: self.info,
-            completion_level: CompletionLevel::default(),
-            fast_path: None,
-            shares_receives: false,
-        };
-        let attached = inner.node.attach_to_parent();
-        let dependencies = Dependencies {
-            domain,
-            av,
-            shared_rx: None,
-            guards: self.dependencies,
-            owned_queues: OwnedQueues::default(),
-        };
-        // If the domain was closed meanwhile, the drop of `ep` closes the context.
-        let ep = Endpoint::opened(inner, dependencies);
-        attached.map(|()| SharedRxContext { ep })
-    }
-
-    /// Keeps a bound object of this domain open until the context is closed.
-    fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
-        self.dependencies.push(dependency_on(
-            node,
-            &self.domain.inner.node,
-            Class::SharedReceive,
-        )?);
-        Ok(())
+        check_shared_rx_info(&builder.info)?;
+        let (node, bound) = builder.bindings(av.id)?;
+        let id = builder.domain.inner.engine.open_shared_rx(bound);
+        let ep = builder.into_endpoint(node, id, None, av, Caps::empty())?;
+        Ok(SharedRxContext { ep })
     }
 }
 
@@ -377,8 +297,8 @@ pub(super) fn check_shared_rx_info(info: &Info) -> Result<()> {
 impl<M: ThreadModel> fmt::Debug for SharedRxContextBuilder<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedRxContextBuilder")
-            .field("domain", &self.domain.inner.node.id())
-            .field("info", &self.info)
+            .field("domain", &self.builder.domain.inner.node.id())
+            .field("info", &self.builder.info)
             .finish_non_exhaustive()
     }
 }

@@ -11,9 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::atomic::{
-    AtomicCall, AtomicOp, AtomicSpec, AtomicType, AtomicValues, append_value, bits_at,
-};
+use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType, AtomicValues, bits_at};
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{CompletionLevel, Failed, OpKind};
 use fabric_core::transport::{OpKey, RmaIov, TrySend, TxOp};
@@ -112,6 +110,10 @@ impl<R, A> RemoteAtomicOp<R, A> {
 impl<R: AtomicValues, A: AtomicMode<R>> sealed::Sealed for RemoteAtomicOp<R, A> {}
 impl<R: AtomicValues, A: AtomicMode<R>> Op for RemoteAtomicOp<R, A> {
     type Ep<'a> = &'a Arc<EndpointInner>;
+
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
 }
 impl<R: AtomicValues, A: AtomicMode<R>> TransmitOp for RemoteAtomicOp<R, A> {
     fn options(&mut self) -> &mut TxOptions {
@@ -155,10 +157,6 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Request<'_, RemoteAtomic
 
 impl<R: AtomicValues, A: AtomicMode<R>> AwaitableOp<R> for RemoteAtomicOp<R, A> {
     type Output = Result<A::Output>;
-
-    fn cancels_on_drop(&self) -> bool {
-        self.options.cancel_on_drop
-    }
 
     fn first_poll(
         &mut self,
@@ -275,11 +273,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         let (ep, len) = (self.ep, self.len);
         if len <= INLINE_BYTES {
             let (mut operands, mut result) = ([0; 2 * INLINE_BYTES], [0; INLINE_BYTES]);
-            let operands = &mut operands[..if self.op.comparands.is_some() {
-                2 * len
-            } else {
-                len
-            }];
+            let operands = &mut operands[..self.encoded_len()];
             self.write_operands(operands);
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
             let done =
@@ -300,7 +294,8 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
 
     /// Posts the operation with encoded operands.
     fn post(&self, target: CompletionTarget, credit: CreditMode) -> Result<PostResult<Vec<u8>>> {
-        let operands = self.encode_operands();
+        let mut operands = vec![0; self.encoded_len()];
+        self.write_operands(&mut operands);
         let engine = &self.ep.domain.engine;
         engine.atomic(self.ep.id, self.tx_op, operands, target, credit)
     }
@@ -314,6 +309,14 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         self.operands.elements().iter().chain(comparands).copied()
     }
 
+    /// Returns the length of operands and comparands in bytes.
+    fn encoded_len(&self) -> usize {
+        match self.op.comparands {
+            Some(_) => 2 * self.len,
+            None => self.len,
+        }
+    }
+
     /// Encodes operands and comparands into `bytes`, in little-endian order.
     fn write_operands(&self, bytes: &mut [u8]) {
         let size = R::Element::DATATYPE.size();
@@ -323,15 +326,6 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
         {
             slot.copy_from_slice(&value.bits().to_le_bytes()[..size]);
         }
-    }
-
-    /// Encodes operands and comparands into a new vector, as
-    /// [`write_operands`](Self::write_operands).
-    fn encode_operands(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        self.operands_and_comparands()
-            .for_each(|value| append_value(value, &mut bytes));
-        bytes
     }
 }
 

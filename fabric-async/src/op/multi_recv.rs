@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use fabric_core::Error;
-use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::OpKey;
@@ -18,7 +17,7 @@ use tokio::task::coop;
 
 use super::Request;
 use super::recv::ANY_UNTAGGED;
-use super::traits::{MatchingOp, Op, QueuedOp, sealed};
+use super::traits::{MatchingOp, Op, QueuedOp, restore_buffer, sealed};
 use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 
@@ -272,9 +271,8 @@ impl Stream for MultiRecv {
 /// Converts a received message of the engine.
 #[allow(clippy::result_large_err)] // as of every request
 fn into_message_slice(received: OpResult) -> Result<MessageSlice, Failed<Bytes>> {
-    let buf = BytesMut::from_any(received.buf)
-        .unwrap_or_else(|_| unreachable!("the buffer of a multi-receive is a BytesMut"));
-    let (buf, transfer) = (buf.freeze(), received.transfer);
+    let buf = restore_buffer::<BytesMut>(received.buf).freeze();
+    let transfer = received.transfer;
     match received.error {
         None => Ok(Done { buf, transfer }),
         Some(error) => Err(Failed {

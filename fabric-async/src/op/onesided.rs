@@ -114,43 +114,31 @@ impl From<RemoteAddr> for WriteTo {
     }
 }
 
-macro_rules! impl_from_ranges {
-    ($($type:ty),*) => {$(
-        impl From<RemoteSlice> for $type {
-            #[inline]
-            fn from(slice: RemoteSlice) -> Self {
-                Self(RemoteRanges::Slice(slice))
-            }
-        }
-        impl From<&[RemoteSlice]> for $type {
-            fn from(slices: &[RemoteSlice]) -> Self {
-                Self(RemoteRanges::list(slices))
-            }
-        }
-        impl<const N: usize> From<[RemoteSlice; N]> for $type {
-            fn from(slices: [RemoteSlice; N]) -> Self {
-                Self(RemoteRanges::list(&slices))
-            }
-        }
-        impl<const N: usize> From<&[RemoteSlice; N]> for $type {
-            fn from(slices: &[RemoteSlice; N]) -> Self {
-                Self(RemoteRanges::list(slices))
-            }
-        }
-        impl From<Vec<RemoteSlice>> for $type {
-            fn from(slices: Vec<RemoteSlice>) -> Self {
-                Self(RemoteRanges::list(&slices))
-            }
-        }
-        impl From<&Vec<RemoteSlice>> for $type {
-            fn from(slices: &Vec<RemoteSlice>) -> Self {
-                Self(RemoteRanges::list(slices))
-            }
-        }
-    )*};
+impl From<RemoteSlice> for WriteTo {
+    #[inline]
+    fn from(slice: RemoteSlice) -> Self {
+        Self(RemoteRanges::Slice(slice))
+    }
 }
 
-impl_from_ranges!(WriteTo, ReadFrom);
+impl<L: AsRef<[RemoteSlice]>> From<L> for WriteTo {
+    fn from(slices: L) -> Self {
+        Self(RemoteRanges::list(slices.as_ref()))
+    }
+}
+
+impl From<RemoteSlice> for ReadFrom {
+    #[inline]
+    fn from(slice: RemoteSlice) -> Self {
+        Self(RemoteRanges::Slice(slice))
+    }
+}
+
+impl<L: AsRef<[RemoteSlice]>> From<L> for ReadFrom {
+    fn from(slices: L) -> Self {
+        Self(RemoteRanges::list(slices.as_ref()))
+    }
+}
 
 /// A write to a peer's memory ([`Endpoint::write`](crate::Endpoint::write)).
 #[derive(Debug)]
@@ -215,6 +203,11 @@ fn length_error(len: usize, ranges: usize) -> Error {
 impl sealed::Sealed for WriteOp {}
 impl Op for WriteOp {
     type Ep<'a> = &'a Arc<EndpointInner>;
+
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
 }
 impl DataOp for WriteOp {
     #[inline]
@@ -229,12 +222,7 @@ impl TransmitOp for WriteOp {
     }
 }
 impl DeliveryOp for WriteOp {}
-impl BytesOp for WriteOp {
-    #[inline]
-    fn tx_options(&self) -> Option<&TxOptions> {
-        Some(&self.options)
-    }
-}
+impl BytesOp for WriteOp {}
 
 impl InjectOp for WriteOp {
     #[inline(always)] // on the small-message path
@@ -349,18 +337,18 @@ impl ReadOp {
 impl sealed::Sealed for ReadOp {}
 impl Op for ReadOp {
     type Ep<'a> = &'a Arc<EndpointInner>;
+
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
 }
 impl TransmitOp for ReadOp {
     fn options(&mut self) -> &mut TxOptions {
         &mut self.options
     }
 }
-impl BytesOp for ReadOp {
-    #[inline]
-    fn tx_options(&self) -> Option<&TxOptions> {
-        Some(&self.options)
-    }
-}
+impl BytesOp for ReadOp {}
 
 impl<B: IoBufMut> BufferOp<B> for ReadOp {
     fn post(
@@ -381,10 +369,7 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }
-        let engine = &ep.domain.engine;
-        match self.from.as_list() {
-            None => engine.read(ep.id, tx_op, buf, target, credit),
-            Some(ranges) => engine.read_rma_iov(ep.id, tx_op, ranges, buf, target, credit),
-        }
+        let (engine, rma_iovs) = (&ep.domain.engine, self.from.as_list());
+        engine.read(ep.id, tx_op, rma_iovs, buf, target, credit)
     }
 }

@@ -17,7 +17,7 @@ use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::traits::{BufferOp, empty_buffer, unwrap_buffer};
+use super::traits::{BufferOp, empty_buffer, restore_buffer};
 use crate::endpoint_inner::EndpointInner;
 
 /// A posted operation, to be awaited: a future that resolves to [`Done`] or [`Failed`], each with
@@ -144,7 +144,7 @@ impl<B: IoBuf> Operation<B> {
         };
         let buf = ep.domain.engine.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
-        Some(unwrap_buffer(buf))
+        Some(restore_buffer(buf))
     }
 }
 

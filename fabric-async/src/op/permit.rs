@@ -15,7 +15,7 @@ use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
-use super::send::{SendOp, post_payload};
+use super::send::SendOp;
 use super::traits::{
     BufferOp, BytesOp, DataOp, MessageOp, Op, TaggedOp, TransmitOp, TxOptions, sealed,
 };
@@ -106,7 +106,7 @@ impl<M: ThreadModel> Future for Reserving<'_, M> {
         let ReservingState::Queued(permit) = &self.state else {
             panic!("{POLLED_AFTER_COMPLETION}")
         };
-        let granted = ready!(self.ep.domain.engine.poll_permit(permit.key, cx));
+        let granted = ready!(self.ep.domain.engine.poll_condition(permit.key, cx));
         budget.made_progress();
         let ReservingState::Queued(permit) =
             mem::replace(&mut self.state, ReservingState::Resolved)
@@ -174,6 +174,10 @@ pub struct PermitSendOp<M: ThreadModel = Shared> {
 impl<M: ThreadModel> sealed::Sealed for PermitSendOp<M> {}
 impl<M: ThreadModel> Op for PermitSendOp<M> {
     type Ep<'a> = &'a Arc<EndpointInner>;
+
+    fn tx_options(&self) -> Option<&TxOptions> {
+        self.send.tx_options()
+    }
 }
 impl<M: ThreadModel> TaggedOp for PermitSendOp<M> {
     fn set_tag(&mut self, tag: u64) {
@@ -191,11 +195,7 @@ impl<M: ThreadModel> TransmitOp for PermitSendOp<M> {
     }
 }
 impl<M: ThreadModel> MessageOp for PermitSendOp<M> {}
-impl<M: ThreadModel> BytesOp for PermitSendOp<M> {
-    fn tx_options(&self) -> Option<&TxOptions> {
-        self.send.tx_options()
-    }
-}
+impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
     const BUFFER_IS_LOAN: bool = B::IS_LOAN;
@@ -218,8 +218,7 @@ impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
             };
             return Err(Failed::new(error, buf));
         }
-        let tx_op = self.send.to_tx(ep, buf.loan_key());
-        let posted = post_payload(ep, tx_op, buf, target, CreditMode::FromPermit);
+        let posted = self.send.post(ep, buf, target, CreditMode::FromPermit);
         // A posted send has taken over the credit; a refused send returns it.
         permit.credit_used = posted.is_ok();
         posted

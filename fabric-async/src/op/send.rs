@@ -47,7 +47,7 @@ impl SendOp {
     /// Returns the transmit operation for the engine. `loan` is the id of the buffer's memory if
     /// the buffer is a loan.
     #[inline(always)] // on the small-message path
-    pub(super) fn to_tx(&self, ep: &EndpointInner, loan: Option<u64>) -> TxOp {
+    fn to_tx(&self, ep: &EndpointInner, loan: Option<u64>) -> TxOp {
         TxOp {
             tag: self.tag,
             data: self.data,
@@ -62,6 +62,11 @@ impl SendOp {
 impl sealed::Sealed for SendOp {}
 impl Op for SendOp {
     type Ep<'a> = &'a Arc<EndpointInner>;
+
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        Some(&self.options)
+    }
 }
 impl TaggedOp for SendOp {
     #[inline]
@@ -82,12 +87,7 @@ impl TransmitOp for SendOp {
     }
 }
 impl MessageOp for SendOp {}
-impl BytesOp for SendOp {
-    #[inline]
-    fn tx_options(&self) -> Option<&TxOptions> {
-        Some(&self.options)
-    }
-}
+impl BytesOp for SendOp {}
 
 impl InjectOp for SendOp {
     #[inline(always)] // on the small-message path
@@ -154,8 +154,11 @@ impl<B: IoBuf> BufferOp<B> for SendOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
+        if let Err(error) = self.check(ep, &buf) {
+            return Err(Failed::new(error, buf));
+        }
         let tx_op = self.to_tx(ep, buf.loan_key());
-        post_payload(ep, tx_op, buf, target, credit)
+        ep.domain.engine.send(ep.id, tx_op, buf, target, credit)
     }
 }
 
@@ -175,21 +178,6 @@ pub(super) fn try_fast_path<B: IoBuf>(
     let len = payload.len();
     ep.try_fast_path(|fast_path| fast_path.try_send(tx_op, payload))
         .then(|| Transfer::sent(len, tx_op.tag))
-}
-
-/// Checks and posts a message.
-#[inline(always)] // the operation is large
-pub(super) fn post_payload<B: IoBuf>(
-    ep: &EndpointInner,
-    tx_op: TxOp,
-    buf: B,
-    target: CompletionTarget,
-    credit: CreditMode,
-) -> Result<PostResult<B>, Failed<B>> {
-    if let Err(error) = ep.check_tx_op(&tx_op).and_then(|()| ep.check_tx_iov(&buf)) {
-        return Err(Failed::new(error, buf));
-    }
-    ep.domain.engine.send(ep.id, tx_op, buf, target, credit)
 }
 
 impl<B: IoBuf> BatchOp<B> for SendOp {

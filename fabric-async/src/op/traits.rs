@@ -25,6 +25,21 @@ pub trait Op: sealed::Sealed + Send + Unpin + 'static {
     /// How the request refers to its endpoint.
     #[doc(hidden)]
     type Ep<'a>: Borrow<Arc<EndpointInner>> + Send + Unpin;
+
+    /// Returns the modifiers of an operation on a peer; `None` for a receive, probe or claim.
+    #[doc(hidden)]
+    #[inline]
+    fn tx_options(&self) -> Option<&TxOptions> {
+        None
+    }
+
+    /// Returns whether a dropped future withdraws the operation if it has not begun.
+    #[doc(hidden)]
+    #[inline]
+    fn cancels_on_drop(&self) -> bool {
+        self.tx_options()
+            .is_some_and(|options| options.cancel_on_drop)
+    }
 }
 
 /// An operation whose messages may be tagged: it has [`tag`](crate::Request::tag).
@@ -103,22 +118,7 @@ pub trait InjectOp: Op {
 // this crate, but it cannot implement `BytesOp` for an operation of this crate. Hence the impls of
 // `Request` for `O: BytesOp` do not overlap its impls for the other operations.
 #[doc(hidden)]
-pub trait BytesOp: Op {
-    /// Returns the modifiers of a transmit operation; `None` for a receive.
-    #[doc(hidden)]
-    #[inline]
-    fn tx_options(&self) -> Option<&TxOptions> {
-        None
-    }
-
-    /// Returns whether a dropped future withdraws the operation if it has not begun.
-    #[doc(hidden)]
-    #[inline]
-    fn cancels_on_drop(&self) -> bool {
-        self.tx_options()
-            .is_some_and(|options| options.cancel_on_drop)
-    }
-}
+pub trait BytesOp: Op {}
 
 impl<O: BytesOp> SelectiveOp for O {}
 
@@ -181,10 +181,6 @@ pub trait AwaitableOp<B>: Op {
     /// The output of the future.
     type Output;
 
-    /// Returns whether a dropped future withdraws the operation if it has not begun.
-    #[doc(hidden)]
-    fn cancels_on_drop(&self) -> bool;
-
     /// Posts the operation and polls it. Called once. If the operation does not end, `posted`
     /// becomes its key, and the task's waker is registered.
     #[doc(hidden)]
@@ -208,10 +204,6 @@ pub trait AwaitableOp<B>: Op {
 
 impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
     type Output = Result<Done<B>, Failed<B>>;
-
-    fn cancels_on_drop(&self) -> bool {
-        BytesOp::cancels_on_drop(self)
-    }
 
     #[inline(always)] // on the small-message path
     fn first_poll(
@@ -240,7 +232,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
     }
 
     fn take_back(&mut self, posted: AnyBuf) -> B {
-        unwrap_buffer(posted)
+        restore_buffer(posted)
     }
 }
 
@@ -251,9 +243,9 @@ pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
     done
 }
 
-/// Returns the buffer that an operation was posted with.
-pub(super) fn unwrap_buffer<B: IoBuf>(buf: AnyBuf) -> B {
-    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with"))
+/// Converts a buffer back to the type that it had.
+pub(crate) fn restore_buffer<B: IoBuf>(buf: AnyBuf) -> B {
+    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer was of this type"))
 }
 
 /// Modifiers of all operations on a peer.

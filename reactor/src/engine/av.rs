@@ -11,8 +11,7 @@
 //! message never dangles, even if the peer is gone.
 
 use fabric_core::transport::EpId;
-use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, FiAddr, Result};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
@@ -22,8 +21,8 @@ impl EngineState {
     /// Announces a new handle to the endpoints bound to a vector.
     pub(crate) fn publish_addr(&mut self, av: AvId, addr: FiAddr) {
         let vector = self.domain.avs.get(av);
-        let address = vector.and_then(|vector| vector.table.get(addr).ok().cloned());
-        let Some(address) = address else { return };
+        let address = vector.and_then(|vector| vector.table.get(addr).cloned());
+        let Ok(address) = address else { return };
         for ep in self.endpoints_of(av) {
             self.address_inserted(ep, addr, &address);
         }
@@ -137,9 +136,7 @@ impl DomainHandle {
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         let locked = self.engine().lock();
-        let vector = locked.domain.avs.get(av);
-        let vector = vector.ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        vector.table.get(addr).cloned()
+        locked.domain.avs.get(av)?.table.get(addr).cloned()
     }
 
     /// Returns every address of a vector with its handle.
@@ -147,8 +144,9 @@ impl DomainHandle {
     pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
         let locked = self.engine().lock();
         let vector = locked.domain.avs.get(av);
-        vector.map_or_else(Vec::new, |v| {
-            v.table.iter().map(|(n, a)| (n, a.clone())).collect()
-        })
+        let entries = vector.into_iter().flat_map(|vector| vector.table.iter());
+        entries
+            .map(|(addr, address)| (addr, address.clone()))
+            .collect()
     }
 }

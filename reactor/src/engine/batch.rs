@@ -113,7 +113,7 @@ impl PostBatch<'_> {
         let reserved = queue.reserve_up_to(ops.len());
         let executed = execute(self, &ops[..reserved]);
         if let Some(queue) = tx_cq.and_then(|id| self.engine.domain.cq(id)) {
-            queue.unreserve_many(reserved - executed);
+            queue.unreserve(reserved - executed);
         }
         executed
     }

@@ -3,38 +3,36 @@
 use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome};
-use fabric_core::event::EventKind;
-use fabric_core::transport::{EngineContext, EpId, OpKey, RxEngine};
+use fabric_core::transport::{EpId, OpKey, RxEngine};
 
 use super::domain::DomainHandle;
-use super::progress::EngineGuard;
+use super::progress::EngineState;
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, OpPhase};
 use super::state::pending_work::FollowUp;
 
-impl EngineGuard<'_> {
+impl EngineState {
     /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive
     /// that no message has matched, or a send of which nothing was written. Its slot stays. Returns
     /// false if the operation has begun.
     pub(crate) fn try_cancel(&mut self, key: OpKey) -> bool {
-        let state = &mut **self;
-        let Some(op) = state.domain.ops.get(key) else {
+        let Some(op) = self.domain.ops.get(key) else {
             return false;
         };
         let ep = op.ep;
         match op.phase {
             OpPhase::Waiting => {
-                if let Ok(bound) = state.domain.endpoint(ep) {
+                if let Ok(bound) = self.domain.endpoint(ep) {
                     bound.tx_credits.remove(key);
                     bound.update_fast_path();
                     if !bound.tx_credits.has_no_waiters() {
                         // The canceled operation may have been a fence that held the others up.
-                        state.domain.pending_work.push(FollowUp::GrantCredits(ep));
+                        self.domain.pending_work.push(FollowUp::GrantCredits(ep));
                     }
                 }
                 true
             }
-            OpPhase::InTransport => state.cancel(ep, key),
+            OpPhase::InTransport => self.cancel(ep, key),
             OpPhase::Done => false,
         }
     }
@@ -57,15 +55,20 @@ impl EngineGuard<'_> {
         false
     }
 
-    /// Withdraws or detaches an operation whose future was dropped. A receive is withdrawn, and a
-    /// message that it has taken goes to another receive. An operation that waits for a credit is
-    /// withdrawn, except an atomic. All others go on without a future.
+    /// Withdraws or detaches an operation whose future was dropped. A permit, a probe, a flush or a
+    /// wait for memory of loans is withdrawn. So is a receive, and a message that it has taken
+    /// goes to another receive. An operation that waits for a credit is withdrawn, except an
+    /// atomic. All others go on without a future.
     pub(crate) fn detach(&mut self, key: OpKey) {
-        let state = &mut **self;
-        let Some(op) = state.domain.ops.get(key) else {
+        let Some(op) = self.domain.ops.get(key) else {
             return;
         };
         let (ep, kind) = (op.ep, op.kind);
+        if op.no_transfer {
+            self.try_cancel(key);
+            self.domain.discard_op(key);
+            return;
+        }
         let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
         match op.phase {
             // The post was not reported as accepted, and the operation is no atomic, which executes
@@ -77,18 +80,16 @@ impl EngineGuard<'_> {
                 self.domain.discard_op(key);
             }
             OpPhase::InTransport if kind == OpKind::Recv => {
-                state.detach_recv(ep, key);
-                state.domain.discard_op(key);
+                self.change_rx(ep, |rx, domain| rx.detach(domain, key));
+                self.domain.discard_op(key);
             }
             // A queued operation with a credit is fenced and was accepted, and so was one that
             // reports to a completion queue: both go on without a result.
             OpPhase::Waiting | OpPhase::InTransport => {
-                let Some(op) = state.domain.ops.get_mut(key) else {
-                    return;
-                };
-                op.target = CompletionTarget::Discard;
-                let waiter = op.waker.take();
-                state.domain.deferred.drop_waiter(waiter);
+                if let Some(op) = self.domain.ops.get_mut(key) {
+                    op.target = CompletionTarget::Discard;
+                    self.domain.deferred.drop_waiter(op.waker.take());
+                }
             }
             OpPhase::Done => {
                 let outcome = &op.outcome;
@@ -99,30 +100,16 @@ impl EngineGuard<'_> {
                     Some(_) => None,
                 };
                 if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
-                    let (source, bytes) =
-                        (envelope.source, state.domain.take_received(key, placed));
-                    state.requeue_message(ep, envelope, bytes);
-                    state.domain.on_message_consumed(source);
+                    let (source, bytes) = (envelope.source, self.domain.take_received(key, placed));
+                    self.requeue_message(ep, envelope, bytes);
+                    self.domain.on_message_consumed(source);
                 }
-                let failed = state
-                    .domain
-                    .ops
-                    .get(key)
-                    .filter(|op| op.kind != OpKind::Recv && !op.no_transfer);
-                let failed = failed.and_then(|op| {
-                    let error = op
-                        .outcome
-                        .error
-                        .as_deref()
-                        .filter(|error| **error != Error::Canceled)?;
-                    Some((op.tx_op.map(|tx_op| tx_op.peer), error.clone()))
-                });
-                if let Some((peer, error)) = failed {
-                    state
-                        .domain
-                        .event(ep, EventKind::OperationFailed { peer, error });
+                if let Some(op) = self.domain.discard_op(key)
+                    && kind != OpKind::Recv
+                {
+                    let peer = op.tx_op.map(|tx_op| tx_op.peer);
+                    self.domain.report_failure(ep, peer, op.outcome.error);
                 }
-                self.domain.discard_op(key);
             }
         }
     }
@@ -157,11 +144,10 @@ impl DomainHandle {
     /// operation has taken over the credit.
     pub fn release_permit(&self, key: OpKey, credit_used: bool) {
         self.with_engine(|locked| {
-            if credit_used && let Some(op) = locked.domain.ops.get_mut(key) {
-                op.holds_credit = false;
+            if credit_used {
+                locked.domain.ops.take_credit(key);
             }
-            locked.try_cancel(key);
-            locked.domain.discard_op(key);
+            locked.detach(key);
         });
     }
 
@@ -174,13 +160,8 @@ impl DomainHandle {
     pub fn cancel(&self, key: OpKey) -> Result<AnyBuf, ()> {
         self.with_engine(|locked| {
             let canceled = locked.try_cancel(key);
-            let mut op = canceled
-                .then(|| locked.domain.ops.remove(key))
-                .flatten()
-                .ok_or(())?;
-            locked.domain.drop_op_waker(&mut op);
-            locked.domain.release_op_resources(&mut op);
-            Ok(op.buf)
+            let op = canceled.then(|| locked.domain.remove_op(key));
+            op.flatten().map(|op| op.buf).ok_or(())
         })
     }
 

@@ -17,18 +17,17 @@ use fabric_core::tree::Class;
 
 use super::domain::DomainHandle;
 use super::progress::EngineGuard;
-use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState};
+use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpResult, OpState};
 
 impl EngineGuard<'_> {
     fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
-        let state = &mut **self;
-        state.domain.endpoint(ep)?;
+        self.domain.endpoint(ep)?;
         if let Some(from) = spec.from {
-            state.domain.check_address(ep, from)?;
+            self.domain.check_address(ep, from)?;
         }
         let probe = OpState::condition(Some(ep), OpPhase::InTransport);
-        let key = state.domain.ops.insert(probe);
-        state.post_probe(ep, key, spec);
+        let key = self.domain.ops.insert(probe);
+        self.post_to_rx(ep, key, |rx, domain| rx.probe(domain, key, spec));
         Ok(key)
     }
 
@@ -40,22 +39,18 @@ impl EngineGuard<'_> {
             self.poll_once();
             result = self.domain.take_op_result(key);
         }
-        let Some(result) = result else {
-            self.try_cancel(key);
-            self.domain.discard_op(key);
-            return Ok(None);
-        };
-        result
-            .error
-            .map_or(Ok(Some(result.transfer)), |error| Err(*error))
-    }
-
-    fn claim(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
-        if self.peek(ep, spec)?.is_none() {
-            return Ok(None);
+        if result.is_none() {
+            self.detach(key);
         }
-        let claimed = self.change_rx(ep, |rx, _| rx.claim(&spec));
-        claimed.ok_or_else(|| Error::Closed(Class::Endpoint))
+        result.map(probe_result).transpose()
+    }
+}
+
+/// Returns what a probe has found.
+fn probe_result(found: OpResult) -> Result<Transfer> {
+    match found.error {
+        None => Ok(found.transfer),
+        Some(error) => Err(*error),
     }
 }
 
@@ -70,7 +65,7 @@ impl DomainHandle {
     }
 
     /// Posts a probe that completes when such a message waits. It is polled with
-    /// [`DomainHandle::poll_probe`], and canceled with [`DomainHandle::cancel_probe`].
+    /// [`DomainHandle::poll_probe`], and canceled with [`DomainHandle::detach`].
     ///
     /// # Errors
     /// As [`DomainHandle::peek`].
@@ -78,22 +73,14 @@ impl DomainHandle {
         self.with_engine(|locked| locked.probe(ep, spec))
     }
 
-    /// Cancels a probe whose result was not taken.
-    pub fn cancel_probe(&self, key: OpKey) {
-        self.with_engine(|locked| {
-            locked.try_cancel(key);
-            locked.domain.discard_op(key);
-        });
-    }
-
     /// Drives the domain until the probe has found a message or failed.
     pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
-        let result = std::task::ready!(self.poll_op_result(key, cx));
-        Poll::Ready(
-            result
-                .error
-                .map_or(Ok(result.transfer), |error| Err(*error)),
-        )
+        let found = self.engine().poll(
+            cx.waker(),
+            |domain| domain.take_op_result(key),
+            |domain, waker| domain.register_op_waker(key, waker),
+        );
+        found.map(probe_result)
     }
 
     /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
@@ -101,7 +88,13 @@ impl DomainHandle {
     /// # Errors
     /// As [`DomainHandle::peek`].
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
-        self.with_engine(|locked| locked.claim(ep, spec))
+        self.with_engine(|locked| {
+            if locked.peek(ep, spec)?.is_none() {
+                return Ok(None);
+            }
+            let claimed = locked.change_rx(ep, |rx, _| rx.claim(&spec));
+            claimed.ok_or_else(|| Error::Closed(Class::Endpoint))
+        })
     }
 
     /// Receives a claimed message, which ends the claim.

@@ -6,12 +6,13 @@ use std::task::{Context, Poll, Waker};
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
-use fabric_core::transport::EpId;
+use fabric_core::event::EventKind;
+use fabric_core::transport::{EngineContext, EpId, OpKey};
 use fabric_core::tree::Class;
-use fabric_core::{Error, Resource, Result};
+use fabric_core::{Error, FiAddr, Resource, Result};
 
 use super::domain::DomainHandle;
-use super::progress::EngineGuard;
+use super::progress::EngineState;
 use super::state::bindings::{CounterId, CqId};
 use super::state::domain_state::DomainState;
 
@@ -58,26 +59,60 @@ impl DomainState {
     }
 
     /// Releases a reserved entry that is not needed.
-    pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
-        if let Some(id) = self.cq_of(ep, kind)
+    pub(crate) fn unreserve_entry(&mut self, queue: Option<CqId>) {
+        if let Some(id) = queue
             && let Some(queue) = self.cq(id)
         {
-            queue.unreserve();
+            queue.unreserve(1);
             self.on_cq_space(id);
         }
     }
 
-    /// Reports an operation to the completion queue where it reserved an entry.
-    pub(crate) fn report_completion(
+    /// Reports an operation that has ended to its target. `queue` is the completion queue of its
+    /// kind at its endpoint.
+    pub(crate) fn report_op(&mut self, key: OpKey, outcome: Outcome, queue: Option<CqId>) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let (ep, kind, ok) = (op.ep, op.kind, outcome.error.is_none());
+        match op.target {
+            CompletionTarget::Future => {
+                op.outcome = outcome;
+                self.complete_future(key);
+            }
+            CompletionTarget::CqOnError(_) if ok => {
+                self.on_message_consumed(outcome.transfer.source);
+                self.discard_op(key);
+                self.unreserve_entry(queue);
+            }
+            CompletionTarget::Cq(context) | CompletionTarget::CqOnError(context) => {
+                let mut buf = std::mem::take(&mut op.buf);
+                self.ops.free(key);
+                if ok {
+                    buf = self.completion_buffer(kind, buf);
+                }
+                self.report_to_cq(queue, kind, context, outcome, buf);
+            }
+            CompletionTarget::MultiRecv(id) => self.on_multi_recv_message(id, key, outcome),
+            CompletionTarget::Discard => {
+                let peer = op.tx_op.map(|tx_op| tx_op.peer);
+                self.discard_op(key);
+                self.report_failure(ep, peer, outcome.error);
+            }
+        }
+    }
+
+    /// Reports the failure of an operation without a future as an event, unless it was canceled.
+    pub(crate) fn report_failure(
         &mut self,
         ep: EpId,
-        kind: OpKind,
-        context: u64,
-        outcome: Outcome,
-        buf: AnyBuf,
+        peer: Option<FiAddr>,
+        error: Option<Box<Error>>,
     ) {
-        let queue = self.cq_of(ep, kind);
-        self.report_to_cq(queue, kind, context, outcome, buf);
+        if let Some(error) = error.filter(|error| **error != Error::Canceled) {
+            let error = *error;
+            self.event(ep, EventKind::OperationFailed { peer, error });
+        }
     }
 
     /// Reports an operation to `queue`, the completion queue of its kind at its endpoint. If the
@@ -202,14 +237,19 @@ impl DomainState {
     }
 }
 
-impl EngineGuard<'_> {
+impl EngineState {
     fn close_cq(&mut self, id: CqId) -> Option<Box<CqState>> {
-        self.detach_multi_recvs_of_cq(id);
-        for key in self.domain.ops.keys_reporting_to_cqs() {
-            let op = self.domain.ops.get(key);
-            if op.is_some_and(|op| self.domain.cq_of(op.ep, op.kind) == Some(id)) {
-                self.detach(key);
-            }
+        // All are closed first: a message that one leaves must not go to another that reports to
+        // the same queue.
+        for key in self.domain.close_multi_recvs_of_cq(id) {
+            self.detach_multi_recv(key);
+        }
+        let domain = &self.domain;
+        let reporting = domain.ops.keys_where(|op| {
+            op.target.reserves_cq_entry() && domain.cq_of(op.ep, op.kind) == Some(id)
+        });
+        for key in reporting {
+            self.detach(key);
         }
         let domain = &mut self.domain;
         let mut queue = domain.cqs.remove(id.0)?;

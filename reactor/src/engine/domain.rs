@@ -14,9 +14,9 @@ use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
 use fabric_core::{Result, SocketOptions};
 
 use super::driver::{self, TaskDriver};
+use super::inline_recv::restore;
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
-use super::state::ops::OpResult;
 use super::wait_policy::WaitPolicy;
 use crate::sys::EpollSet;
 
@@ -39,7 +39,7 @@ impl CompletedOp<'_> {
     /// When the buffer that was posted is not of type `B`.
     #[inline(always)] // on the small-message path, and the result is large
     pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
-        let (buf, transfer, error) = self.engine.domain.take_typed_result(self.key);
+        let (buf, transfer, error) = self.engine.domain.take_done_result(self.key, restore);
         self.engine.unlock();
         match error {
             None => Ok(Done { buf, transfer }),
@@ -171,7 +171,7 @@ impl DomainHandle {
         let locked = self.engine.lock();
         let mut stats = DomainStats::default();
         stats.polls = self.engine.app_polls.load(Ordering::Relaxed);
-        stats.passes = locked.passes();
+        stats.passes = locked.passes;
         (stats.spins_succeeded, stats.spins_timed_out) = locked.spinner.spin_stats();
         stats.parks = locked.parks;
         stats.operations = locked.domain.ops.len();
@@ -228,15 +228,6 @@ impl DomainHandle {
             key,
             _waker: waker,
         })
-    }
-
-    /// Drives the domain until the operation has ended, and takes its result.
-    pub(crate) fn poll_op_result(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
-        self.engine.poll(
-            cx.waker(),
-            |domain| domain.take_op_result(key),
-            |domain, waker| domain.register_op_waker(key, waker),
-        )
     }
 
     /// Returns a driver by which a task can drive this domain without keeping it open.

@@ -122,11 +122,7 @@ pub(crate) fn spawn_thread(engine: &Arc<Engine>, name: String) -> Result<()> {
 
 /// Drives a domain from this thread until the domain is closed.
 pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
-    let _exit_guard = DriverExitGuard {
-        engine: engine.clone(),
-        kind: "thread",
-    };
-    Deferred::emit_now(TraceEvent::DriverStarted("thread"));
+    let _exit_guard = DriverExitGuard::new(engine, "thread");
     let mut state = DriverState::new();
     loop {
         let Some(engine) = engine.upgrade() else {
@@ -157,6 +153,14 @@ struct DriverExitGuard {
     kind: &'static str,
 }
 
+impl DriverExitGuard {
+    fn new(engine: &Weak<Engine>, kind: &'static str) -> Self {
+        Deferred::emit_now(TraceEvent::DriverStarted(kind));
+        let engine = engine.clone();
+        Self { engine, kind }
+    }
+}
+
 impl Drop for DriverExitGuard {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.upgrade() {
@@ -179,13 +183,9 @@ pub struct TaskDriver {
 impl TaskDriver {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
         let (wait_set, engine) = (engine.wait_set.clone(), Arc::downgrade(engine));
-        Deferred::emit_now(TraceEvent::DriverStarted("task"));
         Self {
             wait_set,
-            _exit_guard: DriverExitGuard {
-                engine: engine.clone(),
-                kind: "task",
-            },
+            _exit_guard: DriverExitGuard::new(&engine, "task"),
             engine,
             state: DriverState::new(),
         }

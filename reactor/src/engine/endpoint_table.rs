@@ -165,16 +165,6 @@ impl EndpointTable {
         Some((entry.transport.as_deref_mut()?, ctx))
     }
 
-    /// Returns the context of an endpoint that the transport opens. `None` if its shared receive
-    /// context is closed.
-    pub(crate) fn context<'a>(
-        &'a mut self,
-        id: EpId,
-        domain: &'a mut DomainState,
-    ) -> Option<EndpointContext<'a, DomainState>> {
-        Some(EndpointContext::new(id, self.rx_mut(id)?, domain))
-    }
-
     /// Returns a transport endpoint.
     #[inline]
     pub(crate) fn transport(&self, id: EpId) -> Option<&EngineTransportEndpoint> {

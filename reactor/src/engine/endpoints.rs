@@ -74,8 +74,11 @@ impl EngineState {
             &mut EndpointContext<'_, DomainState>,
         ) -> Result<(Box<EngineTransportEndpoint>, T)>,
     ) -> Result<T> {
-        let opened = match self.endpoints.context(id, &mut self.domain) {
-            Some(mut ctx) => open(&mut *self.transport, &mut ctx),
+        let opened = match self.endpoints.rx_mut(id) {
+            Some(rx) => {
+                let mut ctx = EndpointContext::new(id, rx, &mut self.domain);
+                open(&mut *self.transport, &mut ctx)
+            }
             None => Err(Error::Closed(Class::SharedReceive)),
         };
         let (transport, value) = opened.inspect_err(|_| self.remove_endpoint(id))?;
@@ -86,15 +89,12 @@ impl EngineState {
     /// Reports the addresses that are in the address vector already to the transport, for a new
     /// endpoint.
     fn report_existing_addrs(&mut self, id: EpId) {
-        let Some(ep) = self.domain.endpoints.get(id.0) else {
+        let Ok(av) = self.domain.av_of(id) else {
             return;
         };
-        let av = self.domain.avs.get(ep.bindings.av);
-        let known = av.into_iter().flat_map(|av| av.table.iter());
-        let known: Vec<_> = known
-            .map(|(addr, address)| (addr, address.clone()))
-            .collect();
-        for (addr, address) in known {
+        let known = av.table.iter();
+        let known = known.map(|(addr, address)| (addr, address.clone()));
+        for (addr, address) in known.collect::<Vec<_>>() {
             let _ = self.with_transport(id, |transport, ctx| {
                 transport.address_inserted(ctx, addr, &address);
             });

@@ -1,27 +1,18 @@
 //! Waiting until every posted send, write and non-fetching atomic has left: the kernel, the ring or
 //! the peer's memory has all its bytes.
 
-use std::task::{Context, Poll};
-
-use fabric_core::Result;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
 
 impl DomainHandle {
     /// Begins a flush of everything posted on one endpoint, or on all endpoints of the domain.
-    /// [`DomainHandle::poll_flush`] waits for it, and [`DomainHandle::detach`] drops it.
+    /// [`DomainHandle::poll_condition`] waits for it, and [`DomainHandle::detach`] drops it.
     #[must_use]
     pub fn flush(&self, ep: Option<EpId>) -> OpKey {
         self.with_engine(|locked| {
             locked.write_batched();
             locked.domain.begin_flush(ep)
         })
-    }
-
-    /// Drives the domain until a flush has ended. The operation still has to be
-    /// [detached](DomainHandle::detach).
-    pub fn poll_flush(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        self.poll_permit(key, cx)
     }
 }

@@ -8,7 +8,7 @@
 
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, IoBufMut};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, OpKey};
@@ -30,7 +30,7 @@ impl EngineState {
     fn try_recv(&mut self, ep: EpId, from: Option<FiAddr>, buf: &mut AnyBuf) -> Option<Transfer> {
         let domain = &mut self.domain;
         // Both are mostly 0, which one comparison tells.
-        let work = domain.pending_sends | domain.avs.departing_count();
+        let work = domain.ops.pending_sends() | domain.avs.departing_count();
         if self.armed
             || !self.fork_guard.in_original_process()
             || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
@@ -102,6 +102,6 @@ impl DomainHandle {
 
 /// Converts a buffer back to the type that it had.
 #[inline(always)] // on the small-message path
-fn restore<B: IoBufMut>(buf: AnyBuf) -> B {
+pub(crate) fn restore<B: IoBuf>(buf: AnyBuf) -> B {
     B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer was of this type"))
 }

@@ -8,38 +8,19 @@ use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
-use super::progress::EngineGuard;
-use super::state::bindings::CqId;
+use super::progress::EngineState;
 use super::state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 
-impl EngineGuard<'_> {
-    #[allow(clippy::result_large_err)] // as of every post
-    fn multi_recv(
-        &mut self,
-        ep: EpId,
-        spec: RecvSpec,
-        buf: BytesMut,
-        min_free: usize,
-        sink: MultiRecvTarget,
-    ) -> Result<OpKey, Failed<BytesMut>> {
-        let state = &mut **self;
-        let key = state
-            .domain
-            .insert_multi_recv(ep, spec, buf, min_free, sink)?;
-        state.post_multi_recv(ep, key, spec);
-        Ok(key)
-    }
-
+impl EngineState {
     /// Closes a multi-receive to further messages. Messages that have arrived are still reported.
     /// Returns false if it took no more messages before.
     pub(crate) fn cancel_multi_recv(&mut self, key: OpKey) -> bool {
-        let state = &mut **self;
-        let Some((id, ep, newly_closed)) = state.domain.close_multi_recv(key) else {
+        let Some((id, ep, newly_closed)) = self.domain.close_multi_recv(key) else {
             return false;
         };
-        let canceled = newly_closed && state.cancel(ep, key);
+        let canceled = newly_closed && self.cancel(ep, key);
         if canceled {
-            state.domain.end_canceled_multi_recv(id);
+            self.domain.end_canceled_multi_recv(id);
         }
         canceled
     }
@@ -55,18 +36,8 @@ impl EngineGuard<'_> {
         for part in self.domain.take_multi_recv_messages(id) {
             self.detach(part);
         }
-        let state = &mut **self;
-        state.cancel(ep, key);
-        state.domain.remove_multi_recv(id, key)
-    }
-
-    /// Detaches the multi-receives that report to this queue.
-    pub(crate) fn detach_multi_recvs_of_cq(&mut self, cq: CqId) {
-        // All are closed first: a message that one leaves must not go to another that reports to
-        // the same queue.
-        for key in self.domain.close_multi_recvs_of_cq(cq) {
-            self.detach_multi_recv(key);
-        }
+        self.cancel(ep, key);
+        self.domain.remove_multi_recv(id, key)
     }
 }
 
@@ -86,7 +57,12 @@ impl DomainHandle {
         min_free: usize,
         sink: MultiRecvTarget,
     ) -> Result<OpKey, Failed<BytesMut>> {
-        self.with_engine(|locked| locked.multi_recv(ep, spec, buf, min_free, sink))
+        self.with_engine(|locked| {
+            let domain = &mut locked.domain;
+            let key = domain.insert_multi_recv(ep, spec, buf, min_free, sink)?;
+            locked.post_to_rx(ep, key, |rx, domain| rx.post_multi(domain, key, spec));
+            Ok(key)
+        })
     }
 
     /// Drives the domain until a multi-receive has a message for its stream, or has ended: it must

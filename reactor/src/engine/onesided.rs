@@ -12,11 +12,13 @@ use fabric_core::transport::{EpId, RmaIov, RmaIovId, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
-use super::progress::EngineGuard;
+use super::inline_recv::restore;
+use super::progress::EngineState;
 use super::state::ops::{CompletionTarget, CreditMode, PostResult};
 
 impl DomainHandle {
-    /// Posts a read of a peer's memory (`fi_read`).
+    /// Posts a read of a peer's memory (`fi_read`), or of several remote ranges (`fi_readmsg`), of
+    /// which the operation has the total length.
     ///
     /// # Errors
     /// [`Error::BufferTooSmall`], [`Error::Key`], and as
@@ -25,11 +27,17 @@ impl DomainHandle {
         &self,
         ep: EpId,
         tx_op: TxOp,
+        rma_iovs: Option<&[RmaIov]>,
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read(ep, tx_op, buf, target, credit))
+        self.with_engine(|locked| match rma_iovs {
+            None => locked.read(ep, tx_op, buf, target, credit),
+            Some(rma_iovs) => locked.with_rma_iovs(tx_op, rma_iovs, |state, tx_op| {
+                state.read(ep, tx_op, buf, target, credit)
+            }),
+        })
     }
 
     /// Posts a write of this buffer to several remote ranges (`fi_writemsg`), which together have
@@ -48,23 +56,6 @@ impl DomainHandle {
     ) -> Result<PostResult<B>, Failed<B>> {
         let buf = self.own_payload(buf)?;
         self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
-    }
-
-    /// Posts a read of several remote ranges (`fi_readmsg`); the operation has their total
-    /// length.
-    ///
-    /// # Errors
-    /// As [`DomainHandle::read`].
-    pub fn read_rma_iov<B: IoBufMut>(
-        &self,
-        ep: EpId,
-        tx_op: TxOp,
-        iovs: &[RmaIov],
-        buf: B,
-        target: CompletionTarget,
-        credit: CreditMode,
-    ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 
     /// Executes an atomic operation inline, if no queued operation precedes it and the transport
@@ -109,11 +100,29 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<Vec<u8>>> {
-        self.with_engine(|locked| locked.atomic(ep, tx_op, buf, target, credit))
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        let result_len = if tx_op.kind == OpKind::FetchAtomic {
+            len
+        } else {
+            0
+        };
+        let inline = |state: &mut EngineState, buf: &mut Vec<u8>| {
+            let mut result = vec![0; result_len];
+            let outcome = state.try_atomic(ep, &tx_op, buf, &mut result)?;
+            if outcome == TrySend::Done && !result.is_empty() {
+                *buf = result;
+            }
+            Ok(outcome)
+        };
+        self.with_engine(|locked| {
+            let held = (buf, |buf| buf);
+            let posted = locked.post_or_queue(ep, &tx_op, len, held, target, credit, inline);
+            posted.map_err(|failed| failed.error)
+        })
     }
 }
 
-impl EngineGuard<'_> {
+impl EngineState {
     /// Posts a read of a peer's memory into this buffer.
     pub(crate) fn read<B: IoBufMut>(
         &mut self,
@@ -124,10 +133,6 @@ impl EngineGuard<'_> {
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let len = tx_op.remote.map_or(0, |remote| remote.len);
-        let into_buf = |data| {
-            B::from_any(data)
-                .unwrap_or_else(|_| unreachable!("the buffer was converted from this type"))
-        };
         let mut data = buf.into_any();
         let room = data.recv_capacity();
         if len > room {
@@ -135,20 +140,20 @@ impl EngineGuard<'_> {
                 len,
                 capacity: room,
             };
-            return Err(Failed::new(error, into_buf(data)));
+            return Err(Failed::new(error, restore(data)));
         }
         if let Err(error) = data.begin_fill(len) {
-            return Err(Failed::new(error, into_buf(data)));
+            return Err(Failed::new(error, restore(data)));
         }
         self.post_or_queue(
             ep,
             &tx_op,
             len,
-            (data, into_buf),
+            (data, restore),
             target,
             credit,
-            |locked, data| {
-                locked.try_inline(
+            |state, data| {
+                state.try_inline(
                     ep,
                     &tx_op,
                     len,
@@ -169,56 +174,30 @@ impl EngineGuard<'_> {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let id = self.insert_rma_iov(iovs);
-        let posted = self.send(
-            ep,
-            &TxOp {
-                rma_iov_id: Some(id),
-                ..tx_op
-            },
-            buf,
-            target,
-            credit,
-        );
-        self.remove_rma_iov_if_refused(id, posted)
+        self.with_rma_iovs(tx_op, iovs, |state, tx_op| {
+            state.send(ep, &tx_op, buf, target, credit)
+        })
     }
 
-    /// Posts a read of several remote ranges into this buffer.
-    pub(crate) fn read_rma_iov<B: IoBufMut>(
+    /// Posts an operation on several remote ranges by `post`.
+    fn with_rma_iovs<B>(
         &mut self,
-        ep: EpId,
         tx_op: TxOp,
         iovs: &[RmaIov],
-        buf: B,
-        target: CompletionTarget,
-        credit: CreditMode,
+        post: impl FnOnce(&mut Self, TxOp) -> Result<PostResult<B>, Failed<B>>,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let id = self.insert_rma_iov(iovs);
-        let posted = self.read(
-            ep,
+        let index = self.domain.rma_iovs.insert(iovs.into());
+        let rma_iov_id = Some(RmaIovId(index as u32));
+        let posted = post(
+            self,
             TxOp {
-                rma_iov_id: Some(id),
+                rma_iov_id,
                 ..tx_op
             },
-            buf,
-            target,
-            credit,
         );
-        self.remove_rma_iov_if_refused(id, posted)
-    }
-
-    fn insert_rma_iov(&mut self, iovs: &[RmaIov]) -> RmaIovId {
-        RmaIovId(self.domain.rma_iovs.insert(iovs.into()) as u32)
-    }
-
-    /// Removes the remote ranges again if the post has failed, since no operation owns them then.
-    fn remove_rma_iov_if_refused<B>(
-        &mut self,
-        id: RmaIovId,
-        posted: Result<PostResult<B>, Failed<B>>,
-    ) -> Result<PostResult<B>, Failed<B>> {
         if posted.is_err() {
-            self.domain.rma_iovs.try_remove(id.0 as usize);
+            // No operation owns the ranges.
+            self.domain.rma_iovs.try_remove(index);
         }
         posted
     }
@@ -240,43 +219,6 @@ impl EngineGuard<'_> {
             |_| Ok(()),
             |transport, ctx| transport.try_atomic(ctx, tx_op, operands, result),
         )
-    }
-
-    /// Posts an atomic operation; `buf` holds operands and comparands, and is replaced by the
-    /// result.
-    pub(crate) fn atomic(
-        &mut self,
-        ep: EpId,
-        tx_op: TxOp,
-        buf: Vec<u8>,
-        target: CompletionTarget,
-        credit: CreditMode,
-    ) -> Result<PostResult<Vec<u8>>> {
-        let len = tx_op.remote.map_or(0, |remote| remote.len);
-        let posted = self.post_or_queue(
-            ep,
-            &tx_op,
-            len,
-            (buf, |buf| buf),
-            target,
-            credit,
-            |locked, buf| {
-                let mut result = vec![
-                    0;
-                    if tx_op.kind == OpKind::FetchAtomic {
-                        len
-                    } else {
-                        0
-                    }
-                ];
-                let outcome = locked.try_atomic(ep, &tx_op, buf, &mut result)?;
-                if outcome == TrySend::Done && !result.is_empty() {
-                    *buf = result;
-                }
-                Ok(outcome)
-            },
-        );
-        posted.map_err(|failed| failed.error)
     }
 }
 

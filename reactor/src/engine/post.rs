@@ -16,11 +16,12 @@ use fabric_core::{Error, FiAddr, Resource, Result};
 use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
-use super::progress::EngineGuard;
+use super::inline_recv::restore;
+use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::state::tx_credits::FencedOp;
+use super::state::tx_credits::CreditWaiter;
 
 impl EngineGuard<'_> {
     /// Does the follow-up work of a call that may let other operations continue.
@@ -39,7 +40,9 @@ impl EngineGuard<'_> {
         }
         self.ensure_driven();
     }
+}
 
+impl EngineState {
     pub(crate) fn send<B: IoBuf>(
         &mut self,
         ep: EpId,
@@ -49,7 +52,7 @@ impl EngineGuard<'_> {
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let len = buf.payload().len();
-        let inline = |locked: &mut Self, buf: &mut B| locked.try_send(ep, tx_op, buf.payload());
+        let inline = |state: &mut Self, buf: &mut B| state.try_send(ep, tx_op, buf.payload());
         self.post_or_queue(ep, tx_op, len, (buf, |buf| buf), target, credit, inline)
     }
 
@@ -94,7 +97,7 @@ impl EngineGuard<'_> {
             Err(error) => Failed::new(error, into_buf(held)),
         };
         if target.reserves_cq_entry() {
-            self.domain.unreserve_entry(ep, tx_op.kind);
+            self.domain.unreserve_entry(queue);
         }
         Err(failed)
     }
@@ -113,18 +116,16 @@ impl EngineGuard<'_> {
             &mut EndpointContext<'_, DomainState>,
         ) -> Result<TrySend>,
     ) -> Result<TrySend> {
-        let state = &mut **self;
-        let endpoint = state.domain.endpoint(ep)?;
+        let endpoint = self.domain.endpoint(ep)?;
         check(&endpoint.bindings)?;
         if endpoint.tx_credits.has_waiter_for(tx_op.peer)
-            || state.domain.is_blocked_by_fence(ep, tx_op)
+            || self.domain.is_blocked_by_fence(ep, tx_op)
         {
             return Ok(TrySend::WouldBlock);
         }
-        let outcome = state.with_transport(ep, act)?;
-        let domain = &mut state.domain;
+        let outcome = self.with_transport(ep, act)?;
         if matches!(outcome, Ok(TrySend::Done)) {
-            domain.count_inline(ep, tx_op.kind, len);
+            self.domain.count_inline(ep, tx_op.kind, len);
         }
         outcome
     }
@@ -154,7 +155,7 @@ impl EngineGuard<'_> {
             CompletionTarget::CqOnError(_)
             | CompletionTarget::Discard
             | CompletionTarget::MultiRecv(_) => {
-                domain.complete_inline_unreported(ep, tx_op.kind, target, buf.into_any());
+                domain.complete_inline_unreported(queue, buf.into_any());
                 PostResult::Reported
             }
         }
@@ -171,21 +172,17 @@ impl EngineGuard<'_> {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> OpKey {
-        let state = &mut **self;
         let has_credit = credit == CreditMode::FromPermit;
-        state.domain.pending_sends += usize::from(has_credit);
-        let key = state
-            .domain
-            .ops
-            .insert_tx(ep, tx_op, target, buf, has_credit);
-        let set = state.with_transport(ep, |transport, ctx| {
+        let ops = &mut self.domain.ops;
+        let key = ops.insert_tx(ep, tx_op, target, buf, has_credit);
+        let set = self.with_transport(ep, |transport, ctx| {
             transport.set_batched_op(ctx, key, tx_op, len);
         });
         if let Err(error) = set {
-            state.domain.complete(key, Outcome::failed(error));
+            self.domain.complete(key, Outcome::failed(error));
         }
-        if !state.domain.batched_eps.contains(&ep) {
-            state.domain.batched_eps.push(ep);
+        if !self.domain.batched_eps.contains(&ep) {
+            self.domain.batched_eps.push(ep);
         }
         key
     }
@@ -213,65 +210,60 @@ impl EngineGuard<'_> {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        let state = &mut **self;
-        let blocked_by_fence = state.domain.is_blocked_by_fence(ep, &tx_op);
-        let tx_credits = match state.domain.endpoint(ep) {
-            Ok(ep) => &mut ep.tx_credits,
+        let blocked_by_fence = self.domain.is_blocked_by_fence(ep, &tx_op);
+        let peer = tx_op.peer;
+        let endpoint = match self.domain.endpoint(ep) {
+            Ok(endpoint) => endpoint,
             Err(error) => return Err(Failed::new(error, buf)),
         };
         let mut has_credit = credit == CreditMode::FromPermit;
-        if has_credit && tx_credits.has_queued_message_for(tx_op.peer) {
+        if has_credit && endpoint.tx_credits.has_queued_message_for(peer) {
             // Sends that were posted before this one wait for a credit: this one does not overtake
             // them, but gives them its own credit.
             has_credit = false;
-            state
-                .domain
-                .release_credit(ep, tx_op.kind, Some(tx_op.peer));
+            endpoint.stats.out_of_credit += 1;
+            self.domain.release_credit(ep, tx_op.kind, Some(peer));
         } else if !has_credit {
-            has_credit = tx_credits.try_acquire(tx_op.peer);
+            has_credit = endpoint.tx_credits.try_acquire(peer);
+            endpoint.stats.out_of_credit += u64::from(!has_credit);
+            if !has_credit && credit == CreditMode::NoWait {
+                let shortage = endpoint.tx_credits.shortage(peer);
+                return Err(Failed::new(Error::WouldBlock(shortage), buf));
+            }
         }
-        if !has_credit {
-            state
-                .domain
-                .endpoint(ep)
-                .into_iter()
-                .for_each(|ep| ep.stats.out_of_credit += 1);
-        }
-        if !has_credit && credit == CreditMode::NoWait {
-            return Err(Failed::new(state.domain.out_of_credit(ep, tx_op.peer), buf));
-        }
+        let waits = blocked_by_fence || !has_credit;
         let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
         op.tx_op = Some(tx_op);
         op.holds_credit = has_credit;
-        let key = if blocked_by_fence || !has_credit {
+        if waits {
             op.phase = OpPhase::Waiting;
-            let key = state.domain.ops.insert(op);
-            state.domain.pending_sends += usize::from(has_credit);
-            if let Ok(ep) = state.domain.endpoint(ep) {
-                if tx_op.fence {
-                    ep.tx_credits
-                        .enqueue_fenced(key, tx_op.peer, FencedOp { has_credit });
-                } else {
-                    ep.tx_credits.enqueue(key, tx_op.peer, true);
-                }
-                ep.update_fast_path();
+        }
+        let key = self.domain.ops.insert(op);
+        if waits {
+            self.domain.enqueue_for_credit(
+                ep,
+                CreditWaiter {
+                    op: key,
+                    peer,
+                    is_message: true,
+                    is_fenced: tx_op.fence,
+                    has_credit,
+                },
+            );
+            return Ok(key);
+        }
+        let queued =
+            self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
+        if let Err(error) = queued.flatten() {
+            let buf = self.domain.remove_refused(key);
+            if credit == CreditMode::FromPermit
+                && let Ok(endpoint) = self.domain.endpoint(ep)
+            {
+                // The permit keeps its credit.
+                endpoint.tx_credits.reacquire(peer);
             }
-            key
-        } else {
-            let key = state.domain.ops.insert(op);
-            state.domain.pending_sends += 1;
-            let queued =
-                state.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
-            if let Err(error) = queued.flatten() {
-                let buf = state.domain.remove_refused(key);
-                if credit == CreditMode::FromPermit {
-                    // The permit keeps its credit.
-                    self.domain.reacquire_credit(ep, tx_op.peer);
-                }
-                return Err(Failed::new(error, buf));
-            }
-            key
-        };
+            return Err(Failed::new(error, buf));
+        }
         Ok(key)
     }
 
@@ -282,8 +274,7 @@ impl EngineGuard<'_> {
         bytes: &[u8],
         pool: &Arc<BufferPool>,
     ) -> Result<()> {
-        let state = &mut **self;
-        let limit = state.domain.endpoint(ep)?.bindings.inject_size;
+        let limit = self.domain.endpoint(ep)?.bindings.inject_size;
         if bytes.len() > limit {
             return Err(Error::TooLong {
                 what: "injected message",
@@ -291,31 +282,18 @@ impl EngineGuard<'_> {
                 limit,
             });
         }
+        let (target, credit) = (CompletionTarget::Discard, CreditMode::NoWait);
         match self.try_send(ep, tx_op, Payload::Contiguous(bytes))? {
-            TrySend::Done => return Ok(()),
+            TrySend::Done => {}
             TrySend::Batched => {
-                let (len, no_buf) = (bytes.len(), AnyBuf::None);
-                self.insert_batched(
-                    ep,
-                    tx_op,
-                    len,
-                    no_buf,
-                    CompletionTarget::Discard,
-                    CreditMode::NoWait,
-                );
-                return Ok(());
+                self.insert_batched(ep, tx_op, bytes.len(), AnyBuf::None, target, credit);
             }
-            TrySend::WouldBlock => {}
+            TrySend::WouldBlock => {
+                let mut copy = pool.take(bytes.len());
+                copy.extend_from_slice(bytes);
+                self.queue_send(ep, *tx_op, copy, target, credit)?;
+            }
         }
-        let mut copy = pool.take(bytes.len());
-        copy.extend_from_slice(bytes);
-        self.queue_send(
-            ep,
-            *tx_op,
-            copy,
-            CompletionTarget::Discard,
-            CreditMode::NoWait,
-        )?;
         Ok(())
     }
 
@@ -327,12 +305,11 @@ impl EngineGuard<'_> {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        let state = &mut **self;
-        if let Some(error) = state.domain.admit_recv(ep, spec.from, target, credit) {
+        if let Some(error) = self.domain.admit_recv(ep, spec.from, target, credit) {
             return Err(Failed::new(error, buf));
         }
-        let key = state.domain.ops.insert_recv(ep, target, buf.into_any());
-        state.post_recv(ep, key, spec);
+        let key = self.domain.ops.insert_recv(ep, target, buf.into_any());
+        self.post_recv(ep, key, spec);
         Ok(key)
     }
 }
@@ -373,12 +350,11 @@ impl DomainState {
         None
     }
 
-    /// Returns the error of a post to `peer` that got no credit.
-    #[cold]
-    fn out_of_credit(&self, ep: EpId, peer: FiAddr) -> Error {
-        match self.endpoints.get(ep.0) {
-            Some(ep) => Error::WouldBlock(ep.tx_credits.shortage(peer)),
-            None => Error::Closed(Class::Endpoint),
+    /// Queues an operation or a permit that waits for a credit or behind a fence.
+    fn enqueue_for_credit(&mut self, ep: EpId, waiter: CreditWaiter) {
+        if let Ok(ep) = self.endpoint(ep) {
+            ep.tx_credits.enqueue(waiter);
+            ep.update_fast_path();
         }
     }
 
@@ -401,19 +377,11 @@ impl DomainState {
         }
     }
 
-    /// Drops the buffer and the queue entry of an operation that was completed by its post and is
-    /// not reported.
-    fn complete_inline_unreported(
-        &mut self,
-        ep: EpId,
-        kind: OpKind,
-        target: CompletionTarget,
-        buf: AnyBuf,
-    ) {
+    /// Drops the buffer of an operation that was completed by its post and is not reported, and the
+    /// entry that it reserved in `queue`.
+    fn complete_inline_unreported(&mut self, queue: Option<CqId>, buf: AnyBuf) {
         self.deferred.drop_buffer(buf);
-        if target.reserves_cq_entry() {
-            self.unreserve_entry(ep, kind);
-        }
+        self.unreserve_entry(queue);
     }
 
     /// Returns the buffer for the completion of a successful operation: an empty loan for a loan
@@ -433,22 +401,10 @@ impl DomainState {
         AnyBuf::Loan(Loan::empty())
     }
 
-    /// Takes a credit again that was just released.
-    fn reacquire_credit(&mut self, ep: EpId, peer: FiAddr) {
-        if let Ok(ep) = self.endpoint(ep) {
-            ep.tx_credits.reacquire(peer);
-        }
-    }
-
     /// Removes an operation that was refused, and returns its buffer.
     fn remove_refused<B: IoBuf>(&mut self, key: OpKey) -> B {
-        let mut op = self
-            .ops
-            .remove(key)
-            .expect("operation was inserted under the same lock");
-        self.release_op_resources(&mut op);
-        B::from_any(op.buf)
-            .unwrap_or_else(|_| unreachable!("the operation was inserted with this buffer type"))
+        let op = self.remove_op(key);
+        restore(op.expect("operation was inserted under the same lock").buf)
     }
 }
 
@@ -520,15 +476,23 @@ impl DomainHandle {
         }
         let key = locked.domain.ops.insert(op);
         if !free {
-            let ep_state = locked.domain.endpoint(ep)?;
-            ep_state.tx_credits.enqueue(key, peer, false);
-            ep_state.update_fast_path();
+            locked.domain.enqueue_for_credit(
+                ep,
+                CreditWaiter {
+                    op: key,
+                    peer,
+                    is_message: false,
+                    is_fenced: false,
+                    has_credit: false,
+                },
+            );
         }
         Ok(key)
     }
 
-    /// Drives the domain until a permit is granted.
-    pub fn poll_permit(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    /// Drives the domain until a permit is granted, a flush has ended, or it is the turn of a wait
+    /// for memory of loans. The operation still has to be [detached](DomainHandle::detach).
+    pub fn poll_condition(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.engine().poll(
             cx.waker(),
             |domain| {

@@ -104,18 +104,12 @@ pub(crate) struct EngineState {
     pub(crate) driver: DriverStatus,
     pub(crate) armed: bool,
     pub(crate) spinner: PollSpinner,
-    passes: u64,
+    /// The number of passes.
+    pub(crate) passes: u64,
     /// The number of posts, and of receives that have completed inline; wraps.
     pub(crate) posts: u32,
     /// How often the driver went to sleep.
     pub(crate) parks: u64,
-}
-
-impl EngineState {
-    /// Returns the number of passes made so far.
-    pub(crate) fn passes(&self) -> u64 {
-        self.passes
-    }
 }
 
 /// The engine of one domain.
@@ -608,20 +602,15 @@ impl EngineState {
     }
 
     fn post_with_credit(&mut self, ep: EpId, key: OpKey) {
-        let Some(op) = self.domain.ops.get_mut(key) else {
+        let Some(op) = self.domain.ops.grant_credit(key) else {
             return;
         };
-        let had_credit = std::mem::replace(&mut op.holds_credit, true);
-        op.phase = OpPhase::InTransport;
         if op.no_transfer {
             // A permit keeps its credit until it is used or dropped.
-            op.phase = OpPhase::Done;
-            let waiter = op.waker.take();
-            self.domain.deferred.wake_waiter(waiter);
-            return;
+            return self.domain.complete_future(key);
         }
+        op.phase = OpPhase::InTransport;
         let Some(tx_op) = op.tx_op else { return };
-        self.domain.pending_sends += usize::from(!had_credit);
         let queued =
             self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
         if let Err(error) = queued.flatten() {

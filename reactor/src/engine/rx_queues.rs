@@ -84,7 +84,7 @@ impl EngineState {
     }
 
     /// Posts a multi-receive or a probe to the queue, as `post` does.
-    fn post_to_rx(
+    pub(crate) fn post_to_rx(
         &mut self,
         ep: EpId,
         op: OpKey,
@@ -113,14 +113,6 @@ impl EngineState {
         }
     }
 
-    pub(crate) fn post_multi_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
-        self.post_to_rx(ep, op, |rx, domain| rx.post_multi(domain, op, spec));
-    }
-
-    pub(crate) fn post_probe(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
-        self.post_to_rx(ep, op, |rx, domain| rx.probe(domain, op, spec));
-    }
-
     /// Cancels an operation that the transport or a receive queue has. Returns false if it has
     /// begun.
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
@@ -130,12 +122,6 @@ impl EngineState {
             return canceled == Ok(true);
         }
         self.change_rx(ep, |rx, domain| rx.cancel(domain, op)) == Some(true)
-    }
-
-    /// Detaches a receive whose future was dropped: a message that is arriving in it goes to
-    /// another receive.
-    pub(crate) fn detach_recv(&mut self, ep: EpId, op: OpKey) {
-        self.change_rx(ep, |rx, domain| rx.detach(domain, op));
     }
 
     /// Returns a message that was received and not consumed to its old place in the queue, with the

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use fabric_core::av::AddressTable;
-use fabric_core::transport::{EpId, Incarnation};
+use fabric_core::transport::Incarnation;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -174,8 +174,9 @@ impl AddressVectors {
         self.departing.retain(|_, of| *of != av);
     }
 
-    pub(crate) fn get(&self, av: AvId) -> Option<&Av> {
-        self.vectors.get(av.0)
+    pub(crate) fn get(&self, av: AvId) -> Result<&Av> {
+        let vector = self.vectors.get(av.0);
+        vector.ok_or_else(|| Error::Closed(Class::AddressVector))
     }
 
     fn get_mut(&mut self, av: AvId) -> Result<&mut Av> {
@@ -186,9 +187,7 @@ impl AddressVectors {
     /// Checks that an address handle is one of this vector.
     #[inline]
     pub(crate) fn check(&self, av: AvId, addr: FiAddr) -> Result<()> {
-        let vector = self.get(av);
-        let vector = vector.ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        vector.table.get(addr).map(drop)
+        self.get(av)?.table.get(addr).map(drop)
     }
 
     /// Inserts an address for the program. Returns its handle, and whether the address is new.
@@ -210,7 +209,7 @@ impl AddressVectors {
 
     /// Returns the handle of a peer that connects, and whether the peer was inserted now. `None` if
     /// the peer is not in the vector.
-    fn connect(
+    pub(crate) fn connect(
         &mut self,
         av: AvId,
         address: &Address,
@@ -227,7 +226,7 @@ impl AddressVectors {
 
     /// Notes that a connection under this handle has ended. Returns whether the handle is departing
     /// now.
-    fn disconnect(&mut self, av: AvId, addr: FiAddr) -> bool {
+    pub(crate) fn disconnect(&mut self, av: AvId, addr: FiAddr) -> bool {
         // Handles are never reused, so a handle that was removed, or that the program has inserted
         // since, is not counted down.
         let vector = self.vectors.get_mut(av.0);
@@ -257,38 +256,12 @@ impl AddressVectors {
 
     /// Returns the name of a departing address.
     pub(crate) fn departing_address(&self, addr: FiAddr) -> Option<Address> {
-        let vector = self.get(self.vector_of_departing(addr)?)?;
+        let vector = self.get(self.vector_of_departing(addr)?).ok()?;
         vector.table.get(addr).ok().cloned()
     }
 }
 
 impl DomainState {
-    /// Records that a peer has connected to an endpoint, and returns the peer's handle if it has or
-    /// gets one.
-    pub(crate) fn on_peer_connect(
-        &mut self,
-        ep: EpId,
-        address: &Address,
-        incarnation: Option<Incarnation>,
-    ) -> Option<FiAddr> {
-        let av = self.endpoints.get(ep.0)?.bindings.av;
-        let (addr, is_new) = self.avs.connect(av, address, incarnation)?;
-        if is_new {
-            self.pending_work.push(FollowUp::PublishAddr(av, addr));
-        }
-        Some(addr)
-    }
-
-    /// Records that a connection under this handle has ended.
-    pub(crate) fn on_peer_disconnect(&mut self, ep: EpId, addr: FiAddr) {
-        if let Some(ep) = self.endpoints.get(ep.0)
-            && self.avs.disconnect(ep.bindings.av, addr)
-        {
-            let av = ep.bindings.av;
-            self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
-        }
-    }
-
     /// Checks the departing handle of a source whose message was consumed or requeued: it may have
     /// been the peer's last message.
     #[inline]

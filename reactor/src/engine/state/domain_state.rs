@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::buf::{BufferPool, IoBuf};
+use fabric_core::buf::{AnyBuf, BufferPool};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EpId, FastPath, OpKey, RmaIov};
@@ -15,7 +15,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
-use super::av::AddressVectors;
+use super::av::{AddressVectors, Av};
 use super::bindings::Bindings;
 use super::cm::CmState;
 use super::deferred::Deferred;
@@ -83,8 +83,6 @@ pub struct DomainState {
     pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
-    /// The number of transmit operations the transport has not finished.
-    pub(crate) pending_sends: usize,
     pub(crate) pending_work: PendingWork,
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
@@ -120,7 +118,6 @@ impl DomainState {
             domain_eq: None,
             pool: BufferPool::new(),
             deferred: Deferred::default(),
-            pending_sends: 0,
             pending_work: PendingWork::default(),
             multi_recvs: Slab::new(),
             rma_iovs: Slab::new(),
@@ -156,51 +153,54 @@ impl DomainState {
     /// kernel still reads do not count, nor do multi-receives, which end when their last message is
     /// taken.
     pub(crate) fn has_pending_ops(&self, ep: EpId) -> bool {
-        let mut unended = self.ops.unended(ep);
-        unended.any(|key| {
-            let is_multi = self
-                .multi_recvs
-                .iter()
-                .any(|(_, multi)| multi.is_posted_as(key));
-            !is_multi && !self.in_flight_buffers.contains_key(&key)
-        })
+        let is_unended = |op: &OpState| op.ep == ep && op.phase != OpPhase::Done;
+        let unended = self.ops.keys_where(is_unended);
+        unended
+            .iter()
+            .any(|key| !self.is_multi_recv(*key) && !self.in_flight_buffers.contains_key(key))
     }
 
     /// Checks that an address handle is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
-        let ep = self
-            .endpoints
-            .get(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        self.avs.check(ep.bindings.av, addr)
+        self.av_of(ep)?.table.get(addr).map(drop)
+    }
+
+    /// Returns the address vector of an endpoint.
+    pub(crate) fn av_of(&self, ep: EpId) -> Result<&Av> {
+        let ep = self.endpoints.get(ep.0);
+        let ep = ep.ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        self.avs.get(ep.bindings.av)
     }
 
     /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
     /// unlocking.
     pub(crate) fn discard_op(&mut self, key: OpKey) -> Option<OpState> {
-        let mut op = self.ops.remove(key)?;
-        self.drop_op_waker(&mut op);
-        self.release_op_resources(&mut op);
+        let mut op = self.remove_op(key)?;
         self.deferred.drop_buffer(std::mem::take(&mut op.buf));
         Some(op)
     }
 
-    pub(crate) fn drop_op_waker(&mut self, op: &mut OpState) {
-        let waiter = op.waker.take();
-        self.deferred.drop_waiter(waiter);
+    /// Removes an operation and its waker, and releases its resources.
+    pub(crate) fn remove_op(&mut self, key: OpKey) -> Option<OpState> {
+        self.release_op_resources(key);
+        let mut op = self.ops.remove(key)?;
+        self.deferred.drop_waiter(op.waker.take());
+        Some(op)
     }
 
     /// Releases the resources of an operation: its credit or its place among the posted receives,
     /// and its remote segments.
-    pub(crate) fn release_op_resources(&mut self, op: &mut OpState) {
-        if std::mem::take(&mut op.holds_credit) {
-            if op.kind != OpKind::Recv && !op.no_transfer {
-                self.pending_sends -= 1;
-            }
-            self.release_credit(op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
-        }
+    pub(crate) fn release_op_resources(&mut self, key: OpKey) {
+        let held_credit = self.ops.take_credit(key);
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let (ep, kind, peer) = (op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
         if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
+        }
+        if held_credit {
+            self.release_credit(ep, kind, peer);
         }
     }
 
@@ -211,7 +211,7 @@ impl DomainState {
             self.deferred.waiting() > 0
                 || self.event_queues.iter().any(|eq| eq.has_waiting_reader())
         };
-        self.pending_sends > 0
+        self.ops.pending_sends() > 0
             || self.pending_work.needs_pass()
             || (policy != WaitPolicy::Spin && waits())
     }
@@ -286,36 +286,27 @@ impl DomainState {
 
     /// Takes the result of an operation that has ended, and frees its slot.
     pub(crate) fn take_op_result(&mut self, key: OpKey) -> Option<OpResult> {
-        let op = self
-            .ops
-            .get_mut(key)
-            .filter(|op| op.phase == OpPhase::Done)?;
-        let result = OpResult {
-            transfer: op.outcome.transfer,
-            error: op.outcome.error.take(),
-            buf: std::mem::take(&mut op.buf),
-        };
-        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
-        self.ops.free(key);
-        self.deferred.drop_waiter(waiter);
-        if kind == OpKind::Recv && result.error.is_none() {
-            self.count_received(ep, &result.transfer);
-        }
-        self.on_message_consumed(result.transfer.source);
-        Some(result)
+        let is_done = self.ops.is_done(key);
+        is_done.then(|| {
+            let (buf, transfer, error) = self.take_done_result(key, |buf| buf);
+            OpResult {
+                transfer,
+                error,
+                buf,
+            }
+        })
     }
 
-    /// Takes the result of an operation that is known to have ended, with its buffer in the type
-    /// that the future posted.
+    /// Takes the result of an operation that is known to have ended, with its buffer as `convert`
+    /// returns it.
     #[inline(always)] // on the small-message path, and the result is large
-    pub(crate) fn take_typed_result<B: IoBuf>(
+    pub(crate) fn take_done_result<B>(
         &mut self,
         key: OpKey,
+        convert: impl FnOnce(AnyBuf) -> B,
     ) -> (B, Transfer, Option<Box<Error>>) {
         let op = self.ops.free_done(key);
-        let buf = B::from_any(std::mem::take(&mut op.buf));
-        let buf =
-            buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
+        let buf = convert(std::mem::take(&mut op.buf));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
         let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
         self.deferred.drop_waiter(waiter);

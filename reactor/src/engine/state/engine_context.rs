@@ -10,12 +10,12 @@ use fabric_core::transport::{
     Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainSink, RemoteAccess,
     RmaIov, RmaIovId, RxEngine,
 };
-use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, FiAddr, Result};
 
 use super::deferred::Deferred;
 use super::domain_state::{DomainState, EndpointState, max_msg_size};
 use super::id_map::IdMap;
+use super::in_flight::InFlightBuffer;
 use super::ops::{CompletionTarget, OpPhase, OpTable};
 use super::pending_work::FollowUp;
 use super::queues::{CounterState, CqState};
@@ -225,22 +225,15 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        let (ep, kind, target, peer) =
-            (op.ep, op.kind, op.target, op.tx_op.map(|tx_op| tx_op.peer));
-        let permit = op.no_transfer;
-        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
-            self.rma_iovs.try_remove(id.0 as usize);
-        }
+        let (ep, kind, target) = (op.ep, op.kind, op.target);
+        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit);
         if kind.fills_buffer() {
             op.buf.finish(outcome.transfer.len);
         }
         // The slot may stay until its future takes the result, but its resources are returned now.
-        if std::mem::take(&mut op.holds_credit) {
-            if kind != OpKind::Recv {
-                self.pending_sends -= 1;
-            }
-            self.release_credit(ep, kind, peer);
-        } else if kind != OpKind::Recv
+        self.release_op_resources(key);
+        if !held_credit
+            && kind != OpKind::Recv
             && self
                 .endpoints
                 .get(ep.0)
@@ -249,7 +242,7 @@ impl RxEngine for DomainState {
             // A batched message holds no credit, and a fenced operation may wait for it.
             self.pending_work.push(FollowUp::GrantCredits(ep));
         }
-        if !permit {
+        if !no_transfer {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
@@ -261,43 +254,8 @@ impl RxEngine for DomainState {
                 }
             }
         }
-        match target {
-            CompletionTarget::Future => {
-                if let Some(op) = self.ops.get_mut(key) {
-                    op.outcome = outcome;
-                }
-                self.complete_future(key);
-            }
-            CompletionTarget::CqOnError(_) if outcome.error.is_none() => {
-                self.on_message_consumed(outcome.transfer.source);
-                self.discard_op(key);
-                self.unreserve_entry(ep, kind);
-            }
-            CompletionTarget::Cq(context) | CompletionTarget::CqOnError(context) => {
-                let Some(op) = self.ops.get_mut(key) else {
-                    return;
-                };
-                let buf = std::mem::take(&mut op.buf);
-                self.ops.free(key);
-                let buf = if outcome.error.is_none() {
-                    self.completion_buffer(kind, buf)
-                } else {
-                    buf
-                };
-                self.report_completion(ep, kind, context, outcome, buf);
-            }
-            CompletionTarget::MultiRecv(id) => self.on_multi_recv_message(id, key, outcome),
-            CompletionTarget::Discard => {
-                self.discard_op(key);
-                if let Some(error) = outcome
-                    .error
-                    .map(|error| *error)
-                    .filter(|error| *error != Error::Canceled)
-                {
-                    self.event(ep, EventKind::OperationFailed { peer, error });
-                }
-            }
-        }
+        let queue = self.cq_of(ep, kind);
+        self.report_op(key, outcome, queue);
     }
 
     fn request_rearm(&mut self) {
@@ -305,25 +263,16 @@ impl RxEngine for DomainState {
     }
 
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
-        let ep = self
-            .endpoints
-            .get(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        let av = self
-            .avs
-            .get(ep.bindings.av)
-            .ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        let av = self.av_of(ep)?;
         av.peer_address(addr).cloned()
     }
 
     fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
-        let ep = self.endpoints.get(ep.0)?;
-        self.avs.get(ep.bindings.av)?.incarnation_of(addr)
+        self.av_of(ep).ok()?.incarnation_of(addr)
     }
 
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        let ep = self.endpoints.get(ep.0)?;
-        let av = self.avs.get(ep.bindings.av)?;
+        let av = self.av_of(ep).ok()?;
         let found = av.table.find(address);
         found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
@@ -354,13 +303,13 @@ impl EngineContext for DomainState {
     }
 
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
-        self.detach_buffer(op)
+        let op_state = self.ops.get_mut(op)?;
+        self.in_flight_buffers.insert(op, InFlightBuffer::default());
+        Some(std::mem::take(&mut op_state.buf))
     }
 
     fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
-        if let Some(outcome) = self.reattach_buffer(op, buf) {
-            self.complete(op, outcome);
-        }
+        self.reattach_buffer(op, buf);
     }
 
     fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
@@ -443,7 +392,31 @@ impl EngineContext for DomainState {
         access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
-        self.report_remote_access(ep, key, access, transfer)
+        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+            return true;
+        };
+        let counter = bindings.counters.for_remote_access(access);
+        if transfer.data.is_some()
+            && let Some(queue) = bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
+        {
+            if !queue.reserve() {
+                self.pending_work.block_on_cq();
+                return false;
+            }
+            let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
+            let waiter = queue.push(0, kind, outcome, AnyBuf::None);
+            self.deferred.wake_waiter(waiter);
+            self.on_message_consumed(transfer.source);
+        }
+        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
+            ep.stats.record(OpKind::RemoteWrite, transfer.len);
+        }
+        let region_counter = self.regions.counter(key, access);
+        for counter in [counter, region_counter].into_iter().flatten() {
+            self.add_to_counter(counter, true);
+        }
+        true
     }
 
     fn peer_connected(
@@ -452,21 +425,58 @@ impl EngineContext for DomainState {
         address: &Address,
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr> {
-        self.on_peer_connect(ep, address, incarnation)
+        let av = self.endpoints.get(ep.0)?.bindings.av;
+        let (addr, is_new) = self.avs.connect(av, address, incarnation)?;
+        if is_new {
+            self.pending_work.push(FollowUp::PublishAddr(av, addr));
+        }
+        Some(addr)
     }
 
     fn peer_disconnected(&mut self, ep: EpId, addr: Option<FiAddr>) {
-        if let Some(addr) = addr {
-            self.on_peer_disconnect(ep, addr);
+        if let Some(addr) = addr
+            && let Some(ep) = self.endpoints.get(ep.0)
+            && self.avs.disconnect(ep.bindings.av, addr)
+        {
+            let av = ep.bindings.av;
+            self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
         }
     }
 
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
-        self.record_connreq(ep, peer, data);
+        let Some(cm) = self.cm(ep) else { return };
+        cm.pending_requests += 1;
+        self.wake_cm(ep);
+        let (peer, data) = (peer.clone(), data.to_vec());
+        self.event(ep, EventKind::ConnectionRequest { peer, data });
     }
 
     fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
-        self.record_connect_result(ep, peer, result);
+        let Some(endpoint) = self.endpoints.get_mut(ep.0) else {
+            return;
+        };
+        let Some(cm) = endpoint.cm.as_deref_mut() else {
+            return;
+        };
+        let kind = match &result {
+            Ok(connected) => {
+                // The endpoint had no name until it was connected, so its opening is traced here.
+                self.deferred.trace(TraceEvent::EndpointOpened(
+                    endpoint.bindings.object_id,
+                    connected.name.clone(),
+                ));
+                EventKind::Connected {
+                    peer: peer.clone(),
+                    data: connected.data.clone(),
+                }
+            }
+            Err(error) => EventKind::ConnectFailed {
+                error: error.clone(),
+            },
+        };
+        cm.outcome = Some(result);
+        self.wake_cm(ep);
+        self.event(ep, kind);
     }
 }
 
@@ -542,6 +552,7 @@ impl Drop for PlainDeliveries<'_> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use fabric_core::Error;
     use fabric_core::buf::IoBuf;
     use fabric_core::matching::RecvSpec;
     use fabric_core::rx::RxQueue;

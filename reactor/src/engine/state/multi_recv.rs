@@ -22,9 +22,11 @@ use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
 
 use super::bindings::CqId;
-use super::domain_state::{DomainState, max_msg_size};
+use super::domain_state::{DomainState, EndpointState, max_msg_size};
+use super::id_map::IdMap;
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
+use super::queues::CqState;
 
 /// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +145,7 @@ impl DomainState {
             multi.error = Some(Error::Canceled);
         }
         let key = multi.op;
-        self.release_recv_entry(key);
+        self.release_op_resources(key);
         self.finish_multi_recv(id);
     }
 
@@ -203,9 +205,9 @@ impl DomainState {
                         why: reason,
                     });
                 }
-                self.reserve_entry(ep, OpKind::Recv)?;
+                let queue = self.reserve_entry(ep, OpKind::Recv)?;
                 self.reserve_entry(ep, OpKind::Recv)
-                    .inspect_err(|_| self.unreserve_entry(ep, OpKind::Recv))?;
+                    .inspect_err(|_| self.unreserve_entry(queue))?;
                 MultiRecvSink::Cq {
                     context,
                     reserved: true,
@@ -224,8 +226,9 @@ impl DomainState {
 
     /// Returns whether this operation is a multi-receive.
     pub(crate) fn is_multi_recv(&self, key: OpKey) -> bool {
-        let multi = self.multi_recv_id(key);
-        multi.is_some_and(|id| self.multi_recvs[id as usize].is_posted_as(key))
+        let id = self.multi_recv_id(key);
+        let multi = id.and_then(|id| self.multi_recvs.get(id as usize));
+        multi.is_some_and(|multi| multi.op == key)
     }
 
     /// Returns the multi-receives of an endpoint that report to a queue with this context.
@@ -267,12 +270,7 @@ impl DomainState {
         if *reserved {
             return true;
         }
-        let queue = self
-            .endpoints
-            .get(multi.ep.0)
-            .and_then(|ep| ep.bindings.rx_cq)
-            .and_then(|id| self.cqs.get_mut(id.0));
-        *reserved = queue.is_some_and(|queue| queue.reserve());
+        *reserved = reserve_rx_entry(&self.endpoints, &mut self.cqs, multi.ep);
         if !*reserved {
             self.pending_work.block_on_cq();
         }
@@ -317,7 +315,7 @@ impl DomainState {
         let len = envelope.len.min(limit);
         if len > multi.remaining.capacity() && !multi.untouched {
             multi.closed = true;
-            self.release_recv_entry(key);
+            self.release_op_resources(key);
             self.finish_multi_recv(id);
             return MultiRecvSplit::Exhausted;
         }
@@ -332,9 +330,8 @@ impl DomainState {
         let part =
             self.ops
                 .insert_recv(ep, CompletionTarget::MultiRecv(id), AnyBuf::BytesMut(part));
-        if let Some(op) = self.ops.get_mut(part) {
-            op.holds_credit = false;
-        }
+        // The place among the posted receives is that of the multi-receive.
+        self.ops.take_credit(part);
         multi.messages.push_back(MultiRecvMessage {
             op: part,
             peer: envelope.peer,
@@ -342,19 +339,11 @@ impl DomainState {
         });
         multi.incomplete += 1;
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            *reserved = false;
+            *reserved = !exhausted && reserve_rx_entry(&self.endpoints, &mut self.cqs, ep);
         }
         if exhausted {
-            self.release_recv_entry(key);
+            self.release_op_resources(key);
             return MultiRecvSplit::Last(part);
-        }
-        if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            let queue = self
-                .endpoints
-                .get(ep.0)
-                .and_then(|ep| ep.bindings.rx_cq)
-                .and_then(|id| self.cqs.get_mut(id.0));
-            *reserved = queue.is_some_and(|queue| queue.reserve());
         }
         MultiRecvSplit::Part(part)
     }
@@ -391,7 +380,8 @@ impl DomainState {
                     .ops
                     .remove(key)
                     .map_or(AnyBuf::None, |op| freeze_buffer(op.buf));
-                self.report_completion(ep, OpKind::Recv, context, outcome, buf);
+                let queue = self.cq_of(ep, OpKind::Recv);
+                self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
             }
         }
         self.finish_multi_recv(id);
@@ -408,7 +398,7 @@ impl DomainState {
         multi.messages.retain(|part| part.op != key);
         let (ep, op, resumes) = (multi.ep, multi.op, multi.resumes());
         if let MultiRecvSink::Cq { .. } = multi.sink {
-            self.unreserve_entry(ep, OpKind::Recv);
+            self.unreserve_entry(self.cq_of(ep, OpKind::Recv));
         } else {
             // A later message of the same sender may be taken now.
             self.wake_op(op);
@@ -418,17 +408,6 @@ impl DomainState {
         }
         self.discard_op(key);
         self.finish_multi_recv(id);
-    }
-
-    /// Releases the place among the posted receives when a multi-receive is no longer posted.
-    fn release_recv_entry(&mut self, key: OpKey) {
-        let Some(op) = self.ops.get_mut(key) else {
-            return;
-        };
-        let ep = op.ep;
-        if std::mem::take(&mut op.holds_credit) {
-            self.release_credit(ep, OpKind::Recv, None);
-        }
     }
 
     /// Reports the end of a multi-receive if it is closed and all its parts are complete.
@@ -441,19 +420,15 @@ impl DomainState {
             return self.wake_op(multi.op);
         };
         let multi = self.multi_recvs.remove(id as usize);
+        let (kind, queue) = (OpKind::MultiRecvRelease, self.cq_of(multi.ep, OpKind::Recv));
         if reserved {
-            self.unreserve_entry(multi.ep, OpKind::Recv);
+            self.unreserve_entry(queue);
         }
         let outcome = multi
             .error
             .map_or_else(|| Outcome::ok(Transfer::default()), Outcome::failed);
-        self.report_completion(
-            multi.ep,
-            OpKind::MultiRecvRelease,
-            context,
-            outcome,
-            AnyBuf::BytesMut(multi.remaining),
-        );
+        let rest = AnyBuf::BytesMut(multi.remaining);
+        self.report_to_cq(queue, kind, context, outcome, rest);
         self.discard_op(multi.op);
     }
 
@@ -484,6 +459,13 @@ impl DomainState {
     }
 }
 
+/// Reserves an entry of the receive queue of an endpoint. Returns false when none is free.
+fn reserve_rx_entry(endpoints: &IdMap<EndpointState>, cqs: &mut IdMap<CqState>, ep: EpId) -> bool {
+    let queue = endpoints.get(ep.0).and_then(|ep| ep.bindings.rx_cq);
+    let queue = queue.and_then(|id| cqs.get_mut(id.0));
+    queue.is_some_and(CqState::reserve)
+}
+
 impl MultiRecvEntry {
     /// Returns whether messages that were held back can resume, after a part was removed.
     fn resumes(&mut self) -> bool {
@@ -494,11 +476,6 @@ impl MultiRecvEntry {
         let resumes = *full && self.messages.len() <= *limit / 2;
         *full &= !resumes;
         resumes
-    }
-
-    /// Returns whether the multi-receive was posted as this operation.
-    pub(crate) fn is_posted_as(&self, key: OpKey) -> bool {
-        self.op == key
     }
 
     /// Returns the index of the first complete part that has no incomplete part of the same sender

@@ -138,6 +138,12 @@ impl OpState {
         }
     }
 
+    /// Returns whether this is a transmit operation, other than a permit, that holds a credit: the
+    /// transport has not finished it.
+    fn is_pending_send(&self) -> bool {
+        self.holds_credit && self.kind != OpKind::Recv && !self.no_transfer
+    }
+
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline(always)] // on the small-message path
     pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
@@ -161,12 +167,15 @@ pub(crate) struct OpTable {
     slots: Vec<OpState>,
     free_slots: Vec<u32>,
     generation: u32,
+    /// The number of transmit operations that hold a credit.
+    pending_sends: usize,
 }
 
 impl OpTable {
     /// Fills a slot with an operation of any kind.
     pub(crate) fn insert(&mut self, op: OpState) -> OpKey {
         let key = self.next_key();
+        self.pending_sends += usize::from(op.is_pending_send());
         match self.slots.get_mut(key.index as usize) {
             Some(slot) => *slot = op,
             None => self.slots.push(op),
@@ -178,28 +187,7 @@ impl OpTable {
     /// Fills a slot with a posted receive.
     #[inline(always)] // on the small-message path
     pub(crate) fn insert_recv(&mut self, ep: EpId, target: CompletionTarget, buf: AnyBuf) -> OpKey {
-        let key = self.next_key();
-        let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = OpState::new(ep, OpKind::Recv, target, buf);
-            op.generation = key.generation;
-            op.holds_credit = true;
-            self.slots.push(op);
-            return key;
-        };
-        slot.generation = key.generation;
-        slot.ep = ep;
-        slot.kind = OpKind::Recv;
-        slot.phase = OpPhase::InTransport;
-        slot.target = target;
-        slot.tx_op = None;
-        slot.holds_credit = true;
-        slot.no_transfer = false;
-        slot.payload_sent = false;
-        // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
-        let vacant_buf = std::mem::replace(&mut slot.buf, buf);
-        debug_assert!(matches!(vacant_buf, AnyBuf::None));
-        std::mem::forget(vacant_buf);
-        key
+        self.fill(ep, OpKind::Recv, None, target, buf, true)
     }
 
     /// Fills a slot with a transmit operation that the transport executes.
@@ -210,27 +198,43 @@ impl OpTable {
         tx_op: &TxOp,
         target: CompletionTarget,
         buf: AnyBuf,
-        credit: bool,
+        has_credit: bool,
+    ) -> OpKey {
+        self.pending_sends += usize::from(has_credit);
+        self.fill(ep, tx_op.kind, Some(tx_op), target, buf, has_credit)
+    }
+
+    /// Fills a slot with an operation that the transport or a receive queue has.
+    #[inline(always)] // on the small-message path
+    fn fill(
+        &mut self,
+        ep: EpId,
+        kind: OpKind,
+        tx_op: Option<&TxOp>,
+        target: CompletionTarget,
+        buf: AnyBuf,
+        holds_credit: bool,
     ) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = OpState::new(ep, tx_op.kind, target, buf);
-            op.generation = key.generation;
-            op.tx_op = Some(*tx_op);
-            op.holds_credit = credit;
-            self.slots.push(op);
+            self.slots.push(OpState {
+                generation: key.generation,
+                tx_op: tx_op.copied(),
+                holds_credit,
+                ..OpState::new(ep, kind, target, buf)
+            });
             return key;
         };
         slot.generation = key.generation;
         slot.ep = ep;
-        slot.kind = tx_op.kind;
+        slot.kind = kind;
         slot.phase = OpPhase::InTransport;
         slot.target = target;
-        slot.tx_op = Some(*tx_op);
-        slot.holds_credit = credit;
+        slot.tx_op = tx_op.copied();
+        slot.holds_credit = holds_credit;
         slot.no_transfer = false;
         slot.payload_sent = false;
-        // As above: there is nothing to drop.
+        // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(vacant_buf, AnyBuf::None));
         std::mem::forget(vacant_buf);
@@ -313,50 +317,65 @@ impl OpTable {
         slot
     }
 
+    /// Returns the number of transmit operations the transport has not finished.
+    #[inline]
+    pub(crate) fn pending_sends(&self) -> usize {
+        self.pending_sends
+    }
+
+    /// Records that a waiting operation has got a credit, if it had none. Returns the operation.
+    pub(crate) fn grant_credit(&mut self, key: OpKey) -> Option<&mut OpState> {
+        let (slots, pending_sends) = (&mut self.slots, &mut self.pending_sends);
+        let op = slots.get_mut(key.index as usize)?;
+        let op = Some(op).filter(|op| op.generation == key.generation)?;
+        if !std::mem::replace(&mut op.holds_credit, true) {
+            *pending_sends += usize::from(op.is_pending_send());
+        }
+        Some(op)
+    }
+
+    /// Takes the credit of an operation, or its place among the posted receives. Returns whether it
+    /// had one.
+    pub(crate) fn take_credit(&mut self, key: OpKey) -> bool {
+        let Some(op) = self.get_mut(key) else {
+            return false;
+        };
+        let was_pending_send = op.is_pending_send();
+        let held_credit = std::mem::take(&mut op.holds_credit);
+        self.pending_sends -= usize::from(was_pending_send);
+        held_credit
+    }
+
+    /// Returns all operations.
+    fn iter(&self) -> impl Iterator<Item = (OpKey, &OpState)> {
+        let slots = self.slots.iter().zip(0..);
+        let live = slots.filter(|(op, _)| op.generation != FREE_GENERATION);
+        live.map(|(op, index)| {
+            let generation = op.generation;
+            (OpKey { index, generation }, op)
+        })
+    }
+
     /// Returns whether the transport executes an operation to this peer. Scans all operations, so
     /// it is for fenced operations only.
     pub(crate) fn has_ops_in_transport_to(&self, ep: EpId, peer: FiAddr) -> bool {
-        self.slots.iter().any(|op| {
-            op.generation != FREE_GENERATION
-                && op.phase == OpPhase::InTransport
+        self.iter().any(|(_, op)| {
+            op.phase == OpPhase::InTransport
                 && op.ep == ep
                 && op.tx_op.is_some_and(|tx_op| tx_op.peer == peer)
         })
     }
 
-    /// Returns the operations of this endpoint that have not ended.
-    pub(crate) fn unended(&self, ep: EpId) -> impl Iterator<Item = OpKey> {
-        let slots = self.slots.iter().zip(0..);
-        let pending = slots.filter(move |(op, _)| {
-            op.generation != FREE_GENERATION && op.ep == ep && op.phase != OpPhase::Done
-        });
-        pending.map(|(op, index)| OpKey {
-            index,
-            generation: op.generation,
-        })
-    }
-
     /// Returns the operations that match a predicate.
     pub(crate) fn keys_where(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
-        let slots = self.slots.iter().zip(0..);
-        let matching = slots.filter(|(op, _)| op.generation != FREE_GENERATION && predicate(op));
-        matching
-            .map(|(op, index)| OpKey {
-                index,
-                generation: op.generation,
-            })
-            .collect()
+        let matching = self.iter().filter(|(_, op)| predicate(op));
+        matching.map(|(key, _)| key).collect()
     }
 
     /// Sorts operations by the time of their posts, the oldest first.
     pub(crate) fn sort_by_age(&self, keys: &mut [OpKey]) {
         // Generations count the posts, and wrap around.
         keys.sort_unstable_by_key(|key| Reverse(self.generation.wrapping_sub(key.generation)));
-    }
-
-    /// Returns the operations that report to completion queues.
-    pub(crate) fn keys_reporting_to_cqs(&self) -> Vec<OpKey> {
-        self.keys_where(|op| op.target.reserves_cq_entry())
     }
 
     /// Takes all wakers out.
@@ -367,9 +386,8 @@ impl OpTable {
     /// Returns whether a message of this source is in a completed receive whose result was not
     /// taken.
     pub(crate) fn has_unconsumed(&self, endpoints: &[EpId], source: FiAddr) -> bool {
-        self.slots.iter().any(|op| {
-            op.generation != FREE_GENERATION
-                && op.phase == OpPhase::Done
+        self.iter().any(|(_, op)| {
+            op.phase == OpPhase::Done
                 && op.outcome.transfer.source == Some(source)
                 && endpoints.contains(&op.ep)
         })

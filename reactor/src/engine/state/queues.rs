@@ -67,13 +67,8 @@ impl CqState {
         reserved
     }
 
-    /// Releases a reserved entry.
-    pub(crate) fn unreserve(&mut self) {
-        self.unreserve_many(1);
-    }
-
     /// Releases reserved entries.
-    pub(crate) fn unreserve_many(&mut self, count: usize) {
+    pub(crate) fn unreserve(&mut self, count: usize) {
         self.reserved -= count;
     }
 

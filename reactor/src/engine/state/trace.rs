@@ -51,30 +51,20 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
         EventKind::PeerConnected { peer, .. } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer connected");
         }
-        EventKind::PeerDown {
-            peer,
-            reason: DownReason::Closed,
-            ..
-        } => {
-            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed its endpoint");
-        }
-        EventKind::PeerDown {
-            peer,
-            reason: DownReason::Died,
-            ..
-        } => {
-            tracing::info!(target: "fabric::connection", endpoint, %peer, "peer died");
-        }
-        EventKind::PeerDown {
-            peer,
-            reason: DownReason::Protocol(what),
-            ..
-        } => {
-            tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "protocol violation by peer");
-        }
-        EventKind::PeerDown { peer, reason, .. } => {
-            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer disconnected");
-        }
+        EventKind::PeerDown { peer, reason, .. } => match reason {
+            DownReason::Closed => {
+                tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed its endpoint");
+            }
+            DownReason::Died => {
+                tracing::info!(target: "fabric::connection", endpoint, %peer, "peer died");
+            }
+            DownReason::Protocol(what) => {
+                tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "protocol violation by peer");
+            }
+            reason => {
+                tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer disconnected");
+            }
+        },
         EventKind::ConnectionRequest { peer, .. } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "connection requested");
         }

@@ -25,18 +25,14 @@ pub(crate) struct TxCredits {
 /// An operation or permit that waits for a credit, or a fenced operation that waits for earlier
 /// ones to end.
 #[derive(Clone, Copy, Debug)]
-struct CreditWaiter {
-    op: OpKey,
-    peer: FiAddr,
+pub(crate) struct CreditWaiter {
+    pub(crate) op: OpKey,
+    pub(crate) peer: FiAddr,
     /// Whether the waiter is an operation with a message; a permit is not.
-    is_message: bool,
-    fence: Option<FencedOp>,
-}
-
-/// A fenced operation: it does not overlap with earlier operations to its peer (`FI_FENCE`).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FencedOp {
-    /// Whether the operation has a credit already.
+    pub(crate) is_message: bool,
+    /// Whether the operation must not overlap with earlier operations to its peer (`FI_FENCE`).
+    pub(crate) is_fenced: bool,
+    /// Whether the operation has a credit already, and waits for the fence only.
     pub(crate) has_credit: bool,
 }
 
@@ -67,7 +63,11 @@ impl TxCredits {
     /// Takes a credit, unless none is free, the peer has its share, or another operation for the
     /// peer waits for one.
     pub(crate) fn try_acquire(&mut self, peer: FiAddr) -> bool {
-        !self.has_waiter_for(peer) && self.try_grant(peer)
+        let is_granted = !self.has_waiter_for(peer) && self.has_free_credit_for(peer);
+        if is_granted {
+            self.reacquire(peer);
+        }
+        is_granted
     }
 
     /// Describes what a post to this peer lacks.
@@ -91,42 +91,24 @@ impl TxCredits {
         }
     }
 
-    /// Takes a credit again that was just released.
+    /// Takes a credit: one that is free, or again one that was just released.
     pub(crate) fn reacquire(&mut self, peer: FiAddr) {
         self.free = self.free.saturating_sub(1);
         *self.used.entry(peer).or_insert(0) += 1;
     }
 
-    /// Queues an operation or a permit for a credit.
-    pub(crate) fn enqueue(&mut self, op: OpKey, peer: FiAddr, message: bool) {
-        self.waiters.push_back(CreditWaiter {
-            op,
-            peer,
-            is_message: message,
-            fence: None,
-        });
-    }
-
-    /// Queues a fenced operation until all earlier ones to its peer have ended, and for a credit if
-    /// it has none.
-    pub(crate) fn enqueue_fenced(&mut self, op: OpKey, peer: FiAddr, fence: FencedOp) {
-        self.fences += 1;
-        self.waiters.push_back(CreditWaiter {
-            op,
-            peer,
-            is_message: true,
-            fence: Some(fence),
-        });
+    /// Queues an operation or a permit for a credit. A fenced operation also waits until all earlier
+    /// ones to its peer have ended.
+    pub(crate) fn enqueue(&mut self, waiter: CreditWaiter) {
+        self.fences += usize::from(waiter.is_fenced);
+        self.waiters.push_back(waiter);
     }
 
     /// Removes a waiter from the queue.
     pub(crate) fn remove(&mut self, op: OpKey) {
         self.waiters.retain(|waiter| waiter.op != op);
-        self.fences = self
-            .waiters
-            .iter()
-            .filter(|waiter| waiter.fence.is_some())
-            .count();
+        let fenced = self.waiters.iter().filter(|waiter| waiter.is_fenced);
+        self.fences = fenced.count();
     }
 
     /// Removes and returns the next waiter that can have a credit, and takes the credit for it.
@@ -141,29 +123,22 @@ impl TxCredits {
         let index =
             (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_in_transport))?;
         let next = self.waiters.remove(index)?;
-        self.fences -= usize::from(next.fence.is_some());
-        if !next.fence.is_some_and(|fence| fence.has_credit) {
-            self.try_grant(next.peer);
+        self.fences -= usize::from(next.is_fenced);
+        if !next.has_credit {
+            self.reacquire(next.peer);
         }
         Some(next.op)
     }
 
     fn is_ready(&self, index: usize, has_in_transport: &impl Fn(FiAddr) -> bool) -> bool {
-        let CreditWaiter { peer, fence, .. } = self.waiters[index];
-        let has_credit =
-            || self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer_limit;
-        if self.fences > 0
-            && self
-                .waiters
-                .range(..index)
-                .any(|earlier| earlier.peer == peer)
-        {
+        let waiter = self.waiters[index];
+        let peer = waiter.peer;
+        let mut earlier = self.waiters.range(..index);
+        if self.fences > 0 && earlier.any(|earlier| earlier.peer == peer) {
             return false;
         }
-        match fence {
-            None => has_credit(),
-            Some(fence) => (fence.has_credit || has_credit()) && !has_in_transport(peer),
-        }
+        let has_credit = waiter.has_credit || self.has_free_credit_for(peer);
+        has_credit && !(waiter.is_fenced && has_in_transport(peer))
     }
 
     /// Removes and returns all waiters, when the endpoint closes.
@@ -176,17 +151,8 @@ impl TxCredits {
         self.waiters.is_empty()
     }
 
-    fn try_grant(&mut self, peer: FiAddr) -> bool {
-        if self.free == 0
-            || self
-                .used
-                .get(&peer)
-                .is_some_and(|used| *used >= self.per_peer_limit)
-        {
-            return false;
-        }
-        self.reacquire(peer);
-        true
+    fn has_free_credit_for(&self, peer: FiAddr) -> bool {
+        self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer_limit
     }
 }
 
@@ -204,15 +170,22 @@ mod tests {
             index,
             generation: 0,
         };
+        let waiter = |index, peer| CreditWaiter {
+            op: op(index),
+            peer,
+            is_message: true,
+            is_fenced: false,
+            has_credit: false,
+        };
         let mut credits = TxCredits::new(8);
         assert!(credits.try_acquire(slow) && credits.try_acquire(slow));
         assert!(
             !credits.try_acquire(slow),
             "one peer may use a quarter of 8 credits"
         );
-        credits.enqueue(op(1), slow, true);
-        credits.enqueue(op(2), slow, true);
-        credits.enqueue(op(3), other, true);
+        credits.enqueue(waiter(1, slow));
+        credits.enqueue(waiter(2, slow));
+        credits.enqueue(waiter(3, other));
         assert_eq!(
             credits.next_ready(|_| false),
             Some(op(3)),
@@ -239,15 +212,22 @@ mod tests {
             index,
             generation: 0,
         };
+        let waiter = |index, peer, is_fenced, has_credit| CreditWaiter {
+            op: op(index),
+            peer,
+            is_message: true,
+            is_fenced,
+            has_credit,
+        };
         let mut credits = TxCredits::new(8);
         assert!(credits.try_acquire(peer) && credits.try_acquire(peer));
-        credits.enqueue_fenced(op(1), peer, FencedOp { has_credit: true });
+        credits.enqueue(waiter(1, peer, true, true));
         assert!(
             !credits.try_acquire(peer),
             "a new operation must not overtake the fence"
         );
-        credits.enqueue(op(2), peer, true);
-        credits.enqueue_fenced(op(3), other, FencedOp { has_credit: false });
+        credits.enqueue(waiter(2, peer, false, false));
+        credits.enqueue(waiter(3, other, true, false));
         let busy = |busy: bool| move |address| busy && address == peer;
         assert_eq!(
             credits.next_ready(busy(true)),
@@ -267,7 +247,7 @@ mod tests {
             Some(op(2)),
             "an operation behind the fence is not fenced itself"
         );
-        credits.enqueue_fenced(op(4), peer, FencedOp { has_credit: false });
+        credits.enqueue(waiter(4, peer, true, false));
         credits.remove(op(4));
         assert!(credits.has_no_waiters() && credits.next_ready(busy(false)).is_none());
     }
