@@ -13,7 +13,8 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{
-    ConnReqHandle, ConnectMode, ConnectParams, Connected, EndpointContext, EngineContext, WaitSet,
+    ConnReqHandle, ConnectMode, ConnectParams, Connected, EndpointConnection, EndpointContext,
+    EngineContext, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, RefusalReason, Result, Scheme};
@@ -540,27 +541,6 @@ impl ShmEndpoint {
         }
     }
 
-    /// Shuts the connection down. The peer still receives the completed sends from the ring.
-    pub(crate) fn shutdown(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        let Some(msg) = self.msg_mut() else { return };
-        if !matches!(msg.state, MsgConnectionState::Connected) {
-            return;
-        }
-        msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
-        msg.shutdown_reported = true;
-        let peer = msg.peer.clone();
-        self.send_acks(ctx);
-        if !ctx.shares_rx() {
-            ctx.fail_posted(&Error::Canceled);
-        }
-        self.rx_connections
-            .established()
-            .for_each(RxConnection::close);
-        self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
-        let reason = DownReason::Closed;
-        ctx.event(EventKind::Shutdown { peer, reason });
-    }
-
     /// Handles the end of one direction: ends the other direction too.
     pub(super) fn on_msg_ended(
         &mut self,
@@ -653,5 +633,28 @@ impl ShmEndpoint {
         ctx.fail_posted(error);
         // A multi-receive takes its messages in passes, and fails afterwards.
         msg.has_recvs_to_fail = ctx.rx_is_busy();
+    }
+}
+
+impl<E: EngineContext> EndpointConnection<E> for ShmEndpoint {
+    /// Shuts the connection down. The peer still receives the completed sends from the ring.
+    fn shutdown(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        let Some(msg) = self.msg_mut() else { return };
+        if !matches!(msg.state, MsgConnectionState::Connected) {
+            return;
+        }
+        msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
+        msg.shutdown_reported = true;
+        let peer = msg.peer.clone();
+        self.send_acks(ctx);
+        if !ctx.shares_rx() {
+            ctx.fail_posted(&Error::Canceled);
+        }
+        self.rx_connections
+            .established()
+            .for_each(RxConnection::close);
+        self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
+        let reason = DownReason::Closed;
+        ctx.event(EventKind::Shutdown { peer, reason });
     }
 }
