@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
+use fabric_core::stats::TransportStats;
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Result};
 
@@ -38,7 +39,7 @@ use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::RxConnections;
-use super::tx_connection::{QueueProgress, TxStats};
+use super::tx_connection::QueueProgress;
 use crate::sys::fork_guard::ForkGuard;
 
 use accept::RdmListener;
@@ -109,7 +110,7 @@ pub(crate) struct ShmEndpoint {
     local: LocalEndpoint,
     tx_settings: TxSettings,
     /// Counters of connections that were removed.
-    counters: TxStats,
+    counters: TransportStats,
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
     /// The connections from peers and the pending handshakes, by `rx_index`.
@@ -171,7 +172,7 @@ impl ShmEndpoint {
                 received_loans: ReceivedLoans::new(tx_settings.loan_pool.clone()),
             },
             tx_settings,
-            counters: TxStats::default(),
+            counters: TransportStats::default(),
             fork_guard: ForkGuard::current_process(),
             wait_set,
             has_rx_change_effects: ctx.shares_rx(),

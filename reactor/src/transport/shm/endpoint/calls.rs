@@ -336,18 +336,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             total.doorbells += peer.doorbells;
             total.single_copy_rx += peer.cma_stats().unwrap_or_default();
         }
-        TransportStats {
-            sent: total.sent,
-            written: total.written,
-            atomics: total.atomics,
-            doorbells: total.doorbells,
-            loaned: total.loaned,
-            segmented: total.segmented,
-            single_copy_tx: total.single_copy_tx,
-            single_copy_rx: total.single_copy_rx,
-            peers: self.rx_connections.established().count(),
-            ..TransportStats::default()
-        }
+        total.peers = self.rx_connections.established().count();
+        total
     }
 
     fn describe(&self) -> String {

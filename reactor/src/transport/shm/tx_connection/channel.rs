@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::matching::AckRequest;
+use fabric_core::stats::TransportStats;
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
@@ -28,7 +29,7 @@ use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::{TxSettings, cma};
-use super::{PayloadPath, PushOutcome, QueuedTx, TxStats};
+use super::{PayloadPath, PushOutcome, QueuedTx};
 
 /// Lines of a new segment: 128 KiB.
 pub(super) const RING_LINES: usize = 2048;
@@ -78,7 +79,7 @@ pub(super) struct TxChannel {
     /// Bounce buffer of RMA requests; created for the first request.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
     /// Operations over this channel.
-    pub(super) counters: TxStats,
+    pub(super) counters: TransportStats,
 }
 
 impl TxChannel {
@@ -120,7 +121,7 @@ impl TxChannel {
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
-            counters: TxStats::default(),
+            counters: TransportStats::default(),
         })
     }
 
