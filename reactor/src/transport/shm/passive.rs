@@ -19,17 +19,17 @@ use fabric_core::transport::{
     ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId,
     TransportEndpoint, WaitSet, WaitToken,
 };
-use fabric_core::{Address, Error, RefusalReason, Result};
+use fabric_core::{Address, RefusalReason, Result};
 use slab::Slab;
 
 use super::closer;
-use super::cm::{self, CmClientMessage, CmEndpoint, CmRequest};
-use super::control::{self, ControlMessage, ControlRead};
+use super::cm::{self, CmClientMessage, CmEndpoint, CmOffer};
+use super::control::{self, ControlMessage, ReadError};
 use super::endpoint::ShmToken;
 use super::rx_connection::{Rejection, admit, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::sys::timer::Timer;
 
 /// Connections accepted in one poll.
@@ -172,7 +172,7 @@ impl ShmPassiveEndpoint {
                 Ok(Some(socket)) => self.add_handshake(ctx, socket),
                 Ok(None) => return,
                 Err(errno) => {
-                    let error = Error::os("accept4", errno.raw_os_error());
+                    let error = os_error("accept4")(errno);
                     ctx.event(EventKind::InboundRefused { error });
                     return self.pause_accept();
                 }
@@ -245,10 +245,13 @@ impl ShmPassiveEndpoint {
             Err(rejection) => return self.reject(ctx, index, rejection),
         };
         let message = match cm::recv_client_message(&handshake.socket) {
-            ControlRead::WouldBlock => return,
-            ControlRead::HungUp => return drop(self.take_handshake(index)),
-            ControlRead::Message(message) => message,
-            refused => return self.reject(ctx, index, Rejection::of_read(&refused, client)),
+            Ok(Some(message)) => message,
+            Ok(None) => return,
+            Err(ReadError::HungUp) => return drop(self.take_handshake(index)),
+            Err(error) => {
+                let rejection = Rejection::of_read(error, placeholder_address(client.pid));
+                return self.reject(ctx, index, rejection);
+            }
         };
         let handled = match message {
             _ if handshake.request.is_some() => Err(malformed(client, "second connection message")),
@@ -386,7 +389,10 @@ impl RequestHandshake {
     fn on_request(
         &mut self,
         credentials: PeerCredentials,
-        CmRequest { client, segment }: CmRequest,
+        CmOffer {
+            endpoint: client,
+            segment,
+        }: CmOffer,
     ) -> Result<(), Rejection> {
         let peer = self.socket.peer_name().ok_or_else(|| {
             malformed(

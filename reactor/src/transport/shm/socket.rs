@@ -18,7 +18,7 @@
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
 //!   descriptors that are not memory.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -27,8 +27,9 @@ use fabric_core::transport::WaitSet;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown,
-    SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
 
 use super::closer;
@@ -219,7 +220,7 @@ impl ShmSocket {
                 });
             }
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
-            Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
+            Err(errno) => return Err(os_error("connect")(errno)),
         }
         let peer = self.credentials()?;
         peer.check_user(to)?;
@@ -281,6 +282,21 @@ impl ShmSocket {
         let name = name.abstract_name()?.strip_prefix(NAME_PREFIX.as_bytes())?;
         let name = Address::new(Scheme::Shm, std::str::from_utf8(name).ok()?).ok()?;
         (!name.name().is_empty()).then_some(name)
+    }
+
+    /// Sends a message with up to one descriptor, without blocking.
+    ///
+    /// # Errors
+    /// Errors of `sendmsg`, such as `AGAIN` for a full socket and `TOOMANYREFS` for too many
+    /// descriptors in flight.
+    pub(crate) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::net::sendmsg(self, &[IoSlice::new(message)], &mut control, flags).map(drop)
     }
 
     /// Returns whether the peer has hung up and all its messages were received.
@@ -478,7 +494,7 @@ fn bind(socket: &OwnedFd, at: &Address) -> Result<()> {
     match rustix::net::bind(socket, &socket_address(at, "bind")?) {
         Ok(()) => Ok(()),
         Err(Errno::ADDRINUSE) => Err(Error::AddressInUse(at.clone())),
-        Err(errno) => Err(Error::os("bind", errno.raw_os_error())),
+        Err(errno) => Err(os_error("bind")(errno)),
     }
 }
 

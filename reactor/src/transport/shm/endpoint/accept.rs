@@ -6,14 +6,14 @@ use std::time::Duration;
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
-use fabric_core::{Address, Error, RefusalReason, Result};
+use fabric_core::{Address, RefusalReason, Result};
 
 use super::super::closer;
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
 use super::super::socket::{self, ShmListener};
 use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::os_error::{epoll_ctl_error, os_error};
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
@@ -109,7 +109,7 @@ impl ShmEndpoint {
                     // connection is rejected.
                     listener.reserve_fd = None;
                     if let Ok(Some(socket)) = listener.socket.accept() {
-                        let error = Error::os("accept4", errno.raw_os_error());
+                        let error = os_error("accept4")(errno);
                         ctx.event(EventKind::InboundRefused { error });
                         control::send_control(
                             &socket,

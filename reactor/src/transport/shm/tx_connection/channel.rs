@@ -10,11 +10,13 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::flags::Caps;
 use fabric_core::matching::AckRequest;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
+use super::super::cm::{CmEndpoint, CmOffer};
 use super::super::control::{self, ControlMessage};
 use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
@@ -32,7 +34,7 @@ use super::super::{TxSettings, cma};
 use super::{PayloadPath, PushOutcome, QueuedTx};
 
 /// Lines of a new segment: 128 KiB.
-pub(super) const RING_LINES: usize = 2048;
+const RING_LINES: usize = 2048;
 /// Maximum bytes of one access to a mapped region. Longer accesses are executed in pieces.
 pub(super) const MAX_ACCESS_LEN: usize = 256 * 1024;
 /// Maximum bytes of a record without its payload: header word, tag, completion data, full length.
@@ -145,11 +147,19 @@ impl TxChannel {
         Ok(true)
     }
 
-    /// Takes the incarnation of this endpoint and the descriptor of the segment, for a connection
-    /// request or accept in place of the hello. `None` if they were sent before.
-    pub(super) fn take_segment(&mut self) -> Option<(u64, OwnedFd)> {
+    /// Takes the connection request or accept that is sent in place of the hello. `None` if it was
+    /// taken before.
+    pub(super) fn take_offer(&mut self, caps: Caps, private_data: &[u8]) -> Option<CmOffer> {
         let hello = self.unsent_hello.take()?;
-        Some((hello.incarnation, hello.segment))
+        Some(CmOffer {
+            endpoint: CmEndpoint {
+                lines: RING_LINES,
+                incarnation: hello.incarnation,
+                caps,
+                private_data: private_data.to_vec(),
+            },
+            segment: hello.segment,
+        })
     }
 
     /// Returns whether the hello was sent, or the connection request or accept in its place.
