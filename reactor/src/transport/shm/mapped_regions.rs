@@ -27,7 +27,6 @@ use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
-use super::shared_memory::is_valid;
 use crate::sys::mapping::SharedMapping;
 
 /// A region of the peer that this process has mapped.
@@ -90,7 +89,7 @@ impl MappedRegions {
         if self
             .mapped
             .get(self.last_used)
-            .is_none_or(|region| region.key != key || !is_valid(&region.mapping))
+            .is_none_or(|region| region.key != key || !region.mapping.is_open())
         {
             return self.find(key);
         }
@@ -105,7 +104,7 @@ impl MappedRegions {
             .mapped
             .binary_search_by_key(&key, |region| region.key)
             .ok()?;
-        if !is_valid(&self.mapped[self.last_used].mapping) {
+        if !self.mapped[self.last_used].mapping.is_open() {
             self.mapped.remove(self.last_used);
             return None;
         }
@@ -201,9 +200,9 @@ impl MappedRegions {
     ) {
         self.map_requests.retain(|(requested, _)| *requested != key);
         // Unmap regions that their owner has revoked.
-        self.mapped.retain(|region| is_valid(&region.mapping));
+        self.mapped.retain(|region| region.mapping.is_open());
         match region {
-            Ok(region) if is_valid(&region.mapping) => {
+            Ok(region) if region.mapping.is_open() => {
                 match self.mapped.binary_search_by_key(&key, |region| region.key) {
                     Ok(at) => self.mapped[at] = region,
                     Err(at) => self.mapped.insert(at, region),
@@ -266,7 +265,7 @@ impl RegionMemory for MappedRegionHandle {
     fn close(&self) {}
 
     fn is_open(&self) -> bool {
-        is_valid(&self.mapping) && self.disconnected.get().is_none()
+        self.mapping.is_open() && self.disconnected.get().is_none()
     }
 
     fn disconnect_error(&self) -> Option<Error> {
