@@ -21,7 +21,7 @@ use fabric_core::buf::{AnyBuf, CopySource, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::{
-    DirectRegion, RegionMemory, check_access, check_range, execute_atomic_array, required_access,
+    DirectRegion, RegionMemory, check_access, check_range, execute_atomic_array,
 };
 use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::tree::Class;
@@ -278,19 +278,9 @@ impl MappedRegion {
     /// byte in the region.
     #[inline]
     pub(crate) fn check_access(&self, kind: OpKind, remote: &RmaIov, len: usize) -> Result<usize> {
-        let atomic = remote.atomic;
-        check_access(
-            self.key,
-            self.access,
-            required_access(kind, atomic.map(|atomic| atomic.op)),
-        )?;
+        check_access(self.key, self.access, remote.required_access(kind))?;
         let offset = remote.offset.wrapping_sub(self.base);
-        check_range(
-            self.mapping.len(),
-            offset,
-            len,
-            atomic.map_or(1, |atomic| atomic.datatype.size()),
-        )
+        check_range(self.mapping.len(), offset, len, remote.align())
     }
 
     /// Returns whether the peer must be notified of this access: it has completion data, or the
