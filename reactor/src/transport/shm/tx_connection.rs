@@ -33,6 +33,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use super::TxSettings;
 use super::control::{self, ControlMessage};
 use super::rx_connection::PeerIdentity;
+use super::socket::{PeerCredentials, ShmSocket};
 use channel::{FRAGMENT_LEN, TxChannel};
 use iov_cursor::IovCursor;
 pub(crate) use iov_cursor::at_start;
@@ -388,12 +389,25 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         if self.is_closed() {
-            let mut channel =
-                TxChannel::connect(&self.peer_address, from, incarnation, &self.settings)?;
-            channel.socket.watch(wait, token)?;
+            let socket = ShmSocket::connect(&self.peer_address)?;
+            self.open_channel(socket, (from, incarnation), token, wait)?;
             self.end_reported = None;
-            self.state = TxConnectionState::Connecting(channel);
         }
+        Ok(())
+    }
+
+    /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
+    /// socket. `from` and `incarnation` are those of this endpoint.
+    pub(crate) fn open_channel(
+        &mut self,
+        socket: (ShmSocket, PeerCredentials),
+        (from, incarnation): (&Address, u64),
+        token: u64,
+        wait: &Arc<dyn WaitSet>,
+    ) -> Result<()> {
+        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
+        channel.socket.watch(wait, token)?;
+        self.state = TxConnectionState::Connecting(channel);
         Ok(())
     }
 

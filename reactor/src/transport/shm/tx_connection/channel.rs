@@ -85,16 +85,6 @@ pub(super) struct TxChannel {
 }
 
 impl TxChannel {
-    /// Connects to the peer's socket and creates a segment.
-    pub(super) fn connect(
-        peer: &Address,
-        from: &Address,
-        incarnation: u64,
-        settings: &TxSettings,
-    ) -> Result<Self> {
-        Self::new(ShmSocket::connect(peer)?, from, incarnation, settings)
-    }
-
     /// Creates a segment for a connection over this socket.
     pub(super) fn new(
         (socket, credentials): (ShmSocket, PeerCredentials),

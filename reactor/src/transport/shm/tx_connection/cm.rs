@@ -10,7 +10,6 @@ use fabric_core::{Address, Result};
 use super::super::cm::{self, CmAnswer, CmOffer};
 use super::super::control::ControlRead;
 use super::super::socket::{PeerCredentials, ShmSocket};
-use super::channel::TxChannel;
 use super::{TxConnection, TxConnectionState};
 
 impl TxConnection {
@@ -27,21 +26,6 @@ impl TxConnection {
     ) -> Result<()> {
         let socket = ShmSocket::connect_from(from, &self.peer_address)?;
         self.open_channel(socket, (from, incarnation), token, wait)
-    }
-
-    /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
-    /// socket. `from` and `incarnation` are those of this endpoint.
-    pub(crate) fn open_channel(
-        &mut self,
-        socket: (ShmSocket, PeerCredentials),
-        (from, incarnation): (&Address, u64),
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<()> {
-        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
-        channel.socket.watch(wait, token)?;
-        self.state = TxConnectionState::Connecting(channel);
-        Ok(())
     }
 
     /// Receives a message of the passive endpoint: its nonce, or the answer to the connection

@@ -240,6 +240,7 @@ mod tests {
     use super::super::super::TxSettings;
     use super::super::super::cma::SingleCopyPolicy;
     use super::super::super::loans::LoanPool;
+    use super::super::super::socket::ShmSocket;
     use super::super::channel::TxChannel;
     use super::*;
 
@@ -261,7 +262,8 @@ mod tests {
             loan_pool: LoanPool::default(),
             single_copy: SingleCopyPolicy::from_len(usize::MAX),
         };
-        let channel = TxChannel::connect(&peer, &peer, 1, &settings).unwrap();
+        let socket = ShmSocket::connect(&peer).unwrap();
+        let channel = TxChannel::new(socket, &peer, 1, &settings).unwrap();
         // The socket's send buffer has no room for the hello.
         while rustix::net::send(&channel.socket, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
         let mut tx = TxConnection::new(peer, addr, settings);
