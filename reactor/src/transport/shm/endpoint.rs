@@ -144,7 +144,7 @@ impl ShmEndpoint {
         config: ShmConfig<'_>,
     ) -> Result<Self> {
         let token = ShmToken::Listener.pack(ctx.ep());
-        let listener = RdmListener::open(&name, &*config.wait_set, token)?;
+        let listener = RdmListener::open(&name, &config.wait_set, token)?;
         Ok(Self::new(ctx, name, ShmEndpointKind::Rdm(listener), config))
     }
 
@@ -269,9 +269,6 @@ impl Drop for ShmEndpoint {
     fn drop(&mut self) {
         if !self.fork_guard.in_original_process() {
             return;
-        }
-        if let ShmEndpointKind::Rdm(listener) = &mut self.kind {
-            listener.pause(&*self.wait_set);
         }
         self.rx_connections
             .established()

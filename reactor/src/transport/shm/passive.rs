@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ use super::endpoint::ShmToken;
 use super::rx_connection::{Rejection, admit, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
-use crate::sys::os_error::{epoll_ctl_error, os_error};
+use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
 /// Connections accepted in one poll.
@@ -132,13 +131,9 @@ impl<E: EngineContext> ConnectionRequests<E> for ShmPassiveEndpoint {
 impl ShmPassiveEndpoint {
     /// Opens a passive endpoint, which listens at this name.
     pub(crate) fn open(id: EpId, name: Address, wait_set: Arc<dyn WaitSet>) -> Result<Self> {
-        let timer = Timer::new()?;
-        let listener = ShmListener::open(&name)?;
-        timer.watch(&*wait_set, ShmToken::Timer.pack(id))?;
-        if let Err(error) = wait_set.watch(listener.as_fd(), ShmToken::Listener.pack(id)) {
-            timer.unwatch(&*wait_set);
-            return Err(epoll_ctl_error(error));
-        }
+        let timer = Timer::new(&wait_set, ShmToken::Timer.pack(id))?;
+        let mut listener = ShmListener::open(&name)?;
+        listener.watch(&wait_set, ShmToken::Listener.pack(id))?;
         Ok(Self {
             id,
             name,
@@ -189,7 +184,7 @@ impl ShmPassiveEndpoint {
     /// Stops accepting. The listener is not watched, because connections in the backlog keep it
     /// readable.
     fn stop_accepting(&mut self, state: AcceptState) {
-        self.wait_set.unwatch(self.listener.as_fd());
+        self.listener.unwatch();
         self.accept_state = state;
     }
 
@@ -197,7 +192,7 @@ impl ShmPassiveEndpoint {
     /// `arm_timer` sets the timer for another try.
     fn resume_accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let token = ShmToken::Listener.pack(self.id);
-        if self.wait_set.watch(self.listener.as_fd(), token).is_err() {
+        if self.listener.watch(&self.wait_set, token).is_err() {
             self.accept_state = AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY);
             return;
         }
@@ -363,18 +358,6 @@ impl ShmPassiveEndpoint {
             self.reject(ctx, oldest, rejection);
         }
         self.arm_timer();
-    }
-}
-
-impl Drop for ShmPassiveEndpoint {
-    fn drop(&mut self) {
-        if !self.listener.in_original_process() {
-            return;
-        }
-        if self.accept_state == AcceptState::Accepting {
-            self.wait_set.unwatch(self.listener.as_fd());
-        }
-        self.timer.unwatch(&*self.wait_set);
     }
 }
 

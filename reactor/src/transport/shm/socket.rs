@@ -37,6 +37,7 @@ use crate::sys::fork_guard::ForkGuard;
 use crate::sys::memfd;
 use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::sys::sockopt;
+use crate::sys::watched_fd::WatchedFd;
 
 pub(crate) use crate::sys::sockopt::PeerCredentials;
 
@@ -51,10 +52,8 @@ const MAX_DRAINED_MESSAGES: usize = 32;
 const SCM_MAX_FD: usize = 253;
 
 /// A listening Unix socket.
-#[derive(Debug)]
 pub(crate) struct ShmListener {
-    fd: OwnedFd,
-    fork_guard: ForkGuard,
+    socket: WatchedFd,
 }
 
 /// A connected Unix socket.
@@ -135,22 +134,30 @@ impl ShmListener {
         drop(reserve);
         bind(&socket, at)?;
         rustix::net::listen(&socket, BACKLOG).map_err(os_error("listen"))?;
-        Ok(Self {
-            fd: socket,
-            fork_guard: ForkGuard::current_process(),
-        })
+        let socket = WatchedFd::new(socket);
+        Ok(Self { socket })
     }
 
-    /// Returns false in a forked child.
-    pub(crate) fn in_original_process(&self) -> bool {
-        self.fork_guard.in_original_process()
+    /// Watches the listener in the domain's epoll set, which reports `token`, until the listener is
+    /// dropped or unwatched.
+    pub(crate) fn watch(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
+        self.socket.watch(wait_set, token)
+    }
+
+    /// Stops watching the listener.
+    pub(crate) fn unwatch(&mut self) {
+        self.socket.unwatch();
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.socket.is_watched()
     }
 
     /// Accepts a connection; `None` if none is waiting.
     pub(crate) fn accept(&self) -> Result<Option<ShmSocket>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
-            return match rustix::net::accept_with(&self.fd, flags) {
+            return match rustix::net::accept_with(&self.socket, flags) {
                 Ok(socket) => Ok(Some(ShmSocket::new(socket))),
                 Err(Errno::AGAIN) => Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -160,20 +167,15 @@ impl ShmListener {
     }
 }
 
-impl AsFd for ShmListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 impl Drop for ShmListener {
     fn drop(&mut self) {
-        if !self.in_original_process() {
+        if !self.socket.in_original_process() {
             return;
         }
+        self.unwatch();
         // No peer can connect any more. Connections in the backlog may hold descriptors of peers,
         // so they are closed as accepted ones are.
-        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         while let Ok(Some(socket)) = self.accept() {
             drop(socket);
         }

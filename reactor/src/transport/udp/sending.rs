@@ -55,7 +55,6 @@ impl UdpEndpoint {
             else {
                 break;
             };
-            let tx_op = TxOp::new(OpKind::Send, peer);
             let payload = ctx.payload(op);
             let len = payload.len();
             let outcome = match self
@@ -67,7 +66,7 @@ impl UdpEndpoint {
                     self.wait_writable();
                     break;
                 }
-                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, tx_op.tag)),
+                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, None)),
                 Some(Err(error)) => Outcome::failed(error),
                 None => Outcome::failed(Error::StaleAddress(peer)),
             };

@@ -68,8 +68,7 @@ struct ShmConnectAttempt {
     /// The socket of the direction from the server to the client, once it is connected.
     reverse: Option<ShmSocket>,
     /// Expires when the connect timeout has passed.
-    timer: Timer,
-    wait_set: Arc<dyn WaitSet>,
+    _timer: Timer,
 }
 
 /// Message that was received while the client waits for the answer, and that is not handled yet.
@@ -92,29 +91,21 @@ fn violation(peer: Address, what: &'static str) -> Error {
 }
 
 impl ShmConnectAttempt {
-    /// Starts the timer of an attempt, and watches the timer.
+    /// Starts the timer of an attempt.
     fn start(
         (caps, private_data): (Caps, &[u8]),
         timeout: Duration,
         wait_set: &Arc<dyn WaitSet>,
         token: u64,
     ) -> Result<Self> {
-        let timer = Timer::new()?;
-        timer.watch(&**wait_set, token)?;
+        let timer = Timer::new(wait_set, token)?;
         timer.set(Some(timeout));
         Ok(Self {
             caps,
             private_data: private_data.to_vec(),
             reverse: None,
-            timer,
-            wait_set: wait_set.clone(),
+            _timer: timer,
         })
-    }
-}
-
-impl Drop for ShmConnectAttempt {
-    fn drop(&mut self) {
-        self.timer.unwatch(&*self.wait_set);
     }
 }
 
@@ -382,8 +373,8 @@ impl ShmEndpoint {
         }
         let segment = Segment::map_from_peer(&segment, server.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()).error)?;
-        let rx = self.new_msg_rx(ctx, (credentials, server.incarnation), segment, reverse);
-        self.insert_msg_rx(rx)?.send_accept();
+        self.add_msg_rx(ctx, (credentials, server.incarnation), segment, reverse)?
+            .send_accept();
         if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.establish(server.incarnation);
         }
@@ -438,9 +429,8 @@ impl ShmEndpoint {
         // The receiving end, over the socket of the request.
         let tx_caps = request.client.caps;
         let identity = (request.credentials, request.client.incarnation);
-        let rx = self.new_msg_rx(ctx, identity, request.segment, socket);
         let tx_connections = self.tx_connections.clone();
-        let rx = self.insert_msg_rx(rx)?;
+        let rx = self.add_msg_rx(ctx, identity, request.segment, socket)?;
         let sent = tx_connections.lock(tx_index).map(|mut tx| {
             tx.send_offer(caps, private_data, |_, offer| {
                 cm::send_accept(rx.socket(), offer)
@@ -462,14 +452,15 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Creates the receiving end for a peer with these credentials and this incarnation.
-    fn new_msg_rx(
+    /// Creates the receiving end for a peer with these credentials and this incarnation, watches
+    /// its socket, and adds it to the incoming connections.
+    fn add_msg_rx(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         (credentials, incarnation): (PeerCredentials, u64),
         segment: Segment,
         socket: ShmSocket,
-    ) -> RxConnection {
+    ) -> Result<&RxConnection> {
         let peer = self
             .msg()
             .map_or_else(|| self.name.clone(), |msg| msg.peer.clone());
@@ -478,12 +469,7 @@ impl ShmEndpoint {
         let key = ctx.add_sender(key, &peer);
         let end = (peer, credentials, incarnation);
         // Messages have no source: a connected endpoint has one peer and no address vector.
-        RxConnection::establish(end, self.local.clone(), segment, socket, key)
-    }
-
-    /// Watches the socket of the receiving end, and adds the receiving end to the incoming
-    /// connections.
-    fn insert_msg_rx(&mut self, mut rx: RxConnection) -> Result<&RxConnection> {
+        let mut rx = RxConnection::establish(end, self.local.clone(), segment, socket, key);
         let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
         rx.watch(&self.wait_set, token)?;
         let rx_index = self.rx_connections.insert_established(Box::new(rx));
