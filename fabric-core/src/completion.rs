@@ -219,10 +219,7 @@ impl Outcome {
     /// Creates a failure before any byte was moved.
     #[must_use]
     pub fn failed(error: Error) -> Self {
-        Self {
-            transfer: Transfer::default(),
-            error: Some(Box::new(error)),
-        }
+        Self::partial(Transfer::default(), error)
     }
 
     /// Creates a failure after some bytes were moved.

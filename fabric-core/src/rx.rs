@@ -49,9 +49,9 @@ use crate::op::{EpId, OpKey};
 use acks::UnsentAcks;
 use budget::{UNEXPECTED_OVERHEAD, UnexpectedBudget};
 use claim::ClaimTable;
-use lost::{OnLoss, PartialReceive};
+use lost::OnLoss;
 use multi::{MatchResult, QueuedMultiRecv};
-use partial::{PartialTarget, Reassembly, append_copy};
+use partial::{PartialReceive, PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
 
@@ -581,18 +581,7 @@ impl RxQueue {
             Some(id) => {
                 self.unsent_acks.push_match(&mut envelope);
                 let target = match engine.adopt_partial(op, message.bytes, envelope.len) {
-                    Ok((capacity, written)) => {
-                        self.partials.add_receive(PartialReceive {
-                            op,
-                            partial: id,
-                            on_loss,
-                        });
-                        PartialTarget::Receive {
-                            op,
-                            capacity,
-                            written,
-                        }
-                    }
+                    Ok(room) => self.partials.add_receive(id, (op, on_loss), room),
                     Err(error) => {
                         self.fail_without_memory(engine, op, &envelope, error);
                         PartialTarget::Discard

@@ -117,6 +117,23 @@ pub struct TransportStats {
     pub peers: usize,
 }
 
+impl std::ops::AddAssign for TransportStats {
+    fn add_assign(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.written += other.written;
+        self.atomics += other.atomics;
+        self.doorbells += other.doorbells;
+        self.loaned += other.loaned;
+        self.segmented += other.segmented;
+        self.single_copy_tx += other.single_copy_tx;
+        self.single_copy_rx += other.single_copy_rx;
+        self.zero_copy += other.zero_copy;
+        self.zero_copy_fallbacks += other.zero_copy_fallbacks;
+        self.dropped += other.dropped;
+        self.peers += other.peers;
+    }
+}
+
 impl EndpointStats {
     /// Counts a successful operation.
     #[doc(hidden)]

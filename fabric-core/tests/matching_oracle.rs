@@ -477,7 +477,16 @@ impl MatcherComparison {
             | MatcherCall::Requeue(..) => {}
             MatcherCall::AssignSource(peer) => {
                 let (peer, source) = (PeerKey(peer as u32), self.sources[peer]);
-                let matched = self.matcher.assign_source_and_match(&[peer], source);
+                let keys = self.matcher.assign_source(&[peer], source);
+                let matched: Vec<_> = keys
+                    .into_iter()
+                    .filter_map(|key| {
+                        let envelope = self.matcher.message(key)?.clone();
+                        let receive = self.matcher.match_message(&envelope)?;
+                        let (envelope, body) = self.matcher.take_message(key)?;
+                        Some((receive, envelope, body))
+                    })
+                    .collect();
                 assert_eq!(matched, self.oracle.assign_source_and_match(peer, source));
                 self.record("matched by an assigned source", matched.len());
                 self.taken.extend(

@@ -177,14 +177,8 @@ impl AnyBuf {
     pub fn write_at(&mut self, at: usize, source: &dyn CopySource, from: usize, count: usize) {
         match self {
             Self::Vec(buf) => append(buf, at, source, from, count),
-            Self::Pooled(buf) => {
-                buf.grow(at, count);
-                append(buf.vec_mut(), at, source, from, count);
-            }
-            Self::Loaned(buf) => {
-                buf.pooled_mut().grow(at, count);
-                append(buf.pooled_mut().vec_mut(), at, source, from, count);
-            }
+            Self::Pooled(buf) => buf.write_at(at, source, from, count),
+            Self::Loaned(buf) => buf.pooled_mut().write_at(at, source, from, count),
             Self::BytesMut(buf) => {
                 buf.truncate(at);
                 assert_eq!(buf.len(), at, "bytes are written in order");

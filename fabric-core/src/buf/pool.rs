@@ -6,6 +6,7 @@ use std::{fmt, mem};
 
 use bytes::Bytes;
 
+use super::CopySource;
 use crate::error::{Error, Result};
 
 /// Base-2 logarithms of the smallest and largest size that the pool keeps.
@@ -223,6 +224,19 @@ impl PooledBuf {
                 pool.recycle(old);
             }
         }
+    }
+
+    /// Copies `count` bytes of `source`, from offset `from` on, to offset `at`, after growing the
+    /// buffer; bytes from `at` on are discarded.
+    pub(crate) fn write_at(
+        &mut self,
+        at: usize,
+        source: &dyn CopySource,
+        from: usize,
+        count: usize,
+    ) {
+        self.grow(at, count);
+        super::append(&mut self.data, at, source, from, count);
     }
 
     pub(crate) fn vec_mut(&mut self) -> &mut Vec<u8> {

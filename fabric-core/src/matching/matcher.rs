@@ -247,38 +247,10 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// Sets the source of all unexpected messages without a source from the peer that has these
-    /// keys, after the peer's address was inserted, and matches the messages.
+    /// keys, after the peer's address was inserted. Returns the keys of the messages, in arrival
+    /// order: each is to be offered to the posted receives.
     ///
-    /// Each of these messages, the earliest arrived first, is offered to the posted receives.
-    /// Matched receives and messages leave both queues and are returned in arrival order, with the
-    /// new source in the envelope. Messages that have a source keep it. Reads all unexpected
-    /// messages, and searches the receives once for each message of the peer.
-    #[must_use = "the matched messages are lost if dropped"]
-    pub fn assign_source_and_match(
-        &mut self,
-        peers: &[PeerKey],
-        source: FiAddr,
-    ) -> Vec<(R, Envelope, M)> {
-        let mut matched = Vec::new();
-        for key in self.assign_source(peers, source) {
-            let Some(receive) = self
-                .unexpected
-                .get(key)
-                .and_then(|envelope| self.posted.take_match(envelope))
-            else {
-                continue;
-            };
-            matched.extend(
-                self.unexpected
-                    .take(key)
-                    .map(|(envelope, message)| (receive, envelope, message)),
-            );
-        }
-        matched
-    }
-
-    /// As [`assign_source_and_match`](Self::assign_source_and_match) without matching: returns the
-    /// keys of the messages, in arrival order.
+    /// Messages that have a source keep it. Reads all unexpected messages.
     #[must_use = "posted receives may accept these messages"]
     pub fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<UnexpectedKey> {
         self.unexpected.assign_source(peers, source)

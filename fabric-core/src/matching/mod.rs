@@ -20,7 +20,7 @@
 //!   source compete in posting order.
 //! * A message from a sender without an address handle matches only receives from any source. When
 //!   the address is inserted, unexpected messages are offered again, as in libfabric's own
-//!   providers: [`Matcher::assign_source_and_match`].
+//!   providers: [`Matcher::assign_source`].
 //! * A message that was matched and then not delivered returns to its old place, by its arrival
 //!   number.
 //!

@@ -1,6 +1,6 @@
 //! Reasons for which a peer's access to a region is refused, and their encoding.
 
-use super::{Region, RmaIov, check_access, misaligned_error, required_access};
+use super::{Region, RmaIov, check_access, misaligned_error};
 use crate::completion::OpKind;
 use crate::error::Error;
 use crate::flags::Access;
@@ -34,14 +34,9 @@ impl AccessError {
         let Some(region) = region.filter(|region| region.access.intersects(remote_rights)) else {
             return Err(Self::UnknownKey);
         };
-        let atomic = remote.atomic;
-        let rights = required_access(kind, atomic.map(|atomic| atomic.op));
-        check_access(remote.key, region.access, rights).map_err(|_| Self::NotGranted)?;
-        match region.checked_offset(
-            remote.offset,
-            rest,
-            atomic.map_or(1, |atomic| atomic.datatype.size()),
-        ) {
+        check_access(remote.key, region.access, remote.required_access(kind))
+            .map_err(|_| Self::NotGranted)?;
+        match region.checked_offset(remote.offset, rest, remote.align()) {
             Ok(at) => Ok((region, at)),
             Err(Error::OutOfBounds { .. }) => Err(Self::OutOfBounds(region.memory.len())),
             Err(_) => Err(Self::Misaligned),
@@ -76,12 +71,7 @@ impl AccessError {
     /// `remote`.
     #[must_use]
     pub fn to_error(self, remote: &RmaIov, rest: usize) -> Error {
-        let RmaIov {
-            key,
-            offset,
-            atomic,
-            ..
-        } = *remote;
+        let RmaIov { key, offset, .. } = *remote;
         match self {
             Self::UnknownKey => Error::Key {
                 key,
@@ -96,9 +86,7 @@ impl AccessError {
                 len: rest,
                 limit,
             },
-            Self::Misaligned => {
-                misaligned_error(offset, atomic.map_or(1, |atomic| atomic.datatype.size()))
-            }
+            Self::Misaligned => misaligned_error(offset, remote.align()),
         }
     }
 }

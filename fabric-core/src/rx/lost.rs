@@ -12,7 +12,6 @@ use crate::op::OpKey;
 
 use super::RxQueue;
 use super::engine::RxEngine;
-use super::partial::PartialId;
 
 /// What happens to a receive when its arriving message is lost.
 #[derive(Clone, Copy, Debug)]
@@ -43,15 +42,6 @@ impl OnLoss {
             Self::Discard
         }
     }
-}
-
-/// A receive in which a message is arriving.
-#[derive(Debug)]
-pub(super) struct PartialReceive {
-    pub(super) op: OpKey,
-    /// The message that fills the receive.
-    pub(super) partial: PartialId,
-    pub(super) on_loss: OnLoss,
 }
 
 impl RxQueue {

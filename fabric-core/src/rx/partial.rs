@@ -10,7 +10,7 @@ use crate::op::OpKey;
 
 use super::claim::ClaimId;
 use super::engine::RxEngine;
-use super::lost::PartialReceive;
+use super::lost::OnLoss;
 use super::multi::MatchResult;
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
 
@@ -62,6 +62,15 @@ impl PartialMessage {
     }
 }
 
+/// A receive in which a message is arriving.
+#[derive(Debug)]
+pub(super) struct PartialReceive {
+    pub(super) op: OpKey,
+    /// The message that fills the receive.
+    pub(super) partial: PartialId,
+    pub(super) on_loss: OnLoss,
+}
+
 /// The messages that arrive in pieces, or are copied in chunks, and the receives that they fill.
 #[derive(Debug, Default)]
 pub(super) struct Reassembly {
@@ -73,7 +82,7 @@ pub(super) struct Reassembly {
 
 impl Reassembly {
     /// Returns the id of the next message.
-    fn next_id(&self) -> PartialId {
+    pub(super) fn next_id(&self) -> PartialId {
         PartialId(self.messages.vacant_key())
     }
 
@@ -102,9 +111,24 @@ impl Reassembly {
         self.messages.iter_mut().map(|(_, message)| message)
     }
 
-    /// Adds a receive in which a message is arriving.
-    pub(super) fn add_receive(&mut self, receive: PartialReceive) {
-        self.receives.push(receive);
+    /// Adds a receive in which the message `partial` is arriving; it has room for `capacity` bytes,
+    /// of which `written` are in its buffer. Returns the target of the message.
+    pub(super) fn add_receive(
+        &mut self,
+        partial: PartialId,
+        (op, on_loss): (OpKey, OnLoss),
+        (capacity, written): (usize, usize),
+    ) -> PartialTarget {
+        self.receives.push(PartialReceive {
+            op,
+            partial,
+            on_loss,
+        });
+        PartialTarget::Receive {
+            op,
+            capacity,
+            written,
+        }
     }
 
     /// Removes and returns the record that a message is arriving in this receive.
@@ -152,18 +176,7 @@ impl RxQueue {
             Some((op, on_loss)) => {
                 self.unsent_acks.push_match(&mut envelope);
                 match engine.begin_fill(op, envelope.len) {
-                    Ok(capacity) => {
-                        self.partials.add_receive(PartialReceive {
-                            op,
-                            partial: id,
-                            on_loss,
-                        });
-                        PartialTarget::Receive {
-                            op,
-                            capacity,
-                            written: 0,
-                        }
-                    }
+                    Ok(capacity) => self.partials.add_receive(id, (op, on_loss), (capacity, 0)),
                     Err(error) => {
                         failed = Some((op, error));
                         PartialTarget::Discard
@@ -322,7 +335,5 @@ impl RxQueue {
 
 /// Appends a copy of `bytes` to a pooled buffer.
 pub(super) fn append_copy(buffer: &mut PooledBuf, bytes: &dyn CopySource) {
-    let end = buffer.len();
-    buffer.grow(end, bytes.len());
-    crate::buf::append(buffer.vec_mut(), end, bytes, 0, bytes.len());
+    buffer.write_at(buffer.len(), bytes, 0, bytes.len());
 }

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::engine::RxEngine;
-use super::lost::{OnLoss, PartialReceive};
+use super::lost::OnLoss;
 use super::multi::MatchResult;
 use super::partial::PartialId;
 use super::partial::{PartialMessage, PartialTarget};
@@ -174,18 +174,9 @@ impl RxQueue {
                 return self.fail_without_memory(engine, op, &envelope, error);
             }
         };
-        let target = PartialTarget::Receive {
-            op,
-            capacity,
-            written: 0,
-        };
-        let partial = PartialMessage::new(envelope, target);
-        let id = self.partials.insert(partial);
-        self.partials.add_receive(PartialReceive {
-            op,
-            partial: id,
-            on_loss,
-        });
+        let id = self.partials.next_id();
+        let target = self.partials.add_receive(id, (op, on_loss), (capacity, 0));
+        self.partials.insert(PartialMessage::new(envelope, target));
         self.peer_copies.copies.push_back((id, memory));
     }
 

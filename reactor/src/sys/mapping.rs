@@ -28,6 +28,7 @@ use std::sync::atomic::{self, AtomicU8, AtomicU16, Ordering, fence};
 use fabric_core::Result;
 use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
 use fabric_core::buf::CopySource;
+use fabric_core::mr::RegionMemory;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -100,81 +101,31 @@ impl SharedMapping {
         })
     }
 
-    /// Returns the bytes of the body.
-    pub(crate) fn len(&self) -> usize {
-        self.body.len
-    }
-
-    /// Returns the address of the body.
-    pub(crate) fn address(&self) -> u64 {
-        self.body.start.addr().get() as u64
-    }
-
     /// Returns whether `bytes` is a slice of the first bytes of the body: the same memory, not
     /// equal bytes.
     pub(crate) fn is_prefix(&self, bytes: &[u8]) -> bool {
         std::ptr::eq(self.body.start.as_ptr(), bytes.as_ptr()) && bytes.len() <= self.body.len
     }
 
-    /// Loads the word at this offset of the head, with acquire.
-    #[inline]
-    pub(crate) fn load_head(&self, offset: usize) -> u32 {
-        // SAFETY: the word is only loaded, relaxed.
-        let value = unsafe { self.head_word(offset) }.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        value
-    }
-
-    /// Stores the word at this offset of the head, with release.
+    /// Stores in the validity word whether the memory is valid, with release.
     ///
     /// # Panics
     /// If the mapping is not writable.
-    pub(crate) fn store_head(&self, offset: usize, value: u32) {
+    pub(crate) fn set_valid(&self, valid: bool) {
         assert!(self.writable, "write to a read-only mapping");
         // SAFETY: the mapping is writable.
-        unsafe { self.head_word(offset) }.store(value, Ordering::Release);
+        unsafe { self.validity() }.store(u32::from(valid), Ordering::Release);
     }
 
-    /// Returns a word of the head.
+    /// Returns the validity word, the first word of the head.
     ///
     /// # Safety
     /// If the mapping is not writable, the word is only accessed by relaxed loads.
     #[inline]
-    unsafe fn head_word(&self, offset: usize) -> &atomic::AtomicU32 {
-        check_head_offset(offset, 4);
-        // SAFETY: mapped and aligned, by the check above, and only accessed as an atomic.
-        unsafe { self.body.start.sub(HEAD_LEN - offset).cast().as_ref() }
-    }
-
-    /// Copies bytes to byte `at` of the body. Eight bytes at a multiple of eight are stored as one
-    /// atomic word with release.
-    ///
-    /// # Panics
-    /// If the range is not within the body, or the mapping is not writable.
-    #[inline]
-    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(self.writable, "write to a read-only mapping");
-        let to = self.body.ptr_at(at, bytes.len());
-        match <[u8; 8]>::try_from(bytes) {
-            Ok(word) if at.is_multiple_of(8) => {
-                // SAFETY: eight mapped bytes at a multiple of eight, since the body begins at a
-                // page.
-                let cell: &atomic::AtomicU64 = unsafe { to.cast().as_ref() };
-                cell.store(u64::from_ne_bytes(word), Ordering::Release);
-            }
-            // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
-            // overlap.
-            _ => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
-        }
-    }
-
-    /// Copies bytes from byte `at` of the body on, as [`MappedRange`] does.
-    ///
-    /// # Panics
-    /// If the range is not within the body.
-    #[inline]
-    pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
-        self.range(at, out.len()).copy_to_init(0, out);
+    unsafe fn validity(&self) -> &atomic::AtomicU32 {
+        // SAFETY: the head is mapped and begins at a page, and the word is only accessed as an
+        // atomic.
+        unsafe { self.body.start.sub(HEAD_LEN).cast().as_ref() }
     }
 
     /// Returns `len` bytes from byte `start` of the body, to be copied out.
@@ -217,15 +168,48 @@ impl SharedMapping {
         // guarantee.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
+}
 
-    /// Executes an atomic operation on the value at byte `at` of the body. Returns the value
-    /// before.
+impl RegionMemory for SharedMapping {
+    fn len(&self) -> usize {
+        self.body.len
+    }
+
+    /// Copies bytes from byte `at` of the body on, as [`MappedRange`] does.
     ///
     /// # Panics
-    /// If the value is not aligned or not within the body, or the operation writes and the mapping
-    /// is not writable.
+    /// If the range is not within the body.
     #[inline]
-    pub(crate) fn execute_atomic(
+    fn read(&self, at: usize, out: &mut [u8]) {
+        self.range(at, out.len()).copy_to_init(0, out);
+    }
+
+    /// Copies bytes to byte `at` of the body. Eight bytes at a multiple of eight are stored as one
+    /// atomic word with release.
+    ///
+    /// # Panics
+    /// If the range is not within the body, or the mapping is not writable.
+    #[inline]
+    fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(self.writable, "write to a read-only mapping");
+        let to = self.body.ptr_at(at, bytes.len());
+        match <[u8; 8]>::try_from(bytes) {
+            Ok(word) if at.is_multiple_of(8) => {
+                // SAFETY: eight mapped bytes at a multiple of eight, since the body begins at a
+                // page.
+                let cell: &atomic::AtomicU64 = unsafe { to.cast().as_ref() };
+                cell.store(u64::from_ne_bytes(word), Ordering::Release);
+            }
+            // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
+            // overlap.
+            _ => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
+        }
+    }
+
+    /// # Panics
+    /// As the trait states, and if the operation writes and the mapping is not writable.
+    #[inline]
+    fn execute_atomic(
         &self,
         at: usize,
         op: AtomicOp,
@@ -266,6 +250,21 @@ impl SharedMapping {
         };
         fence(Ordering::Acquire);
         value
+    }
+
+    // Only the owner of the memory closes it.
+    fn close(&self) {}
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        // SAFETY: the word is only loaded, relaxed.
+        let valid = unsafe { self.validity() }.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        valid == 1
+    }
+
+    fn address(&self) -> u64 {
+        self.body.start.addr().get() as u64
     }
 }
 
@@ -546,15 +545,15 @@ mod tests {
         let memory = memfd::create("read-only", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
         let writable = SharedMapping::map(&memory, 64, true).unwrap();
         writable.write(8, &7u64.to_ne_bytes());
-        writable.store_head(4, 9);
+        writable.set_valid(true);
         let mapping = SharedMapping::map(&memory, 64, false).unwrap();
-        assert_eq!(mapping.load_head(4), 9);
+        assert!(mapping.is_open());
         let read = |datatype| mapping.execute_atomic(8, AtomicOp::Read, datatype, 0, 0);
         for datatype in [Datatype::U8, Datatype::U16, Datatype::U32, Datatype::U64] {
             assert_eq!(read(datatype), 7);
         }
         assert!(panics(|| mapping.write(8, &[1])));
-        assert!(panics(|| mapping.store_head(4, 1)));
+        assert!(panics(|| mapping.set_valid(false)));
         assert!(panics(|| mapping.execute_atomic(
             8,
             AtomicOp::Sum,

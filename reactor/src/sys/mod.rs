@@ -10,6 +10,7 @@
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
 //! | `datagrams` | many datagrams with one call |
+//! | `watched_fd` | descriptors in an epoll set |
 //! | `timer` | timers in an epoll set |
 //! | `fork_guard` | whether the process is a forked child |
 //! | `process_local` | a value of each process, which a forked child replaces |
@@ -28,6 +29,7 @@ pub(crate) mod sockopt;
 pub(crate) mod sync;
 pub(crate) mod timer;
 pub(crate) mod uring;
+pub(crate) mod watched_fd;
 
 #[cfg(all(test, loom))]
 pub(crate) use crate::models::EpollSet;

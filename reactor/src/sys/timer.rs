@@ -1,46 +1,27 @@
 //! A timerfd that is watched by an epoll set, like a socket.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::Result;
 use fabric_core::transport::WaitSet;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use super::fork_guard::ForkGuard;
-use super::os_error::{epoll_ctl_error, os_error};
+use super::os_error::os_error;
+use super::watched_fd::WatchedFd;
 
 /// A timerfd that is watched by an epoll set, like a socket.
-#[derive(Debug)]
-pub(crate) struct Timer {
-    fd: OwnedFd,
-    fork_guard: ForkGuard,
-}
+pub(crate) struct Timer(WatchedFd);
 
 impl Timer {
-    pub(crate) fn new() -> Result<Self> {
+    /// Creates a timer; the epoll set reports `token` when the timer expires.
+    pub(crate) fn new(wait_set: &Arc<dyn WaitSet>, token: u64) -> Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(os_error("timerfd_create"))?;
-        Ok(Self {
-            fd,
-            fork_guard: ForkGuard::current_process(),
-        })
-    }
-
-    /// Adds the timer to an epoll set, which reports `token` when the timer expires.
-    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
-        wait_set
-            .watch(self.fd.as_fd(), token)
-            .map_err(epoll_ctl_error)
-    }
-
-    /// Removes the timer from an epoll set; no effect in a forked child, which shares the epoll
-    /// descriptor with its parent.
-    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
-        if self.fork_guard.in_original_process() {
-            wait_set.unwatch(self.fd.as_fd());
-        }
+        let mut fd = WatchedFd::new(fd);
+        fd.watch(wait_set, token)?;
+        Ok(Self(fd))
     }
 
     /// Makes the timer readable after this time, at least one microsecond; `None` disarms it.
@@ -56,6 +37,6 @@ impl Timer {
             it_interval: zero,
             it_value: value.unwrap_or(zero),
         };
-        let _ = rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &spec);
+        let _ = rustix::time::timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &spec);
     }
 }

@@ -18,23 +18,19 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fabric_core::FiAddr;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::transport::{FastPath, FastPathResult, TxOp};
-use fabric_core::{FiAddr, Result};
 
 use super::record::ALIGN_PAYLOAD_FROM;
-use super::tx_connection::{PushOutcome, TxConnection};
+use super::tx_connection::TxConnection;
 use crate::sys::sync::{SpinGuard, SpinLock, lock_spin};
 
 /// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;
 /// Number of chunks: enough for every `u32` index.
 const MAX_CHUNKS: usize = 30;
-/// Fast-path operations after which the descriptors are polled, so that a thread that only sends
-/// also detects the end of a peer.
-const OPS_PER_FD_POLL: u64 = 64;
-
 /// The outgoing connections of an endpoint, by index of the peer's address handle.
 pub(crate) struct ConnectionTable {
     /// Whether an operation waits for a transmit credit.
@@ -115,22 +111,6 @@ impl ConnectionTable {
     }
 }
 
-impl ConnectionGuard<'_> {
-    /// Returns the result of an operation that was executed inline if it is `Pushed`. An operation
-    /// that has failed, or whose peer has closed, is tried again under the domain's lock, and the
-    /// error is reported there.
-    #[inline(always)] // fast path of small messages
-    fn inline_result(&self, pushed: Result<PushOutcome>) -> FastPathResult {
-        if pushed != Ok(PushOutcome::Pushed) {
-            FastPathResult::WouldBlock
-        } else if self.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
-            FastPathResult::SentPollDue
-        } else {
-            FastPathResult::Done
-        }
-    }
-}
-
 impl FastPath for ConnectionTable {
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
         let len = payload.len();
@@ -140,16 +120,15 @@ impl FastPath for ConnectionTable {
         let Some(mut tx) = self.lock_inline(tx_op.peer) else {
             return FastPathResult::WouldBlock;
         };
+        let tx = &mut *tx;
         // The peer may turn out to be closed after the access, when it is notified.
         if tx.needs_notification(tx_op) {
             return FastPathResult::WouldBlock;
         }
         let pushed = tx.try_send(tx_op, payload);
-        if pushed == Ok(PushOutcome::Pushed) {
-            tx.count_fast_path(tx_op.kind, len);
-        }
-        tx.inline_result(pushed)
+        tx.fast_path_result(pushed, tx_op.kind, len)
     }
+
     fn try_send_plain(&self, peer: FiAddr, bytes: &[u8]) -> FastPathResult {
         if bytes.len() >= self.short_limit {
             let tx_op = TxOp::new(OpKind::Send, peer);
@@ -158,8 +137,9 @@ impl FastPath for ConnectionTable {
         let Some(mut tx) = self.lock_inline(peer) else {
             return FastPathResult::WouldBlock;
         };
-        let pushed = tx.try_send_plain(bytes);
-        tx.inline_result(Ok(pushed))
+        let tx = &mut *tx;
+        let pushed = tx.push_plain(bytes, false);
+        tx.fast_path_result(Ok(pushed), OpKind::Send, bytes.len())
     }
 
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
@@ -169,14 +149,13 @@ impl FastPath for ConnectionTable {
         let Some(mut tx) = self.lock_inline(tx_op.peer) else {
             return FastPathResult::WouldBlock;
         };
+        let tx = &mut *tx;
         if tx.needs_notification(tx_op) {
             return FastPathResult::WouldBlock;
         }
         let executed = tx.try_atomic(tx_op, operands, result);
-        if executed == Ok(PushOutcome::Pushed) {
-            tx.count_fast_path(tx_op.kind, tx_op.remote.map_or(0, |remote| remote.len));
-        }
-        tx.inline_result(executed)
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        tx.fast_path_result(executed, tx_op.kind, len)
     }
 
     fn set_blocked(&self, blocked: bool) {

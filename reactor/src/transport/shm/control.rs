@@ -20,17 +20,16 @@
 //! saves two descriptors per connection. The side that sleeps sets a flag in the segment, and the
 //! side that rings clears the flag.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use fabric_core::flags::Access;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::SendFlags;
 
 use super::socket::{self, SeqpacketRecv, ShmSocket};
 use crate::sys::memfd;
+use crate::sys::os_error::os_error;
 
 /// Magic of connection management messages.
 pub(super) const CM_MAGIC: [u8; 8] = *b"fab-scm\0";
@@ -38,8 +37,15 @@ pub(super) const CM_MAGIC: [u8; 8] = *b"fab-scm\0";
 pub(crate) const VERSION: u16 = 1;
 /// First bytes of every message, followed by the version.
 const MAGIC: [u8; 8] = *b"fab-shm\0";
+/// Bytes of the magic, the version and the code of a message.
+const HEAD_LEN: usize = 12;
 /// Bytes of a control message: magic, version, code, and an argument of eight bytes.
 const CONTROL_LEN: usize = 20;
+const HELLO_TOO_SHORT: &str = "hello is too short";
+const NOT_ONE_FD: &str = "expected exactly one descriptor";
+const TOO_LONG: &str = "message is too long";
+const FDS_WITHOUT_GRANT: &str = "descriptors on a message that is not a memory grant";
+
 /// Maximum number of messages read from a socket in one poll.
 pub(crate) const READS_PER_POLL: usize = 64;
 
@@ -134,12 +140,14 @@ pub(crate) enum ControlEvent {
     GrantWithoutFd(u64),
 }
 
-/// Result of reading a message from the socket of a connection.
-#[derive(Debug)]
-pub(crate) enum ControlRead<T> {
-    /// The socket has no message.
-    WouldBlock,
-    Message(T),
+/// A message read from the socket of a connection; `None` if the socket has no message.
+pub(crate) type ControlRead<T> = Result<Option<T>, ReadError>;
+
+/// Why no message can be read from the socket of a connection any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadError {
+    /// The peer has closed the socket.
+    HungUp,
     /// The message violates the protocol.
     Malformed(&'static str),
     /// The message has this version.
@@ -148,33 +156,68 @@ pub(crate) enum ControlRead<T> {
     WrongEpType,
     /// The descriptor of the message was lost: this process has reached `RLIMIT_NOFILE`.
     DescriptorLimitReached,
-    /// The peer has closed the socket.
-    HungUp,
 }
 
-/// The protocol violation of [`ControlRead::VersionMismatch`] after the handshake.
-pub(crate) const VERSION_MISMATCH: &str = "control message of another protocol version";
-/// The protocol violation of [`ControlRead::WrongEpType`].
-pub(crate) const WRONG_EP_TYPE: &str =
-    "handshake of the other type of endpoint (FI_EP_RDM, FI_EP_MSG)";
+impl From<&'static str> for ReadError {
+    fn from(what: &'static str) -> Self {
+        Self::Malformed(what)
+    }
+}
 
-impl<T> ControlRead<T> {
-    /// Converts the message.
-    pub(super) fn map<U>(self, convert: impl FnOnce(T) -> U) -> ControlRead<U> {
-        self.and_then(|message| ControlRead::Message(convert(message)))
+impl ReadError {
+    /// Returns the error as a protocol violation.
+    pub(crate) fn violation(self) -> &'static str {
+        match self {
+            Self::Malformed(what) => what,
+            Self::VersionMismatch(_) => "control message of another protocol version",
+            Self::WrongEpType => "handshake of the other type of endpoint (FI_EP_RDM, FI_EP_MSG)",
+            Self::DescriptorLimitReached => {
+                "no descriptor left for a received message (RLIMIT_NOFILE)"
+            }
+            Self::HungUp => "incomplete handshake",
+        }
+    }
+}
+
+/// A message of a handshake with its descriptors that are memory. Other descriptors were closed.
+pub(super) struct HandshakeMessage<'a> {
+    pub(super) bytes: &'a [u8],
+    memory: Vec<OwnedFd>,
+    has_other_fds: bool,
+}
+
+impl<'a> HandshakeMessage<'a> {
+    /// Receives a message into `buffer`, which must have room for any valid message.
+    pub(super) fn recv(socket: &ShmSocket, buffer: &'a mut [u8]) -> ControlRead<Self> {
+        let (len, fds) = match socket.recv(buffer) {
+            SeqpacketRecv::WouldBlock => return Ok(None),
+            SeqpacketRecv::HungUp => return Err(ReadError::HungUp),
+            SeqpacketRecv::Truncated => return Err(TOO_LONG.into()),
+            SeqpacketRecv::ControlTruncated(_) | SeqpacketRecv::Stuck => {
+                return Err(ReadError::DescriptorLimitReached);
+            }
+            SeqpacketRecv::Message(len, fds) => (len, fds),
+        };
+        // A descriptor without seals may be a file whose close blocks.
+        let (memory, others): (_, Vec<_>) = fds.into_iter().partition(memfd::is_memory);
+        let has_other_fds = !others.is_empty();
+        socket::close_in_background(others);
+        Ok(Some(Self {
+            bytes: &buffer[..len],
+            memory,
+            has_other_fds,
+        }))
     }
 
-    /// Converts the message into another result.
-    pub(super) fn and_then<U>(self, convert: impl FnOnce(T) -> ControlRead<U>) -> ControlRead<U> {
-        match self {
-            Self::Message(message) => convert(message),
-            Self::WouldBlock => ControlRead::WouldBlock,
-            Self::Malformed(what) => ControlRead::Malformed(what),
-            Self::VersionMismatch(theirs) => ControlRead::VersionMismatch(theirs),
-            Self::WrongEpType => ControlRead::WrongEpType,
-            Self::DescriptorLimitReached => ControlRead::DescriptorLimitReached,
-            Self::HungUp => ControlRead::HungUp,
+    /// Returns the descriptors.
+    ///
+    /// # Errors
+    /// The message came with a descriptor that is not memory.
+    pub(super) fn into_memory(self) -> Result<Vec<OwnedFd>, ReadError> {
+        if self.has_other_fds {
+            return Err("descriptor is not sealed memory".into());
         }
+        Ok(self.memory)
     }
 }
 
@@ -196,51 +239,30 @@ pub(crate) fn send_hello(
     message.extend((lines as u32).to_le_bytes());
     message.extend(incarnation.to_le_bytes());
     message.extend(from.name().as_bytes());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [segment];
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    let sent = rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(&message)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    );
-    sent.map(drop).map_err(|errno| match errno {
-        Errno::PIPE | Errno::CONNRESET => match recv_control(socket) {
-            // The peer has rejected the connection before the hello.
-            ControlRead::Message(ControlEvent::Message(ControlMessage::Reject(reason))) => {
-                Error::ConnectionRefused {
-                    peer: to.clone(),
-                    reason,
+    socket
+        .send(&message, &[segment])
+        .map_err(|errno| match errno {
+            Errno::PIPE | Errno::CONNRESET => match recv_control(socket) {
+                // The peer has rejected the connection before the hello.
+                Ok(Some(ControlEvent::Message(ControlMessage::Reject(reason)))) => {
+                    Error::ConnectionRefused {
+                        peer: to.clone(),
+                        reason,
+                    }
                 }
-            }
-            _ => Error::PeerGone(to.clone()),
-        },
-        errno => Error::os("sendmsg", errno.raw_os_error()),
-    })
+                _ => Error::PeerGone(to.clone()),
+            },
+            errno => os_error("sendmsg")(errno),
+        })
 }
 
 /// Receives a hello.
 pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
-    let mut bytes = [0; 256];
-    let (len, fds) = match socket.recv(&mut bytes) {
-        SeqpacketRecv::WouldBlock => return ControlRead::WouldBlock,
-        SeqpacketRecv::HungUp => return ControlRead::HungUp,
-        SeqpacketRecv::Truncated => return ControlRead::Malformed("message is too long"),
-        SeqpacketRecv::ControlTruncated(_) | SeqpacketRecv::Stuck => {
-            return ControlRead::DescriptorLimitReached;
-        }
-        SeqpacketRecv::Message(len, fds) => (len, fds),
+    let mut buffer = [0; 256];
+    let Some(message) = HandshakeMessage::recv(socket, &mut buffer)? else {
+        return Ok(None);
     };
-    // A descriptor without seals may be a file whose close blocks.
-    let (memory, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(memfd::is_memory);
-    let has_other_fds = !others.is_empty();
-    socket::close_in_background(others);
-    if has_other_fds {
-        return ControlRead::Malformed("descriptor is not sealed memory");
-    }
-    parse_hello(&bytes[..len], memory)
+    parse_hello(message.bytes, message.into_memory()?).map(Some)
 }
 
 /// Returns whether these bytes begin with the magic of a hello.
@@ -249,44 +271,44 @@ pub(super) fn is_hello(bytes: &[u8]) -> bool {
 }
 
 /// Parses a hello that arrived with these descriptors.
-pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHello> {
+pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<ShmHello, ReadError> {
     if bytes.starts_with(&CM_MAGIC) {
-        return ControlRead::WrongEpType;
+        return Err(ReadError::WrongEpType);
     }
-    let Some((head, rest)) = bytes.split_first_chunk::<10>() else {
-        return ControlRead::Malformed("hello is too short");
-    };
-    if head[..8] != MAGIC {
-        return ControlRead::Malformed("not a shm hello (wrong magic)");
+    let (magic, rest) = bytes.split_first_chunk().ok_or(HELLO_TOO_SHORT)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(HELLO_TOO_SHORT)?;
+    if *magic != MAGIC {
+        return Err("not a shm hello (wrong magic)".into());
     }
-    let version = u16::from_le_bytes([head[8], head[9]]);
-    if version != VERSION {
-        return ControlRead::VersionMismatch(version);
-    }
-    let Some((lines, rest)) = rest.split_first_chunk() else {
-        return ControlRead::Malformed("hello is too short");
-    };
-    let Some((incarnation, name)) = rest.split_first_chunk() else {
-        return ControlRead::Malformed("hello is too short");
-    };
-    let (lines, incarnation) = (
-        u32::from_le_bytes(*lines) as usize,
-        u64::from_le_bytes(*incarnation),
-    );
-    let name = std::str::from_utf8(name)
+    check_version(*version)?;
+    let (lines, rest) = rest.split_first_chunk().ok_or(HELLO_TOO_SHORT)?;
+    let (incarnation, name) = rest.split_first_chunk().ok_or(HELLO_TOO_SHORT)?;
+    let from = std::str::from_utf8(name)
         .ok()
-        .and_then(|name| Address::new(Scheme::Shm, name).ok());
-    let Some(from) = name.filter(|name| !name.name().is_empty()) else {
-        return ControlRead::Malformed("invalid endpoint name in hello");
-    };
+        .and_then(|name| Address::new(Scheme::Shm, name).ok())
+        .filter(|name| !name.name().is_empty())
+        .ok_or("invalid endpoint name in hello")?;
+    Ok(ShmHello {
+        from,
+        lines: u32::from_le_bytes(*lines) as usize,
+        incarnation: u64::from_le_bytes(*incarnation),
+        segment: only_fd(fds)?,
+    })
+}
+
+/// Checks the version of a handshake message.
+pub(super) fn check_version(version: [u8; 2]) -> Result<(), ReadError> {
+    match u16::from_le_bytes(version) {
+        VERSION => Ok(()),
+        theirs => Err(ReadError::VersionMismatch(theirs)),
+    }
+}
+
+/// Returns the only descriptor of a message that carries a segment.
+pub(super) fn only_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, ReadError> {
     match <[OwnedFd; 1]>::try_from(fds) {
-        Ok([segment]) => ControlRead::Message(ShmHello {
-            from,
-            lines,
-            incarnation,
-            segment,
-        }),
-        Err(_) => ControlRead::Malformed("expected exactly one descriptor"),
+        Ok([fd]) => Ok(fd),
+        Err(_) => Err(NOT_ONE_FD.into()),
     }
 }
 
@@ -315,10 +337,7 @@ pub(crate) fn send_grant(
     socket: &ShmSocket,
     grant: &MemoryGrant<BorrowedFd<'_>>,
 ) -> rustix::io::Result<()> {
-    let mut message = Vec::with_capacity(32);
-    message.extend(MAGIC);
-    message.extend(VERSION.to_le_bytes());
-    message.extend(MEMORY_GRANT.to_le_bytes());
+    let mut message = encode_head(MAGIC, MEMORY_GRANT).to_vec();
     message.extend(grant.key.to_le_bytes());
     message.extend((grant.len as u64).to_le_bytes());
     let bit_if = |is_set, bit| if is_set { bit } else { 0 };
@@ -330,12 +349,16 @@ pub(crate) fn send_grant(
     if grant.base != 0 {
         message.extend(grant.base.to_le_bytes());
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [grant.memory];
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, flags).map(drop)
+    socket.send(&message, &[grant.memory])
+}
+
+/// Encodes the magic, the version and the code of a message.
+pub(super) fn encode_head(magic: [u8; 8], code: u16) -> [u8; HEAD_LEN] {
+    let mut head = [0; HEAD_LEN];
+    head[..8].copy_from_slice(&magic);
+    head[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    head[10..].copy_from_slice(&code.to_le_bytes());
+    head
 }
 
 fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
@@ -363,63 +386,56 @@ fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
         } => (MR_SERVED_RMA_EVENTS, key),
     };
     let mut bytes = [0; CONTROL_LEN];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[10..12].copy_from_slice(&code.to_le_bytes());
-    bytes[12..].copy_from_slice(&argument.to_le_bytes());
+    bytes[..HEAD_LEN].copy_from_slice(&encode_head(MAGIC, code));
+    bytes[HEAD_LEN..].copy_from_slice(&argument.to_le_bytes());
     bytes
 }
 
 /// Receives a control message or a grant.
 pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
-    let mut bytes = [0; 64];
-    match socket.recv(&mut bytes) {
-        SeqpacketRecv::WouldBlock => ControlRead::WouldBlock,
-        SeqpacketRecv::HungUp => ControlRead::HungUp,
-        SeqpacketRecv::Truncated => ControlRead::Malformed("message is too long"),
+    let mut buffer = [0; 64];
+    let (len, fds) = match socket.recv(&mut buffer) {
+        SeqpacketRecv::WouldBlock => return Ok(None),
+        SeqpacketRecv::HungUp => return Err(ReadError::HungUp),
+        SeqpacketRecv::Truncated => return Err(TOO_LONG.into()),
         SeqpacketRecv::Stuck => {
-            ControlRead::Malformed("too many descriptors for this process (RLIMIT_NOFILE)")
+            return Err("too many descriptors for this process (RLIMIT_NOFILE)".into());
         }
-        SeqpacketRecv::ControlTruncated(len) => match parse_grant(&bytes[..len]) {
-            Some(grant) => ControlRead::Message(ControlEvent::GrantWithoutFd(grant.key)),
-            None => ControlRead::Malformed("descriptors on a message that is not a memory grant"),
-        },
-        SeqpacketRecv::Message(len, fds)
-            if fds.is_empty() && parse_grant(&bytes[..len]).is_some() =>
-        {
-            ControlRead::Malformed("descriptor of a memory grant did not arrive")
+        SeqpacketRecv::ControlTruncated(len) => {
+            let grant = parse_grant(&buffer[..len]).ok_or(FDS_WITHOUT_GRANT)?;
+            return Ok(Some(ControlEvent::GrantWithoutFd(grant.key)));
         }
-        SeqpacketRecv::Message(len, fds) if fds.is_empty() => {
-            parse_control(&bytes[..len]).map(ControlEvent::Message)
-        }
-        SeqpacketRecv::Message(len, fds) => match <[OwnedFd; 1]>::try_from(fds) {
-            Ok([memory]) => match parse_grant(&bytes[..len]) {
-                Some(grant) => ControlRead::Message(ControlEvent::Grant(MemoryGrant {
-                    key: grant.key,
-                    len: grant.len,
-                    access: grant.access,
-                    base: grant.base,
-                    rma_events: grant.rma_events,
-                    memory,
-                })),
-                None => {
-                    socket::close_in_background(vec![memory]);
-                    ControlRead::Malformed("descriptors on a message that is not a memory grant")
-                }
-            },
-            Err(fds) => {
-                socket::close_in_background(fds);
-                ControlRead::Malformed("expected exactly one descriptor")
-            }
-        },
+        SeqpacketRecv::Message(len, fds) => (len, fds),
+    };
+    let bytes = &buffer[..len];
+    if fds.is_empty() {
+        return match parse_grant(bytes) {
+            Some(_) => Err("descriptor of a memory grant did not arrive".into()),
+            None => Ok(Some(ControlEvent::Message(parse_control(bytes)?))),
+        };
     }
+    let (fds, defect) = match (<[OwnedFd; 1]>::try_from(fds), parse_grant(bytes)) {
+        (Ok([memory]), Some(grant)) => {
+            return Ok(Some(ControlEvent::Grant(MemoryGrant {
+                key: grant.key,
+                len: grant.len,
+                access: grant.access,
+                base: grant.base,
+                rma_events: grant.rma_events,
+                memory,
+            })));
+        }
+        (Ok([fd]), None) => (vec![fd], FDS_WITHOUT_GRANT),
+        (Err(fds), _) => (fds, NOT_ONE_FD),
+    };
+    socket::close_in_background(fds);
+    Err(defect.into())
 }
 
 /// Parses a memory grant, without its descriptor; `None` if the message is not a valid grant.
 fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
-    let (head, rest) = bytes.split_first_chunk::<12>()?;
-    let head_is = |at: usize, value: u16| head[at..at + 2] == value.to_le_bytes();
-    if head[..8] != MAGIC || !head_is(8, VERSION) || !head_is(10, MEMORY_GRANT) {
+    let (head, rest) = bytes.split_first_chunk()?;
+    if *head != encode_head(MAGIC, MEMORY_GRANT) {
         return None;
     }
     let (key, rest) = rest.split_first_chunk()?;
@@ -452,31 +468,27 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
 /// Returns whether a control message is decoded as it was encoded.
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) fn round_trips(message: ControlMessage) -> bool {
-    matches!(parse_control(&encode_control(message)), ControlRead::Message(read) if read == message)
+    parse_control(&encode_control(message)) == Ok(message)
 }
 
 /// Decodes a control message. The first twelve bytes are the same in every version, so that a peer
 /// of any version understands a rejection because of the version.
-pub(super) fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
-    let Some((head, rest)) = bytes
-        .split_first_chunk::<12>()
+pub(super) fn parse_control(bytes: &[u8]) -> Result<ControlMessage, ReadError> {
+    let not_control = "not a shm control message";
+    let (head, rest) = bytes
+        .split_first_chunk::<HEAD_LEN>()
         .filter(|(head, _)| head[..8] == MAGIC)
-    else {
-        return ControlRead::Malformed("not a shm control message");
-    };
+        .ok_or(not_control)?;
     let theirs = u16::from_le_bytes([head[8], head[9]]);
     let code = u16::from_le_bytes([head[10], head[11]]);
     if code == REJECT_VERSION {
-        return ControlRead::Message(ControlMessage::Reject(RefusalReason::Version {
+        return Ok(ControlMessage::Reject(RefusalReason::Version {
             theirs,
             ours: VERSION,
         }));
     }
-    let Ok(argument) = <[u8; 8]>::try_from(rest) else {
-        return ControlRead::Malformed("not a shm control message");
-    };
-    let argument = u64::from_le_bytes(argument);
-    ControlRead::Message(match code {
+    let argument = u64::from_le_bytes(rest.try_into().map_err(|_| not_control)?);
+    Ok(match code {
         ACCEPT => ControlMessage::Accept(argument),
         READY => ControlMessage::Ready,
         ENDPOINT_CLOSED => ControlMessage::EndpointClosed,
@@ -499,18 +511,23 @@ pub(super) fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
 
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SocketFlags, SocketType,
+    };
 
     use super::*;
 
     /// Receives a control message that is not a grant.
     fn recv_message(socket: &ShmSocket) -> ControlRead<ControlMessage> {
-        recv_control(socket).map(|event| match event {
+        let event = recv_control(socket)?;
+        Ok(event.map(|event| match event {
             ControlEvent::Message(message) => message,
             other => panic!("{other:?}"),
-        })
+        }))
     }
 
     fn shm_address(text: &str) -> Address {
@@ -526,7 +543,7 @@ mod tests {
     #[test]
     fn hello_and_control_messages_round_trip() {
         let (a, b) = socket_pair();
-        assert!(matches!(recv_hello(&b), ControlRead::WouldBlock));
+        assert!(matches!(recv_hello(&b), Ok(None)));
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         send_hello(
@@ -540,7 +557,7 @@ mod tests {
         .unwrap();
         assert!(matches!(
             recv_hello(&b),
-            ControlRead::Malformed(what) if what.contains("not sealed memory")
+            Err(ReadError::Malformed(what)) if what.contains("not sealed memory")
         ));
         send_hello(
             &a,
@@ -551,7 +568,7 @@ mod tests {
             memory.as_fd(),
         )
         .unwrap();
-        let ControlRead::Message(hello) = recv_hello(&b) else {
+        let Ok(Some(hello)) = recv_hello(&b) else {
             panic!("a hello")
         };
         assert_eq!(
@@ -573,10 +590,10 @@ mod tests {
             }),
         ] {
             send_control(&b, message);
-            assert!(matches!(recv_message(&a), ControlRead::Message(got) if got == message));
+            assert_eq!(recv_message(&a), Ok(Some(message)));
         }
         drop(b);
-        assert!(matches!(recv_message(&a), ControlRead::HungUp));
+        assert_eq!(recv_message(&a), Err(ReadError::HungUp));
         let sent = send_hello(
             &a,
             &shm_address("you"),
@@ -598,17 +615,14 @@ mod tests {
         let hello = [&MAGIC[..], &[9, 1], b"fields of that version"].concat();
         assert!(matches!(
             parse_hello(&hello, Vec::new()),
-            ControlRead::VersionMismatch(265)
+            Err(ReadError::VersionMismatch(265))
         ));
         let rejection = [&MAGIC[..], &[9, 1, 1, 0], b"more"].concat();
         let expected = ControlMessage::Reject(RefusalReason::Version {
             theirs: 265,
             ours: VERSION,
         });
-        assert!(matches!(
-            parse_control(&rejection),
-            ControlRead::Message(message) if message == expected
-        ));
+        assert_eq!(parse_control(&rejection), Ok(expected));
     }
 
     /// Returns a socket whose close blocks until the other end is dropped.
@@ -653,9 +667,9 @@ mod tests {
         send_with_fds(&a, b"x", &fds[15..]);
         drop(linger);
         assert!(
-            matches!(recv_message(&b), ControlRead::Malformed(what) if what.contains("descriptors"))
+            matches!(recv_message(&b), Err(ReadError::Malformed(what)) if what.contains("descriptors"))
         );
-        assert!(matches!(recv_hello(&b), ControlRead::Malformed(_)));
+        assert!(matches!(recv_hello(&b), Err(ReadError::Malformed(_))));
         drop(b);
     }
 
@@ -670,14 +684,14 @@ mod tests {
             let (a, b) = socket_pair();
             rustix::net::send(&a, garbage, SendFlags::empty()).unwrap();
             assert!(
-                matches!(recv_hello(&b), ControlRead::Malformed(_)),
+                matches!(recv_hello(&b), Err(ReadError::Malformed(_))),
                 "{garbage:?}"
             );
         }
         let (a, b) = socket_pair();
         rustix::net::send(&a, &[0; 300], SendFlags::empty()).unwrap();
         assert!(
-            matches!(recv_hello(&b), ControlRead::Malformed(what) if what.contains("too long"))
+            matches!(recv_hello(&b), Err(ReadError::Malformed(what)) if what.contains("too long"))
         );
         rustix::net::send(
             &a,
@@ -686,9 +700,9 @@ mod tests {
         )
         .unwrap();
         assert!(
-            matches!(recv_hello(&b), ControlRead::Malformed(what) if what.contains("descriptor"))
+            matches!(recv_hello(&b), Err(ReadError::Malformed(what)) if what.contains("descriptor"))
         );
         rustix::net::send(&a, b"short", SendFlags::empty()).unwrap();
-        assert!(matches!(recv_message(&b), ControlRead::Malformed(_)));
+        assert!(matches!(recv_message(&b), Err(ReadError::Malformed(_))));
     }
 }

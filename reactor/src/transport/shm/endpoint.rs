@@ -7,46 +7,43 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | opening, progress, arming and closing |
-//! | `sending`, `receiving` | transmit operations and connections; changes of the receive queue and of address handles |
+//! | `endpoint` | opening, deferred work, and progress of transmit operations |
 //! | `calls` | the calls of the engine |
+//! | `sending` | transmit operations, and the connections they use |
 //! | `accept` | the listener of a connectionless endpoint, and handshakes |
-//! | `rx_pass` | polling incoming connections in a pass |
+//! | `rx_pass` | polling incoming connections in a pass, and reports of posted receives |
 //! | `acks` | acks and returned slots for senders |
 //! | `disconnect` | the end of connections, and its events |
 //! | `connected` | connected endpoints (`FI_EP_MSG`) |
-//! | `stats` | counters and the description of an endpoint |
 
 mod accept;
 mod acks;
 mod calls;
 mod connected;
 mod disconnect;
-mod receiving;
 mod rx_pass;
 mod sending;
-mod stats;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
+use fabric_core::stats::TransportStats;
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
-use fabric_core::{Address, Error, Result};
+use fabric_core::{Address, Result};
 
 use super::TxSettings;
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
-use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
-use super::tx_connection::{QueueProgress, TxStats};
+use super::rx_table::RxConnections;
+use super::tx_connection::QueueProgress;
 use crate::sys::fork_guard::ForkGuard;
 
 use accept::RdmListener;
 use connected::MsgConnection;
-use disconnect::end_tx_connection;
 use rx_pass::EndedRx;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
@@ -113,7 +110,7 @@ pub(crate) struct ShmEndpoint {
     local: LocalEndpoint,
     tx_settings: TxSettings,
     /// Counters of connections that were removed.
-    counters: TxStats,
+    counters: TransportStats,
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
     /// The connections from peers and the pending handshakes, by `rx_index`.
@@ -147,7 +144,7 @@ impl ShmEndpoint {
         config: ShmConfig<'_>,
     ) -> Result<Self> {
         let token = ShmToken::Listener.pack(ctx.ep());
-        let listener = RdmListener::open(&name, &*config.wait_set, token)?;
+        let listener = RdmListener::open(&name, &config.wait_set, token)?;
         Ok(Self::new(ctx, name, ShmEndpointKind::Rdm(listener), config))
     }
 
@@ -175,7 +172,7 @@ impl ShmEndpoint {
                 received_loans: ReceivedLoans::new(tx_settings.loan_pool.clone()),
             },
             tx_settings,
-            counters: TxStats::default(),
+            counters: TransportStats::default(),
             fork_guard: ForkGuard::current_process(),
             wait_set,
             has_rx_change_effects: ctx.shares_rx(),
@@ -193,43 +190,6 @@ impl ShmEndpoint {
 
     pub(crate) fn name(&self) -> &Address {
         &self.name
-    }
-
-    /// Makes progress; returns whether anything progressed. `active_endpoints` is the number of
-    /// endpoints of the domain that passes poll. With more than [`ALWAYS_ACTIVE`] of them, or of
-    /// active incoming connections, connections that have been silent for long become idle.
-    pub(crate) fn progress(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        active_endpoints: usize,
-    ) -> bool {
-        if self.is_idle {
-            self.set_idle(ctx, false);
-        }
-        if self.has_deferred_work() {
-            self.run_deferred_work(ctx);
-        }
-        let pass = self.progress_rx(ctx);
-        let mut progressed = pass.progressed;
-        // Copies run after the records that have just arrived, so that a long copy does not delay
-        // them.
-        progressed |= pass.has_copies && self.progress_copies(ctx);
-        let active_count = self.rx_connections.active_count().max(active_endpoints);
-        if active_count > ALWAYS_ACTIVE {
-            progressed |= self.rx_connections.demote_idle(active_count);
-        }
-        progressed | (!self.tx_queued.is_empty() && self.progress_tx(ctx))
-    }
-
-    /// Returns whether passes have nothing to do for this endpoint until a doorbell rings or an
-    /// operation is posted.
-    pub(crate) fn is_quiescent(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        self.rx_connections.active_count() == 0
-            && self.tx_queued.is_empty()
-            && !self.message_held
-            && !self.has_deferred_work()
-            && !ctx.rx_has_work()
-            && !ctx.waits_for_cq_room()
     }
 
     /// Notes whether passes skip this endpoint. While they do, the engine reports posted receives,
@@ -296,78 +256,11 @@ impl ShmEndpoint {
         }
     }
 
-    /// Handles a readable descriptor of this endpoint.
-    pub(crate) fn ready(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        token: ShmToken,
-    ) {
-        match token {
-            ShmToken::Listener => self.accept(ctx),
-            ShmToken::Rx(rx_index) => self.on_rx_ready(ctx, rx_index as usize),
-            ShmToken::Timer => self.on_connect_timeout(ctx),
-            ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(ctx),
-            ShmToken::Tx(tx_index) => {
-                let tx_index = tx_index as usize;
-                let end = self
-                    .tx_connections
-                    .lock(tx_index)
-                    .and_then(|mut tx| tx.on_readable());
-                let Some(end) = end else {
-                    self.progress_tx(ctx);
-                    return;
-                };
-                self.on_tx_ended(ctx, tx_index, end);
-            }
-        }
-    }
-
-    /// Closes the endpoint: operations are canceled and peers notified.
-    pub(crate) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        // Messages that are dropped now were not received, so they are not acknowledged.
-        self.rx_connections
-            .established()
-            .for_each(RxConnection::stop_cma);
-        self.send_acks(ctx);
-        for peer in self.rx_connections.established() {
-            ctx.peer_disconnected(peer.addr_at_connect);
-        }
-        self.send_endpoint_closed();
-        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled));
-        // A thread that still has the fast path finds no connection in the table.
-        self.tx_indices
-            .drain(..)
-            .for_each(|tx_index| drop(self.tx_connections.remove(tx_index)));
-    }
-
     /// Tells every peer that the endpoint closes.
     fn send_endpoint_closed(&self) {
         // A passive endpoint would take the message for a malformed request.
         if self.fork_guard.in_original_process() && !self.is_connecting() {
             self.for_each_tx(|tx| tx.send_control(ControlMessage::EndpointClosed));
-        }
-    }
-
-    /// Arms all doorbells before sleeping. Returns false if something can progress now.
-    pub(crate) fn arm(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        let has_work = ctx.rx_has_work();
-        let mut is_quiet = !has_work & self.rx_connections.arm();
-        for &tx_index in &self.tx_queued {
-            is_quiet &= self
-                .tx_connections
-                .lock(tx_index)
-                .is_none_or(|mut tx| tx.arm());
-        }
-        is_quiet
-    }
-
-    /// Disarms all doorbells after sleeping.
-    pub(crate) fn disarm(&mut self) {
-        self.rx_connections.disarm();
-        for &tx_index in &self.tx_queued {
-            if let Some(mut tx) = self.tx_connections.lock(tx_index) {
-                tx.disarm();
-            }
         }
     }
 }
@@ -376,9 +269,6 @@ impl Drop for ShmEndpoint {
     fn drop(&mut self) {
         if !self.fork_guard.in_original_process() {
             return;
-        }
-        if let ShmEndpointKind::Rdm(listener) = &mut self.kind {
-            listener.pause(&*self.wait_set);
         }
         self.rx_connections
             .established()

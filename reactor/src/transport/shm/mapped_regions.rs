@@ -21,13 +21,12 @@ use fabric_core::buf::{AnyBuf, CopySource, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::{
-    DirectRegion, RegionMemory, check_access, check_range, execute_atomic_array, required_access,
+    DirectRegion, RegionMemory, check_access, check_range, execute_atomic_array,
 };
 use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
-use super::shared_memory::is_valid;
 use crate::sys::mapping::SharedMapping;
 
 /// A region of the peer that this process has mapped.
@@ -90,7 +89,7 @@ impl MappedRegions {
         if self
             .mapped
             .get(self.last_used)
-            .is_none_or(|region| region.key != key || !is_valid(&region.mapping))
+            .is_none_or(|region| region.key != key || !region.mapping.is_open())
         {
             return self.find(key);
         }
@@ -105,7 +104,7 @@ impl MappedRegions {
             .mapped
             .binary_search_by_key(&key, |region| region.key)
             .ok()?;
-        if !is_valid(&self.mapped[self.last_used].mapping) {
+        if !self.mapped[self.last_used].mapping.is_open() {
             self.mapped.remove(self.last_used);
             return None;
         }
@@ -201,9 +200,9 @@ impl MappedRegions {
     ) {
         self.map_requests.retain(|(requested, _)| *requested != key);
         // Unmap regions that their owner has revoked.
-        self.mapped.retain(|region| is_valid(&region.mapping));
+        self.mapped.retain(|region| region.mapping.is_open());
         match region {
-            Ok(region) if is_valid(&region.mapping) => {
+            Ok(region) if region.mapping.is_open() => {
                 match self.mapped.binary_search_by_key(&key, |region| region.key) {
                     Ok(at) => self.mapped[at] = region,
                     Err(at) => self.mapped.insert(at, region),
@@ -266,7 +265,7 @@ impl RegionMemory for MappedRegionHandle {
     fn close(&self) {}
 
     fn is_open(&self) -> bool {
-        is_valid(&self.mapping) && self.disconnected.get().is_none()
+        self.mapping.is_open() && self.disconnected.get().is_none()
     }
 
     fn disconnect_error(&self) -> Option<Error> {
@@ -279,19 +278,9 @@ impl MappedRegion {
     /// byte in the region.
     #[inline]
     pub(crate) fn check_access(&self, kind: OpKind, remote: &RmaIov, len: usize) -> Result<usize> {
-        let atomic = remote.atomic;
-        check_access(
-            self.key,
-            self.access,
-            required_access(kind, atomic.map(|atomic| atomic.op)),
-        )?;
+        check_access(self.key, self.access, remote.required_access(kind))?;
         let offset = remote.offset.wrapping_sub(self.base);
-        check_range(
-            self.mapping.len(),
-            offset,
-            len,
-            atomic.map_or(1, |atomic| atomic.datatype.size()),
-        )
+        check_range(self.mapping.len(), offset, len, remote.align())
     }
 
     /// Returns whether the peer must be notified of this access: it has completion data, or the

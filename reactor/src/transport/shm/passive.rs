@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,17 +18,17 @@ use fabric_core::transport::{
     ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId,
     TransportEndpoint, WaitSet, WaitToken,
 };
-use fabric_core::{Address, Error, RefusalReason, Result};
+use fabric_core::{Address, RefusalReason, Result};
 use slab::Slab;
 
 use super::closer;
-use super::cm::{self, CmClientMessage, CmEndpoint, CmRequest};
-use super::control::{self, ControlMessage, ControlRead};
+use super::cm::{self, CmClientMessage, CmEndpoint, CmOffer};
+use super::control::{self, ControlMessage, ReadError};
 use super::endpoint::ShmToken;
 use super::rx_connection::{Rejection, admit, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
 /// Connections accepted in one poll.
@@ -132,13 +131,9 @@ impl<E: EngineContext> ConnectionRequests<E> for ShmPassiveEndpoint {
 impl ShmPassiveEndpoint {
     /// Opens a passive endpoint, which listens at this name.
     pub(crate) fn open(id: EpId, name: Address, wait_set: Arc<dyn WaitSet>) -> Result<Self> {
-        let timer = Timer::new()?;
-        let listener = ShmListener::open(&name)?;
-        timer.watch(&*wait_set, ShmToken::Timer.pack(id))?;
-        if let Err(error) = wait_set.watch(listener.as_fd(), ShmToken::Listener.pack(id)) {
-            timer.unwatch(&*wait_set);
-            return Err(epoll_ctl_error(error));
-        }
+        let timer = Timer::new(&wait_set, ShmToken::Timer.pack(id))?;
+        let mut listener = ShmListener::open(&name)?;
+        listener.watch(&wait_set, ShmToken::Listener.pack(id))?;
         Ok(Self {
             id,
             name,
@@ -172,7 +167,7 @@ impl ShmPassiveEndpoint {
                 Ok(Some(socket)) => self.add_handshake(ctx, socket),
                 Ok(None) => return,
                 Err(errno) => {
-                    let error = Error::os("accept4", errno.raw_os_error());
+                    let error = os_error("accept4")(errno);
                     ctx.event(EventKind::InboundRefused { error });
                     return self.pause_accept();
                 }
@@ -189,7 +184,7 @@ impl ShmPassiveEndpoint {
     /// Stops accepting. The listener is not watched, because connections in the backlog keep it
     /// readable.
     fn stop_accepting(&mut self, state: AcceptState) {
-        self.wait_set.unwatch(self.listener.as_fd());
+        self.listener.unwatch();
         self.accept_state = state;
     }
 
@@ -197,7 +192,7 @@ impl ShmPassiveEndpoint {
     /// `arm_timer` sets the timer for another try.
     fn resume_accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let token = ShmToken::Listener.pack(self.id);
-        if self.wait_set.watch(self.listener.as_fd(), token).is_err() {
+        if self.listener.watch(&self.wait_set, token).is_err() {
             self.accept_state = AcceptState::RetryAt(Instant::now() + ACCEPT_RETRY_DELAY);
             return;
         }
@@ -245,10 +240,13 @@ impl ShmPassiveEndpoint {
             Err(rejection) => return self.reject(ctx, index, rejection),
         };
         let message = match cm::recv_client_message(&handshake.socket) {
-            ControlRead::WouldBlock => return,
-            ControlRead::HungUp => return drop(self.take_handshake(index)),
-            ControlRead::Message(message) => message,
-            refused => return self.reject(ctx, index, Rejection::of_read(&refused, client)),
+            Ok(Some(message)) => message,
+            Ok(None) => return,
+            Err(ReadError::HungUp) => return drop(self.take_handshake(index)),
+            Err(error) => {
+                let rejection = Rejection::of_read(error, placeholder_address(client.pid));
+                return self.reject(ctx, index, rejection);
+            }
         };
         let handled = match message {
             _ if handshake.request.is_some() => Err(malformed(client, "second connection message")),
@@ -363,18 +361,6 @@ impl ShmPassiveEndpoint {
     }
 }
 
-impl Drop for ShmPassiveEndpoint {
-    fn drop(&mut self) {
-        if !self.listener.in_original_process() {
-            return;
-        }
-        if self.accept_state == AcceptState::Accepting {
-            self.wait_set.unwatch(self.listener.as_fd());
-        }
-        self.timer.unwatch(&*self.wait_set);
-    }
-}
-
 /// Returns the rejection of a client that violates the protocol.
 fn malformed(client: PeerCredentials, what: &'static str) -> Rejection {
     let peer = placeholder_address(client.pid);
@@ -386,7 +372,10 @@ impl RequestHandshake {
     fn on_request(
         &mut self,
         credentials: PeerCredentials,
-        CmRequest { client, segment }: CmRequest,
+        CmOffer {
+            endpoint: client,
+            segment,
+        }: CmOffer,
     ) -> Result<(), Rejection> {
         let peer = self.socket.peer_name().ok_or_else(|| {
             malformed(

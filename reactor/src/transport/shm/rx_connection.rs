@@ -24,7 +24,7 @@ use fabric_core::transport::{
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::cma::CmaPeer;
-use super::control::{self, ControlEvent, ControlMessage, ControlRead, READS_PER_POLL};
+use super::control::{self, ControlEvent, ControlMessage, READS_PER_POLL, ReadError};
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
     CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
@@ -82,6 +82,15 @@ pub(crate) struct LocalEndpoint {
     pub(crate) received_loans: ReceivedLoans,
 }
 
+/// The control message by which a peer announces the end of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnnouncedEnd {
+    /// The peer's endpoint closes.
+    EndpointClosed,
+    /// Only this connection ends.
+    Disconnect,
+}
+
 /// The receiving end of a connection.
 #[derive(Debug)]
 pub(crate) struct RxConnection {
@@ -111,10 +120,8 @@ pub(crate) struct RxConnection {
     /// Number of passes, since a receive was last posted, that have left the oldest message in the
     /// ring because no receive was posted.
     deferred_passes: u8,
-    /// Whether the peer has sent `EndpointClosed`.
-    endpoint_closed: bool,
-    /// Whether the peer has sent `Disconnect`.
-    disconnected: bool,
+    /// The end that the peer has announced.
+    announced_end: Option<AnnouncedEnd>,
     /// Reason why the peer is down; `None` while the peer is up.
     down_reason: Option<DownReason>,
     /// Number of doorbells rung at the peer.
@@ -160,8 +167,7 @@ impl RxConnection {
             partial: None,
             message_held: false,
             deferred_passes: 0,
-            endpoint_closed: false,
-            disconnected: false,
+            announced_end: None,
             down_reason: None,
             doorbells: 0,
             last_active: 0,
@@ -502,65 +508,62 @@ impl RxConnection {
         ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
-            match control::recv_control(&self.socket) {
-                ControlRead::WouldBlock => return None,
-                ControlRead::Message(ControlEvent::Grant(grant)) => {
-                    if let Err(what) = self.on_grant(grant) {
-                        return Some(DownReason::Protocol(what));
-                    }
-                }
-                ControlRead::Message(ControlEvent::Message(ControlMessage::Doorbell)) => {}
-                ControlRead::Message(ControlEvent::Message(ControlMessage::EndpointClosed))
-                    if !self.endpoint_closed =>
-                {
-                    self.endpoint_closed = true
-                }
-                ControlRead::Message(ControlEvent::Message(ControlMessage::Disconnect))
-                    if !self.disconnected =>
-                {
-                    self.disconnected = true
-                }
-                ControlRead::Message(ControlEvent::Message(ControlMessage::MapMr(key))) => {
-                    if !self.respond_to_map_mr(ctx, key) {
-                        return Some(DownReason::Protocol(
-                            "peer does not read the responses to its requests",
-                        ));
-                    }
-                }
-                ControlRead::Message(ControlEvent::Message(ControlMessage::UnmapLoan(key))) => {
-                    self.loan_mappings.retain(|(granted, _)| *granted != key)
-                }
-                ControlRead::Message(ControlEvent::GrantWithoutFd(_))
-                | ControlRead::DescriptorLimitReached => {
-                    return Some(DownReason::Protocol(
-                        "no descriptor left for a memory grant (RLIMIT_NOFILE)",
-                    ));
-                }
-                ControlRead::HungUp if self.endpoint_closed || self.disconnected => {
+            let handled = match control::recv_control(&self.socket) {
+                Ok(Some(event)) => self.on_control(event, ctx),
+                Ok(None) => return None,
+                Err(ReadError::HungUp) if self.announced_end.is_some() => {
                     return Some(DownReason::Closed);
                 }
-                ControlRead::HungUp => return Some(DownReason::Died),
-                ControlRead::Message(_) => {
-                    return Some(DownReason::Protocol(
-                        "unexpected control message from a sender",
-                    ));
-                }
-                ControlRead::Malformed(what) => return Some(DownReason::Protocol(what)),
-                ControlRead::VersionMismatch(_) => {
-                    return Some(DownReason::Protocol(control::VERSION_MISMATCH));
-                }
-                ControlRead::WrongEpType => {
-                    return Some(DownReason::Protocol(control::WRONG_EP_TYPE));
-                }
+                Err(ReadError::HungUp) => return Some(DownReason::Died),
+                Err(error) => Err(error.violation()),
+            };
+            if let Err(what) = handled {
+                return Some(DownReason::Protocol(what));
             }
         }
         None
     }
 
+    /// Handles a control message or a memory grant.
+    ///
+    /// # Errors
+    /// The protocol violation.
+    fn on_control(
+        &mut self,
+        event: ControlEvent,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+    ) -> Result<(), &'static str> {
+        let message = match event {
+            ControlEvent::Grant(grant) => return self.on_grant(grant),
+            ControlEvent::GrantWithoutFd(_) => {
+                return Err("no descriptor left for a memory grant (RLIMIT_NOFILE)");
+            }
+            ControlEvent::Message(message) => message,
+        };
+        match message {
+            ControlMessage::Doorbell => {}
+            ControlMessage::EndpointClosed if self.announced_end.is_none() => {
+                self.announced_end = Some(AnnouncedEnd::EndpointClosed);
+            }
+            ControlMessage::Disconnect if self.announced_end.is_none() => {
+                self.announced_end = Some(AnnouncedEnd::Disconnect);
+            }
+            ControlMessage::MapMr(key) if self.respond_to_map_mr(ctx, key) => {}
+            ControlMessage::MapMr(_) => {
+                return Err("peer does not read the responses to its requests");
+            }
+            ControlMessage::UnmapLoan(key) => {
+                self.loan_mappings.retain(|(granted, _)| *granted != key);
+            }
+            _ => return Err("unexpected control message from a sender"),
+        }
+        Ok(())
+    }
+
     /// Returns whether the peer has sent `Disconnect`: the connection ends, and the peer's endpoint
     /// stays open.
     pub(crate) fn has_disconnected(&self) -> bool {
-        self.disconnected
+        self.announced_end == Some(AnnouncedEnd::Disconnect)
     }
 
     /// Returns the reason why the peer is down; `None` while the peer is up.

@@ -220,6 +220,16 @@ impl RxConnections {
         }
     }
 
+    /// Returns the position in `active` behind this one, round-robin.
+    #[inline(always)] // fast path of small messages
+    fn position_after(&self, position: usize) -> usize {
+        if position + 1 < self.active.len() {
+            position + 1
+        } else {
+            0
+        }
+    }
+
     /// Polls up to [`ALWAYS_ACTIVE`] active connections until `poll` breaks, with a message or
     /// without. The next call begins with the connection behind, so that a peer with many messages
     /// does not delay the others.
@@ -230,11 +240,7 @@ impl RxConnections {
     ) -> Option<T> {
         for _ in 0..self.active.len().min(ALWAYS_ACTIVE) {
             let position = self.next_position;
-            self.next_position = if position + 1 < self.active.len() {
-                position + 1
-            } else {
-                0
-            };
+            self.next_position = self.position_after(position);
             let passes = self.passes;
             if let Some((_, peer)) = self.active_mut(position)
                 && let ControlFlow::Break(message) = poll(peer)
@@ -273,16 +279,12 @@ impl RxConnections {
 
     /// Makes an idle connection active, because its socket has a control message.
     pub(crate) fn activate(&mut self, rx_index: usize) {
-        let Some(rx) = self
-            .slots
-            .get_mut(rx_index)
-            .and_then(RxSlot::established_mut)
-        else {
-            return;
-        };
-        if std::mem::take(&mut rx.idle) {
+        let passes = self.passes;
+        if let Some(rx) = self.get_mut(rx_index)
+            && std::mem::take(&mut rx.idle)
+        {
             rx.disarm();
-            rx.last_active = self.passes;
+            rx.last_active = passes;
             self.idle.retain(|idle| *idle != rx_index);
             self.active.push(rx_index);
         }
@@ -301,22 +303,12 @@ impl RxConnections {
     pub(crate) fn demote_idle(&mut self, active_count: usize) -> bool {
         let idle_passes = (IDLE_PASSES * ALWAYS_ACTIVE / active_count.max(ALWAYS_ACTIVE))
             .max(MIN_IDLE_PASSES) as u32;
-        self.demotion_cursor = if self.demotion_cursor + 1 < self.active.len() {
-            self.demotion_cursor + 1
-        } else {
-            0
-        };
-        let Some(&rx_index) = self.active.get(self.demotion_cursor) else {
+        self.demotion_cursor = self.position_after(self.demotion_cursor);
+        let passes = self.passes;
+        let Some((rx_index, rx)) = self.active_mut(self.demotion_cursor) else {
             return false;
         };
-        let Some(rx) = self
-            .slots
-            .get_mut(rx_index)
-            .and_then(RxSlot::established_mut)
-        else {
-            return false;
-        };
-        if self.passes.wrapping_sub(rx.last_active) < idle_passes || !rx.may_become_idle() {
+        if passes.wrapping_sub(rx.last_active) < idle_passes || !rx.may_become_idle() {
             return false;
         }
         rx.idle = rx.arm();
@@ -335,26 +327,20 @@ impl RxConnections {
     /// are armed already. Returns false if a record can be received now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut may_sleep = true;
-        for &rx_index in &self.active {
-            may_sleep &= self
-                .slots
-                .get_mut(rx_index)
-                .and_then(RxSlot::established_mut)
-                .is_none_or(RxConnection::arm);
+        let mut position = 0;
+        while let Some((_, rx)) = self.active_mut(position) {
+            may_sleep &= rx.arm();
+            position += 1;
         }
         may_sleep
     }
 
     /// Disarms the doorbells of active connections after this side has slept.
     pub(crate) fn disarm(&mut self) {
-        for &rx_index in &self.active {
-            if let Some(rx) = self
-                .slots
-                .get_mut(rx_index)
-                .and_then(RxSlot::established_mut)
-            {
-                rx.disarm();
-            }
+        let mut position = 0;
+        while let Some((_, rx)) = self.active_mut(position) {
+            rx.disarm();
+            position += 1;
         }
     }
 }

@@ -164,11 +164,8 @@ impl Segment {
     /// Takes the bits of one word of the bitmap: the slots returned since the last call. Bit `n` of
     /// word `w` is slot `64 * w + n`.
     pub(crate) fn take_returned_slots(&self, word: usize) -> u64 {
-        match self.returned_slots_word(word).load(Ordering::Relaxed) {
-            0 => 0,
-            // SYNC: pairs with the release in `return_slot`.
-            _ => self.returned_slots_word(word).swap(0, Ordering::Acquire),
-        }
+        // SYNC: pairs with the release in `return_slot`.
+        take_bits(self.returned_slots_word(word))
     }
 
     /// Returns whether a slot was returned that `take_returned_slots` has not reported.
@@ -216,11 +213,8 @@ impl Segment {
     /// Takes the bits of one word of the bitmap: the ack ids acknowledged since the last call. Bit
     /// `n` of word `w` is ack id `64 * w + n`.
     pub(crate) fn take_acks(&self, word: usize) -> u64 {
-        match self.ack_word(word).load(Ordering::Relaxed) {
-            0 => 0,
-            // SYNC: pairs with the release in `set_ack`.
-            _ => self.ack_word(word).swap(0, Ordering::Acquire),
-        }
+        // SYNC: pairs with the release in `set_ack`.
+        take_bits(self.ack_word(word))
     }
 
     fn ack_word(&self, word: usize) -> &AtomicU64 {
@@ -285,6 +279,14 @@ impl Segment {
             .head_u32(CMA_OFFERS_REVOKED_AT)
             .load(Ordering::Relaxed)
             != 0
+    }
+}
+
+/// Clears a word of a bitmap with acquire, if a bit is set. Returns the bits.
+fn take_bits(word: &AtomicU64) -> u64 {
+    match word.load(Ordering::Relaxed) {
+        0 => 0,
+        _ => word.swap(0, Ordering::Acquire),
     }
 }
 

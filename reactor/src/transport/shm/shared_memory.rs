@@ -24,18 +24,12 @@ use crate::sys::mapping::{HEAD_LEN, SharedMapping};
 use crate::sys::memfd::{self, PageAllocation};
 use crate::sys::os_error::os_error;
 
-/// Offset of the validity word in the head.
-const STATE_AT: usize = 0;
 /// Maximum bytes of data.
 const MAX_REGION_LEN: usize = 1 << 40;
 
 /// Length above which memory is created only if the machine has that much available. Otherwise the
 /// OOM killer might end processes, to no avail since shared memory is charged to no process.
 const MEMORY_CHECK_THRESHOLD: usize = 64 << 20;
-
-// Values of the validity word.
-const STATE_VALID: u32 = 1;
-const STATE_REVOKED: u32 = 0;
 
 /// Shared memory at its owner.
 #[derive(Debug)]
@@ -69,7 +63,7 @@ impl SharedMemory {
         let fd = memfd::create("fabric-region", HEAD_LEN + len, PageAllocation::AtCreation)?;
         let mapping = SharedMapping::map(&fd, len, true)?;
         memfd::seal(&fd, access.contains(Access::REMOTE_WRITE))?;
-        mapping.store_head(STATE_AT, STATE_VALID);
+        mapping.set_valid(true);
         Ok(Self {
             mapping,
             fd,
@@ -123,12 +117,12 @@ impl RegionMemory for SharedMemory {
 
     fn close(&self) {
         if self.fork_guard.in_original_process() {
-            self.mapping.store_head(STATE_AT, STATE_REVOKED);
+            self.mapping.set_valid(false);
         }
     }
 
     fn is_open(&self) -> bool {
-        is_valid(&self.mapping)
+        self.mapping.is_open()
     }
 
     fn address(&self) -> u64 {
@@ -152,44 +146,6 @@ pub(crate) fn map_from_peer(
     SharedMapping::map(memory, len, writable).map_err(|_| "grants memory that cannot be mapped")
 }
 
-/// Returns whether the owner has not revoked the memory.
-#[inline]
-pub(crate) fn is_valid(mapping: &SharedMapping) -> bool {
-    mapping.load_head(STATE_AT) == STATE_VALID
-}
-
-/// Lets `execute_atomic_array` access a mapping at a peer, which cannot close the region.
-impl RegionMemory for SharedMapping {
-    fn len(&self) -> usize {
-        SharedMapping::len(self)
-    }
-
-    fn read(&self, at: usize, out: &mut [u8]) {
-        SharedMapping::read(self, at, out);
-    }
-
-    fn write(&self, at: usize, bytes: &[u8]) {
-        SharedMapping::write(self, at, bytes);
-    }
-
-    fn execute_atomic(
-        &self,
-        at: usize,
-        op: AtomicOp,
-        datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64 {
-        SharedMapping::execute_atomic(self, at, op, datatype, operand, comparand)
-    }
-
-    fn close(&self) {}
-
-    fn is_open(&self) -> bool {
-        is_valid(self)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use fabric_core::buf::CopySource;
@@ -207,7 +163,7 @@ mod tests {
     fn writes_and_atomics_are_visible_through_both_mappings() {
         let owner = SharedMemory::create(10_000, READ_WRITE).unwrap();
         let mapping = map_as_peer(&owner, true).unwrap();
-        assert!(is_valid(&mapping));
+        assert!(mapping.is_open());
         let bytes: Vec<u8> = (0..5000).map(|at| at as u8).collect();
         mapping.write(17, &bytes);
         let mut back = vec![0; 5000];
@@ -235,7 +191,7 @@ mod tests {
         mapping.range(17, 20).copy_to_init(0, &mut copy);
         assert_eq!(copy, bytes[..20]);
         owner.close();
-        assert!(!is_valid(&mapping));
+        assert!(!mapping.is_open());
         drop(owner);
         // The mapping outlives its owner.
         mapping.write(0, b"bytes");

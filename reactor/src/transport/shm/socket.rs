@@ -18,7 +18,7 @@
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
 //!   descriptors that are not memory.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -27,8 +27,9 @@ use fabric_core::transport::WaitSet;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown,
-    SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
 
 use super::closer;
@@ -36,6 +37,7 @@ use crate::sys::fork_guard::ForkGuard;
 use crate::sys::memfd;
 use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::sys::sockopt;
+use crate::sys::watched_fd::WatchedFd;
 
 pub(crate) use crate::sys::sockopt::PeerCredentials;
 
@@ -50,10 +52,8 @@ const MAX_DRAINED_MESSAGES: usize = 32;
 const SCM_MAX_FD: usize = 253;
 
 /// A listening Unix socket.
-#[derive(Debug)]
 pub(crate) struct ShmListener {
-    fd: OwnedFd,
-    fork_guard: ForkGuard,
+    socket: WatchedFd,
 }
 
 /// A connected Unix socket.
@@ -134,22 +134,30 @@ impl ShmListener {
         drop(reserve);
         bind(&socket, at)?;
         rustix::net::listen(&socket, BACKLOG).map_err(os_error("listen"))?;
-        Ok(Self {
-            fd: socket,
-            fork_guard: ForkGuard::current_process(),
-        })
+        let socket = WatchedFd::new(socket);
+        Ok(Self { socket })
     }
 
-    /// Returns false in a forked child.
-    pub(crate) fn in_original_process(&self) -> bool {
-        self.fork_guard.in_original_process()
+    /// Watches the listener in the domain's epoll set, which reports `token`, until the listener is
+    /// dropped or unwatched.
+    pub(crate) fn watch(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
+        self.socket.watch(wait_set, token)
+    }
+
+    /// Stops watching the listener.
+    pub(crate) fn unwatch(&mut self) {
+        self.socket.unwatch();
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.socket.is_watched()
     }
 
     /// Accepts a connection; `None` if none is waiting.
     pub(crate) fn accept(&self) -> Result<Option<ShmSocket>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
-            return match rustix::net::accept_with(&self.fd, flags) {
+            return match rustix::net::accept_with(&self.socket, flags) {
                 Ok(socket) => Ok(Some(ShmSocket::new(socket))),
                 Err(Errno::AGAIN) => Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -159,20 +167,15 @@ impl ShmListener {
     }
 }
 
-impl AsFd for ShmListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 impl Drop for ShmListener {
     fn drop(&mut self) {
-        if !self.in_original_process() {
+        if !self.socket.in_original_process() {
             return;
         }
+        self.unwatch();
         // No peer can connect any more. Connections in the backlog may hold descriptors of peers,
         // so they are closed as accepted ones are.
-        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         while let Ok(Some(socket)) = self.accept() {
             drop(socket);
         }
@@ -219,7 +222,7 @@ impl ShmSocket {
                 });
             }
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
-            Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
+            Err(errno) => return Err(os_error("connect")(errno)),
         }
         let peer = self.credentials()?;
         peer.check_user(to)?;
@@ -281,6 +284,21 @@ impl ShmSocket {
         let name = name.abstract_name()?.strip_prefix(NAME_PREFIX.as_bytes())?;
         let name = Address::new(Scheme::Shm, std::str::from_utf8(name).ok()?).ok()?;
         (!name.name().is_empty()).then_some(name)
+    }
+
+    /// Sends a message with up to one descriptor, without blocking.
+    ///
+    /// # Errors
+    /// Errors of `sendmsg`, such as `AGAIN` for a full socket and `TOOMANYREFS` for too many
+    /// descriptors in flight.
+    pub(crate) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::net::sendmsg(self, &[IoSlice::new(message)], &mut control, flags).map(drop)
     }
 
     /// Returns whether the peer has hung up and all its messages were received.
@@ -478,7 +496,7 @@ fn bind(socket: &OwnedFd, at: &Address) -> Result<()> {
     match rustix::net::bind(socket, &socket_address(at, "bind")?) {
         Ok(()) => Ok(()),
         Err(Errno::ADDRINUSE) => Err(Error::AddressInUse(at.clone())),
-        Err(errno) => Err(Error::os("bind", errno.raw_os_error())),
+        Err(errno) => Err(os_error("bind")(errno)),
     }
 }
 

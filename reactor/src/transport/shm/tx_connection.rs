@@ -24,13 +24,16 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::mr::DirectRegion;
-use fabric_core::stats::OpStats;
-use fabric_core::transport::{EndpointContext, EngineContext, Incarnation, OpKey, TxOp, WaitSet};
+use fabric_core::stats::TransportStats;
+use fabric_core::transport::{
+    EndpointContext, EngineContext, FastPathResult, Incarnation, OpKey, TxOp, WaitSet,
+};
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::TxSettings;
 use super::control::{self, ControlMessage};
 use super::rx_connection::PeerIdentity;
+use super::socket::{PeerCredentials, ShmSocket};
 use channel::{FRAGMENT_LEN, TxChannel};
 use iov_cursor::IovCursor;
 pub(crate) use iov_cursor::at_start;
@@ -38,6 +41,10 @@ pub(crate) use socket_events::ConnectionEnd;
 
 /// Bytes after which a pass stops sending to one peer.
 const BYTES_PER_PASS: usize = 64 * 1024;
+
+/// Fast-path operations after which the descriptors are polled, so that a thread that only sends
+/// also detects the end of a peer.
+const OPS_PER_FD_POLL: u64 = 64;
 
 /// The sending end of a connection.
 #[derive(Debug)]
@@ -56,9 +63,9 @@ pub(crate) struct TxConnection {
     queue: VecDeque<QueuedTx>,
     settings: TxSettings,
     /// Operations over channels that have ended, and operations of the fast path.
-    counters: TxStats,
+    counters: TransportStats,
     /// Number of operations executed by the fast path.
-    pub(crate) fast_path_ops: u64,
+    fast_path_ops: u64,
 }
 
 /// State of the sending end of a connection.
@@ -71,37 +78,31 @@ enum TxConnectionState {
     Closed,
 }
 
-/// Numbers of operations on a peer, for the statistics of the endpoint.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TxStats {
-    /// Sends of the fast path; the engine counts the others.
-    pub(crate) sent: OpStats,
-    /// Writes of the fast path.
-    pub(crate) written: OpStats,
-    /// Atomic operations of the fast path.
-    pub(crate) atomics: OpStats,
-    /// Doorbells rung at the peer.
-    pub(crate) doorbells: u64,
-    /// Messages sent as loans.
-    pub(crate) loaned: u64,
-    /// Messages sent in several records.
-    pub(crate) segmented: OpStats,
-    /// Sent messages that the peer has copied directly.
-    pub(crate) single_copy_tx: OpStats,
-    /// Received messages copied directly, over connections that have ended.
-    pub(crate) single_copy_rx: OpStats,
-}
+impl TxConnectionState {
+    /// Returns the channel of an established connection.
+    #[inline]
+    fn established(&self) -> Option<&TxChannel> {
+        match self {
+            Self::Established(channel) => Some(channel),
+            Self::Connecting(_) | Self::Closed => None,
+        }
+    }
 
-impl std::ops::AddAssign for TxStats {
-    fn add_assign(&mut self, other: Self) {
-        self.sent += other.sent;
-        self.written += other.written;
-        self.atomics += other.atomics;
-        self.doorbells += other.doorbells;
-        self.loaned += other.loaned;
-        self.segmented += other.segmented;
-        self.single_copy_tx += other.single_copy_tx;
-        self.single_copy_rx += other.single_copy_rx;
+    /// Returns the channel of an established connection.
+    #[inline]
+    fn established_mut(&mut self) -> Option<&mut TxChannel> {
+        match self {
+            Self::Established(channel) => Some(channel),
+            Self::Connecting(_) | Self::Closed => None,
+        }
+    }
+
+    /// Returns the channel of a connection that is established or being established.
+    fn channel(&self) -> Option<&TxChannel> {
+        match self {
+            Self::Connecting(channel) | Self::Established(channel) => Some(channel),
+            Self::Closed => None,
+        }
     }
 }
 
@@ -184,15 +185,15 @@ impl TxConnection {
             end_reported: None,
             queue: VecDeque::new(),
             settings,
-            counters: TxStats::default(),
+            counters: TransportStats::default(),
             fast_path_ops: 0,
         }
     }
 
     /// Returns whether the peer must be notified of this access; false if the region is not mapped.
     pub(crate) fn needs_notification(&mut self, tx_op: &TxOp) -> bool {
-        match (&mut self.state, &tx_op.remote) {
-            (TxConnectionState::Established(channel), Some(remote)) => channel
+        match (self.state.established_mut(), &tx_op.remote) {
+            (Some(channel), Some(remote)) => channel
                 .mapped_regions
                 .get(remote.key)
                 .is_some_and(|region| region.needs_notification(tx_op)),
@@ -200,14 +201,29 @@ impl TxConnection {
         }
     }
 
-    /// Counts an operation of the fast path.
-    #[inline]
-    pub(crate) fn count_fast_path(&mut self, kind: OpKind, len: usize) {
-        self.fast_path_ops += 1;
+    /// Counts a fast-path operation of `len` bytes that was executed inline, which it was if
+    /// `pushed` is `Pushed`, and returns the result. An operation that has failed, or whose peer
+    /// has closed, is tried again under the domain's lock, and the error is reported there.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn fast_path_result(
+        &mut self,
+        pushed: Result<PushOutcome>,
+        kind: OpKind,
+        len: usize,
+    ) -> FastPathResult {
+        if pushed != Ok(PushOutcome::Pushed) {
+            return FastPathResult::WouldBlock;
+        }
         match kind {
             OpKind::Send => self.counters.sent.record(len),
             OpKind::Write => self.counters.written.record(len),
             _ => self.counters.atomics.record(len),
+        }
+        self.fast_path_ops += 1;
+        if self.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
+            FastPathResult::SentPollDue
+        } else {
+            FastPathResult::Done
         }
     }
 
@@ -246,17 +262,6 @@ impl TxConnection {
         }
     }
 
-    /// Sends a short message without tag, data or ack now, and counts the message.
-    #[inline(always)] // fast path of small messages
-    pub(crate) fn try_send_plain(&mut self, bytes: &[u8]) -> PushOutcome {
-        let pushed = self.push_plain(bytes, false);
-        if pushed == PushOutcome::Pushed {
-            self.fast_path_ops += 1;
-            self.counters.sent.record(bytes.len());
-        }
-        pushed
-    }
-
     /// Sends a short message without tag, data or ack now; `more` if the operation has `FI_MORE`.
     #[inline(always)] // fast path of small messages
     pub(crate) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
@@ -268,10 +273,9 @@ impl TxConnection {
 
     /// Wakes the peer after messages with `FI_MORE`, which do not wake the peer when they are sent.
     pub(crate) fn flush(&mut self) -> PushOutcome {
-        match &mut self.state {
-            TxConnectionState::Established(channel) => channel.wake_peer(),
-            TxConnectionState::Connecting(_) | TxConnectionState::Closed => PushOutcome::Pushed,
-        }
+        self.state
+            .established_mut()
+            .map_or(PushOutcome::Pushed, TxChannel::wake_peer)
     }
 
     /// Reads the peer's memory now, if no operation is queued and the region is mapped. On
@@ -314,10 +318,9 @@ impl TxConnection {
     /// # Errors
     /// Those of [`MappedRegions::handle`](super::mapped_regions::MappedRegions::handle).
     pub(crate) fn region_handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
-        match &mut self.state {
-            TxConnectionState::Established(channel) => channel.mapped_regions.handle(key),
-            TxConnectionState::Connecting(_) | TxConnectionState::Closed => Ok(None),
-        }
+        self.state
+            .established_mut()
+            .map_or(Ok(None), |channel| channel.mapped_regions.handle(key))
     }
 
     /// Returns the channel if the connection is established and no operation is queued.
@@ -357,7 +360,7 @@ impl TxConnection {
             .iter()
             .position(|queued| queued.op == op && !queued.started);
         let canceled = at.is_some_and(|at| self.queue.remove(at).is_some());
-        if let (true, TxConnectionState::Established(channel)) = (canceled, &mut self.state) {
+        if canceled && let Some(channel) = self.state.established_mut() {
             let queue = &self.queue;
             let is_awaited = |key| queue.iter().any(|queued| queued.targets_key(key));
             channel.mapped_regions.retain_denials(is_awaited);
@@ -368,11 +371,7 @@ impl TxConnection {
     /// Returns whether passes can skip the connection: no operation is queued, and no ack or
     /// returned slot is awaited.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
-            && !matches!(
-                &self.state,
-                TxConnectionState::Established(channel) if channel.awaits_peer()
-            )
+        self.queue.is_empty() && !self.state.established().is_some_and(TxChannel::awaits_peer)
     }
 
     /// Returns whether the connection is neither established nor being established.
@@ -389,13 +388,26 @@ impl TxConnection {
         token: u64,
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
-        if matches!(self.state, TxConnectionState::Closed) {
-            let mut channel =
-                TxChannel::connect(&self.peer_address, from, incarnation, &self.settings)?;
-            channel.socket.watch(wait, token)?;
+        if self.is_closed() {
+            let socket = ShmSocket::connect(&self.peer_address)?;
+            self.open_channel(socket, (from, incarnation), token, wait)?;
             self.end_reported = None;
-            self.state = TxConnectionState::Connecting(channel);
         }
+        Ok(())
+    }
+
+    /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
+    /// socket. `from` and `incarnation` are those of this endpoint.
+    pub(crate) fn open_channel(
+        &mut self,
+        socket: (ShmSocket, PeerCredentials),
+        (from, incarnation): (&Address, u64),
+        token: u64,
+        wait: &Arc<dyn WaitSet>,
+    ) -> Result<()> {
+        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
+        channel.socket.watch(wait, token)?;
+        self.state = TxConnectionState::Connecting(channel);
         Ok(())
     }
 
@@ -405,7 +417,7 @@ impl TxConnection {
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> QueueProgress {
-        let TxConnectionState::Established(channel) = &mut self.state else {
+        let Some(channel) = self.state.established_mut() else {
             return QueueProgress::Idle;
         };
         let mut bytes = 0;
@@ -476,18 +488,13 @@ impl TxConnection {
 
     /// Returns the identity of the peer's endpoint; `None` if the connection is not established.
     pub(crate) fn identity(&self) -> Option<PeerIdentity> {
-        match &self.state {
-            TxConnectionState::Established(channel) => Some(channel.peer_identity),
-            TxConnectionState::Connecting(_) | TxConnectionState::Closed => None,
-        }
+        Some(self.state.established()?.peer_identity)
     }
 
     /// Returns whether long messages are sent to the peer as CMA offers.
     pub(crate) fn uses_cma(&self) -> bool {
-        matches!(
-            &self.state,
-            TxConnectionState::Established(channel) if !channel.single_copy.is_disabled()
-        )
+        let channel = self.state.established();
+        channel.is_some_and(|channel| !channel.single_copy.is_disabled())
     }
 
     /// Closes the connection. Queued operations fail with `error`, and so do sent operations that
@@ -497,7 +504,7 @@ impl TxConnection {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
     ) {
-        if let TxConnectionState::Established(channel) = &mut self.state {
+        if let Some(channel) = self.state.established_mut() {
             channel.mapped_regions.end(error);
             channel.fail_cma_offers(ctx, error);
             channel.fail_unacked(ctx, error);
@@ -511,28 +518,22 @@ impl TxConnection {
     }
 
     /// Returns the counters of this peer, over all channels.
-    pub(crate) fn counters(&self) -> TxStats {
+    pub(crate) fn counters(&self) -> TransportStats {
         let mut counters = self.counters;
-        if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
-            &self.state
-        {
-            counters += channel.counters;
-        }
+        let channel = self.state.channel();
+        counters += channel.map(|channel| channel.counters).unwrap_or_default();
         counters
     }
 
     /// Returns the number of loans that the peer holds.
     pub(crate) fn held_loans(&self) -> usize {
-        if let TxConnectionState::Established(channel) = &self.state {
-            channel.outstanding.held_loans()
-        } else {
-            0
-        }
+        let channel = self.state.established();
+        channel.map_or(0, |channel| channel.outstanding.held_loans())
     }
 
     /// Collects the slots that the peer has returned.
     pub(crate) fn collect_returned(&mut self) {
-        if let TxConnectionState::Established(channel) = &mut self.state
+        if let Some(channel) = self.state.established_mut()
             // In a forked child, returned slots belong to the parent.
             && channel.socket.in_original_process()
         {
@@ -542,24 +543,20 @@ impl TxConnection {
 
     /// Sends a control message: `EndpointClosed`, or `Disconnect` if only this connection ends.
     pub(crate) fn send_control(&self, message: ControlMessage) {
-        if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
-            &self.state
-        {
+        if let Some(channel) = self.state.channel() {
             control::send_control(&channel.socket, message);
         }
     }
 
     /// Arms the doorbell before this side sleeps. Returns false if an operation can progress now.
     pub(crate) fn arm(&mut self) -> bool {
-        match &mut self.state {
-            TxConnectionState::Established(channel) => channel.arm(self.queue.front()),
-            TxConnectionState::Connecting(_) | TxConnectionState::Closed => true,
-        }
+        let channel = self.state.established_mut();
+        channel.is_none_or(|channel| channel.arm(self.queue.front()))
     }
 
     /// Disarms the doorbell after this side has slept.
     pub(crate) fn disarm(&mut self) {
-        if let TxConnectionState::Established(channel) = &self.state
+        if let Some(channel) = self.state.established()
             && !self.is_idle()
         {
             channel.ring.disarm();

@@ -5,19 +5,24 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use fabric_core::completion::Outcome;
+use fabric_core::buf::Payload;
+use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::stats::TransportStats;
-use fabric_core::transport::{EndpointContext, EngineContext, EpId, OpKey, WaitSet, WaitToken};
+use fabric_core::transport::{
+    EndpointContext, EngineContext, EpId, MulticastGroups, OpKey, TransportEndpoint, TrySend, TxOp,
+    WaitSet, WaitToken,
+};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
 use super::destinations::{DestinationTable, QueuedDatagram};
 use super::send_batch::SendBatch;
 use super::senders::Senders;
-use super::socket::UdpSocket;
+use super::sending::send_datagram;
+use super::socket::{SendToResult, UdpSocket};
 use crate::sys::datagrams::DatagramBatch;
 use crate::transport::net::SocketConfig;
 
@@ -111,10 +116,214 @@ impl UdpEndpoint {
         &self.name
     }
 
-    // ---- groups
+    /// Receives with one `recvmmsg` from each socket; returns whether any datagram arrived.
+    fn receive(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+        let mut has_input = self.receive_from(ctx, None);
+        for group in 0..self.groups.capacity() {
+            if self.groups.contains(group) {
+                has_input |= self.receive_from(ctx, Some(group));
+            }
+        }
+        has_input
+    }
 
-    /// Joins a multicast group; returns the index of the group, for `leave_group`.
-    pub(super) fn join_group(&mut self, group: &Address) -> Result<u32> {
+    /// Receives with one `recvmmsg` from the endpoint's socket, or from that of a group; returns
+    /// whether any datagram arrived.
+    fn receive_from(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        group: Option<usize>,
+    ) -> bool {
+        let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
+        let count = self.recv_batch.recv(socket.as_fd());
+        for index in 0..count {
+            let Some(datagram) = self.recv_batch.get(index) else {
+                continue;
+            };
+            let (peer, source) = self.senders.find_or_insert(ctx, datagram.from);
+            let envelope = Envelope {
+                peer,
+                source,
+                tag: None,
+                len: datagram.len,
+                data: None,
+                // Set by the receive queue.
+                arrival: 0,
+                ack: None,
+            };
+            let is_accepted = ctx.deliver(envelope, &datagram.bytes);
+            self.dropped += u64::from(!is_accepted);
+        }
+        count > 0
+    }
+
+    /// Fails the queued sends for which `error` returns an error.
+    fn fail_sends(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        error: impl Fn(&QueuedDatagram) -> Option<Error>,
+    ) {
+        self.tx_queue.retain(|send| match error(send) {
+            Some(error) => {
+                ctx.complete(send.op, Outcome::failed(error));
+                false
+            }
+            None => true,
+        });
+    }
+}
+
+impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
+    fn try_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        let to = self.destination(ctx, tx_op)?;
+        if tx_op.kind == OpKind::Connect {
+            // Datagrams need no connection; whether the peer exists is not checked.
+            return Ok(TrySend::Done);
+        }
+        self.idle_passes = 0;
+        if tx_op.more && self.tx_queue.is_empty() {
+            if self.send_batch.is_full() {
+                self.flush_batch(ctx);
+            }
+            if self.send_batch.is_full() {
+                return Ok(TrySend::WouldBlock);
+            }
+            self.send_batch.push(to, payload);
+            return Ok(TrySend::Batched);
+        }
+        if !self.tx_queue.is_empty() || !self.flush_batch(ctx) {
+            return Ok(TrySend::WouldBlock);
+        }
+        match send_datagram(&self.socket, to, payload)? {
+            SendToResult::Sent => Ok(TrySend::Done),
+            SendToResult::WouldBlock => {
+                self.wait_writable();
+                Ok(TrySend::WouldBlock)
+            }
+        }
+    }
+
+    fn set_batched_op(&mut self, _: &mut EndpointContext<'_, E>, op: OpKey, _: &TxOp, len: usize) {
+        self.send_batch.set_last_op(op, len);
+    }
+
+    fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        self.flush_batch(ctx);
+    }
+
+    fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
+        self.flush_batch(ctx);
+        Ok(())
+    }
+
+    fn queue_send(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        op: OpKey,
+        tx_op: &TxOp,
+    ) -> Result<()> {
+        self.destination(ctx, tx_op)?;
+        if tx_op.kind == OpKind::Connect {
+            ctx.complete(op, Outcome::ok(Transfer::sent(0, None)));
+            return Ok(());
+        }
+        self.tx_queue.push_back(QueuedDatagram {
+            op,
+            peer: tx_op.peer,
+        });
+        self.progress_tx(ctx);
+        ctx.request_rearm();
+        Ok(())
+    }
+
+    fn cancel(&mut self, _: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
+        let len_before = self.tx_queue.len();
+        self.tx_queue.retain(|send| send.op != op);
+        self.tx_queue.len() < len_before
+    }
+
+    fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
+        self.senders.fi_addr(peer)
+    }
+
+    fn address_inserted(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        if let Some(at) = address.socket_addr()
+            && let Some(key) = self.senders.on_address_inserted(at, addr)
+        {
+            ctx.assign_source(key, addr);
+        }
+    }
+
+    fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
+        self.senders.on_address_removed(addr);
+        self.destinations.remove(addr);
+        self.fail_sends(ctx, |send| {
+            (send.peer == addr).then(|| Error::StaleAddress(addr))
+        });
+    }
+
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
+        let mut moved = ctx.drain_unexpected();
+        moved |= self.progress_tx(ctx);
+        if self.idle_passes < IDLE_PASSES {
+            let has_input = self.receive(ctx);
+            self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
+            moved |= has_input;
+        }
+        moved
+    }
+
+    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, _: WaitToken) {
+        self.idle_passes = 0;
+        if std::mem::take(&mut self.write_blocked) {
+            self.socket.watch_writable(false);
+        }
+        self.progress(ctx, 1);
+    }
+
+    fn arm(&mut self, _: &mut EndpointContext<'_, E>) -> bool {
+        // Unsent messages need a pass, unless the socket is watched for room.
+        self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
+    }
+
+    fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        if self.socket.in_original_process() {
+            self.send_batch.flush(ctx, self.socket.as_fd());
+        }
+        // Batched messages for which the socket has no room are canceled.
+        self.send_batch.fail(ctx, &Error::Canceled);
+        self.fail_sends(ctx, |_| Some(Error::Canceled));
+        self.senders.close(ctx);
+    }
+
+    fn stats(&self) -> TransportStats {
+        TransportStats {
+            dropped: self.dropped,
+            ..TransportStats::default()
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!("{} ({} groups)", self.name, self.groups.len())
+    }
+
+    fn multicast(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(self)
+    }
+}
+
+impl MulticastGroups for UdpEndpoint {
+    fn join_group(&mut self, group: &Address) -> Result<u32> {
         if !self.multicast_enabled {
             return Err(Error::NotSupported(
                 "multicast groups (the endpoint has no FI_MULTICAST)",
@@ -159,9 +368,7 @@ impl UdpEndpoint {
         Ok(index as u32)
     }
 
-    /// Leaves a group that [`join_group`](Self::join_group) has joined; the membership ends with
-    /// the last join.
-    pub(super) fn leave_group(&mut self, index: u32) {
+    fn leave_group(&mut self, index: u32) {
         let Some(group) = self.groups.get_mut(index as usize) else {
             return;
         };
@@ -170,160 +377,5 @@ impl UdpEndpoint {
             // Closing the socket ends the membership.
             self.groups.remove(index as usize);
         }
-    }
-
-    // ---- progress
-
-    /// Sends queued messages and receives; returns whether anything was moved.
-    pub(super) fn progress(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        let mut moved = ctx.drain_unexpected();
-        moved |= self.progress_tx(ctx);
-        if self.idle_passes < IDLE_PASSES {
-            let has_input = self.receive(ctx);
-            self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
-            moved |= has_input;
-        }
-        moved
-    }
-
-    /// Makes the next passes poll the sockets.
-    pub(super) fn reset_idle(&mut self) {
-        self.idle_passes = 0;
-    }
-
-    /// Handles a ready socket: sends and receives.
-    pub(super) fn ready(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        self.reset_idle();
-        if std::mem::take(&mut self.write_blocked) {
-            self.socket.watch_writable(false);
-        }
-        self.progress(ctx);
-    }
-
-    /// Receives with one `recvmmsg` from each socket; returns whether any datagram arrived.
-    fn receive(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        let mut has_input = self.receive_from(ctx, None);
-        for group in 0..self.groups.capacity() {
-            if self.groups.contains(group) {
-                has_input |= self.receive_from(ctx, Some(group));
-            }
-        }
-        has_input
-    }
-
-    /// Receives with one `recvmmsg` from the endpoint's socket, or from that of a group; returns
-    /// whether any datagram arrived.
-    fn receive_from(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        group: Option<usize>,
-    ) -> bool {
-        let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
-        let count = self.recv_batch.recv(socket.as_fd());
-        for index in 0..count {
-            let Some(datagram) = self.recv_batch.get(index) else {
-                continue;
-            };
-            let (peer, source) = self.senders.find_or_insert(ctx, datagram.from);
-            let envelope = Envelope {
-                peer,
-                source,
-                tag: None,
-                len: datagram.len,
-                data: None,
-                // Set by the receive queue.
-                arrival: 0,
-                ack: None,
-            };
-            let is_accepted = ctx.deliver(envelope, &datagram.bytes);
-            self.dropped += u64::from(!is_accepted);
-        }
-        count > 0
-    }
-
-    /// Returns whether the endpoint may sleep until epoll reports one of its sockets.
-    pub(super) fn can_sleep(&self) -> bool {
-        // Unsent messages need a pass, unless the socket is watched for room.
-        self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
-    }
-
-    /// Cancels a queued send. Returns false if the operation is not queued.
-    pub(super) fn cancel(&mut self, op: OpKey) -> bool {
-        let len_before = self.tx_queue.len();
-        self.tx_queue.retain(|send| send.op != op);
-        self.tx_queue.len() < len_before
-    }
-
-    // ---- addresses
-
-    /// Returns the address handle of a sender, if it has one.
-    pub(super) fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        self.senders.fi_addr(peer)
-    }
-
-    /// Assigns an inserted address handle to the sender at this address.
-    pub(super) fn address_inserted(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        addr: FiAddr,
-        address: &Address,
-    ) {
-        if let Some(at) = address.socket_addr()
-            && let Some(key) = self.senders.on_address_inserted(at, addr)
-        {
-            ctx.assign_source(key, addr);
-        }
-    }
-
-    /// Handles that an address handle is no longer valid: fails the queued sends to the handle.
-    pub(super) fn address_removed(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        addr: FiAddr,
-    ) {
-        self.senders.on_address_removed(addr);
-        self.destinations.remove(addr);
-        self.fail_sends(ctx, |send| {
-            (send.peer == addr).then(|| Error::StaleAddress(addr))
-        });
-    }
-
-    // ---- closing
-
-    /// Closes the endpoint: sends the batched messages, and cancels the queued sends.
-    pub(super) fn close(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        if self.socket.in_original_process() {
-            self.send_batch.flush(ctx, self.socket.as_fd());
-        }
-        // Batched messages for which the socket has no room are canceled.
-        self.send_batch.fail(ctx, &Error::Canceled);
-        self.fail_sends(ctx, |_| Some(Error::Canceled));
-        self.senders.close(ctx);
-    }
-
-    /// Fails the queued sends for which `error` returns an error.
-    fn fail_sends(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        error: impl Fn(&QueuedDatagram) -> Option<Error>,
-    ) {
-        self.tx_queue.retain(|send| match error(send) {
-            Some(error) => {
-                ctx.complete(send.op, Outcome::failed(error));
-                false
-            }
-            None => true,
-        });
-    }
-
-    pub(super) fn stats(&self) -> TransportStats {
-        TransportStats {
-            dropped: self.dropped,
-            ..TransportStats::default()
-        }
-    }
-
-    pub(super) fn describe(&self) -> String {
-        format!("{} ({} groups)", self.name, self.groups.len())
     }
 }

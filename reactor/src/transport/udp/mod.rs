@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | an endpoint: its sockets, receiving, closing |
+//! | `endpoint` | an endpoint: the calls of the engine, its sockets, receiving |
 //! | `sending`, `send_batch` | sends: immediate, queued, or batched for one `sendmmsg` |
 //! | `senders` | the senders of received datagrams |
 //! | `socket` | sockets: bound, watched, joined to multicast groups |
@@ -20,7 +20,6 @@
 //! (ICMP) errors of a datagram only on connected sockets, where a late error could be mistaken for
 //! the error of another send. The table of senders is bounded: a new sender evicts an idle one.
 
-mod calls;
 mod destinations;
 mod endpoint;
 mod send_batch;

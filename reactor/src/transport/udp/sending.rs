@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
+use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Error, FiAddr, Result, Scheme};
 
 use super::destinations::QueuedDatagram;
@@ -18,75 +18,11 @@ use crate::sys::os_error::os_error;
 const MAX_SENDS_PER_PASS: usize = 64;
 
 impl UdpEndpoint {
-    /// Sends or batches a message, if no earlier message waits for room in the socket.
-    ///
-    /// # Errors
-    /// udp does not support the operation, the peer's address is not valid, or `sendto` has failed.
-    pub(super) fn try_send(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        tx_op: &TxOp,
-        payload: Payload<'_>,
-    ) -> Result<TrySend> {
-        let to = self.destination(ctx, tx_op)?;
-        if tx_op.kind == OpKind::Connect {
-            // Datagrams need no connection; whether the peer exists is not checked.
-            return Ok(TrySend::Done);
-        }
-        self.reset_idle();
-        if tx_op.more && self.tx_queue.is_empty() {
-            if self.send_batch.is_full() {
-                self.flush(ctx);
-            }
-            if self.send_batch.is_full() {
-                return Ok(TrySend::WouldBlock);
-            }
-            self.send_batch.push(to, payload);
-            return Ok(TrySend::Batched);
-        }
-        if !self.tx_queue.is_empty() || !self.flush(ctx) {
-            return Ok(TrySend::WouldBlock);
-        }
-        match send_datagram(&self.socket, to, payload)? {
-            SendToResult::Sent => Ok(TrySend::Done),
-            SendToResult::WouldBlock => {
-                self.wait_writable();
-                Ok(TrySend::WouldBlock)
-            }
-        }
-    }
-
-    /// Sets the operation of the message that was batched last.
-    pub(super) fn set_batched_op(&mut self, op: OpKey, len: usize) {
-        self.send_batch.set_last_op(op, len);
-    }
-
-    /// Queues a send, and sends queued messages while the socket has room.
-    ///
-    /// # Errors
-    /// udp does not support the operation, or the peer's address is not valid; nothing was queued.
-    pub(super) fn queue_send(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        op: OpKey,
-        tx_op: &TxOp,
-    ) -> Result<()> {
-        self.destination(ctx, tx_op)?;
-        if tx_op.kind == OpKind::Connect {
-            ctx.complete(op, Outcome::ok(Transfer::sent(0, None)));
-            return Ok(());
-        }
-        self.tx_queue.push_back(QueuedDatagram {
-            op,
-            peer: tx_op.peer,
-        });
-        self.progress_tx(ctx);
-        ctx.request_rearm();
-        Ok(())
-    }
-
     /// Sends the batched messages; returns false if the socket has no room for all of them.
-    pub(super) fn flush(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
+    pub(super) fn flush_batch(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
         if self.send_batch.is_empty() {
             return true;
         }
@@ -111,7 +47,7 @@ impl UdpEndpoint {
             return false;
         }
         let batched = self.send_batch.len();
-        self.flush(ctx);
+        self.flush_batch(ctx);
         let mut moved = self.send_batch.len() < batched;
         for _ in 0..MAX_SENDS_PER_PASS {
             let Some(&QueuedDatagram { op, peer }) =
@@ -119,7 +55,6 @@ impl UdpEndpoint {
             else {
                 break;
             };
-            let tx_op = TxOp::new(OpKind::Send, peer);
             let payload = ctx.payload(op);
             let len = payload.len();
             let outcome = match self
@@ -131,7 +66,7 @@ impl UdpEndpoint {
                     self.wait_writable();
                     break;
                 }
-                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, tx_op.tag)),
+                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, None)),
                 Some(Err(error)) => Outcome::failed(error),
                 None => Outcome::failed(Error::StaleAddress(peer)),
             };
@@ -143,7 +78,7 @@ impl UdpEndpoint {
     }
 
     /// Blocks further sends until the domain's epoll set reports room in the socket.
-    fn wait_writable(&mut self) {
+    pub(super) fn wait_writable(&mut self) {
         if !self.write_blocked {
             self.write_blocked = true;
             self.socket.watch_writable(true);
@@ -151,7 +86,7 @@ impl UdpEndpoint {
     }
 
     /// Checks that udp supports the operation; returns the socket address of its peer.
-    fn destination(
+    pub(super) fn destination(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
@@ -204,7 +139,11 @@ impl UdpEndpoint {
 
 /// Sends a message with `sendto`. An error is that of this message: an unconnected socket does not
 /// report errors of earlier messages.
-fn send_datagram(socket: &UdpSocket, to: SocketAddr, payload: Payload<'_>) -> Result<SendToResult> {
+pub(super) fn send_datagram(
+    socket: &UdpSocket,
+    to: SocketAddr,
+    payload: Payload<'_>,
+) -> Result<SendToResult> {
     let len = payload.len();
     if len > MAX_MESSAGE {
         // The length was checked when the send was posted; a user-defined buffer may have grown
@@ -236,7 +175,9 @@ mod tests {
     use fabric_core::buf::AnyBuf;
     use fabric_core::info::Info;
     use fabric_core::rx::RxQueue;
-    use fabric_core::transport::{EpId, Interest, Transport, WaitSet};
+    use fabric_core::transport::{
+        EpId, Interest, OpKey, Transport, TransportEndpoint, TrySend, WaitSet, WaitToken,
+    };
 
     use super::super::UdpTransport;
     use super::super::endpoint::UNEXPECTED_BYTES;
@@ -336,7 +277,7 @@ mod tests {
                     none,
                     false,
                 );
-                self.endpoint.set_batched_op(op, 1);
+                self.call(|udp, ctx| udp.set_batched_op(ctx, op, &tx_op, 1));
                 self.batched.push(op);
             }
             sent
@@ -366,6 +307,19 @@ mod tests {
             key
         }
 
+        fn on_ready(&mut self) {
+            let (kind, ep, id) = (0, self.ep, 0);
+            self.call(|udp, ctx| udp.ready(ctx, WaitToken { kind, ep, id }));
+        }
+
+        fn can_sleep(&mut self) -> bool {
+            self.call(|udp, ctx| udp.arm(ctx))
+        }
+
+        fn cancel(&mut self, op: OpKey) -> bool {
+            self.call(|udp, ctx| udp.cancel(ctx, op))
+        }
+
         /// Returns what the socket is watched for; `None` if the interest was never changed.
         fn interest(&self) -> Option<Interest> {
             *self.wait_set.0.lock().unwrap()
@@ -373,7 +327,7 @@ mod tests {
 
         /// Makes a pass, and returns how many messages have arrived.
         fn unexpected_count(&mut self) -> usize {
-            self.call(UdpEndpoint::progress);
+            self.call(|udp, ctx| udp.progress(ctx, 1));
             self.rx.unexpected().0
         }
     }
@@ -385,13 +339,10 @@ mod tests {
         assert_eq!(fixture.try_send(0, false), TrySend::Done);
         assert_eq!(fixture.unexpected_count(), 1);
         assert_eq!(fixture.try_send(1, true), TrySend::Batched);
-        assert!(
-            !fixture.endpoint.can_sleep(),
-            "a batched message was not sent"
-        );
+        assert!(!fixture.can_sleep(), "a batched message was not sent");
         fixture.endpoint.wait_writable();
         assert_eq!(fixture.interest(), Some(Interest::Both));
-        fixture.call(|udp, ctx| udp.flush(ctx));
+        fixture.call(|udp, ctx| udp.flush_batch(ctx));
         assert_eq!(
             fixture.completed_count(),
             0,
@@ -409,26 +360,23 @@ mod tests {
             "a send must not overtake the batched message"
         );
         fixture.queue_send(3);
-        assert!(
-            fixture.endpoint.can_sleep(),
-            "the socket is watched for room"
-        );
+        assert!(fixture.can_sleep(), "the socket is watched for room");
         assert_eq!(
             fixture.unexpected_count(),
             1,
             "no message is sent before the socket has room"
         );
-        assert!(fixture.endpoint.cancel(canceled));
+        assert!(fixture.cancel(canceled));
         assert!(
-            !fixture.endpoint.cancel(canceled),
+            !fixture.cancel(canceled),
             "the operation is no longer queued"
         );
-        fixture.call(|udp, ctx| udp.ready(ctx));
+        fixture.on_ready();
         assert_eq!(fixture.interest(), Some(Interest::Read));
         assert_eq!(fixture.unexpected_count(), 4);
         assert_eq!(fixture.completed_count(), 1);
-        assert!(!fixture.endpoint.cancel(queued), "the message was sent");
-        assert!(fixture.endpoint.can_sleep());
+        assert!(!fixture.cancel(queued), "the message was sent");
+        assert!(fixture.can_sleep());
     }
 
     #[test]
@@ -437,7 +385,7 @@ mod tests {
         for byte in 0..100 {
             assert_eq!(fixture.try_send(byte, true), TrySend::Batched);
         }
-        fixture.call(|udp, ctx| udp.flush(ctx));
+        fixture.call(|udp, ctx| udp.flush_batch(ctx));
         assert_eq!(fixture.completed_count(), 100);
         while fixture.unexpected_count() < 100 {}
         fixture.endpoint.wait_writable();
@@ -446,10 +394,10 @@ mod tests {
             .count();
         assert_eq!(batched, crate::sys::datagrams::BATCH_LEN);
         let queued = fixture.queue_send(7);
-        assert!(fixture.endpoint.can_sleep());
-        fixture.call(|udp, ctx| udp.ready(ctx));
+        assert!(fixture.can_sleep());
+        fixture.on_ready();
         while fixture.unexpected_count() < 100 + batched + 1 {}
-        assert!(!fixture.endpoint.cancel(queued));
+        assert!(!fixture.cancel(queued));
     }
 
     #[test]
@@ -465,7 +413,7 @@ mod tests {
             } else {
                 let own_addr = fixture.own_addr;
                 fixture.call(|udp, ctx| udp.address_removed(ctx, own_addr));
-                assert!(fixture.endpoint.can_sleep() && !fixture.endpoint.cancel(key));
+                assert!(fixture.can_sleep() && !fixture.cancel(key));
                 Error::StaleAddress(fixture.own_addr)
             };
             let ended = fixture.domain_state.ops.get(key).unwrap();

@@ -12,8 +12,8 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{SendFlags, SocketType};
 
-use crate::sys::fork_guard::ForkGuard;
-use crate::sys::os_error::{epoll_ctl_error, os_error};
+use crate::sys::os_error::os_error;
+use crate::sys::watched_fd::WatchedFd;
 use crate::transport::net::{self, SocketConfig};
 
 /// Default `SO_RCVBUF`, in bytes; the kernel caps the value at `net.core.rmem_max`.
@@ -21,10 +21,7 @@ const DEFAULT_RECV_BUFFER: usize = 4 << 20;
 
 /// A bound, non-blocking socket that the domain's epoll set watches.
 pub(super) struct UdpSocket {
-    fd: OwnedFd,
-    fork_guard: ForkGuard,
-    wait_set: Arc<dyn WaitSet>,
-    token: u64,
+    fd: WatchedFd,
 }
 
 /// The result of a `sendto`.
@@ -81,13 +78,9 @@ impl UdpSocket {
 
     /// Watches the bound socket for input.
     fn register(fd: OwnedFd, (wait_set, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
-        wait_set.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
-        Ok(Self {
-            fd,
-            fork_guard: ForkGuard::current_process(),
-            wait_set,
-            token,
-        })
+        let mut fd = WatchedFd::new(fd);
+        fd.watch(&wait_set, token)?;
+        Ok(Self { fd })
     }
 
     /// Sends a datagram.
@@ -105,7 +98,7 @@ impl UdpSocket {
 
     /// Returns whether this process opened the socket; false in a forked child.
     pub(super) fn in_original_process(&self) -> bool {
-        self.fork_guard.in_original_process()
+        self.fd.in_original_process()
     }
 
     /// Sets whether the domain's epoll set reports room in the socket's send buffer.
@@ -115,23 +108,12 @@ impl UdpSocket {
         } else {
             Interest::Read
         };
-        // The socket is already watched, so `epoll_ctl` cannot fail for lack of memory.
-        let _ = self
-            .wait_set
-            .set_interest(self.fd.as_fd(), self.token, interest);
+        self.fd.set_interest(interest);
     }
 }
 
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-impl Drop for UdpSocket {
-    fn drop(&mut self) {
-        if self.in_original_process() {
-            self.wait_set.unwatch(self.fd.as_fd());
-        }
     }
 }

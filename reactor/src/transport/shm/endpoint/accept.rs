@@ -1,19 +1,20 @@
 //! The listener of a connectionless endpoint, and the handshakes of peers that connect.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
-use fabric_core::{Address, Error, RefusalReason, Result};
+use fabric_core::{Address, RefusalReason, Result};
 
 use super::super::closer;
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
 use super::super::socket::{self, ShmListener};
 use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
-use crate::sys::os_error::epoll_ctl_error;
+use crate::sys::os_error::os_error;
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
@@ -25,48 +26,29 @@ const MAX_PENDING_HANDSHAKES: usize = 64;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The listener of a connectionless endpoint.
+///
+/// While the listener is not watched, connections stay in the backlog, because the queue of the
+/// closing threads was full. Each pass tries to resume.
 pub(super) struct RdmListener {
     socket: ShmListener,
-    state: RdmListenerState,
     /// Closed for a moment when this process has no descriptor left, so that a connection can be
     /// accepted and rejected.
     reserve_fd: Option<OwnedFd>,
 }
 
-/// Whether a listener accepts connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RdmListenerState {
-    /// The domain's epoll set watches the listener.
-    Accepting,
-    /// Connections stay in the backlog, because the queue of the closing threads was full. Each
-    /// pass tries to resume.
-    Paused,
-}
-
 impl RdmListener {
     /// Listens at this name; the domain's epoll set reports `token` for a new connection.
-    pub(super) fn open(name: &Address, wait_set: &dyn WaitSet, token: u64) -> Result<Self> {
-        let socket = ShmListener::open(name)?;
-        wait_set
-            .watch(socket.as_fd(), token)
-            .map_err(epoll_ctl_error)?;
+    pub(super) fn open(name: &Address, wait_set: &Arc<dyn WaitSet>, token: u64) -> Result<Self> {
+        let mut socket = ShmListener::open(name)?;
+        socket.watch(wait_set, token)?;
         Ok(Self {
             socket,
-            state: RdmListenerState::Accepting,
             reserve_fd: socket::reserve_fd().ok(),
         })
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.state == RdmListenerState::Paused
-    }
-
-    /// Stops watching the listener.
-    pub(super) fn pause(&mut self, wait_set: &dyn WaitSet) {
-        if !self.is_paused() {
-            wait_set.unwatch(self.socket.as_fd());
-            self.state = RdmListenerState::Paused;
-        }
+        !self.socket.is_watched()
     }
 }
 
@@ -81,7 +63,7 @@ impl ShmEndpoint {
                 return;
             };
             if closer::register_if_full(&self.wait_set) {
-                return listener.pause(&*self.wait_set);
+                return listener.socket.unwatch();
             }
             if !self
                 .rx_connections
@@ -109,7 +91,7 @@ impl ShmEndpoint {
                     // connection is rejected.
                     listener.reserve_fd = None;
                     if let Ok(Some(socket)) = listener.socket.accept() {
-                        let error = Error::os("accept4", errno.raw_os_error());
+                        let error = os_error("accept4")(errno);
                         ctx.event(EventKind::InboundRefused { error });
                         control::send_control(
                             &socket,
@@ -131,12 +113,11 @@ impl ShmEndpoint {
         let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
             return;
         };
-        let socket = listener.socket.as_fd();
-        if closer::register_if_full(&self.wait_set) || self.wait_set.watch(socket, token).is_err() {
-            return;
+        if !closer::register_if_full(&self.wait_set)
+            && listener.socket.watch(&self.wait_set, token).is_ok()
+        {
+            self.accept(ctx);
         }
-        listener.state = RdmListenerState::Accepting;
-        self.accept(ctx);
     }
 
     /// Handles a readable socket of an incoming connection or a pending handshake.

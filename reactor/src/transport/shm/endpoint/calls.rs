@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
+use fabric_core::completion::OpKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::TransportStats;
@@ -10,9 +11,15 @@ use fabric_core::transport::{
     EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, SentLoans,
     TransportEndpoint, TrySend, TxOp, WaitToken,
 };
-use fabric_core::{Address, FiAddr, Result};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::{ShmEndpoint, ShmEndpointKind};
+use super::super::control::ControlMessage;
+use super::super::record::ALIGN_PAYLOAD_FROM;
+use super::super::rx_connection::RxConnection;
+use super::super::rx_table::ALWAYS_ACTIVE;
+use super::super::tx_connection::{self, PushOutcome, TxConnection};
+use super::disconnect::end_tx_connection;
+use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
 
 impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     fn try_send(
@@ -21,15 +28,53 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.try_send(ctx, tx_op, payload)
+        if let Payload::Contiguous(bytes) = payload
+            && bytes.len() < ALIGN_PAYLOAD_FROM
+            && tx_op.is_plain()
+        {
+            return self.try_inline(ctx, tx_op, |tx| Ok(tx.push_plain(bytes, tx_op.more)));
+        }
+        self.try_inline(ctx, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
     fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
-        self.try_send_plain(peer, messages)
+        let Some(mut tx) = self.tx_connection(peer) else {
+            return 0;
+        };
+        let mut sent = 0;
+        for message in messages {
+            if message.len() >= ALIGN_PAYLOAD_FROM
+                || tx.push_plain(message, true) != PushOutcome::Pushed
+            {
+                break;
+            }
+            sent += 1;
+        }
+        drop(tx);
+        if sent > 0 {
+            self.mark_unflushed(peer.index());
+        }
+        sent
     }
 
     fn try_write_plain(&mut self, peer: FiAddr, writes: &[(RmaIov, &[u8])]) -> usize {
-        self.try_write_plain(peer, writes)
+        let Some(mut tx) = self.tx_connection(peer) else {
+            return 0;
+        };
+        let executed = writes.iter().take_while(|(remote, bytes)| {
+            let tx_op = TxOp {
+                more: true,
+                ..TxOp::one_sided(OpKind::Write, peer, *remote)
+            };
+            // An error is found again when the write is posted by itself.
+            tx.try_send(&tx_op, Payload::Contiguous(bytes)) == Ok(PushOutcome::Pushed)
+        });
+        let executed = executed.count();
+        drop(tx);
+        if executed > 0 {
+            self.mark_unflushed(peer.index());
+        }
+        executed
     }
 
     #[inline]
@@ -39,11 +84,19 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         room: usize,
         into: &mut AnyBuf,
     ) -> Option<(usize, Option<FiAddr>)> {
-        self.try_recv(from, room, into)
+        self.rx_connections
+            .poll_next(|peer| peer.try_recv(from, room, into))
     }
 
     fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
-        self.flush(ctx)
+        let mut result = Ok(());
+        while let Some(tx_index) = self.tx_unflushed.pop() {
+            let flushed = self.tx_connections.lock(tx_index).map(|mut tx| tx.flush());
+            if flushed == Some(PushOutcome::Closed) {
+                result = Err(self.on_tx_peer_closed(ctx, tx_index));
+            }
+        }
+        result
     }
 
     fn try_read(
@@ -71,7 +124,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        self.region_handle(peer, key)
+        self.tx_connection(peer)
+            .map_or(Ok(None), |mut tx| tx.region_handle(key))
     }
 
     fn queue_send(
@@ -80,19 +134,68 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        self.queue_send(ctx, op, tx_op)
+        let tx_index = tx_op.peer.index();
+        if self.tx_connection(tx_op.peer).is_none() {
+            let peer = ctx.address_of(tx_op.peer)?;
+            if let Some(error) = self.disconnect_error() {
+                return Err(error);
+            }
+            peer.check_scheme(Scheme::Shm)?;
+            self.tx_connections.insert(
+                tx_index,
+                TxConnection::new(peer, tx_op.peer, self.tx_settings.clone()),
+            );
+            self.tx_indices.push(tx_index);
+        }
+        self.connect(ctx, tx_index)?;
+        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
+            tx.enqueue(op, tx_connection::at_start(tx_op, ctx));
+        }
+        if !self.tx_queued.contains(&tx_index) {
+            self.tx_queued.push(tx_index);
+        }
+        self.progress_tx_connection(ctx, tx_index);
+        if !self.is_tx_idle(tx_index) {
+            ctx.request_rearm();
+        }
+        Ok(())
     }
 
     fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
-        self.cancel(ctx, op)
+        let is_canceled = |tx_index: &usize| {
+            self.tx_connections
+                .lock(*tx_index)
+                .is_some_and(|mut tx| tx.cancel(op))
+        };
+        let Some(tx_index) = self.tx_queued.iter().copied().find(is_canceled) else {
+            return false;
+        };
+        // Operations queued behind the canceled one may go now.
+        self.progress_tx_connection(ctx, tx_index);
+        ctx.request_rearm();
+        true
     }
 
     fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        self.on_rx_queue_changed(ctx);
+        self.is_idle = false;
+        if self.has_rx_change_effects {
+            self.apply_rx_change_effects(ctx);
+        }
+        self.update_post_reports(ctx);
+        self.send_acks(ctx);
+        if ctx.rx_has_work() {
+            // The copy must progress even if no local task waits, because the sender waits.
+            ctx.request_progress();
+            ctx.request_rearm();
+        }
+        if self.message_held {
+            self.retry_held(ctx);
+        }
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        self.source_of(peer)
+        let mut peers = self.rx_connections.established();
+        peers.find(|known| known.peer_key == peer)?.source
     }
 
     fn address_inserted(
@@ -101,23 +204,66 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         addr: FiAddr,
         address: &Address,
     ) {
-        self.address_inserted(ctx, addr, address);
+        let expected = ctx.incarnation_of(addr);
+        self.rx_connections.for_each_at(address, |peer| {
+            let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
+            if peer.source.is_none() && is_expected {
+                peer.source = Some(addr);
+                ctx.assign_source(peer.peer_key, addr);
+            }
+        });
+        if let Some(mut tx) = self.tx_connection(addr) {
+            // An address that the application has inserted stands for any incarnation.
+            tx.expected_incarnation = expected;
+        }
     }
 
     fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
-        self.address_removed(ctx, addr);
+        for peer in self.rx_connections.established_mut() {
+            peer.source = peer.source.filter(|source| *source != addr);
+        }
+        let tx_index = addr.index();
+        if self.tx_connection(addr).is_some()
+            && let Some(mut tx) = self.tx_connections.remove(tx_index)
+        {
+            self.tx_indices.retain(|connected| *connected != tx_index);
+            self.tx_queued.retain(|queued| *queued != tx_index);
+            tx.send_control(ControlMessage::Disconnect);
+            end_tx_connection(&mut tx, ctx, &Error::StaleAddress(addr));
+            self.counters += tx.counters();
+        }
     }
 
     fn fast_path(&self) -> Option<Arc<dyn FastPath>> {
-        Some(self.fast_path())
+        Some(self.tx_connections.clone())
     }
 
     fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> bool {
-        self.progress(ctx, active_endpoints)
+        if self.is_idle {
+            self.set_idle(ctx, false);
+        }
+        if self.has_deferred_work() {
+            self.run_deferred_work(ctx);
+        }
+        let pass = self.progress_rx(ctx);
+        let mut progressed = pass.progressed;
+        // Copies run after the records that have just arrived, so that a long copy does not delay
+        // them.
+        progressed |= pass.has_copies && self.progress_copies(ctx);
+        let active_count = self.rx_connections.active_count().max(active_endpoints);
+        if active_count > ALWAYS_ACTIVE {
+            progressed |= self.rx_connections.demote_idle(active_count);
+        }
+        progressed | (!self.tx_queued.is_empty() && self.progress_tx(ctx))
     }
 
     fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        self.is_quiescent(ctx)
+        self.rx_connections.active_count() == 0
+            && self.tx_queued.is_empty()
+            && !self.message_held
+            && !self.has_deferred_work()
+            && !ctx.rx_has_work()
+            && !ctx.waits_for_cq_room()
     }
 
     fn on_idle(&mut self, ctx: &mut EndpointContext<'_, E>) {
@@ -125,27 +271,92 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     }
 
     fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken) {
-        self.ready(ctx, token.into());
+        match token.into() {
+            ShmToken::Listener => self.accept(ctx),
+            ShmToken::Rx(rx_index) => self.on_rx_ready(ctx, rx_index as usize),
+            ShmToken::Timer => self.on_connect_timeout(ctx),
+            ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(ctx),
+            ShmToken::Tx(tx_index) => {
+                let tx_index = tx_index as usize;
+                let end = self
+                    .tx_connections
+                    .lock(tx_index)
+                    .and_then(|mut tx| tx.on_readable());
+                let Some(end) = end else {
+                    self.progress_tx(ctx);
+                    return;
+                };
+                self.on_tx_ended(ctx, tx_index, end);
+            }
+        }
     }
 
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        self.arm(ctx)
+        let has_work = ctx.rx_has_work();
+        let mut is_quiet = !has_work & self.rx_connections.arm();
+        for &tx_index in &self.tx_queued {
+            is_quiet &= self
+                .tx_connections
+                .lock(tx_index)
+                .is_none_or(|mut tx| tx.arm());
+        }
+        is_quiet
     }
 
     fn disarm(&mut self) {
-        self.disarm();
+        self.rx_connections.disarm();
+        for &tx_index in &self.tx_queued {
+            if let Some(mut tx) = self.tx_connections.lock(tx_index) {
+                tx.disarm();
+            }
+        }
     }
 
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        self.close(ctx);
+        // Messages that are dropped now were not received, so they are not acknowledged.
+        self.rx_connections
+            .established()
+            .for_each(RxConnection::stop_cma);
+        self.send_acks(ctx);
+        for peer in self.rx_connections.established() {
+            ctx.peer_disconnected(peer.addr_at_connect);
+        }
+        self.send_endpoint_closed();
+        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled));
+        // A thread that still has the fast path finds no connection in the table.
+        self.tx_indices
+            .drain(..)
+            .for_each(|tx_index| drop(self.tx_connections.remove(tx_index)));
     }
 
     fn stats(&self) -> TransportStats {
-        self.stats()
+        let mut total = self.counters;
+        self.for_each_tx(|tx| total += tx.counters());
+        for peer in self.rx_connections.established() {
+            total.doorbells += peer.doorbells;
+            total.single_copy_rx += peer.cma_stats().unwrap_or_default();
+        }
+        total.peers = self.rx_connections.established().count();
+        total
     }
 
     fn describe(&self) -> String {
-        self.describe()
+        let cma_peers = self
+            .rx_connections
+            .established()
+            .filter(|peer| peer.cma_stats().is_some())
+            .count();
+        let mut cma_connections = 0;
+        self.for_each_tx(|tx| cma_connections += usize::from(tx.uses_cma()));
+        format!(
+            "{} ({} incoming connections, {} active, {} outgoing, single copy: {}, \
+             from {cma_peers} and to {cma_connections} peers)",
+            self.name,
+            self.rx_connections.len(),
+            self.rx_connections.active_count(),
+            self.tx_indices.len(),
+            self.tx_settings.single_copy,
+        )
     }
 
     fn connection(&mut self) -> Option<&mut dyn EndpointConnection<E>> {
@@ -160,18 +371,17 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     }
 }
 
-impl<E: EngineContext> EndpointConnection<E> for ShmEndpoint {
-    fn shutdown(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        self.shutdown(ctx);
-    }
-}
-
 impl SentLoans for ShmEndpoint {
     fn collect(&mut self) {
-        self.collect_returned_loans();
+        self.for_each_tx(TxConnection::collect_returned);
     }
 
     fn watch(&mut self) -> bool {
-        self.watch_loans()
+        for &tx_index in &self.tx_indices {
+            if !self.tx_queued.contains(&tx_index) && !self.is_tx_idle(tx_index) {
+                self.tx_queued.push(tx_index);
+            }
+        }
+        !self.tx_queued.is_empty()
     }
 }

@@ -13,14 +13,14 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{
-    ConnReqHandle, ConnectMode, ConnectParams, Connected, EndpointContext, EngineContext, WaitSet,
+    ConnReqHandle, ConnectMode, ConnectParams, Connected, EndpointConnection, EndpointContext,
+    EngineContext, WaitSet,
 };
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, RefusalReason, Result, Scheme};
-use rustix::io::Errno;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::super::cm::{self, CmAccept, CmAnswer, is_gone};
-use super::super::control::{self, ControlEvent, ControlMessage, ControlRead, VERSION};
+use super::super::cm::{self, CmAnswer, CmOffer, is_gone};
+use super::super::control::{self, ControlEvent, ControlMessage, ReadError};
 use super::super::passive::{PendingRequest, ShmConnReqHandle};
 use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
@@ -29,6 +29,7 @@ use super::super::tx_connection::TxConnection;
 use super::super::with_free_name;
 use super::disconnect::end_tx_connection;
 use super::{ShmConfig, ShmEndpoint, ShmEndpointKind, ShmToken};
+use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
 /// Times that the control messages of the peer are read when the connection ends; each time reads
@@ -67,54 +68,44 @@ struct ShmConnectAttempt {
     /// The socket of the direction from the server to the client, once it is connected.
     reverse: Option<ShmSocket>,
     /// Expires when the connect timeout has passed.
-    timer: Timer,
-    wait_set: Arc<dyn WaitSet>,
+    _timer: Timer,
 }
 
-/// Result of receiving one message while the client waits for the answer.
+/// Message that was received while the client waits for the answer, and that is not handled yet.
 enum AnswerStep {
     /// No message has arrived.
     Pending,
-    /// A message was handled, and another one may have arrived.
-    Continue,
+    /// The request was sent, and another message may have arrived.
+    RequestSent,
     /// The program of the server, whose process has these credentials, has accepted.
-    Accepted(CmAccept, PeerCredentials),
+    Accepted(CmOffer, PeerCredentials),
     /// The request is valid: the reverse socket is to be connected to a process with these
     /// credentials, and to send this nonce.
     ConnectReverse(u64, PeerCredentials),
-    Failed(Error),
 }
 
-/// Returns the failure of an attempt whose server violates the protocol.
-fn violation(peer: Address, what: &'static str) -> AnswerStep {
+/// Returns the error of an attempt whose server violates the protocol.
+fn violation(peer: Address, what: &'static str) -> Error {
     let what = what.into();
-    AnswerStep::Failed(Error::Protocol { peer, what })
+    Error::Protocol { peer, what }
 }
 
 impl ShmConnectAttempt {
-    /// Starts the timer of an attempt, and watches the timer.
+    /// Starts the timer of an attempt.
     fn start(
         (caps, private_data): (Caps, &[u8]),
         timeout: Duration,
         wait_set: &Arc<dyn WaitSet>,
         token: u64,
     ) -> Result<Self> {
-        let timer = Timer::new()?;
-        timer.watch(&**wait_set, token)?;
+        let timer = Timer::new(wait_set, token)?;
         timer.set(Some(timeout));
         Ok(Self {
             caps,
             private_data: private_data.to_vec(),
             reverse: None,
-            timer,
-            wait_set: wait_set.clone(),
+            _timer: timer,
         })
-    }
-}
-
-impl Drop for ShmConnectAttempt {
-    fn drop(&mut self) {
-        self.timer.unwatch(&*self.wait_set);
     }
 }
 
@@ -213,30 +204,37 @@ impl ShmEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
         loop {
-            let error = match self.poll_answer() {
-                AnswerStep::Pending => return,
-                AnswerStep::Continue => continue,
-                AnswerStep::ConnectReverse(nonce, credentials) => {
-                    match self.connect_reverse(nonce, credentials) {
-                        Ok(()) => continue,
-                        Err(error) => error,
-                    }
-                }
-                AnswerStep::Failed(error) => error,
-                AnswerStep::Accepted(accept, credentials) => {
-                    match self.on_accepted(ctx, accept, credentials) {
-                        Ok(()) => return,
-                        Err(error) => error,
-                    }
-                }
-            };
-            return self.on_connect_failed(ctx, error);
+            match self.handle_answer(ctx) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return self.on_connect_failed(ctx, error),
+            }
+        }
+    }
+
+    /// Handles one message while the client waits for the answer. Returns whether another one is to
+    /// be handled.
+    ///
+    /// # Errors
+    /// The attempt has failed.
+    fn handle_answer(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> Result<bool> {
+        match self.poll_answer()? {
+            AnswerStep::Pending => Ok(false),
+            AnswerStep::RequestSent => Ok(true),
+            AnswerStep::ConnectReverse(nonce, credentials) => {
+                self.connect_reverse(nonce, credentials)?;
+                Ok(true)
+            }
+            AnswerStep::Accepted(accept, credentials) => {
+                self.on_accepted(ctx, accept, credentials)?;
+                Ok(false)
+            }
         }
     }
 
     /// Receives one message while the client waits for the answer, and sends the request when the
     /// passive endpoint is ready.
-    fn poll_answer(&self) -> AnswerStep {
+    fn poll_answer(&self) -> Result<AnswerStep> {
         let Some(MsgConnection {
             peer,
             addr,
@@ -244,58 +242,48 @@ impl ShmEndpoint {
             ..
         }) = self.msg()
         else {
-            return AnswerStep::Pending;
+            return Ok(AnswerStep::Pending);
         };
         let Some(mut tx) = self.tx_connections.lock(addr.index()) else {
-            return AnswerStep::Pending;
+            return Ok(AnswerStep::Pending);
         };
         let peer = peer.clone();
         let (read, credentials) = tx.recv_answer();
         let answer = match read {
-            ControlRead::WouldBlock => return AnswerStep::Pending,
-            ControlRead::HungUp => return AnswerStep::Failed(Error::PeerGone(peer)),
-            ControlRead::Message(answer) => answer,
-            ControlRead::Malformed(what) => return violation(peer, what),
-            ControlRead::WrongEpType => return violation(peer, "hello instead of an answer"),
-            ControlRead::VersionMismatch(theirs) => {
-                let ours = VERSION;
-                let reason = RefusalReason::Version { theirs, ours };
-                return AnswerStep::Failed(Error::ConnectionRefused { peer, reason });
-            }
-            ControlRead::DescriptorLimitReached => {
-                return AnswerStep::Failed(Error::os("recvmsg", Errno::MFILE.raw_os_error()));
-            }
+            Ok(Some(answer)) => answer,
+            Ok(None) => return Ok(AnswerStep::Pending),
+            Err(ReadError::HungUp) => return Err(Error::PeerGone(peer)),
+            Err(error) => return Err(Rejection::of_read(error, peer).error),
         };
         match (answer, credentials) {
-            (CmAnswer::Ready, _) if tx.is_segment_sent() => {
-                violation(peer, "control message out of order: second ready")
-            }
-            (CmAnswer::Ready, _) => match tx.send_request(attempt.caps, &attempt.private_data) {
-                // If the passive endpoint has closed, its last messages are read next.
-                Err(errno) if !is_gone(errno) => {
-                    AnswerStep::Failed(Error::os("sendmsg", errno.raw_os_error()))
+            (CmAnswer::Ready, _) if tx.is_segment_sent() => Err(violation(
+                peer,
+                "control message out of order: second ready",
+            )),
+            (CmAnswer::Ready, _) => {
+                match tx.send_offer(attempt.caps, &attempt.private_data, cm::send_request) {
+                    // If the passive endpoint has closed, its last messages are read next.
+                    Err(errno) if !is_gone(errno) => Err(os_error("sendmsg")(errno)),
+                    _ => Ok(AnswerStep::RequestSent),
                 }
-                _ => AnswerStep::Continue,
-            },
+            }
             (CmAnswer::Nonce(nonce), Some(credentials))
                 if tx.is_segment_sent() && attempt.reverse.is_none() =>
             {
-                AnswerStep::ConnectReverse(nonce, credentials)
+                Ok(AnswerStep::ConnectReverse(nonce, credentials))
             }
-            (CmAnswer::Nonce(_), _) => violation(peer, "connection message out of order: nonce"),
+            (CmAnswer::Nonce(_), _) => {
+                Err(violation(peer, "connection message out of order: nonce"))
+            }
             (CmAnswer::Accepted(accept), Some(credentials)) if attempt.reverse.is_some() => {
-                AnswerStep::Accepted(accept, credentials)
+                Ok(AnswerStep::Accepted(accept, credentials))
             }
-            (CmAnswer::Accepted(_), _) => violation(
+            (CmAnswer::Accepted(_), _) => Err(violation(
                 peer,
                 "connection message out of order: accept before the reverse socket",
-            ),
-            (CmAnswer::Rejected(data), _) => {
-                AnswerStep::Failed(Error::RejectedByPeer { peer, data })
-            }
-            (CmAnswer::Refused(reason), _) => {
-                AnswerStep::Failed(Error::ConnectionRefused { peer, reason })
-            }
+            )),
+            (CmAnswer::Rejected(data), _) => Err(Error::RejectedByPeer { peer, data }),
+            (CmAnswer::Refused(reason), _) => Err(Error::ConnectionRefused { peer, reason }),
         }
     }
 
@@ -317,7 +305,7 @@ impl ShmEndpoint {
         match cm::send_reverse(&reverse, nonce) {
             Ok(()) => {}
             Err(errno) if is_gone(errno) => return Err(Error::PeerGone(peer.clone())),
-            Err(errno) => return Err(Error::os("sendmsg", errno.raw_os_error())),
+            Err(errno) => return Err(os_error("sendmsg")(errno)),
         }
         attempt.reverse = Some(reverse);
         Ok(())
@@ -355,7 +343,10 @@ impl ShmEndpoint {
     fn on_accepted(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        CmAccept { server, segment }: CmAccept,
+        CmOffer {
+            endpoint: server,
+            segment,
+        }: CmOffer,
         credentials: PeerCredentials,
     ) -> Result<()> {
         let Some(MsgConnection {
@@ -373,17 +364,17 @@ impl ShmEndpoint {
         };
         // The server has admitted the reverse socket before it accepted.
         match control::recv_control(&reverse) {
-            ControlRead::Message(ControlEvent::Message(ControlMessage::Ready)) => {}
-            ControlRead::HungUp => return Err(Error::PeerGone(peer)),
+            Ok(Some(ControlEvent::Message(ControlMessage::Ready))) => {}
+            Err(ReadError::HungUp) => return Err(Error::PeerGone(peer)),
             _ => {
-                let what = "no ready message on the reverse socket before the accept".into();
-                return Err(Error::Protocol { peer, what });
+                let what = "no ready message on the reverse socket before the accept";
+                return Err(violation(peer, what));
             }
         }
         let segment = Segment::map_from_peer(&segment, server.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()).error)?;
-        let rx = self.new_msg_rx(ctx, (credentials, server.incarnation), segment, reverse);
-        self.insert_msg_rx(rx)?.send_accept();
+        self.add_msg_rx(ctx, (credentials, server.incarnation), segment, reverse)?
+            .send_accept();
         if let Some(mut tx) = self.tx_connections.lock(tx_index) {
             tx.establish(server.incarnation);
         }
@@ -438,15 +429,16 @@ impl ShmEndpoint {
         // The receiving end, over the socket of the request.
         let tx_caps = request.client.caps;
         let identity = (request.credentials, request.client.incarnation);
-        let rx = self.new_msg_rx(ctx, identity, request.segment, socket);
         let tx_connections = self.tx_connections.clone();
-        let rx = self.insert_msg_rx(rx)?;
-        let sent = tx_connections
-            .lock(tx_index)
-            .map(|mut tx| tx.send_accept(rx.socket(), caps, private_data));
+        let rx = self.add_msg_rx(ctx, identity, request.segment, socket)?;
+        let sent = tx_connections.lock(tx_index).map(|mut tx| {
+            tx.send_offer(caps, private_data, |_, offer| {
+                cm::send_accept(rx.socket(), offer)
+            })
+        });
         match sent {
             Some(Err(errno)) if !is_gone(errno) => {
-                return Err(Error::os("sendmsg", errno.raw_os_error()));
+                return Err(os_error("sendmsg")(errno));
             }
             Some(Ok(())) => {}
             _ => return Err(gone()),
@@ -460,14 +452,15 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Creates the receiving end for a peer with these credentials and this incarnation.
-    fn new_msg_rx(
+    /// Creates the receiving end for a peer with these credentials and this incarnation, watches
+    /// its socket, and adds it to the incoming connections.
+    fn add_msg_rx(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         (credentials, incarnation): (PeerCredentials, u64),
         segment: Segment,
         socket: ShmSocket,
-    ) -> RxConnection {
+    ) -> Result<&RxConnection> {
         let peer = self
             .msg()
             .map_or_else(|| self.name.clone(), |msg| msg.peer.clone());
@@ -476,12 +469,7 @@ impl ShmEndpoint {
         let key = ctx.add_sender(key, &peer);
         let end = (peer, credentials, incarnation);
         // Messages have no source: a connected endpoint has one peer and no address vector.
-        RxConnection::establish(end, self.local.clone(), segment, socket, key)
-    }
-
-    /// Watches the socket of the receiving end, and adds the receiving end to the incoming
-    /// connections.
-    fn insert_msg_rx(&mut self, mut rx: RxConnection) -> Result<&RxConnection> {
+        let mut rx = RxConnection::establish(end, self.local.clone(), segment, socket, key);
         let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
         rx.watch(&self.wait_set, token)?;
         let rx_index = self.rx_connections.insert_established(Box::new(rx));
@@ -540,27 +528,6 @@ impl ShmEndpoint {
         }
     }
 
-    /// Shuts the connection down. The peer still receives the completed sends from the ring.
-    pub(crate) fn shutdown(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        let Some(msg) = self.msg_mut() else { return };
-        if !matches!(msg.state, MsgConnectionState::Connected) {
-            return;
-        }
-        msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
-        msg.shutdown_reported = true;
-        let peer = msg.peer.clone();
-        self.send_acks(ctx);
-        if !ctx.shares_rx() {
-            ctx.fail_posted(&Error::Canceled);
-        }
-        self.rx_connections
-            .established()
-            .for_each(RxConnection::close);
-        self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
-        let reason = DownReason::Closed;
-        ctx.event(EventKind::Shutdown { peer, reason });
-    }
-
     /// Handles the end of one direction: ends the other direction too.
     pub(super) fn on_msg_ended(
         &mut self,
@@ -572,10 +539,7 @@ impl ShmEndpoint {
         };
         let peer = msg.peer.clone();
         let error = match reason {
-            DownReason::Protocol(what) => Error::Protocol {
-                peer,
-                what: what.into(),
-            },
+            DownReason::Protocol(what) => violation(peer, what),
             _ => Error::PeerGone(peer),
         };
         if matches!(msg.state, MsgConnectionState::Connected) {
@@ -653,5 +617,28 @@ impl ShmEndpoint {
         ctx.fail_posted(error);
         // A multi-receive takes its messages in passes, and fails afterwards.
         msg.has_recvs_to_fail = ctx.rx_is_busy();
+    }
+}
+
+impl<E: EngineContext> EndpointConnection<E> for ShmEndpoint {
+    /// Shuts the connection down. The peer still receives the completed sends from the ring.
+    fn shutdown(&mut self, ctx: &mut EndpointContext<'_, E>) {
+        let Some(msg) = self.msg_mut() else { return };
+        if !matches!(msg.state, MsgConnectionState::Connected) {
+            return;
+        }
+        msg.state = MsgConnectionState::Disconnected(Error::ShutDown);
+        msg.shutdown_reported = true;
+        let peer = msg.peer.clone();
+        self.send_acks(ctx);
+        if !ctx.shares_rx() {
+            ctx.fail_posted(&Error::Canceled);
+        }
+        self.rx_connections
+            .established()
+            .for_each(RxConnection::close);
+        self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
+        let reason = DownReason::Closed;
+        ctx.event(EventKind::Shutdown { peer, reason });
     }
 }

@@ -1,7 +1,6 @@
-//! A pass over incoming connections: their messages go to the receive queue.
+//! A pass over incoming connections: their messages go to the receive queue, whose changes the
+//! engine reports.
 
-use fabric_core::FiAddr;
-use fabric_core::buf::AnyBuf;
 use fabric_core::event::DownReason;
 use fabric_core::transport::{EndpointContext, EngineContext};
 
@@ -118,18 +117,6 @@ impl ShmEndpoint {
         pass
     }
 
-    /// Receives a plain message that has arrived, without the receive queue.
-    #[inline]
-    pub(crate) fn try_recv(
-        &mut self,
-        from: Option<FiAddr>,
-        room: usize,
-        into: &mut AnyBuf,
-    ) -> Option<(usize, Option<FiAddr>)> {
-        self.rx_connections
-            .poll_next(|peer| peer.try_recv(from, room, into))
-    }
-
     /// Ends the connections that have violated the protocol, and removes all connections that a
     /// pass has reported as ended.
     #[cold]
@@ -147,5 +134,24 @@ impl ShmEndpoint {
     pub(super) fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         self.progress_rx(ctx);
         ctx.request_rearm();
+    }
+
+    /// Sets whether the engine reports posted receives: if this endpoint holds a message back, is
+    /// idle, or has other effects to apply.
+    #[cold]
+    pub(super) fn update_post_reports(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        ctx.set_post_reports(self.message_held || self.has_rx_change_effects || self.is_idle);
+    }
+
+    #[cold]
+    pub(super) fn apply_rx_change_effects(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
+        if ctx.shares_rx() {
+            self.wake_for_returned_slots(ctx);
+        } else {
+            self.fail_recvs(ctx);
+        }
     }
 }

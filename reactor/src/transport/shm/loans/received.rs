@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{CopySource, PeerMemory};
+use fabric_core::mr::RegionMemory;
 
 use super::super::control::{self, ControlMessage};
 use super::super::ring::take_producer_waiting;

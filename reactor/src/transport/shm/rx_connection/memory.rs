@@ -170,8 +170,8 @@ impl RxConnection {
             .as_ref()
             .ok_or(ShmProtocolViolation("RMA request without a bounce buffer"))?;
         let served = request.execute(bounce_buffer, ctx);
-        if served && self.ring.take_producer_waiting() {
-            self.ring_doorbell();
+        if served {
+            self.wake_producer();
         }
         Ok(served)
     }
@@ -224,8 +224,8 @@ impl RxConnection {
         let Some(cma_peer) = &self.cma_peer else {
             return Ok(());
         };
-        if cma_peer.take_slots_returned()? && self.ring.take_producer_waiting() {
-            self.ring_doorbell();
+        if cma_peer.take_slots_returned()? {
+            self.wake_producer();
         }
         Ok(())
     }
@@ -233,6 +233,11 @@ impl RxConnection {
     /// Acknowledges the message with this ack id, and wakes the peer if it sleeps.
     pub(crate) fn send_ack(&mut self, ack_id: u32) {
         self.ring.memory().set_ack(ack_id as usize);
+        self.wake_producer();
+    }
+
+    /// Wakes the peer if it sleeps.
+    fn wake_producer(&mut self) {
         if self.ring.take_producer_waiting() {
             self.ring_doorbell();
         }

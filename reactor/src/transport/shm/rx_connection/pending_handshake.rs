@@ -10,10 +10,11 @@ use fabric_core::matching::PeerKey;
 use fabric_core::{Address, Error, RefusalReason, Scheme};
 use rustix::io::Errno;
 
-use super::super::control::{self, ControlMessage, ControlRead, VERSION};
+use super::super::control::{self, ControlMessage, ReadError, VERSION};
 use super::super::segment::{Segment, SegmentError};
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::{LocalEndpoint, RxConnection};
+use crate::sys::os_error::os_error;
 
 /// A connection whose hello has not arrived yet.
 #[derive(Debug)]
@@ -63,10 +64,13 @@ impl PendingHandshake {
             Err(rejection) => return reject(&self.socket, rejection),
         };
         let hello = match control::recv_hello(&self.socket) {
-            ControlRead::WouldBlock => return HandshakeOutcome::Pending(self),
-            ControlRead::HungUp => return HandshakeOutcome::Disconnected,
-            ControlRead::Message(hello) => hello,
-            invalid => return reject(&self.socket, Rejection::of_read(&invalid, peer)),
+            Ok(Some(hello)) => hello,
+            Ok(None) => return HandshakeOutcome::Pending(self),
+            Err(ReadError::HungUp) => return HandshakeOutcome::Disconnected,
+            Err(error) => {
+                let rejection = Rejection::of_read(error, placeholder_address(peer.pid));
+                return reject(&self.socket, rejection);
+            }
         };
         match Segment::map_from_peer(&hello.segment, hello.lines) {
             Ok(segment) => {
@@ -90,32 +94,25 @@ pub(crate) struct Rejection {
 }
 
 impl Rejection {
-    /// Returns the rejection of a peer whose hello or connection request is invalid.
-    pub(crate) fn of_read<T>(read: &ControlRead<T>, peer: PeerCredentials) -> Self {
-        let peer = placeholder_address(peer.pid);
-        match *read {
-            ControlRead::DescriptorLimitReached => Self {
-                reason: RefusalReason::Resources,
-                error: Error::os("recvmsg", Errno::MFILE.raw_os_error()),
-            },
-            ControlRead::VersionMismatch(theirs) => {
-                let reason = RefusalReason::Version {
-                    theirs,
-                    ours: VERSION,
+    /// Returns the rejection of a peer whose handshake message is invalid.
+    pub(crate) fn of_read(error: ReadError, peer: Address) -> Self {
+        let reason = match error {
+            ReadError::DescriptorLimitReached => {
+                return Self {
+                    reason: RefusalReason::Resources,
+                    error: os_error("recvmsg")(Errno::MFILE),
                 };
-                Self {
-                    reason,
-                    error: Error::ConnectionRefused { peer, reason },
-                }
             }
-            ControlRead::WrongEpType => {
-                Self::protocol(RefusalReason::EpType, peer, control::WRONG_EP_TYPE)
+            ReadError::VersionMismatch(theirs) => {
+                let ours = VERSION;
+                let reason = RefusalReason::Version { theirs, ours };
+                let error = Error::ConnectionRefused { peer, reason };
+                return Self { reason, error };
             }
-            ControlRead::Malformed(what) => Self::protocol(RefusalReason::Malformed, peer, what),
-            ControlRead::Message(_) | ControlRead::WouldBlock | ControlRead::HungUp => {
-                Self::protocol(RefusalReason::Malformed, peer, "incomplete handshake")
-            }
-        }
+            ReadError::WrongEpType => RefusalReason::EpType,
+            ReadError::Malformed(_) | ReadError::HungUp => RefusalReason::Malformed,
+        };
+        Self::protocol(reason, peer, error.violation())
     }
 
     /// Returns the rejection of a peer whose segment cannot be mapped.

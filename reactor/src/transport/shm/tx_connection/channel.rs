@@ -10,10 +10,13 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::flags::Caps;
 use fabric_core::matching::AckRequest;
+use fabric_core::stats::TransportStats;
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
+use super::super::cm::{CmEndpoint, CmOffer};
 use super::super::control::{self, ControlMessage};
 use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
@@ -28,10 +31,10 @@ use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::{TxSettings, cma};
-use super::{PayloadPath, PushOutcome, QueuedTx, TxStats};
+use super::{PayloadPath, PushOutcome, QueuedTx};
 
 /// Lines of a new segment: 128 KiB.
-pub(super) const RING_LINES: usize = 2048;
+const RING_LINES: usize = 2048;
 /// Maximum bytes of one access to a mapped region. Longer accesses are executed in pieces.
 pub(super) const MAX_ACCESS_LEN: usize = 256 * 1024;
 /// Maximum bytes of a record without its payload: header word, tag, completion data, full length.
@@ -78,20 +81,10 @@ pub(super) struct TxChannel {
     /// Bounce buffer of RMA requests; created for the first request.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
     /// Operations over this channel.
-    pub(super) counters: TxStats,
+    pub(super) counters: TransportStats,
 }
 
 impl TxChannel {
-    /// Connects to the peer's socket and creates a segment.
-    pub(super) fn connect(
-        peer: &Address,
-        from: &Address,
-        incarnation: u64,
-        settings: &TxSettings,
-    ) -> Result<Self> {
-        Self::new(ShmSocket::connect(peer)?, from, incarnation, settings)
-    }
-
     /// Creates a segment for a connection over this socket.
     pub(super) fn new(
         (socket, credentials): (ShmSocket, PeerCredentials),
@@ -120,7 +113,7 @@ impl TxChannel {
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
-            counters: TxStats::default(),
+            counters: TransportStats::default(),
         })
     }
 
@@ -144,11 +137,19 @@ impl TxChannel {
         Ok(true)
     }
 
-    /// Takes the incarnation of this endpoint and the descriptor of the segment, for a connection
-    /// request or accept in place of the hello. `None` if they were sent before.
-    pub(super) fn take_segment(&mut self) -> Option<(u64, OwnedFd)> {
+    /// Takes the connection request or accept that is sent in place of the hello. `None` if it was
+    /// taken before.
+    pub(super) fn take_offer(&mut self, caps: Caps, private_data: &[u8]) -> Option<CmOffer> {
         let hello = self.unsent_hello.take()?;
-        Some((hello.incarnation, hello.segment))
+        Some(CmOffer {
+            endpoint: CmEndpoint {
+                lines: RING_LINES,
+                incarnation: hello.incarnation,
+                caps,
+                private_data: private_data.to_vec(),
+            },
+            segment: hello.segment,
+        })
     }
 
     /// Returns whether the hello was sent, or the connection request or accept in its place.

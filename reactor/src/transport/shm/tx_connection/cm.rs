@@ -1,17 +1,15 @@
 //! The sending end of a connected endpoint (`FI_EP_MSG`) before it is established: connection
 //! request and accept take the place of the hello.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::transport::WaitSet;
 use fabric_core::{Address, Result};
 
-use super::super::cm::{self, CmAnswer, CmEndpoint};
+use super::super::cm::{self, CmAnswer, CmOffer};
 use super::super::control::ControlRead;
 use super::super::socket::{PeerCredentials, ShmSocket};
-use super::channel::{RING_LINES, TxChannel};
 use super::{TxConnection, TxConnectionState};
 
 impl TxConnection {
@@ -30,21 +28,6 @@ impl TxConnection {
         self.open_channel(socket, (from, incarnation), token, wait)
     }
 
-    /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
-    /// socket. `from` and `incarnation` are those of this endpoint.
-    pub(crate) fn open_channel(
-        &mut self,
-        socket: (ShmSocket, PeerCredentials),
-        (from, incarnation): (&Address, u64),
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<()> {
-        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
-        channel.socket.watch(wait, token)?;
-        self.state = TxConnectionState::Connecting(channel);
-        Ok(())
-    }
-
     /// Receives a message of the passive endpoint: its nonce, or the answer to the connection
     /// request. Returns the message and the credentials of the passive endpoint's process.
     pub(crate) fn recv_answer(&self) -> (ControlRead<CmAnswer>, Option<PeerCredentials>) {
@@ -53,9 +36,7 @@ impl TxConnection {
                 cm::recv_answer(&channel.socket),
                 channel.socket.credentials().ok(),
             ),
-            TxConnectionState::Established(_) | TxConnectionState::Closed => {
-                (ControlRead::WouldBlock, None)
-            }
+            TxConnectionState::Established(_) | TxConnectionState::Closed => (Ok(None), None),
         }
     }
 
@@ -65,38 +46,19 @@ impl TxConnection {
         matches!(&self.state, TxConnectionState::Connecting(channel) if channel.hello_sent())
     }
 
-    /// Sends the connection request. Does nothing if the request was sent before.
-    pub(crate) fn send_request(
+    /// Sends the connection request or accept, which takes the place of the hello: calls `send` with
+    /// the socket of the connection. Does nothing if it was sent before.
+    pub(crate) fn send_offer(
         &mut self,
         caps: Caps,
         private_data: &[u8],
+        send: impl FnOnce(&ShmSocket, &CmOffer) -> rustix::io::Result<()>,
     ) -> rustix::io::Result<()> {
         let TxConnectionState::Connecting(channel) = &mut self.state else {
             return Ok(());
         };
-        let Some((incarnation, segment)) = channel.take_segment() else {
-            return Ok(());
-        };
-        let client = cm_endpoint(incarnation, caps, private_data);
-        cm::send_request(&channel.socket, &client, segment.as_fd())
-    }
-
-    /// Sends the accept over the socket of the request, with the segment and the peer's end of the
-    /// socket pair. The peer then sends `Accept` for this direction over that socket pair.
-    pub(crate) fn send_accept(
-        &mut self,
-        request: &ShmSocket,
-        caps: Caps,
-        private_data: &[u8],
-    ) -> rustix::io::Result<()> {
-        let TxConnectionState::Connecting(channel) = &mut self.state else {
-            return Ok(());
-        };
-        let Some((incarnation, segment)) = channel.take_segment() else {
-            return Ok(());
-        };
-        let server = cm_endpoint(incarnation, caps, private_data);
-        cm::send_accept(request, &server, segment.as_fd())
+        let offer = channel.take_offer(caps, private_data);
+        offer.map_or(Ok(()), |offer| send(&channel.socket, &offer))
     }
 
     /// Makes a connecting connection established: the peer has accepted, and has this incarnation.
@@ -108,15 +70,5 @@ impl TxConnection {
             }
             other => other,
         };
-    }
-}
-
-/// Returns this endpoint as the connection request or accept describes it.
-fn cm_endpoint(incarnation: u64, caps: Caps, private_data: &[u8]) -> CmEndpoint {
-    CmEndpoint {
-        lines: RING_LINES,
-        incarnation,
-        caps,
-        private_data: private_data.to_vec(),
     }
 }

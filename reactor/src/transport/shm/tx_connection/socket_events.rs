@@ -14,13 +14,16 @@ use fabric_core::transport::Incarnation;
 use fabric_core::{Error, RefusalReason};
 
 use super::super::control::{
-    self, ControlEvent, ControlMessage, ControlRead, MemoryGrant, READS_PER_POLL,
+    self, ControlEvent, ControlMessage, MemoryGrant, READS_PER_POLL, ReadError,
 };
-use super::super::mapped_regions::MappedRegion;
+use super::super::mapped_regions::{MappedRegion, MappedRegions};
 use super::super::rx_connection::PeerIdentity;
 use super::super::shared_memory;
 use super::super::socket;
 use super::{TxConnection, TxConnectionState};
+
+const UNSOLICITED_GRANT: &str = "unsolicited memory grant";
+const UNSOLICITED_RESPONSE: &str = "unsolicited response";
 
 /// The end of a connection.
 #[derive(Debug)]
@@ -45,39 +48,17 @@ enum TxEndCause {
     LocalError(Error),
 }
 
-/// Returns this protocol violation unless a request for the response is pending.
-fn require_solicited(is_solicited: bool, violation: &'static str) -> Result<(), TxEndCause> {
-    if is_solicited {
-        Ok(())
-    } else {
-        Err(TxEndCause::ProtocolViolation(violation))
-    }
-}
-
 impl TxConnection {
     /// Reads the socket: handles up to [`READS_PER_POLL`] control messages. Returns the end of the
     /// connection, if the connection has ended.
     pub(crate) fn on_readable(&mut self) -> Option<ConnectionEnd> {
         for _ in 0..READS_PER_POLL {
-            let (TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel)) =
-                &self.state
-            else {
-                return None;
-            };
+            let channel = self.state.channel()?;
             let result = match control::recv_control(&channel.socket) {
-                ControlRead::WouldBlock => return None,
-                ControlRead::Message(event) => self.on_control(event),
-                ControlRead::Malformed(what) => Err(TxEndCause::ProtocolViolation(what)),
-                ControlRead::VersionMismatch(_) => {
-                    Err(TxEndCause::ProtocolViolation(control::VERSION_MISMATCH))
-                }
-                ControlRead::WrongEpType => {
-                    Err(TxEndCause::ProtocolViolation(control::WRONG_EP_TYPE))
-                }
-                ControlRead::DescriptorLimitReached => Err(TxEndCause::ProtocolViolation(
-                    "no descriptor left for a received message (RLIMIT_NOFILE)",
-                )),
-                ControlRead::HungUp => Err(TxEndCause::PeerDown(DownReason::Died)),
+                Ok(Some(event)) => self.on_control(event),
+                Ok(None) => return None,
+                Err(ReadError::HungUp) => Err(TxEndCause::PeerDown(DownReason::Died)),
+                Err(error) => Err(TxEndCause::ProtocolViolation(error.violation())),
             };
             if let Err(cause) = result {
                 return Some(self.connection_end(cause));
@@ -115,33 +96,27 @@ impl TxConnection {
     /// Handles a control message or a memory grant.
     fn on_control(&mut self, event: ControlEvent) -> Result<(), TxEndCause> {
         let message = match event {
-            ControlEvent::Grant(grant) => {
-                return require_solicited(self.on_grant(grant), "unsolicited memory grant");
-            }
+            ControlEvent::Grant(grant) => return self.on_grant(grant),
             ControlEvent::GrantWithoutFd(key) => {
                 let denial = Err("cannot be mapped: no descriptor left (RLIMIT_NOFILE)");
-                return require_solicited(
-                    self.on_map_response(key, denial),
-                    "unsolicited memory grant",
-                );
+                return self.on_map_response(key, denial, UNSOLICITED_GRANT);
             }
             ControlEvent::Message(message) => message,
         };
         match message {
-            ControlMessage::Doorbell if matches!(self.state, TxConnectionState::Established(_)) => {
-                Ok(())
-            }
+            ControlMessage::Doorbell if self.state.established().is_some() => Ok(()),
             ControlMessage::Doorbell => Err(TxEndCause::ProtocolViolation(
                 "control message out of order: doorbell before accept",
             )),
             ControlMessage::Ready => self.send_hello(),
             ControlMessage::Accept(incarnation) => self.on_accept(incarnation),
-            ControlMessage::MrNotFound(key) => require_solicited(
-                self.on_map_response(key, Err("is unknown")),
-                "unsolicited response",
-            ),
+            ControlMessage::MrNotFound(key) => {
+                self.on_map_response(key, Err("is unknown"), UNSOLICITED_RESPONSE)
+            }
             ControlMessage::MrServedByOwner { key, rma_events } => {
-                require_solicited(self.on_mr_served(key, rma_events), "unsolicited response")
+                self.requested_regions(key, UNSOLICITED_RESPONSE)?
+                    .on_mr_served(key, rma_events);
+                Ok(())
             }
             ControlMessage::Reject(reason) => Err(TxEndCause::Rejected(reason)),
             ControlMessage::EndpointClosed => Err(TxEndCause::PeerDown(DownReason::Closed)),
@@ -200,8 +175,8 @@ impl TxConnection {
         Ok(())
     }
 
-    /// Handles a memory grant: maps the region. Returns false if the region was not requested.
-    fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> bool {
+    /// Handles a memory grant: maps the region.
+    fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> Result<(), TxEndCause> {
         let MemoryGrant {
             key,
             len,
@@ -213,46 +188,46 @@ impl TxConnection {
         let mapping =
             shared_memory::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::close_in_background(vec![memory]);
-        self.on_map_response(
+        let region = mapping.map(|mapping| MappedRegion {
             key,
-            mapping.map(|mapping| MappedRegion {
-                key,
-                mapping: Arc::new(mapping),
-                access,
-                base,
-                rma_events,
-            }),
-        )
-    }
-
-    /// Handles the response that the owner serves this region. Returns false if the region was not
-    /// requested.
-    fn on_mr_served(&mut self, key: u64, rma_events: bool) -> bool {
-        let TxConnectionState::Established(channel) = &mut self.state else {
-            return false;
-        };
-        let is_pending = channel.mapped_regions.is_map_request_pending(key);
-        if is_pending {
-            channel.mapped_regions.on_mr_served(key, rma_events);
-        }
-        is_pending
+            mapping: Arc::new(mapping),
+            access,
+            base,
+            rma_events,
+        });
+        self.on_map_response(key, region, UNSOLICITED_GRANT)
     }
 
     /// Handles the response to a map request: the mapped region, or the reason why there is none.
-    /// Returns false if the region was not requested.
-    fn on_map_response(&mut self, key: u64, region: Result<MappedRegion, &'static str>) -> bool {
-        let TxConnectionState::Established(channel) = &mut self.state else {
-            return false;
-        };
-        let is_pending = channel.mapped_regions.is_map_request_pending(key);
-        if is_pending {
-            channel.mapped_regions.on_map_response(
-                key,
-                region,
-                self.queue.iter().any(|queued| queued.targets_key(key)),
-            );
-        }
-        is_pending
+    ///
+    /// # Errors
+    /// `unsolicited` if the region was not requested.
+    fn on_map_response(
+        &mut self,
+        key: u64,
+        region: Result<MappedRegion, &'static str>,
+        unsolicited: &'static str,
+    ) -> Result<(), TxEndCause> {
+        let is_awaited = self.queue.iter().any(|queued| queued.targets_key(key));
+        self.requested_regions(key, unsolicited)?
+            .on_map_response(key, region, is_awaited);
+        Ok(())
+    }
+
+    /// Returns the regions of the peer if the response to a map request for this key is pending.
+    ///
+    /// # Errors
+    /// `unsolicited` if no response is pending.
+    fn requested_regions(
+        &mut self,
+        key: u64,
+        unsolicited: &'static str,
+    ) -> Result<&mut MappedRegions, TxEndCause> {
+        let channel = self.state.established_mut();
+        channel
+            .map(|channel| &mut channel.mapped_regions)
+            .filter(|regions| regions.is_map_request_pending(key))
+            .ok_or(TxEndCause::ProtocolViolation(unsolicited))
     }
 }
 
@@ -265,6 +240,7 @@ mod tests {
     use super::super::super::TxSettings;
     use super::super::super::cma::SingleCopyPolicy;
     use super::super::super::loans::LoanPool;
+    use super::super::super::socket::ShmSocket;
     use super::super::channel::TxChannel;
     use super::*;
 
@@ -286,7 +262,8 @@ mod tests {
             loan_pool: LoanPool::default(),
             single_copy: SingleCopyPolicy::from_len(usize::MAX),
         };
-        let channel = TxChannel::connect(&peer, &peer, 1, &settings).unwrap();
+        let socket = ShmSocket::connect(&peer).unwrap();
+        let channel = TxChannel::new(socket, &peer, 1, &settings).unwrap();
         // The socket's send buffer has no room for the hello.
         while rustix::net::send(&channel.socket, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
         let mut tx = TxConnection::new(peer, addr, settings);

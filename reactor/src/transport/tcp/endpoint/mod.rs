@@ -304,16 +304,13 @@ impl TcpEndpoint {
 
     /// Opens the timer before there is a deadline: later the process may be out of descriptors.
     fn open_timer(&mut self) -> Result<()> {
-        let timer = Timer::new()?;
-        timer.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
+        let timer = Timer::new(&self.wait_set, TcpToken::Timer.pack(self.id))?;
         self.timer = Some(timer);
         Ok(())
     }
 
     fn close_timer(&mut self) {
-        if let Some(timer) = self.timer.take() {
-            timer.unwatch(&*self.wait_set);
-        }
+        self.timer = None;
     }
 
     /// Returns the endpoint's address (`fi_getname`).
