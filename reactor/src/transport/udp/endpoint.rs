@@ -283,12 +283,11 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         moved
     }
 
-    fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, _: WaitToken) {
+    fn ready(&mut self, _: &mut EndpointContext<'_, E>, _: WaitToken) {
         self.idle_passes = 0;
         if std::mem::take(&mut self.write_blocked) {
             self.socket.watch_writable(false);
         }
-        self.progress(ctx, 1);
     }
 
     fn arm(&mut self, _: &mut EndpointContext<'_, E>) -> bool {
