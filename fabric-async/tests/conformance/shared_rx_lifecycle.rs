@@ -347,12 +347,13 @@ pub(crate) async fn message_sources_survive_endpoint_close(setup: Setup) {
     let from_a = fixture.av.insert(a.ep.name()).unwrap();
     let addrs = a.add_peers(&fixture.endpoints).await;
     let receive = fixture.shared_rx.recv().start().unwrap();
-    for number in 0..2 {
+    for number in 0..3 {
         a.ep.send(addrs[0], numbered_message(number, 200))
             .await
             .unwrap();
     }
-    fixture.wait_for_unexpected(1).await;
+    // Messages of one sender arrive in order: all of the second has arrived when the third begins.
+    fixture.wait_for_unexpected(2).await;
     let claimed = fixture
         .shared_rx
         .probe()
