@@ -6,7 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
-use fabric_core::buf::{FlatBuf, IoBufMut};
+use fabric_core::buf::{FlatBuf, IoBufMut, restore_buffer};
 use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range};
 use fabric_core::tree::{Class, ObjectNode};
@@ -15,7 +15,6 @@ use fabric_core::{Error, Result};
 use crate::close::{CloseError, close_object};
 use crate::counter::{BoundCounter, Counter, CounterInner};
 use crate::domain::{Domain, DomainInner};
-use crate::op::restore_buffer;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut};
+use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind};
 use fabric_core::mr::RegisteredMemory;
@@ -16,7 +16,6 @@ use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
 use crate::domain::{Domain, DomainInner};
 use crate::mr::{MrRegistration, RemoteRegion};
-use crate::op::restore_buffer;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A registered application buffer (`fi_mr_reg`): peers read, write and change it atomically in

@@ -37,11 +37,11 @@ pub use probe::{ProbeOp, Probing};
 pub use recv::{Message, RecvOp};
 pub use request::Request;
 pub use send::SendOp;
+pub(crate) use traits::sealed;
 pub use traits::{
     AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
     QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
 };
-pub(crate) use traits::{restore_buffer, sealed};
 
 use fabric_reactor::CompletionTarget;
 

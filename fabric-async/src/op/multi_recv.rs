@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use fabric_core::Error;
+use fabric_core::buf::restore_buffer;
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::OpKey;
@@ -17,7 +18,7 @@ use tokio::task::coop;
 
 use super::Request;
 use super::recv::ANY_UNTAGGED;
-use super::traits::{MatchingOp, Op, QueuedOp, restore_buffer, sealed};
+use super::traits::{MatchingOp, Op, QueuedOp, sealed};
 use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::ThreadModel;
 

@@ -10,14 +10,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::buf::IoBuf;
+use fabric_core::buf::{IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::transport::OpKey;
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::traits::{BufferOp, empty_buffer, restore_buffer};
+use super::traits::{BufferOp, empty_buffer};
 use crate::endpoint_inner::EndpointInner;
 
 /// A posted operation, to be awaited: a future that resolves to [`Done`] or [`Failed`], each with

@@ -7,7 +7,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, IoBuf};
+use fabric_core::buf::{AnyBuf, IoBuf, restore_buffer};
 use fabric_core::completion::{CompletionLevel, Done, Failed, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::transport::{OpKey, TxOp};
@@ -241,11 +241,6 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
 pub(super) fn empty_buffer<B: IoBuf>(mut done: Done<B>) -> Done<B> {
     done.buf.drop_loan();
     done
-}
-
-/// Converts a buffer back to the type that it had.
-pub(crate) fn restore_buffer<B: IoBuf>(buf: AnyBuf) -> B {
-    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer was of this type"))
 }
 
 /// Modifiers of all operations on a peer.

@@ -82,6 +82,17 @@ pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf>;
 }
 
+/// Converts a buffer back to the type with which its operation was posted.
+///
+/// # Panics
+/// If the buffer was of another type.
+#[doc(hidden)]
+#[inline(always)] // on the small-message path
+#[must_use]
+pub fn restore_buffer<B: IoBuf>(buf: AnyBuf) -> B {
+    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer was of this type"))
+}
+
 /// A buffer with contiguous bytes that can be borrowed: any but a [`Gather`], a [`Scatter`] or a
 /// [`LoanedBuf`].
 pub trait FlatBuf: IoBuf {

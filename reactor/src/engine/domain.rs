@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-use fabric_core::buf::{BufferPool, IoBuf};
+use fabric_core::buf::{BufferPool, IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
@@ -14,7 +14,6 @@ use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
 use fabric_core::{Result, SocketOptions};
 
 use super::driver::{self, TaskDriver};
-use super::inline_recv::restore;
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
 use super::wait_policy::WaitPolicy;
@@ -39,7 +38,10 @@ impl CompletedOp<'_> {
     /// When the buffer that was posted is not of type `B`.
     #[inline(always)] // on the small-message path, and the result is large
     pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
-        let (buf, transfer, error) = self.engine.domain.take_done_result(self.key, restore);
+        let (buf, transfer, error) = self
+            .engine
+            .domain
+            .take_done_result(self.key, restore_buffer);
         self.engine.unlock();
         match error {
             None => Ok(Done { buf, transfer }),

@@ -8,7 +8,7 @@
 
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
+use fabric_core::buf::{AnyBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, OpKey};
@@ -80,11 +80,11 @@ impl DomainHandle {
         {
             self.engine().count_app_poll();
             drop(locked);
-            let buf = restore(buf);
+            let buf = restore_buffer(buf);
             return Poll::Ready(Ok(Done { buf, transfer }));
         }
         let (target, credit) = (CompletionTarget::Future, CreditMode::Wait);
-        let key = locked.recv(ep, spec, restore(buf), target, credit);
+        let key = locked.recv(ep, spec, restore_buffer(buf), target, credit);
         locked.finish();
         let key = match key {
             Ok(key) => key,
@@ -98,10 +98,4 @@ impl DomainHandle {
             }
         }
     }
-}
-
-/// Converts a buffer back to the type that it had.
-#[inline(always)] // on the small-message path
-pub(crate) fn restore<B: IoBuf>(buf: AnyBuf) -> B {
-    B::from_any(buf).unwrap_or_else(|_| unreachable!("the buffer was of this type"))
 }

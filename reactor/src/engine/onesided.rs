@@ -5,14 +5,13 @@
 //! atomic operation does both.
 
 use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC_BYTES};
-use fabric_core::buf::{IoBuf, IoBufMut};
+use fabric_core::buf::{IoBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::mr::DirectRegion;
 use fabric_core::transport::{EpId, RmaIov, RmaIovId, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
-use super::inline_recv::restore;
 use super::progress::EngineState;
 use super::state::ops::{CompletionTarget, CreditMode, PostResult};
 
@@ -140,16 +139,16 @@ impl EngineState {
                 len,
                 capacity: room,
             };
-            return Err(Failed::new(error, restore(data)));
+            return Err(Failed::new(error, restore_buffer(data)));
         }
         if let Err(error) = data.begin_fill(len) {
-            return Err(Failed::new(error, restore(data)));
+            return Err(Failed::new(error, restore_buffer(data)));
         }
         self.post_or_queue(
             ep,
             &tx_op,
             len,
-            (data, restore),
+            (data, restore_buffer),
             target,
             credit,
             |state, data| {

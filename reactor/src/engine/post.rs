@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
+use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload, restore_buffer};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EndpointContext, EpId, OpKey, RxEngine, TrySend, TxOp};
@@ -16,7 +16,6 @@ use fabric_core::{Error, FiAddr, Resource, Result};
 use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
-use super::inline_recv::restore;
 use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
@@ -404,7 +403,7 @@ impl DomainState {
     /// Removes an operation that was refused, and returns its buffer.
     fn remove_refused<B: IoBuf>(&mut self, key: OpKey) -> B {
         let op = self.remove_op(key);
-        restore(op.expect("operation was inserted under the same lock").buf)
+        restore_buffer(op.expect("operation was inserted under the same lock").buf)
     }
 }
 
