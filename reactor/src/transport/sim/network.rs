@@ -41,7 +41,7 @@ const PORT: u16 = 1;
 pub(super) struct SimNetwork;
 
 /// An endpoint of the network.
-struct SimPort {
+struct SimEndpoint {
     address: Address,
     config: SimConfig,
     /// Sockets that wait to be accepted, each with the socket address of its peer; `None` after the
@@ -52,21 +52,21 @@ struct SimPort {
 }
 
 /// The endpoints that are open, or have open streams.
-static PORTS: Mutex<BTreeMap<SocketAddr, Weak<SimPort>>> = Mutex::new(BTreeMap::new());
+static ENDPOINTS: Mutex<BTreeMap<SocketAddr, Weak<SimEndpoint>>> = Mutex::new(BTreeMap::new());
 
 /// Locks a mutex. No call leaves the data inconsistent, so a poisoned mutex can be used.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn find_port(at: SocketAddr) -> Option<Arc<SimPort>> {
-    lock(&PORTS).get(&at)?.upgrade()
+fn find_endpoint(at: SocketAddr) -> Option<Arc<SimEndpoint>> {
+    lock(&ENDPOINTS).get(&at)?.upgrade()
 }
 
 impl Network for SimNetwork {
     fn address(&self, at: SocketAddr) -> Result<Address> {
-        let port = find_port(at).ok_or(Error::Closed(Class::Endpoint))?;
-        Ok(port.address.clone())
+        let endpoint = find_endpoint(at).ok_or(Error::Closed(Class::Endpoint))?;
+        Ok(endpoint.address.clone())
     }
 
     fn socket_addr(&self, peer: &Address) -> Result<SocketAddr> {
@@ -92,22 +92,26 @@ impl Network for SimNetwork {
         };
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(os_error("eventfd2"))?;
-        let port = Arc::new(SimPort {
+        let endpoint = Arc::new(SimEndpoint {
             address: address.clone(),
             config,
             backlog: Mutex::new(Some(VecDeque::new())),
             event,
         });
-        let mut ports = lock(&PORTS);
-        ports.retain(|_, port| port.strong_count() > 0);
+        let mut endpoints = lock(&ENDPOINTS);
+        endpoints.retain(|_, endpoint| endpoint.strong_count() > 0);
         let at = self.socket_addr(&address)?;
-        let existing = ports.get(&at).and_then(Weak::upgrade);
-        if existing.is_some_and(|port| lock(&port.backlog).is_some()) {
+        let existing = endpoints.get(&at).and_then(Weak::upgrade);
+        if existing.is_some_and(|endpoint| lock(&endpoint.backlog).is_some()) {
             return Err(Error::AddressInUse(address));
         }
-        ports.insert(at, Arc::downgrade(&port));
+        endpoints.insert(at, Arc::downgrade(&endpoint));
         let fork_guard = ForkGuard::current_process();
-        Ok((Box::new(SimListener { port, fork_guard }), address))
+        let listener = SimListener {
+            endpoint,
+            fork_guard,
+        };
+        Ok((Box::new(listener), address))
     }
 
     fn open_socket(
@@ -116,7 +120,7 @@ impl Network for SimNetwork {
         to: SocketAddr,
         _: &SocketConfig,
     ) -> Result<TcpSocket, Errno> {
-        let (Some(own), Some(peer)) = (find_port(from), find_port(to)) else {
+        let (Some(own), Some(peer)) = (find_endpoint(from), find_endpoint(to)) else {
             return Err(Errno::CONNREFUSED);
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -143,20 +147,20 @@ impl Network for SimNetwork {
 
 /// A listening endpoint.
 struct SimListener {
-    port: Arc<SimPort>,
+    endpoint: Arc<SimEndpoint>,
     fork_guard: ForkGuard,
 }
 
 impl Listener for SimListener {
     fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
         wait_set
-            .watch(self.port.event.as_fd(), token)
+            .watch(self.endpoint.event.as_fd(), token)
             .map_err(epoll_ctl_error)
     }
 
     fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
-            wait_set.unwatch(self.port.event.as_fd());
+            wait_set.unwatch(self.endpoint.event.as_fd());
         }
     }
 
@@ -165,11 +169,11 @@ impl Listener for SimListener {
         _: SocketAddr,
         _: &SocketConfig,
     ) -> Result<Option<(TcpSocket, SocketAddr)>, Errno> {
-        let mut backlog = lock(&self.port.backlog);
+        let mut backlog = lock(&self.endpoint.backlog);
         let accepted = backlog.as_mut().and_then(VecDeque::pop_front);
         if accepted.is_none() {
             // Nothing to read means that nothing was queued since the last call.
-            let _ = rustix::io::read(&self.port.event, &mut [0; 8]);
+            let _ = rustix::io::read(&self.endpoint.event, &mut [0; 8]);
         }
         Ok(accepted)
     }
@@ -178,7 +182,7 @@ impl Listener for SimListener {
 impl Drop for SimListener {
     fn drop(&mut self) {
         // The sockets are closed after the lock is released.
-        let _backlog = lock(&self.port.backlog).take();
+        let _backlog = lock(&self.endpoint.backlog).take();
     }
 }
 
@@ -189,11 +193,11 @@ struct SimSchedule {
     /// Further calls before the arrived bytes may be read; `None` if this is not decided.
     delay: Option<u64>,
     /// The endpoint that sends, whose name the network finds while the stream is open.
-    _sender: Arc<SimPort>,
+    _sender: Arc<SimEndpoint>,
 }
 
 impl SimSchedule {
-    fn new(receiver: &SimPort, sender: Arc<SimPort>) -> Self {
+    fn new(receiver: &SimEndpoint, sender: Arc<SimEndpoint>) -> Self {
         Self {
             rng: SimRng::new(receiver.config.seed, &sender.address),
             max_delay: receiver.config.max_delay,
@@ -232,7 +236,7 @@ fn generate_address(at: Option<&Address>) -> Result<Address> {
     loop {
         let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let address = Address::new(Scheme::Sim, &format!("sim-{number}{suffix}"))?;
-        if find_port(SimNetwork.socket_addr(&address)?).is_none() {
+        if find_endpoint(SimNetwork.socket_addr(&address)?).is_none() {
             return Ok(address);
         }
     }
