@@ -146,7 +146,8 @@ fn parse_error_names_the_line() {
 fn table_row_matches_the_titles_and_omits_missing_values() {
     assert_eq!(
         table::row(&latency_record()),
-        "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     345000     1.50     2.900     500000"
+        "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     \
+         345000     1.50     2.900     500000"
     );
     assert_eq!(
         table::titles("lat").len(),
@@ -160,7 +161,8 @@ fn table_row_matches_the_titles_and_omits_missing_values() {
     };
     assert_eq!(
         table::row(&stream),
-        "    4KiB       16        345000      1.413      1.400   1000.000       0.14     1.50     2.900   500000"
+        "    4KiB       16        345000      1.413      1.400   1000.000       0.14     1.50     \
+         2.900   500000"
     );
     let floor = Record {
         bench: "floor".into(),

@@ -28,10 +28,12 @@ macro_rules! assert_shareable {
 // Objects and their builders.
 assert_shareable! {
     Fabric, Domain, DomainBuilder<'static>, Endpoint, ConnectedEndpoint, EndpointBuilder,
-    BindOptions, Connect, PassiveEndpoint, PassiveEndpointBuilder, ConnectionRequest, SharedRxContext,
-    SharedRxContextBuilder, CompletionQueue, EventQueue, Counter, AddressVector, MulticastGroup,
+    BindOptions, Connect, PassiveEndpoint, PassiveEndpointBuilder, ConnectionRequest,
+    SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, Counter, AddressVector,
+    MulticastGroup,
     MemoryRegion<Allocated>, MemoryRegion<Buf>, Allocated, RegisteredBuffer<Buf>,
-    RegisteredGuard<'static>, RemoteWindow, RemoteAddr, RemoteRegion, RemoteSlice, WaitFd, TryWait, WaitPolicy, Shared,
+    RegisteredGuard<'static>, RemoteWindow, RemoteAddr, RemoteRegion, RemoteSlice, WaitFd,
+    TryWait, WaitPolicy, Shared,
 }
 
 // Requests, operations and their results.

@@ -180,10 +180,10 @@ mod tests {
     #[tokio::test]
     async fn last_error_is_returned_after_every_address_was_tried() {
         let (result, tried) = try_three(0, Ok).await;
-        assert!(
-            matches!(&result, Err(Error::NoSuchPeer(last)) if last.socket_addr().unwrap().port() == 3),
-            "{result:?}"
-        );
+        let Err(Error::NoSuchPeer(last)) = &result else {
+            panic!("{result:?}");
+        };
+        assert_eq!(last.socket_addr().unwrap().port(), 3);
         assert_eq!(tried, [1, 2, 3]);
     }
 

@@ -132,7 +132,8 @@
 //! `unsafe`, for programs that trust their peers.
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::io::Read;
 //! use fabric_async::Endpoint;
 //! let ep = Endpoint::bind("shm://").await?;

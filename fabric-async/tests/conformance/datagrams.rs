@@ -502,9 +502,10 @@ pub(crate) async fn av_accepts_and_checks_socket_addresses(setup: Setup) {
     );
     for _ in 0..2 {
         let event = a.eq.read().await;
-        assert!(
-            matches!(event.kind, fabric_async::EventKind::OperationFailed { peer, .. } if peer == Some(broadcast))
-        );
+        let fabric_async::EventKind::OperationFailed { peer, .. } = event.kind else {
+            panic!("{event:?}");
+        };
+        assert_eq!(peer, Some(broadcast));
     }
 }
 

@@ -88,9 +88,13 @@ pub(crate) async fn inject_delivers_up_to_inject_size(setup: Setup) {
     }
     let long = vec![0; limit + 1];
     let refused = a.ep.send(to_b, &long).inject().unwrap_err();
-    assert!(
-        matches!(refused, Error::TooLong { len, limit: max, .. } if (len, max) == (limit + 1, limit))
-    );
+    let Error::TooLong {
+        len, limit: max, ..
+    } = refused
+    else {
+        panic!("{refused}");
+    };
+    assert_eq!((len, max), (limit + 1, limit));
 }
 
 /// Some messages are sent at once, and others are queued.

@@ -82,7 +82,10 @@ pub(crate) async fn queues_and_avs_are_busy_while_bound(setup: Setup) {
         eq,
         ..
     } = setup.open_endpoint().await;
-    let busy = |error: &Error, class| matches!(error, Error::Busy(by) if by.of(class) == 1 && by.total() == 1);
+    let busy = |error: &Error, class| match error {
+        Error::Busy(by) => by.of(class) == 1 && by.total() == 1,
+        _ => false,
+    };
     let refused = cq.close().unwrap_err();
     assert!(busy(&refused.error, Class::Endpoint), "{refused}");
     let cq = refused.handle;

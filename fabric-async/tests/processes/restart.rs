@@ -75,7 +75,9 @@ pub(crate) async fn client(args: &str) {
                 done.expect("the server's signal");
                 break;
             }
-            got = ep.recv().tag_ignoring(0, !0) => early.extend_from_slice(&got.expect("a message")),
+            got = ep.recv().tag_ignoring(0, !0) => {
+                early.extend_from_slice(&got.expect("a message"));
+            }
         }
     }
     let server = ep.add_peer(server).await.expect("add_peer");

@@ -100,7 +100,10 @@ proptest! {
     }
 
     #[test]
-    fn value_above_limit_is_reported_with_its_attribute(offer in any_offer(), index in 0..LIMITS.len()) {
+    fn value_above_limit_is_reported_with_its_attribute(
+        offer in any_offer(),
+        index in 0..LIMITS.len(),
+    ) {
         let (attribute, limit, request) = LIMITS[index];
         let over = request(Hints::from(&offer), limit(&offer) + 1);
         let mismatch = negotiate(&over, &offer).unwrap_err();

@@ -367,7 +367,9 @@ proptest! {
         let bytes = encode_packet(&RxmPacket { connection_id, ..packet }, &body);
         let cut = cut.min(bytes.len());
         let largest = largest_allocation(|| {
-            if let Ok(outcome) = receiver.read(&bytes[..cut]) && outcome.stop_reason != StopReason::Blocked {
+            if let Ok(outcome) = receiver.read(&bytes[..cut])
+                && outcome.stop_reason != StopReason::Blocked
+            {
                 let _ = receiver.read(&bytes[outcome.consumed..]);
             }
         });

@@ -274,7 +274,8 @@ proptest! {
             let _ = responses(&mut receiver);
         });
         prop_assert!(largest <= 64 << 10, "{largest}");
-        receiver.reader.pending.fail(&mut context_of(&mut receiver.rx, &mut receiver.context), &Error::Canceled);
+        let mut ctx = context_of(&mut receiver.rx, &mut receiver.context);
+        receiver.reader.pending.fail(&mut ctx, &Error::Canceled);
         prop_assert!(receiver.outcome(op).is_some());
     }
 }

@@ -14,7 +14,8 @@
 //! memory, a transport and the kernel.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test -p fabric-reactor --release --lib models
+//! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 \
+//!   cargo test -p fabric-reactor --release --lib models
 //! ```
 
 mod doorbell;

@@ -134,7 +134,10 @@ impl DeferredActions {
                 DeferredAction::EmitTrace(event) => event.emit(),
             }));
             if ran.is_err() {
-                tracing::error!(target: "fabric::progress", "panic in a waker, in the drop of a buffer, or in a tracing subscriber");
+                tracing::error!(
+                    target: "fabric::progress",
+                    "panic in a waker, in the drop of a buffer, or in a tracing subscriber"
+                );
             }
         }
     }

@@ -34,7 +34,10 @@ impl TraceEvent {
             }
             Self::EndpointEvent(endpoint, kind) => emit_endpoint_event(endpoint, &kind),
             Self::LoansLost(endpoint, peer, loans) => {
-                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "peer ended while holding loans");
+                tracing::info!(
+                    target: "fabric::connection", endpoint, %peer, loans,
+                    "peer ended while holding loans"
+                );
             }
             Self::DriverStarted(driver) => {
                 tracing::debug!(target: "fabric::progress", driver, "driver started")
@@ -53,16 +56,25 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
         }
         EventKind::PeerDown { peer, reason, .. } => match reason {
             DownReason::Closed => {
-                tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed its endpoint");
+                tracing::debug!(
+                    target: "fabric::connection", endpoint, %peer,
+                    "peer closed its endpoint"
+                );
             }
             DownReason::Died => {
                 tracing::info!(target: "fabric::connection", endpoint, %peer, "peer died");
             }
             DownReason::Protocol(what) => {
-                tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "protocol violation by peer");
+                tracing::warn!(
+                    target: "fabric::connection", endpoint, %peer, what,
+                    "protocol violation by peer"
+                );
             }
             reason => {
-                tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer disconnected");
+                tracing::info!(
+                    target: "fabric::connection", endpoint, %peer, ?reason,
+                    "peer disconnected"
+                );
             }
         },
         EventKind::ConnectionRequest { peer, .. } => {
@@ -75,10 +87,16 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             tracing::info!(target: "fabric::connection", endpoint, %error, "connect failed");
         }
         EventKind::Shutdown { peer, reason } => {
-            tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection shut down");
+            tracing::debug!(
+                target: "fabric::connection", endpoint, %peer, ?reason,
+                "connection shut down"
+            );
         }
         EventKind::InboundRefused { error } => {
-            tracing::warn!(target: "fabric::connection", endpoint, %error, "inbound connection refused");
+            tracing::warn!(
+                target: "fabric::connection", endpoint, %error,
+                "inbound connection refused"
+            );
         }
         // `OperationFailed` concerns one operation; `Overrun` is not traced.
         _ => {}

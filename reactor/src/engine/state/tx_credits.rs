@@ -97,8 +97,8 @@ impl TxCredits {
         *self.used.entry(peer).or_insert(0) += 1;
     }
 
-    /// Queues an operation or a permit for a credit. A fenced operation also waits until all earlier
-    /// ones to its peer have ended.
+    /// Queues an operation or a permit for a credit. A fenced operation also waits until all
+    /// earlier ones to its peer have ended.
     pub(crate) fn enqueue(&mut self, waiter: CreditWaiter) {
         self.fences += usize::from(waiter.is_fenced);
         self.waiters.push_back(waiter);

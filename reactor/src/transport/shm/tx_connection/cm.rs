@@ -46,8 +46,8 @@ impl TxConnection {
         matches!(&self.state, TxConnectionState::Connecting(channel) if channel.hello_sent())
     }
 
-    /// Sends the connection request or accept, which takes the place of the hello: calls `send` with
-    /// the socket of the connection. Does nothing if it was sent before.
+    /// Sends the connection request or accept, which takes the place of the hello: calls `send`
+    /// with the socket of the connection. Does nothing if it was sent before.
     pub(crate) fn send_offer(
         &mut self,
         caps: Caps,
