@@ -223,7 +223,8 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Notes that passes skip this endpoint from now on.
     fn on_idle(&mut self, _ctx: &mut EndpointContext<'_, E>) {}
 
-    /// Handles a ready descriptor, which the endpoint watches with this token.
+    /// Handles a ready descriptor, which the endpoint watches with this token. A pass follows when
+    /// all ready descriptors were handled, so this method need not move messages.
     fn ready(&mut self, ctx: &mut EndpointContext<'_, E>, token: WaitToken);
 
     /// Arms the doorbells, then polls once more. Returns true when the engine may sleep, and false

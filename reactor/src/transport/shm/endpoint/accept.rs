@@ -136,7 +136,6 @@ impl ShmEndpoint {
             .and_then(|peer| peer.on_readable(ctx))
         {
             self.on_rx_ended(ctx, rx_index, reason);
-            self.progress_rx(ctx);
         }
     }
 

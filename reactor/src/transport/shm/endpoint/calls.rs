@@ -282,11 +282,9 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
                     .tx_connections
                     .lock(tx_index)
                     .and_then(|mut tx| tx.on_readable());
-                let Some(end) = end else {
-                    self.progress_tx(ctx);
-                    return;
-                };
-                self.on_tx_ended(ctx, tx_index, end);
+                if let Some(end) = end {
+                    self.on_tx_ended(ctx, tx_index, end);
+                }
             }
         }
     }
