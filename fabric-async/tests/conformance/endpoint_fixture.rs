@@ -39,6 +39,7 @@ pub(crate) struct EndpointConfig {
 
 impl EndpointConfig {
     /// Returns the configuration with small socket buffers, so that few sent bytes are in transit.
+    /// Not for long messages: see [`WINDOW_OF_A_SEGMENT`].
     pub(crate) fn with_small_socket_buffers(self) -> Self {
         let sockets = self
             .socket_options
@@ -51,6 +52,11 @@ impl EndpointConfig {
         }
     }
 }
+
+/// Bytes of a small receive buffer for long messages over loopback, where segments have up to
+/// 64 KiB. If the window that the receiver announces is shorter than a segment, the sender's kernel
+/// sends a part of one each 200 ms only.
+pub(crate) const WINDOW_OF_A_SEGMENT: usize = 256 << 10;
 
 /// Bytes of each small socket buffer; Linux doubles the value.
 const SMALL_SOCKET_BUFFER: usize = 64 << 10;

@@ -4,7 +4,9 @@
 use fabric_async::atomic::AtomicOp;
 use fabric_async::{Access, Completion, Error, OpFlags, OpKind, Resource};
 
-use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with, flush};
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, WINDOW_OF_A_SEGMENT, endpoint_pair_with, flush,
+};
 use crate::payload::{pattern, yield_times};
 use crate::setup::Setup;
 
@@ -115,11 +117,12 @@ pub(crate) async fn failure_is_always_reported(setup: Setup) {
 
 /// An operation that may fail reserves an entry, and releases it when it succeeds.
 pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
-    let config = EndpointConfig {
+    let mut config = EndpointConfig {
         cq_capacity: 3,
         ..selective_config()
     }
     .with_small_socket_buffers();
+    config.socket_options.receive_buffer = Some(WINDOW_OF_A_SEGMENT);
     let (mut a, mut b, to_b) = endpoint_pair_with(&setup, config.clone(), config).await;
     let full = Error::WouldBlock(Resource::CompletionEntry { capacity: 3 });
     for round in 0..4 {

@@ -8,7 +8,9 @@ use fabric_async::{Access, Error, OpKind, SocketOptions};
 use futures_util::StreamExt;
 use tokio::task::JoinSet;
 
-use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with};
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, WINDOW_OF_A_SEGMENT, endpoint_pair_with,
+};
 use crate::payload::{message_number, numbered_message, pattern};
 use crate::setup::Setup;
 
@@ -21,7 +23,7 @@ const MESSAGE_LEN: usize = 300_000;
 fn zero_copy_configs() -> (EndpointConfig, EndpointConfig) {
     let mut sockets = SocketOptions::new().zero_copy_threshold(0);
     sockets.force_zero_copy = true;
-    let narrow = SocketOptions::new().receive_buffer(64 << 10);
+    let narrow = SocketOptions::new().receive_buffer(WINDOW_OF_A_SEGMENT);
     (
         EndpointConfig {
             socket_options: sockets,
