@@ -85,8 +85,8 @@ impl SocketOptions {
     /// for datagrams is 4 MiB, limited by the system.
     ///
     /// The window that Linux announces to a TCP sender is at most about the size set here, and
-    /// segments over the loopback interface have up to 64 KiB. A sender whose window is shorter than
-    /// a segment sends a part of one each 200 ms only: set at least 128 KiB there.
+    /// segments over the loopback interface have up to 64 KiB. A sender whose window is shorter
+    /// than a segment sends a part of one each 200 ms only: set at least 128 KiB there.
     #[doc(alias = "SO_RCVBUF")]
     #[must_use]
     pub fn receive_buffer(mut self, bytes: usize) -> Self {
