@@ -87,6 +87,18 @@ pub enum EventKind {
         /// The reason.
         error: Error,
     },
+    /// Unexpected messages of peers that had left were discarded, because the budget for unexpected
+    /// messages was used up.
+    MessagesDiscarded {
+        /// The name of the peer that had sent most of the bytes, if it is still known.
+        peer: Option<Address>,
+        /// The number of peers that had sent the messages.
+        peers: usize,
+        /// The number of messages.
+        messages: usize,
+        /// The bytes of the messages.
+        bytes: usize,
+    },
     /// An operation failed, and no future or completion queue reports the failure: the operation is
     /// an inject, or its future was dropped.
     OperationFailed {

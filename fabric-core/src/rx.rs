@@ -47,7 +47,7 @@ use crate::matching::{
 use crate::op::{EpId, OpKey};
 
 use acks::UnsentAcks;
-use budget::{UNEXPECTED_OVERHEAD, UnexpectedBudget};
+use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
 use claim::ClaimTable;
 use lost::OnLoss;
 use multi::{MatchResult, QueuedMultiRecv};
@@ -58,6 +58,7 @@ use peers::QueuePeers;
 pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use partial::PartialId;
+pub use peers::Discarded;
 pub use plain::{PlainRun, PlainSink};
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
@@ -131,7 +132,7 @@ impl UnexpectedMessage {
         if self.peer_memory.is_some() {
             UNEXPECTED_OVERHEAD
         } else {
-            envelope.len + UNEXPECTED_OVERHEAD
+            message_cost(envelope.len)
         }
     }
 }
@@ -166,6 +167,14 @@ impl RxQueue {
     /// several endpoints may hold messages back for.
     pub fn set_post_reports(&mut self, post_reports: bool) {
         self.post_reports = post_reports || self.shared;
+    }
+
+    /// Sets that one peer sends to this queue, as to that of an `FI_EP_MSG` endpoint: the peer may
+    /// use the whole budget. Has no effect on a shared queue.
+    pub fn set_single_peer(&mut self) {
+        if !self.shared {
+            self.budget.set_single_peer();
+        }
     }
 
     /// Returns whether the engine has to report a posted receive to the transport.
@@ -314,12 +323,12 @@ impl RxQueue {
             MatchResult::NoReceive => {}
         }
         let peer_memory = bytes.peer_memory();
-        let buffered_len = if peer_memory.is_some() {
-            0
+        let cost = if peer_memory.is_some() {
+            UNEXPECTED_OVERHEAD
         } else {
-            envelope.len
+            message_cost(envelope.len)
         };
-        if !self.budget.fits(envelope.peer, buffered_len) && !self.is_probed(&envelope) {
+        if !self.make_room(engine, &envelope, cost) {
             return self.decline();
         }
         let mut buffered = PooledBuf::empty(&self.pool);
@@ -340,6 +349,20 @@ impl RxQueue {
         );
         self.check_probes(engine);
         true
+    }
+
+    /// Returns whether this message, which no receive takes, may be buffered at this cost. Makes
+    /// room for the message if room can be made.
+    #[inline]
+    fn make_room(&mut self, engine: &mut impl RxEngine, envelope: &Envelope, cost: usize) -> bool {
+        match self.budget.admit(envelope.peer, cost) {
+            Admission::Fits => true,
+            Admission::AfterDiscard => {
+                self.discard_from_departed(engine);
+                self.budget.fits(envelope.peer, cost)
+            }
+            Admission::Declined => self.is_admitted_by_probe(envelope),
+        }
     }
 
     /// Records that a message is declined. Returns false, for the caller to return.
@@ -455,7 +478,10 @@ impl RxQueue {
     /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
     pub fn would_accept(&self, envelope: &Envelope) -> bool {
-        let has_room = || self.budget.fits(envelope.peer, envelope.len) || self.is_probed(envelope);
+        let has_room = || {
+            let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
+            admission != Admission::Declined || self.is_admitted_by_probe(envelope)
+        };
         let accepted = if self.multi_recvs.is_empty() {
             has_room() || self.matcher.would_match(envelope)
         } else {

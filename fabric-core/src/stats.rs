@@ -78,6 +78,9 @@ pub struct EndpointStats {
     /// Unexpected messages that were discarded because the budget was used up. Only datagrams are
     /// discarded; datagrams that the network lost are not counted.
     pub dropped: u64,
+    /// Unexpected messages of peers that had left, which were discarded because the budget was used
+    /// up ([`EventKind::MessagesDiscarded`](crate::event::EventKind::MessagesDiscarded)).
+    pub discarded: u64,
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,

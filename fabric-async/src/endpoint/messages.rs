@@ -126,7 +126,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// not wait.
     ///
     /// A probe finds buffered messages, and may buffer one more message beyond the budget for
-    /// unexpected messages. Messages behind one that is held back at its sender are not found; see
+    /// unexpected messages, unless the budget is already exceeded. Messages behind one that is held back at its sender are not found; see
     /// [`memory`](crate::guide::memory).
     ///
     /// ```

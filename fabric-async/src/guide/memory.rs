@@ -124,7 +124,7 @@
 //! memory, and the [`Loan`] that the send returns is empty. [`Endpoint::recv_loan`] leaves the
 //! bytes in place for as long as the [`LoanedBuf`] lives; any other receive copies them once. Then
 //! the memory returns to the lender, which keeps it for the next loan of its size (a power of two
-//! from 4 KiB). An unexpected loan counts 128 bytes towards the budget of unexpected messages.
+//! from 4 KiB). An unexpected loan counts 320 bytes towards the budget of unexpected messages.
 //!
 //! The lender could still write to the memory, so safe code cannot borrow the bytes of a
 //! [`LoanedBuf`]. Safe methods copy the bytes out, in parts or through the stack, or have the
@@ -232,7 +232,7 @@
 //!   call. [`EndpointStats`] counts both paths; the `Debug` text of a domain tells from how many
 //!   peers it can copy.
 //! * An unexpected message is copied if it fits into the [budget](#unexpected-messages). Otherwise
-//!   it waits in the sender's buffer, counts 128 bytes towards the budget, and later messages pass
+//!   it waits in the sender's buffer, counts 320 bytes towards the budget, and later messages pass
 //!   it.
 //! * A dropped send keeps its buffer until the receiver has the message. If the sender closes or
 //!   dies before that, the message is lost: a receive from any source waits for the next message, a
@@ -242,19 +242,29 @@
 //! # Unexpected messages
 //!
 //! A message that no posted receive accepts is *unexpected*. It is copied out of the ring and kept,
-//! within a budget of 16 MiB per endpoint or shared receive context (4 MiB with `udp`).
-//! Each message counts with its length and 128 bytes. No message beyond the budget is dropped
-//! (except by [`udp`](super::udp)): the message stays in the ring and the ring fills, so the sends
-//! of that peer wait.
+//! within a budget of 16 MiB per endpoint or shared receive context (8 MiB with `udp`).
+//! Each message counts with its buffer (a power of two from 256 bytes, beyond 1 MiB its length) and
+//! 320 bytes. No message beyond the budget is dropped (except by [`udp`](super::udp)): the message
+//! stays in the ring and the ring fills, so the sends of that peer wait.
 //!
-//! * Other senders have rings of their own, but share the budget.
+//! Each message is charged to its sender, so one peer does not use up the budget:
+//!
+//! * A peer may use at most half of what the other peers leave, of seven eighths of the budget. One
+//!   peer alone gets 7 MiB, and n peers that send all they can leave one (n + 1)th to the next one.
+//!   The peer of a [`ConnectedEndpoint`](crate::ConnectedEndpoint) gets the whole budget, unless
+//!   the endpoint has a shared receive context.
+//! * An eighth is a reserve: a peer beyond its share may still use 4 KiB.
+//! * Messages of peers that have left stay, and count. When the reserve is used up too, messages of
+//!   the peers that left first are discarded, which [`EventKind::MessagesDiscarded`] and
+//!   [`EndpointStats::discarded`] report.
+//!
 //! * Everything behind the message in its ring waits too, even a message that a posted receive
 //!   accepts. A program that waits for tag 2 while a sender floods tag 1 beyond the budget waits
 //!   for ever. Post receives for what peers may send, or agree on limits.
 //! * Posting a receive that accepts the message takes it out of the ring. A
 //!   [probe](Endpoint::probe) finds the message; a message that a probe has found is buffered
-//!   beyond the budget.
-//! * A message longer than the budget is not buffered: it waits for its receive.
+//!   beyond the budget, unless another one beyond the budget is buffered.
+//! * A message longer than the share of a peer is not buffered: it waits for its receive.
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!
@@ -287,7 +297,7 @@
 //! * offer a long message in memory whose reads block, and so delay the domain that copies it,
 //!   unless [single copy](#single-copy) is off;
 //! * change the bytes of its own messages while they are copied;
-//! * use up the budget for unexpected messages, and descriptors, one connection after another;
+//! * use up descriptors, one connection after another;
 //! * make the lender lose the memory of loans, by reporting them as lost or by ending the
 //!   connection;
 //! * give a false name when it connects: a source is not a proof of identity. A false name does not

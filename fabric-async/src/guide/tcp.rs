@@ -87,8 +87,9 @@
 //! * Libfabric executes atomic operations later than reads and writes that follow them, so an
 //!   endpoint of this library delays reads and writes until earlier atomic operations to such a
 //!   peer have ended.
-//! * An unexpected message beyond the budget holds back only messages: up to 8 MiB per connection
-//!   are buffered, so that the responses behind it are read.
+//! * An unexpected message beyond the budget holds back only messages: the messages behind it are
+//!   buffered, so that the responses behind it are read. A connection may buffer 256 KiB in this
+//!   way; what exceeds that counts towards the budget of its peer.
 //!
 //! # Connections
 //!

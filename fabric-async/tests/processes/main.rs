@@ -3,6 +3,7 @@
 //! the environment variable `FABRIC_ROLE`.
 
 mod blocking_close;
+mod budget_attacks;
 mod churn;
 mod completion_levels;
 mod connected_shm;

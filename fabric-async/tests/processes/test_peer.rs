@@ -166,6 +166,11 @@ pub(crate) fn run_role() {
         "rma_writer" => run(rma_writer(&name)),
         "loan_receiver" => run(loan_receiver(&name)),
         "connect_once" => std::process::exit(run(resource_limits::connect_once(&name))),
+        "budget send_unexpected_forever" => {
+            run(crate::budget_attacks::send_unexpected_forever(&name))
+        }
+        "budget leave_unexpected" => run(crate::budget_attacks::leave_unexpected(&name)),
+        "budget send_in_reverse" => run(crate::budget_attacks::send_in_reverse(&name)),
         "many_endpoints" => run(scale::many_endpoints(&name)),
         "connect_repeatedly" => run(churn::connect_repeatedly(&name)),
         "memory_corruptor" => run(memory_corruptor::run_peer(&name)),

@@ -45,6 +45,15 @@ impl BufferPool {
         }
     }
 
+    /// Returns the capacity of a buffer that is taken for `len` bytes.
+    pub(crate) fn buffer_size(len: usize) -> usize {
+        if len > 1 << MAX_CLASS_SHIFT {
+            len
+        } else {
+            len.next_power_of_two().max(1 << MIN_CLASS_SHIFT)
+        }
+    }
+
     /// Takes an empty vector with a capacity of at least `len` bytes.
     fn take_vec(&self, len: usize) -> Vec<u8> {
         // Aborts the process when the allocation fails, because this function returns no error.

@@ -1,23 +1,76 @@
-//! Bytes that unexpected messages use.
+//! Memory that unexpected messages use, accounted to the peers that have sent them.
+//!
+//! A message that matches a posted receive is not buffered and costs nothing here. Of the budget,
+//!
+//! * one peer may use at most half of what the other peers leave, so n peers that send as much as
+//!   they can leave one (n + 1)th of the budget to the next one;
+//! * an eighth is a reserve: a peer beyond its share may still use up to [`GUARANTEED`] bytes, from
+//!   the whole budget. When that is used up too, messages of peers that have left are discarded.
 
+use std::collections::{HashMap, VecDeque};
+
+use crate::buf::BufferPool;
 use crate::matching::PeerKey;
 
-/// Bytes that each unexpected message uses in addition to its length.
-pub(super) const UNEXPECTED_OVERHEAD: usize = 128;
+/// Memory that each unexpected message uses in addition to its buffer, in bytes: entries of the
+/// receive queue.
+pub(super) const UNEXPECTED_OVERHEAD: usize = 320;
 
-/// The bytes that unexpected and claimed messages use, and their limit.
-///
-/// Each charge names the peer that has sent the message. Today all peers share one limit.
+/// The cost of messages that a connected peer may always have buffered, in bytes, as long as the
+/// whole budget is not used up by peers that are connected.
+pub(super) const GUARANTEED: usize = 4 << 10;
+
+/// Returns the cost of a buffered message of `len` bytes: the memory that it uses.
+pub(super) fn message_cost(len: usize) -> usize {
+    BufferPool::buffer_size(len).saturating_add(UNEXPECTED_OVERHEAD)
+}
+
+/// The memory that unexpected and claimed messages use, in bytes, by peer, and its limit.
 #[derive(Debug)]
 pub(super) struct UnexpectedBudget {
     limit: usize,
-    /// A probed message may exceed the limit.
+    /// One peer uses the whole budget.
+    single_peer: bool,
+    /// What all peers use. A probed message may exceed the limit.
     used: usize,
+    /// The peer that was charged last: mostly one peer sends several messages.
+    current: (PeerKey, PeerAccount),
+    /// The accounts of the other peers that use anything.
+    others: HashMap<PeerKey, PeerAccount>,
+    /// Peers that have left, the first one first. May contain peers that use nothing any more.
+    departed: VecDeque<PeerKey>,
+    /// What the peers that have left use.
+    departed_used: usize,
+}
+
+/// What one peer uses, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct PeerAccount {
+    used: usize,
+    /// The peer has left.
+    departed: bool,
+}
+
+/// Whether a message may be buffered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Fits,
+    /// The message fits once messages of peers that have left are discarded.
+    AfterDiscard,
+    Declined,
 }
 
 impl UnexpectedBudget {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, used: 0 }
+        Self {
+            limit,
+            single_peer: false,
+            used: 0,
+            current: (PeerKey::default(), PeerAccount::default()),
+            others: HashMap::new(),
+            departed: VecDeque::new(),
+            departed_used: 0,
+        }
     }
 
     /// Raises the limit to `limit` bytes, if it is smaller.
@@ -25,32 +78,254 @@ impl UnexpectedBudget {
         self.limit = self.limit.max(limit);
     }
 
+    /// Gives the whole budget to the only peer.
+    pub(super) fn set_single_peer(&mut self) {
+        self.single_peer = true;
+    }
+
     pub(super) fn used(&self) -> usize {
         self.used
     }
 
-    /// Returns whether there is room for a message of `len` bytes of this peer.
-    pub(super) fn fits(&self, _: PeerKey, len: usize) -> bool {
-        self.could_fit(len) && self.used + len + UNEXPECTED_OVERHEAD <= self.limit
+    /// Returns whether more than the limit is used.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.used > self.limit
     }
 
-    /// Returns whether an unused budget has room for a message of `len` bytes.
-    pub(super) fn could_fit(&self, len: usize) -> bool {
-        len.saturating_add(UNEXPECTED_OVERHEAD) <= self.limit
+    /// Returns whether a message of this cost of this peer may be buffered.
+    pub(super) fn admit(&self, peer: PeerKey, cost: usize) -> Admission {
+        let own = self.used_by(peer);
+        let others = self.used - own;
+        let own_after = own.saturating_add(cost);
+        if own_after <= self.share(others) {
+            Admission::Fits
+        } else if own_after > GUARANTEED {
+            Admission::Declined
+        } else if others + own_after <= self.limit {
+            Admission::Fits
+        } else if self.departed_used > 0 {
+            Admission::AfterDiscard
+        } else {
+            Admission::Declined
+        }
     }
 
-    /// Charges a message of this peer.
-    pub(super) fn charge(&mut self, _: PeerKey, bytes: usize) {
-        self.used += bytes;
+    pub(super) fn fits(&self, peer: PeerKey, cost: usize) -> bool {
+        self.admit(peer, cost) == Admission::Fits
     }
 
-    /// Gives back what a message of this peer was charged.
-    pub(super) fn release(&mut self, _: PeerKey, bytes: usize) {
-        self.used = self.used.saturating_sub(bytes);
+    /// Returns whether an unused budget has room for a message of this cost.
+    pub(super) fn could_fit(&self, cost: usize) -> bool {
+        cost <= self.share(0).max(GUARANTEED.min(self.limit))
     }
 
-    /// Gives back everything.
+    /// Returns the share of a peer while the other peers use `others` bytes.
+    fn share(&self, others: usize) -> usize {
+        if self.single_peer {
+            return self.limit;
+        }
+        let without_reserve = self.limit - self.limit / 8;
+        without_reserve.saturating_sub(others) / 2
+    }
+
+    fn used_by(&self, peer: PeerKey) -> usize {
+        if self.current.0 == peer {
+            self.current.1.used
+        } else {
+            self.others.get(&peer).map_or(0, |account| account.used)
+        }
+    }
+
+    /// Charges a message to this peer.
+    pub(super) fn charge(&mut self, peer: PeerKey, cost: usize) {
+        self.used += cost;
+        let account = self.account(peer);
+        account.used += cost;
+        if account.departed {
+            self.departed_used += cost;
+        }
+    }
+
+    /// Returns to this peer what a message was charged.
+    pub(super) fn release(&mut self, peer: PeerKey, cost: usize) {
+        self.used = self.used.saturating_sub(cost);
+        let account = self.account(peer);
+        account.used = account.used.saturating_sub(cost);
+        if account.departed {
+            account.departed = account.used > 0;
+            self.departed_used = self.departed_used.saturating_sub(cost);
+        }
+    }
+
+    /// Makes the account of this peer the current one.
+    fn account(&mut self, peer: PeerKey) -> &mut PeerAccount {
+        if self.current.0 != peer {
+            let account = self.others.remove(&peer).unwrap_or_default();
+            let (previous, previous_account) =
+                std::mem::replace(&mut self.current, (peer, account));
+            if previous_account.used > 0 {
+                self.others.insert(previous, previous_account);
+            }
+        }
+        &mut self.current.1
+    }
+
+    /// Notes that a peer has left: its messages are the first to be discarded.
+    pub(super) fn peer_departed(&mut self, peer: PeerKey) {
+        let used = self.used_by(peer);
+        if used == 0 {
+            return;
+        }
+        if self.departed.len() >= 2 * self.others.len() + 16 {
+            self.forget_unused_departed();
+        }
+        self.departed.push_back(peer);
+        self.account(peer).departed = true;
+        self.departed_used += used;
+    }
+
+    fn forget_unused_departed(&mut self) {
+        let departed = std::mem::take(&mut self.departed);
+        let uses_some = departed.into_iter().filter(|peer| self.used_by(*peer) > 0);
+        self.departed = uses_some.collect();
+    }
+
+    /// Removes and returns the peers whose messages are to be discarded: the half of those that
+    /// have left which left first, so that a discarded message costs a bounded number of steps.
+    pub(super) fn take_departed(&mut self) -> Vec<PeerKey> {
+        self.forget_unused_departed();
+        let count = self.departed.len().div_ceil(2);
+        self.departed.drain(..count).collect()
+    }
+
+    /// Returns everything.
     pub(super) fn clear(&mut self) {
-        self.used = 0;
+        *self = Self {
+            single_peer: self.single_peer,
+            ..Self::new(self.limit)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMIT: usize = 1 << 20;
+
+    /// Charges messages of this cost to a peer until one is not admitted. Returns their number.
+    fn fill(budget: &mut UnexpectedBudget, peer: u32, cost: usize) -> usize {
+        let mut count = 0;
+        while budget.fits(PeerKey(peer), cost) {
+            budget.charge(PeerKey(peer), cost);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn each_peer_leaves_room_for_the_next() {
+        let mut budget = UnexpectedBudget::new(LIMIT);
+        let mut left = LIMIT - LIMIT / 8;
+        for peer in 0..8 {
+            let used = fill(&mut budget, peer, 1000) * 1000;
+            assert!(used <= left / 2 && used + 1000 > left / 2, "{peer}: {used}");
+            left -= used;
+        }
+    }
+
+    #[test]
+    fn peer_beyond_its_share_may_use_the_guaranteed_amount() {
+        let mut budget = UnexpectedBudget::new(LIMIT);
+        let mut peer = 0;
+        while fill(&mut budget, peer, 500) * 500 > GUARANTEED {
+            peer += 1;
+        }
+        assert!(budget.used() > LIMIT / 2);
+        let reserved = LIMIT - budget.used();
+        let served = (peer + 1..10_000).take_while(|peer| fill(&mut budget, *peer, 500) == 8);
+        let served = served.count();
+        assert!(served >= reserved / GUARANTEED, "{served} peers");
+        assert!(budget.used() <= LIMIT);
+        assert_eq!(budget.admit(PeerKey(20_000), 500), Admission::Declined);
+        // Peers that leave make room for those that stay.
+        budget.peer_departed(PeerKey(1));
+        let admission = budget.admit(PeerKey(20_000), 500);
+        assert_eq!(admission, Admission::AfterDiscard);
+        assert_eq!(budget.take_departed(), [PeerKey(1)]);
+        let used = budget.used_by(PeerKey(1));
+        budget.release(PeerKey(1), used);
+        assert!(budget.fits(PeerKey(20_000), 500));
+        assert_eq!(budget.departed_used, 0);
+    }
+
+    /// A call of the budget.
+    #[derive(Clone, Copy, Debug)]
+    enum Call {
+        Message(u32, usize),
+        Take(usize),
+        Depart(u32),
+        Discard,
+    }
+
+    fn call() -> impl Strategy<Value = Call> {
+        prop_oneof![
+            8 => (0..12u32, 0..200_000usize).prop_map(|(peer, len)| Call::Message(peer, len)),
+            4 => (0..200usize).prop_map(Call::Take),
+            1 => (0..12u32).prop_map(Call::Depart),
+            1 => Just(Call::Discard),
+        ]
+    }
+
+    proptest! {
+        /// The sums agree with a list of the messages, the limit holds, and a peer without messages
+        /// gets half of what is left.
+        #[test]
+        fn accounts_agree_with_a_list_of_messages(
+            calls in proptest::collection::vec(call(), 1..200),
+        ) {
+            let mut budget = UnexpectedBudget::new(LIMIT);
+            let mut messages: Vec<(PeerKey, usize)> = Vec::new();
+            let mut generation = 0;
+            for call in calls {
+                match call {
+                    Call::Message(peer, len) => {
+                        let (peer, cost) = (PeerKey(peer + 100 * generation), message_cost(len));
+                        if budget.fits(peer, cost) {
+                            budget.charge(peer, cost);
+                            messages.push((peer, cost));
+                        }
+                    }
+                    Call::Take(at) if !messages.is_empty() => {
+                        let (peer, cost) = messages.swap_remove(at % messages.len());
+                        budget.release(peer, cost);
+                    }
+                    Call::Take(_) => {}
+                    Call::Depart(peer) => {
+                        budget.peer_departed(PeerKey(peer + 100 * generation));
+                        generation += 1;
+                    }
+                    Call::Discard => {
+                        let departed = budget.take_departed();
+                        let left = |(peer, _): &mut (PeerKey, usize)| departed.contains(peer);
+                        for (peer, cost) in messages.extract_if(.., left) {
+                            budget.release(peer, cost);
+                        }
+                    }
+                }
+                let sum: usize = messages.iter().map(|(_, cost)| cost).sum();
+                prop_assert_eq!(budget.used(), sum);
+                prop_assert!(sum <= LIMIT);
+                for (peer, _) in &messages {
+                    let own = messages.iter().filter(|(other, _)| other == peer);
+                    let own: usize = own.map(|(_, cost)| cost).sum();
+                    prop_assert_eq!(budget.used_by(*peer), own);
+                }
+                let left = (LIMIT - LIMIT / 8).saturating_sub(sum);
+                prop_assert!(budget.fits(PeerKey(u32::MAX), left / 2));
+            }
+        }
     }
 }

@@ -5,8 +5,9 @@
 //! message, which may still be arriving, from matching. A claimed message is later received,
 //! discarded, or requeued at its old place.
 //!
-//! A message that a probe waits for is buffered even over the budget: a program that asks for a
-//! message's length before it allocates a buffer must get the length of the longest message too.
+//! A message that a probe waits for is buffered even over the budget, unless the budget is already
+//! exceeded: a program that asks for a message's length before it allocates a buffer must get the
+//! length of the longest message too.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
@@ -102,9 +103,10 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether a probe waits for this message.
-    pub(super) fn is_probed(&self, envelope: &Envelope) -> bool {
-        self.probes.iter().any(|(_, spec)| spec.accepts(envelope))
+    /// Returns whether a message over the budget is buffered nevertheless, because a probe waits
+    /// for the message. That is one message at a time, so that a peer does not send many.
+    pub(super) fn is_admitted_by_probe(&self, envelope: &Envelope) -> bool {
+        !self.budget.is_exceeded() && self.probes.iter().any(|(_, spec)| spec.accepts(envelope))
     }
 
     /// Claims the message that a receive with this spec would take now. Returns the id of the claim

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::matching::{Envelope, PeerKey};
 use crate::op::{EpId, OpKey};
 
+use super::peers::Discarded;
 use super::plain::PlainSink;
 
 /// Identifies one endpoint among all that have had its address: an endpoint opened there later has
@@ -149,6 +150,12 @@ pub trait RxEngine {
     /// ended, and that is removed once no message of its peer is buffered. `None` for other
     /// handles.
     fn departing_address(&self, addr: FiAddr) -> Option<Address>;
+
+    /// Notes that unexpected messages in the queue of `queue` were discarded, because their senders
+    /// have left and the budget was used up.
+    fn on_discarded(&mut self, queue: EpId, discarded: &Discarded) {
+        let _ = (queue, discarded);
+    }
 
     /// Returns a key for a peer that has connected to an endpoint with a shared receive context;
     /// the key is unique in the domain.

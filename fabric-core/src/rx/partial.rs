@@ -8,11 +8,12 @@ use crate::error::Error;
 use crate::matching::{Envelope, UnexpectedKey};
 use crate::op::OpKey;
 
+use super::budget::message_cost;
 use super::claim::ClaimId;
 use super::engine::RxEngine;
 use super::lost::OnLoss;
 use super::multi::MatchResult;
-use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
+use super::{RxQueue, UnexpectedMessage};
 
 /// The id of a message that is arriving in pieces, valid until the message is complete or has
 /// failed.
@@ -160,7 +161,7 @@ impl RxQueue {
         let matched = match self.take_match_multi(engine, &envelope) {
             MatchResult::Receive(receive) => Some(receive),
             MatchResult::NoReceive
-                if self.budget.fits(envelope.peer, envelope.len) || self.is_probed(&envelope) =>
+                if self.make_room(engine, &envelope, message_cost(envelope.len)) =>
             {
                 None
             }
@@ -190,7 +191,7 @@ impl RxQueue {
                     return None;
                 }
                 self.budget
-                    .charge(envelope.peer, envelope.len + UNEXPECTED_OVERHEAD);
+                    .charge(envelope.peer, message_cost(envelope.len));
                 PartialTarget::Buffer(self.matcher.add_unexpected(
                     envelope.clone(),
                     UnexpectedMessage {
@@ -321,10 +322,8 @@ impl RxQueue {
             }
             PartialTarget::Buffer(key) => {
                 if self.matcher.take_message(key).is_some() {
-                    self.budget.release(
-                        partial.envelope.peer,
-                        partial.envelope.len + UNEXPECTED_OVERHEAD,
-                    );
+                    self.budget
+                        .release(partial.envelope.peer, message_cost(partial.envelope.len));
                 }
             }
             PartialTarget::Claim(claim) => self.fail_claim(claim, error),

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use super::budget::{UNEXPECTED_OVERHEAD, message_cost};
 use super::engine::RxEngine;
 use super::lost::OnLoss;
 use super::multi::MatchResult;
@@ -23,6 +24,11 @@ use crate::op::OpKey;
 
 /// Maximum number of bytes that one pass copies from the memory of senders.
 pub(super) const COPY_CHUNK: usize = 256 << 10;
+
+/// Returns what a copy of a message of `len` bytes costs, whose entry is paid for.
+fn copy_cost(len: usize) -> usize {
+    message_cost(len) - UNEXPECTED_OVERHEAD
+}
 
 /// An unexpected message in memory that is not mapped here.
 #[derive(Clone, Copy)]
@@ -300,7 +306,7 @@ impl RxQueue {
             let partial = PartialMessage::new(envelope.clone(), target);
             let id = self.partials.insert(partial);
             message.partial = Some(id);
-            self.budget.charge(peer, len);
+            self.budget.charge(peer, copy_cost(len));
             self.peer_copies.copies.push_back((id, memory));
         }
     }
@@ -309,13 +315,13 @@ impl RxQueue {
     /// room.
     fn next_bufferable(&self) -> Option<usize> {
         let mut waiting = self.peer_copies.unmapped_unexpected.iter();
-        waiting.position(|unmapped| self.budget.fits(unmapped.peer, unmapped.len))
+        waiting.position(|unmapped| self.budget.fits(unmapped.peer, copy_cost(unmapped.len)))
     }
 
     /// Records an unexpected message in memory that is not mapped, unless the message exceeds the
     /// whole budget.
     pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected) {
-        if self.budget.could_fit(unmapped.len) {
+        if self.budget.could_fit(message_cost(unmapped.len)) {
             self.peer_copies.unmapped_unexpected.push(unmapped);
         }
     }

@@ -1,6 +1,6 @@
 //! Senders that connect and disconnect, and the address handles of their messages.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::address::{Address, FiAddr};
 use crate::completion::Outcome;
@@ -73,7 +73,54 @@ impl QueuePeers {
     }
 }
 
+/// Unexpected messages that were discarded, because their senders have left and the budget was used
+/// up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Discarded {
+    /// The peer that had sent the most bytes, if its name is still known.
+    pub peer: Option<Address>,
+    /// The number of peers.
+    pub peers: usize,
+    /// The number of messages.
+    pub messages: usize,
+    /// The bytes of the messages.
+    pub bytes: usize,
+    /// The handles of the peers.
+    pub sources: Vec<FiAddr>,
+}
+
 impl RxQueue {
+    /// Discards the messages of peers that have left, of the half of these peers that left first.
+    #[cold]
+    pub(super) fn discard_from_departed(&mut self, engine: &mut impl RxEngine) {
+        let peers = self.budget.take_departed();
+        if peers.is_empty() {
+            return;
+        }
+        let mut bytes_of: HashMap<_, _> = peers.iter().map(|peer| (*peer, 0)).collect();
+        let discarded = self.matcher.take_where(|envelope, message| {
+            message.partial.is_none() && bytes_of.contains_key(&envelope.peer)
+        });
+        let mut sources = HashSet::new();
+        for (envelope, message) in &discarded {
+            self.budget
+                .release(envelope.peer, message.budget_cost(envelope));
+            *bytes_of.entry(envelope.peer).or_default() += envelope.len;
+            sources.extend(envelope.source);
+        }
+        let largest = bytes_of.iter().max_by_key(|(_, bytes)| **bytes);
+        let largest = largest.map(|(peer, _)| *peer);
+        let name = self.peers.known().find(|(peer, _)| Some(*peer) == largest);
+        let report = Discarded {
+            peer: name.map(|(_, name)| name.clone()),
+            peers: peers.len(),
+            messages: discarded.len(),
+            bytes: bytes_of.values().sum(),
+            sources: sources.into_iter().collect(),
+        };
+        engine.on_discarded(self.ep, &report);
+    }
+
     /// Assigns an inserted handle to the unexpected messages without a source that the peer with
     /// this name has sent.
     ///
@@ -171,6 +218,22 @@ impl RxQueue {
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn peer_disconnected(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name);
+        self.budget.peer_departed(peer);
+    }
+
+    /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if
+    /// the budget has no room for this peer.
+    pub(crate) fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {
+        let fits = self.budget.fits(peer, bytes);
+        if fits {
+            self.budget.charge(peer, bytes);
+        }
+        fits
+    }
+
+    /// Returns bytes that were charged with [`charge_sender`](Self::charge_sender).
+    pub(crate) fn release_sender(&mut self, peer: PeerKey, bytes: usize) {
+        self.budget.release(peer, bytes);
     }
 
     /// Returns whether a message of this source is unexpected, claimed or arriving.

@@ -199,6 +199,18 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.peer_connected(self.engine, self.ep, peer, name)
     }
 
+    /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
+    /// Returns false, with nothing charged, if the budget has no room for this peer.
+    #[must_use]
+    pub fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {
+        self.rx.charge_sender(peer, bytes)
+    }
+
+    /// Returns bytes that were charged with [`charge_sender`](Self::charge_sender) to the budget.
+    pub fn release_sender(&mut self, peer: PeerKey, bytes: usize) {
+        self.rx.release_sender(peer, bytes);
+    }
+
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn sender_disconnected(&mut self, peer: PeerKey, name: Address) {

@@ -152,7 +152,7 @@ impl FuzzedConnection {
         // The peer has disconnected. Rendezvous messages will not be read any more; messages that
         // have arrived are still received.
         if self.next(2) == 0 {
-            for partial in self.receiver.reader.end_rendezvous_reads() {
+            for partial in self.receiver.end_rendezvous_reads() {
                 self.receiver
                     .rx
                     .fail_partial(&mut self.receiver.context, partial, Error::Canceled);

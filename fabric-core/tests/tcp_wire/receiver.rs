@@ -11,7 +11,7 @@ use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
 use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, Region, RegionTable};
-use fabric_core::rx::RxQueue;
+use fabric_core::rx::{PartialId, RxQueue};
 use fabric_core::tcp::rxm::RxmReceiver;
 use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, ProtocolViolation, ReadOutcome, ResponseStatus,
@@ -137,6 +137,12 @@ impl TcpReceiver {
             PEER,
             &mut context_of(&mut self.rx, &mut self.context),
         )
+    }
+
+    /// Ends the reads of rendezvous messages; returns the messages that were being read.
+    pub(crate) fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
+        self.reader
+            .end_rendezvous_reads(PEER, &mut context_of(&mut self.rx, &mut self.context))
     }
 
     /// Returns whether the blocked frame at the start of `bytes` can be accepted now.

@@ -39,6 +39,7 @@ impl EngineState {
     fn insert_cm_endpoint(&mut self, bindings: Bindings) -> Result<EpId> {
         let id = self.insert_endpoint(bindings)?;
         self.domain.endpoint(id)?.cm = Some(Box::default());
+        self.with_rx(id, |rx, _| rx.set_single_peer());
         Ok(id)
     }
 }

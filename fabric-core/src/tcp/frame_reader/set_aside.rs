@@ -3,7 +3,8 @@
 //!
 //! With RXM, a declined message must not block the connection: behind it may be the response to a
 //! read for which an earlier message waits, or a read of a rendezvous message. Frames set aside are
-//! kept as they arrived, in order, within a limit of their own, and read again in later passes.
+//! kept as they arrived, in order, and read again in later passes. What exceeds
+//! [`SET_ASIDE_ALLOWANCE`] is charged to the peer in the budget for unexpected messages.
 
 use std::collections::VecDeque;
 
@@ -14,9 +15,10 @@ use crate::transport::{EndpointContext, EngineContext, PartialId};
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
 
-/// Maximum number of bytes set aside per connection: more than a peer sends before it handles a
-/// read request. A frame beyond the limit blocks the connection.
-const MAX_SET_ASIDE_BYTES: usize = 8 << 20;
+/// Bytes that each connection may set aside without a charge. A peer that has no budget left is
+/// able to send this much before it handles a read request. A frame beyond that and beyond the
+/// budget blocks the connection.
+const SET_ASIDE_ALLOWANCE: usize = 256 << 10;
 /// Maximum length of a frame that is set aside, in bytes. No packet is longer.
 const MAX_SET_ASIDE_FRAME: usize = MAX_HEADER_LEN + PACKET_HEADER_LEN + EAGER_LIMIT;
 
@@ -25,6 +27,30 @@ const MAX_SET_ASIDE_FRAME: usize = MAX_HEADER_LEN + PACKET_HEADER_LEN + EAGER_LI
 pub(super) struct SetAsideFrames {
     frames: VecDeque<Box<[u8]>>,
     bytes: usize,
+    /// The part of `bytes` that is charged to the peer.
+    charged: usize,
+}
+
+impl SetAsideFrames {
+    /// Charges the peer for `bytes` bytes set aside instead of those before. Returns false, with
+    /// nothing changed, if the budget has no room.
+    fn set_bytes(
+        &mut self,
+        bytes: usize,
+        sender: SenderId,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
+        let charge = bytes.saturating_sub(SET_ASIDE_ALLOWANCE);
+        if charge > self.charged {
+            if !ctx.charge_sender(sender.0, charge - self.charged) {
+                return false;
+            }
+        } else {
+            ctx.release_sender(sender.0, self.charged - charge);
+        }
+        (self.bytes, self.charged) = (bytes, charge);
+        true
+    }
 }
 
 impl FrameReader {
@@ -74,7 +100,11 @@ impl FrameReader {
     /// messages that were being read, which the caller must fail. Rendezvous packets that are set
     /// aside are dropped.
     #[must_use]
-    pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
+    pub fn end_rendezvous_reads(
+        &mut self,
+        sender: SenderId,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> Vec<PartialId> {
         let is_rendezvous = |bytes: &[u8]| {
             let header_len = Frame::decode_for(bytes, self.byte_order, true)
                 .ok()
@@ -92,10 +122,21 @@ impl FrameReader {
             })
         };
         self.set_aside.frames.retain(|frame| !is_rendezvous(frame));
-        self.set_aside.bytes = self.set_aside.frames.iter().map(|frame| frame.len()).sum();
+        let bytes = self.set_aside.frames.iter().map(|frame| frame.len()).sum();
+        self.set_aside.set_bytes(bytes, sender, ctx);
         self.rxm
             .as_mut()
             .map_or_else(Vec::new, |rxm| rxm.end_rendezvous_reads())
+    }
+
+    /// Discards the messages that are set aside, because the connection has ended.
+    pub fn discard_set_aside(
+        &mut self,
+        sender: SenderId,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
+        self.set_aside.frames.clear();
+        self.set_aside.set_bytes(0, sender, ctx);
     }
 
     /// Reads messages that were set aside as far as they can be accepted.
@@ -134,7 +175,8 @@ impl FrameReader {
                 self.set_aside.frames.push_front(bytes);
                 break;
             }
-            self.set_aside.bytes -= bytes.len();
+            let bytes = self.set_aside.bytes - bytes.len();
+            self.set_aside.set_bytes(bytes, sender, ctx);
         }
         Ok(())
     }
@@ -149,14 +191,14 @@ impl FrameReader {
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.must_set_aside(received) {
-            return Ok(self.set_frame_aside(received, outcome));
+            return Ok(self.set_frame_aside(received, sender, ctx, outcome));
         }
         let proceed = self.read_packet_or_tagged(received, sender, ctx, outcome)?;
         // A stalled atomic operation is not a message: it blocks the connection.
         Ok(proceed
             || outcome.stop_reason == StopReason::Blocked
                 && self.stall.is_none()
-                && self.set_frame_aside(received, outcome))
+                && self.set_frame_aside(received, sender, ctx, outcome))
     }
 
     /// Reads a message: a packet, or a tagged frame of the tcp provider itself. Returns false when
@@ -230,25 +272,36 @@ impl FrameReader {
         }
     }
 
-    /// Sets a message aside. Returns false when the message is incomplete, or exceeds the limit and
-    /// blocks the connection.
-    fn set_frame_aside(&mut self, received: &ReceivedFrame<'_>, outcome: &mut ReadOutcome) -> bool {
+    /// Sets a message aside. Returns false when the message is incomplete, or when there is no room
+    /// for the message, which then blocks the connection.
+    fn set_frame_aside(
+        &mut self,
+        received: &ReceivedFrame<'_>,
+        sender: SenderId,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        outcome: &mut ReadOutcome,
+    ) -> bool {
         let len = usize::try_from(received.frame.payload_len)
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
-        if len > MAX_SET_ASIDE_FRAME || self.set_aside.bytes + len > MAX_SET_ASIDE_BYTES {
+        if len > MAX_SET_ASIDE_FRAME {
+            outcome.stop_reason = StopReason::Blocked;
+            return false;
+        }
+        let Some(bytes) = received.bytes.get(..len) else {
+            outcome.stop_reason = StopReason::NeedsBytes;
+            return false;
+        };
+        let bytes_set_aside = self.set_aside.bytes + len;
+        if !self.set_aside.set_bytes(bytes_set_aside, sender, ctx) {
             outcome.stop_reason = StopReason::Blocked;
             return false;
         }
         outcome.stop_reason = StopReason::NeedsBytes;
-        let Some(bytes) = received.bytes.get(..len) else {
-            return false;
-        };
         self.set_aside.frames.push_back(bytes.into());
-        self.set_aside.bytes += len;
         outcome.consumed += len;
         true
     }
 }
 
-const _: () = assert!(MAX_SET_ASIDE_BYTES > MAX_SET_ASIDE_FRAME);
+const _: () = assert!(SET_ASIDE_ALLOWANCE > MAX_SET_ASIDE_FRAME);

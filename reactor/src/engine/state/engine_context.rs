@@ -5,6 +5,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
+use fabric_core::rx::Discarded;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
     Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainSink, RemoteAccess,
@@ -279,6 +280,22 @@ impl RxEngine for DomainState {
 
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
         self.shared_senders.add(ep)
+    }
+
+    fn on_discarded(&mut self, queue: EpId, discarded: &Discarded) {
+        if let Some(ep) = self.endpoints.get_mut(queue.0) {
+            ep.stats.discarded += discarded.messages as u64;
+        }
+        for source in &discarded.sources {
+            self.on_message_consumed(Some(*source));
+        }
+        let kind = EventKind::MessagesDiscarded {
+            peer: discarded.peer.clone(),
+            peers: discarded.peers,
+            messages: discarded.messages,
+            bytes: discarded.bytes,
+        };
+        self.event(queue, kind);
     }
 
     fn departing_address(&self, addr: FiAddr) -> Option<Address> {

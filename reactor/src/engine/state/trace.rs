@@ -98,6 +98,17 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
                 "inbound connection refused"
             );
         }
+        EventKind::MessagesDiscarded {
+            peer,
+            peers,
+            messages,
+            bytes,
+        } => {
+            tracing::warn!(
+                target: "fabric::endpoint", endpoint, ?peer, peers, messages, bytes,
+                "messages of peers that had left discarded"
+            );
+        }
         // `OperationFailed` concerns one operation; `Overrun` is not traced.
         _ => {}
     }

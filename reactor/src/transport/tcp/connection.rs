@@ -238,7 +238,8 @@ impl TcpConnection {
         true
     }
 
-    /// Fails the pending requests, the offered rendezvous, and the receives of partial messages.
+    /// Fails the pending requests, the offered rendezvous and the receives of partial messages,
+    /// and discards the messages that are set aside.
     pub(crate) fn fail_all<E: EngineContext>(
         &mut self,
         ctx: &mut EndpointContext<'_, E>,
@@ -249,6 +250,7 @@ impl TcpConnection {
         for partial in self.reader.abort() {
             ctx.fail_partial(partial, error.clone());
         }
+        self.discard_set_aside(ctx);
     }
 
     /// Sets whether the socket had no room, and updates what the socket is watched for.

@@ -27,7 +27,7 @@ use crate::sys::datagrams::DatagramBatch;
 use crate::transport::net::SocketConfig;
 
 /// Bytes of unexpected messages that an endpoint buffers before it drops further ones.
-pub(super) const UNEXPECTED_BYTES: usize = 4 << 20;
+pub(super) const UNEXPECTED_BYTES: usize = 8 << 20;
 /// Passes without input after which the sockets are not polled until one is ready.
 const IDLE_PASSES: u32 = 2000;
 

@@ -319,6 +319,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         }
         for connection in self.all_established_mut() {
             connection.fail_requests(ctx, &Error::Canceled);
+            connection.discard_set_aside(ctx);
             ctx.peer_disconnected(connection.addr_at_connect);
         }
     }
