@@ -16,13 +16,18 @@ use super::multi::MatchResult;
 use super::{RxQueue, UnexpectedMessage};
 
 /// The id of a message that is arriving in pieces, valid until the message is complete or has
-/// failed.
+/// failed. After that it finds no message, also not a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartialId(pub(super) usize);
+pub struct PartialId {
+    index: usize,
+    serial: u64,
+}
 
 /// A message that is arriving in pieces.
 #[derive(Debug)]
 pub(super) struct PartialMessage {
+    /// The serial number in the id of the message.
+    serial: u64,
     pub(super) envelope: Envelope,
     /// Bytes that have arrived, including those that did not fit into the target.
     pub(super) received: usize,
@@ -55,6 +60,7 @@ impl PartialMessage {
     /// Creates a message of which no byte has arrived.
     pub(super) fn new(envelope: Envelope, target: PartialTarget) -> Self {
         Self {
+            serial: 0,
             envelope,
             received: 0,
             truncated: false,
@@ -77,6 +83,7 @@ pub(super) struct PartialReceive {
 pub(super) struct Reassembly {
     /// The messages, at the index of their [`PartialId`].
     messages: Slab<PartialMessage>,
+    next_serial: u64,
     /// The receives in which messages are arriving: few at a time, so a list.
     receives: Vec<PartialReceive>,
 }
@@ -84,28 +91,41 @@ pub(super) struct Reassembly {
 impl Reassembly {
     /// Returns the id of the next message.
     pub(super) fn next_id(&self) -> PartialId {
-        PartialId(self.messages.vacant_key())
+        PartialId {
+            index: self.messages.vacant_key(),
+            serial: self.next_serial,
+        }
     }
 
-    pub(super) fn insert(&mut self, message: PartialMessage) -> PartialId {
-        PartialId(self.messages.insert(message))
+    pub(super) fn insert(&mut self, mut message: PartialMessage) -> PartialId {
+        let id = self.next_id();
+        message.serial = id.serial;
+        self.next_serial += 1;
+        self.messages.insert(message);
+        id
     }
 
     pub(super) fn get(&self, id: PartialId) -> Option<&PartialMessage> {
-        self.messages.get(id.0)
+        let message = self.messages.get(id.index);
+        message.filter(|message| message.serial == id.serial)
     }
 
     pub(super) fn get_mut(&mut self, id: PartialId) -> Option<&mut PartialMessage> {
-        self.messages.get_mut(id.0)
+        let message = self.messages.get_mut(id.index);
+        message.filter(|message| message.serial == id.serial)
     }
 
     pub(super) fn try_remove(&mut self, id: PartialId) -> Option<PartialMessage> {
-        self.messages.try_remove(id.0)
+        self.get(id)?;
+        self.messages.try_remove(id.index)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (PartialId, &PartialMessage)> {
         let messages = self.messages.iter();
-        messages.map(|(index, message)| (PartialId(index), message))
+        messages.map(|(index, message)| {
+            let serial = message.serial;
+            (PartialId { index, serial }, message)
+        })
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
@@ -335,4 +355,34 @@ impl RxQueue {
 /// Appends a copy of `bytes` to a pooled buffer.
 pub(super) fn append_copy(buffer: &mut PooledBuf, bytes: &dyn CopySource) {
     buffer.write_at(buffer.len(), bytes, 0, bytes.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matching::PeerKey;
+
+    #[test]
+    fn id_of_an_ended_message_finds_no_later_message() {
+        let message = || {
+            let envelope = Envelope {
+                peer: PeerKey(1),
+                source: None,
+                tag: None,
+                len: 10,
+                data: None,
+                arrival: 0,
+                ack: None,
+            };
+            PartialMessage::new(envelope, PartialTarget::Discard)
+        };
+        let mut partials = Reassembly::default();
+        let ended = partials.insert(message());
+        assert!(partials.try_remove(ended).is_some());
+        let later = partials.insert(message());
+        assert_eq!(later.index, ended.index);
+        assert!(partials.get(ended).is_none() && partials.get_mut(ended).is_none());
+        assert!(partials.try_remove(ended).is_none());
+        assert!(partials.get(later).is_some());
+    }
 }

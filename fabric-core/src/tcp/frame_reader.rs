@@ -382,7 +382,7 @@ impl FrameReader {
                     .ok_or(ProtocolViolation(
                         "read response shorter than its status field",
                     ))?;
-                let len = self.pending.begin_read_response(len)?;
+                let len = self.pending.begin_read_response(len, is_checked)?;
                 self.body = Some(FrameBody::ReadResponse {
                     received: 0,
                     len,

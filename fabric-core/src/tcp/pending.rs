@@ -248,13 +248,23 @@ impl PendingRequests {
 
     /// Checks the header of a read response of `len` bytes against the oldest read request; returns
     /// the length.
-    pub(super) fn begin_read_response(&self, len: u64) -> Result<usize, ProtocolViolation> {
+    pub(super) fn begin_read_response(
+        &self,
+        len: u64,
+        is_checked: bool,
+    ) -> Result<usize, ProtocolViolation> {
         let oldest = self
             .reads
             .front()
             .ok_or(ProtocolViolation("unsolicited read response"))?;
         let expected = match oldest {
             PendingRead::Op(pending) => pending.len,
+            // The last byte completes the message, so no status can follow it.
+            PendingRead::Rendezvous(_) if is_checked => {
+                return Err(ProtocolViolation(
+                    "read response with a status for a rendezvous message",
+                ));
+            }
             PendingRead::Rendezvous(len) => *len,
         };
         if expected as u64 != len {

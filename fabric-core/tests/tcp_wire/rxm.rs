@@ -635,6 +635,24 @@ fn length_in_a_header_allocates_no_memory() {
     }
 }
 
+/// The peer answers the read of a rendezvous message with a response that has a status: all bytes
+/// of the message have arrived before the frame ends.
+#[test]
+fn read_response_with_a_status_is_a_violation_for_a_rendezvous() {
+    let [mut a, mut b] = RxmPeer::connected_pair();
+    let op = b.receiver.post_recv(UNTAGGED, None);
+    a.send(None, None, &[1; 20_000]).unwrap();
+    b.deliver(&a.progress(usize::MAX));
+    assert!(!b.progress(usize::MAX).is_empty(), "the read request");
+    let mut response = hex("03 f3 0000 00 00 10 00");
+    response.extend_from_slice(&(16 + 20_000 + 16u64).to_le_bytes());
+    response.extend_from_slice(&[1; 20_000]);
+    let ProtocolViolation(what) = b.receiver.read(&response).unwrap_err();
+    assert!(what.contains("with a status"), "{what}");
+    assert!(b.receiver.outcome(op).is_none());
+    assert_eq!(b.receiver.reader.abort().len(), 1);
+}
+
 #[test]
 fn rendezvous_reads_are_bounded_and_complete_once() {
     let [mut a, _] = RxmPeer::connected_pair();
