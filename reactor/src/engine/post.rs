@@ -6,20 +6,20 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload, restore_buffer};
+use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Payload, restore_buffer};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EndpointContext, EpId, OpKey, RxEngine, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
-use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
+use super::state::reporting::reserve_cq_entry;
 use super::state::tx_credits::CreditWaiter;
 
 impl EngineGuard<'_> {
@@ -381,23 +381,6 @@ impl DomainState {
     fn complete_inline_unreported(&mut self, queue: Option<CqId>, buf: AnyBuf) {
         self.deferred.drop_buffer(buf);
         self.unreserve_entry(queue);
-    }
-
-    /// Returns the buffer for the completion of a successful operation: an empty loan for a loan
-    /// that was sent, since its memory belongs to the peer now.
-    #[inline(always)] // on the small-message path
-    pub(crate) fn completion_buffer(&mut self, kind: OpKind, buf: AnyBuf) -> AnyBuf {
-        if kind == OpKind::Send && matches!(buf, AnyBuf::Loan(_)) {
-            self.discard_loan(buf)
-        } else {
-            buf
-        }
-    }
-
-    #[cold]
-    fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
-        self.deferred.drop_buffer(loan);
-        AnyBuf::Loan(Loan::empty())
     }
 
     /// Removes an operation that was refused, and returns its buffer.
