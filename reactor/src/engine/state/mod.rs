@@ -3,7 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `domain_state`, `bindings` | the state, and that of endpoints; ids, and objects that endpoints are bound to |
-//! | `engine_context` | the part that a transport sees |
+//! | `engine_context`, `rx_engine` | the part that a transport sees; deliveries of received messages |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
 //! | `queues`, `reporting` | completion queues, event queues and counters; reporting of operations to them |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
@@ -30,6 +30,7 @@ pub(crate) mod pending_work;
 pub(crate) mod queues;
 mod regions;
 pub(crate) mod reporting;
+mod rx_engine;
 mod shared_senders;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;
