@@ -20,7 +20,7 @@ use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use super::state::reporting::reserve_cq_entry;
-use super::state::tx_credits::CreditWaiter;
+use super::state::tx_credits::{AwaitedGrant, CreditWaiter};
 
 impl EngineGuard<'_> {
     /// Does the follow-up work of a call that may let other operations continue.
@@ -230,25 +230,20 @@ impl EngineState {
                 return Err(Failed::new(Error::WouldBlock(shortage), buf));
             }
         }
-        let waits = blocked_by_fence || !has_credit;
+        let awaits = match (has_credit, tx_op.fence) {
+            (true, _) => blocked_by_fence.then_some(AwaitedGrant::Fence),
+            (false, true) => Some(AwaitedGrant::CreditAndFence),
+            (false, false) => Some(AwaitedGrant::Credit),
+        };
         let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
         op.tx_op = Some(tx_op);
         op.holds_credit = has_credit;
-        if waits {
+        if awaits.is_some() {
             op.phase = OpPhase::Waiting;
         }
         let key = self.domain.ops.insert(op);
-        if waits {
-            self.domain.enqueue_for_credit(
-                ep,
-                CreditWaiter {
-                    op: key,
-                    peer,
-                    is_message: true,
-                    is_fenced: tx_op.fence,
-                    has_credit,
-                },
-            );
+        if let Some(awaits) = awaits {
+            self.domain.enqueue_for_credit(ep, key, peer, awaits);
             return Ok(key);
         }
         let queued =
@@ -350,9 +345,9 @@ impl DomainState {
     }
 
     /// Queues an operation or a permit that waits for a credit or behind a fence.
-    fn enqueue_for_credit(&mut self, ep: EpId, waiter: CreditWaiter) {
+    fn enqueue_for_credit(&mut self, ep: EpId, op: OpKey, peer: FiAddr, awaits: AwaitedGrant) {
         if let Ok(ep) = self.endpoint(ep) {
-            ep.tx_credits.enqueue(waiter);
+            ep.tx_credits.enqueue(CreditWaiter { op, peer, awaits });
             ep.update_fast_path();
         }
     }
@@ -458,16 +453,8 @@ impl DomainHandle {
         }
         let key = locked.domain.ops.insert(op);
         if !free {
-            locked.domain.enqueue_for_credit(
-                ep,
-                CreditWaiter {
-                    op: key,
-                    peer,
-                    is_message: false,
-                    is_fenced: false,
-                    has_credit: false,
-                },
-            );
+            let domain = &mut locked.domain;
+            domain.enqueue_for_credit(ep, key, peer, AwaitedGrant::Permit);
         }
         Ok(key)
     }
