@@ -9,6 +9,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, FiAddr, Result};
 
+use super::cm::CmRole;
 use super::domain_state::DomainState;
 use super::in_flight::InFlightBuffer;
 use super::ops::CompletionTarget;
@@ -173,8 +174,10 @@ impl EngineContext for DomainState {
     }
 
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
-        let Some(cm) = self.cm(ep) else { return };
-        cm.pending_requests += 1;
+        let Some(CmRole::Passive(pending)) = self.cm(ep).map(|cm| &mut cm.role) else {
+            return;
+        };
+        *pending += 1;
         self.wake_cm(ep);
         let (peer, data) = (peer.clone(), data.to_vec());
         self.event(ep, EventKind::ConnectionRequest { peer, data });
@@ -203,7 +206,7 @@ impl EngineContext for DomainState {
                 error: error.clone(),
             },
         };
-        cm.outcome = Some(result);
+        cm.role = CmRole::Connected(Some(result));
         self.wake_cm(ep);
         self.event(ep, kind);
     }
