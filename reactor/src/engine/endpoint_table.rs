@@ -50,6 +50,10 @@ pub(crate) struct EndpointTable {
     polls_idle: bool,
     /// Index of the entry that `next_idle` has examined last.
     idle_cursor: usize,
+    /// Whether the endpoints share a descriptor.
+    shares_descriptor: bool,
+    /// Scratch memory of `activate_ready`.
+    ready: Vec<EpId>,
 }
 
 impl EndpointTable {
@@ -62,6 +66,8 @@ impl EndpointTable {
             always_active: transport.always_active(),
             polls_idle: transport.polls_idle_endpoints(),
             idle_cursor: 0,
+            shares_descriptor: transport.shares_descriptor(),
+            ready: Vec::new(),
         }
     }
 
@@ -120,6 +126,22 @@ impl EndpointTable {
         {
             self.active.push(id);
         }
+    }
+
+    /// Returns whether the endpoints share a descriptor.
+    #[inline]
+    pub(crate) fn shares_descriptor(&self) -> bool {
+        self.shares_descriptor
+    }
+
+    /// Makes passes poll the endpoints that `collect` adds. Returns whether there is any.
+    pub(crate) fn activate_ready(&mut self, collect: impl FnOnce(&mut Vec<EpId>)) -> bool {
+        collect(&mut self.ready);
+        let any = !self.ready.is_empty();
+        while let Some(ep) = self.ready.pop() {
+            self.activate(ep);
+        }
+        any
     }
 
     /// Returns a transport endpoint, and the context for calls of it. `None` if the endpoint is
