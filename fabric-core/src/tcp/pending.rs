@@ -133,14 +133,14 @@ impl PendingRequests {
 
     /// Fails all operations and drops all requests: no response will arrive.
     pub fn fail(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, error: &Error) {
-        self.fail_ops_keep_slots(ctx, error);
+        self.fail_ops_keep_requests(ctx, error);
         self.acks.clear();
         self.reads.clear();
         self.atomics.clear();
     }
 
     /// Fails all operations and keeps their requests: the responses will arrive, and are discarded.
-    pub fn fail_ops_keep_slots(
+    pub fn fail_ops_keep_requests(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,

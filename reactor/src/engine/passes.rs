@@ -64,8 +64,8 @@ impl EngineState {
                 position += 1;
             }
         }
-        if self.endpoints.polls_idle() {
-            moved |= self.poll_idle_endpoint();
+        if self.endpoints.polls_inactive() {
+            moved |= self.poll_inactive_endpoint();
         }
         if self.endpoints.shares_descriptor() {
             self.transport.submit_shared();
@@ -81,8 +81,8 @@ impl EngineState {
     }
 
     /// Polls the next inactive endpoint.
-    fn poll_idle_endpoint(&mut self) -> bool {
-        let Some(ep) = self.endpoints.next_idle() else {
+    fn poll_inactive_endpoint(&mut self) -> bool {
+        let Some(ep) = self.endpoints.next_inactive() else {
             return false;
         };
         let active_count = self.endpoints.active_count();

@@ -399,7 +399,7 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let buf = self.own_payload(buf)?;
+        let buf = self.copy_unlendable_loan(buf)?;
         // Not through `with_engine`: the result is large, and a closure's result is moved once
         // more.
         let mut locked = self.engine().lock();

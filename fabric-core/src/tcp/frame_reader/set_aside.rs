@@ -154,7 +154,7 @@ impl FrameReader {
         let proceed = self.read_packet_or_tagged(received, sender, ctx, outcome)?;
         // A stalled atomic operation is not a message: it blocks the connection.
         Ok(proceed
-            || outcome.stop_reason == StopReason::Blocked
+            || outcome.stop_reason == StopReason::Held
                 && self.stall.is_none()
                 && self.set_frame_aside(received, outcome))
     }
@@ -237,7 +237,7 @@ impl FrameReader {
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
         if len > MAX_SET_ASIDE_FRAME || self.set_aside.bytes + len > MAX_SET_ASIDE_BYTES {
-            outcome.stop_reason = StopReason::Blocked;
+            outcome.stop_reason = StopReason::Held;
             return false;
         }
         outcome.stop_reason = StopReason::NeedsBytes;

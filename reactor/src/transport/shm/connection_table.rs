@@ -135,7 +135,7 @@ impl FastPath for ConnectionTable {
             return FastPathResult::WouldBlock;
         };
         let tx = &mut *tx;
-        let pushed = tx.push_plain(bytes, false);
+        let pushed = tx.push_short(bytes, false);
         tx.fast_path_result(Ok(pushed), OpKind::Send, bytes.len())
     }
 

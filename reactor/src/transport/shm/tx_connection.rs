@@ -261,9 +261,9 @@ impl TxConnection {
 
     /// Sends a short message without tag, data or ack now; `more` if the operation has `FI_MORE`.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
+    pub(crate) fn push_short(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         match self.ready_channel() {
-            Some(channel) => channel.push_plain(bytes, more),
+            Some(channel) => channel.push_short(bytes, more),
             None => PushOutcome::WouldBlock,
         }
     }

@@ -32,7 +32,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             && bytes.len() < ALIGN_PAYLOAD_FROM
             && tx_op.is_plain()
         {
-            return self.try_inline(ctx, tx_op, |tx| Ok(tx.push_plain(bytes, tx_op.more)));
+            return self.try_inline(ctx, tx_op, |tx| Ok(tx.push_short(bytes, tx_op.more)));
         }
         self.try_inline(ctx, tx_op, |tx| tx.try_send(tx_op, payload, true))
     }
@@ -44,7 +44,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         let mut sent = 0;
         for message in messages {
             if message.len() >= ALIGN_PAYLOAD_FROM
-                || tx.push_plain(message, true) != PushOutcome::Pushed
+                || tx.push_short(message, true) != PushOutcome::Pushed
             {
                 break;
             }
