@@ -248,10 +248,15 @@ impl InjectOp for WriteOp {
 impl<B: IoBuf> BufferOp<B> for WriteOp {
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
-        match self.to {
-            RemoteRanges::Addr(_) => try_fast_path(ep, &self.to_tx(buf.payload().len()), buf),
-            _ => None,
-        }
+        let len = buf.payload().len();
+        let is_range_of_len = match &self.to {
+            RemoteRanges::Addr(_) => true,
+            RemoteRanges::Slice(slice) => slice.len == len,
+            RemoteRanges::List(_) => false,
+        };
+        is_range_of_len
+            .then(|| try_fast_path(ep, &self.to_tx(len), buf))
+            .flatten()
     }
 
     fn post(

@@ -216,7 +216,7 @@ impl RxQueue {
 
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
-    pub fn peer_disconnected(&mut self, peer: PeerKey, name: Address) {
+    pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name);
         self.budget.peer_departed(peer);
     }

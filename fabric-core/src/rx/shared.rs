@@ -44,7 +44,7 @@ impl RxQueue {
     /// Records that a peer has connected to `ep`, which identifies the peer by `peer`. Returns the
     /// key to use for the peer: endpoints that share a queue must not use the same keys.
     #[must_use]
-    pub fn peer_connected(
+    pub fn add_sender(
         &mut self,
         engine: &mut impl RxEngine,
         ep: EpId,
@@ -84,7 +84,7 @@ impl RxQueue {
 
     /// Fails the incomplete messages of the peers of an endpoint that closes and shares the queue;
     /// complete messages stay queued.
-    pub fn sharer_closed(&mut self, engine: &mut impl RxEngine, ep: EpId) {
+    pub fn on_sharing_endpoint_closed(&mut self, engine: &mut impl RxEngine, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
         for (key, name) in self.peers.take_peers_of(ep) {
             self.fail_unmapped_from(engine, key, &error);
@@ -97,7 +97,7 @@ impl RxQueue {
             for id in lost {
                 self.fail_partial(engine, id, error.clone());
             }
-            self.peer_disconnected(key, name);
+            self.remove_sender(key, name);
         }
     }
 }

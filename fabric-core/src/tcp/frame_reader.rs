@@ -104,7 +104,7 @@ pub enum StopReason {
     NeedsBytes,
     /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
     /// or an access to a region that its owner has locked or of which the owner cannot be notified.
-    Blocked,
+    Held,
     /// The response queue is full: the caller passes the rest again when responses have been sent.
     ResponsesFull,
     /// A message stays unread until the next pass ([`UnexpectedPolicy`]). The pass must follow even
@@ -294,7 +294,7 @@ impl FrameReader {
                 }
             }
             if !ctx.deliver(envelope, &message) {
-                outcome.stop_reason = StopReason::Blocked;
+                outcome.stop_reason = StopReason::Held;
                 return false;
             }
             outcome.consumed += received.header_len + len;
@@ -303,7 +303,7 @@ impl FrameReader {
             }
         } else {
             let Some(id) = ctx.begin_partial(envelope) else {
-                outcome.stop_reason = StopReason::Blocked;
+                outcome.stop_reason = StopReason::Held;
                 return false;
             };
             outcome.consumed += received.header_len;
@@ -341,7 +341,7 @@ impl FrameReader {
                 match IncomingWrite::begin(frame, &iovs(count), &self.responses, ctx)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
                     Err(stall) => {
-                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Held);
                         return Ok(false);
                     }
                 }
@@ -368,7 +368,7 @@ impl FrameReader {
                     }
                     WriteProgress::More(_) => return Ok(false),
                     WriteProgress::Stalled(.., stall) => {
-                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Held);
                         return Ok(false);
                     }
                 }
@@ -419,7 +419,7 @@ impl FrameReader {
                     WriteProgress::Stalled(used, due, stall) => {
                         outcome.consumed += used;
                         outcome.acks_due.extend(self.responses.queue_ack(due));
-                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Blocked);
+                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Held);
                         return Ok(false);
                     }
                 }

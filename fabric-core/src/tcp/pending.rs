@@ -24,10 +24,19 @@ pub struct PendingRequests {
     atomics: VecDeque<(u64, PendingOp)>,
     /// Id of the next RXM atomic.
     next_id: u64,
-    /// The payload of a frame that requests an ack is being sent from its buffer.
-    is_sending: bool,
-    /// Status of an ack that arrived before [`expect_ack`](Self::expect_ack) was called for it.
-    early_ack: Option<RemoteStatus>,
+    acked_send: AckedSend,
+}
+
+/// The frame that is being sent from its buffer, if it requests an ack.
+#[derive(Debug, Default)]
+enum AckedSend {
+    /// There is none.
+    #[default]
+    None,
+    /// Its ack has not arrived.
+    Sending,
+    /// Its ack has arrived before [`PendingRequests::expect_ack`] was called for it.
+    Acked(RemoteStatus),
 }
 
 /// Status of an access to memory of the peer: `None` for success, or the index of the remote range
@@ -56,7 +65,7 @@ impl PendingRequests {
     /// Notes that the payload of a frame that requests an ack is being sent from its buffer, until
     /// [`expect_ack`](Self::expect_ack).
     pub fn begin_acked_send(&mut self) {
-        self.is_sending = true;
+        self.acked_send = AckedSend::Sending;
     }
 
     /// Adds an operation that completes with the ack of a frame that has been sent or queued.
@@ -67,15 +76,14 @@ impl PendingRequests {
         len: usize,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
-        self.is_sending = false;
         let pending = PendingOp {
             op: Some(op),
             tx_op,
             len,
         };
-        match self.early_ack.take() {
-            Some(status) => pending.complete(ctx, status),
-            None => self.acks.push_back(pending),
+        match std::mem::take(&mut self.acked_send) {
+            AckedSend::Acked(status) => pending.complete(ctx, status),
+            AckedSend::None | AckedSend::Sending => self.acks.push_back(pending),
         }
     }
 
@@ -125,14 +133,14 @@ impl PendingRequests {
 
     /// Fails all operations and drops all requests: no response will arrive.
     pub fn fail(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, error: &Error) {
-        self.fail_ops_keep_slots(ctx, error);
+        self.fail_ops_keep_requests(ctx, error);
         self.acks.clear();
         self.reads.clear();
         self.atomics.clear();
     }
 
     /// Fails all operations and keeps their requests: the responses will arrive, and are discarded.
-    pub fn fail_ops_keep_slots(
+    pub fn fail_ops_keep_requests(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
@@ -238,10 +246,12 @@ impl PendingRequests {
         status: RemoteStatus,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
-        match self.acks.pop_front() {
-            Some(pending) => pending.complete(ctx, status),
-            None if self.is_sending && self.early_ack.is_none() => self.early_ack = Some(status),
-            None => return Err(ProtocolViolation("unsolicited acknowledgement")),
+        match (self.acks.pop_front(), &self.acked_send) {
+            (Some(pending), _) => pending.complete(ctx, status),
+            (None, AckedSend::Sending) => self.acked_send = AckedSend::Acked(status),
+            (None, AckedSend::None | AckedSend::Acked(_)) => {
+                return Err(ProtocolViolation("unsolicited acknowledgement"));
+            }
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ pub trait TransportDomain<E: EngineContext>: Send {
 
     /// Returns whether each pass polls one of the endpoints that passes skip, in turn: for a
     /// transport whose descriptors report an arrival later than a poll finds it.
-    fn polls_idle_endpoints(&self) -> bool {
+    fn polls_inactive_endpoints(&self) -> bool {
         false
     }
 

@@ -31,9 +31,9 @@ pub enum TrySend {
 /// An endpoint of a transport, or a passive endpoint. The engine owns the endpoint and calls it
 /// under the domain's lock.
 ///
-/// Three kinds of calls exist: those that post, cancel or flush transmit operations; those that
-/// tell the endpoint about a change (of its receive queue, or of an address handle); and those that
-/// make progress. The methods with a default implementation are for transports that offer the
+/// Most calls post, cancel or flush transmit operations, tell the endpoint about a change (of its
+/// receive queue, or of an address handle), or make progress; others receive inline or return what
+/// the endpoint has. The methods with a default implementation are for transports that offer the
 /// feature; a passive endpoint needs none of them.
 pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Sends a message, or writes to a peer's memory, inline if possible. With

@@ -196,7 +196,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// keys.
     #[must_use]
     pub fn add_sender(&mut self, peer: PeerKey, name: &Address) -> PeerKey {
-        self.rx.peer_connected(self.engine, self.ep, peer, name)
+        self.rx.add_sender(self.engine, self.ep, peer, name)
     }
 
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
@@ -213,8 +213,8 @@ impl<E: EngineContext> EndpointContext<'_, E> {
 
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
-    pub fn sender_disconnected(&mut self, peer: PeerKey, name: Address) {
-        self.rx.peer_disconnected(peer, name);
+    pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
+        self.rx.remove_sender(peer, name);
     }
 
     /// Assigns a handle to the messages without a source of this peer, and offers the unexpected

@@ -92,7 +92,7 @@ fn run_split(bytes: &[u8], mut receiver: TcpReceiver) {
         return;
     };
     assert!(outcome.consumed <= cut);
-    if outcome.stop_reason != StopReason::Blocked {
+    if outcome.stop_reason != StopReason::Held {
         let _ = receiver.read(&bytes[outcome.consumed..]);
     }
     assert!(receiver.rx.unexpected().1 <= 1 << 16);
@@ -190,7 +190,7 @@ impl FuzzedConnection {
             return false;
         };
         self.unread.drain(..outcome.consumed);
-        self.message_held = outcome.stop_reason == StopReason::Blocked;
+        self.message_held = outcome.stop_reason == StopReason::Held;
         while self.receiver.reader.next_rendezvous_read().is_some() {}
         self.receiver
             .take_responses(&mut self.writer, 1 << 16)

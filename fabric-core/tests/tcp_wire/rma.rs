@@ -528,7 +528,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         let stream = encode_write(&iovs, None, b"abcd");
         let outcome = target.read(&stream).unwrap();
         assert!(
-            outcome.stop_reason == StopReason::Blocked
+            outcome.stop_reason == StopReason::Held
                 && outcome.consumed == 0
                 && !target.can_resume(&stream)
         );
@@ -653,7 +653,7 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     );
     let outcome = target.read(&stream).unwrap();
     assert!(
-        outcome.stop_reason == StopReason::Blocked
+        outcome.stop_reason == StopReason::Held
             && outcome.consumed == stream.len()
             && outcome.acks_due.len() == 1
     );
@@ -662,7 +662,7 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     target.context.cq_full = false;
     assert!(target.can_resume(b""));
     let outcome = target.read(b"").unwrap();
-    assert!(outcome.stop_reason != StopReason::Blocked && outcome.acks_due.is_empty());
+    assert!(outcome.stop_reason != StopReason::Held && outcome.acks_due.is_empty());
     let [(key, access, transfer)] = target.context.remote_accesses[..] else {
         panic!("{:?}", target.context.remote_accesses)
     };

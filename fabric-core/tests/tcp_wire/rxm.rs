@@ -225,7 +225,7 @@ impl RxmPeer {
     fn deliver(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
         let outcome = self.receiver.read(&self.unread).unwrap();
-        assert!(outcome.stop_reason != StopReason::Blocked);
+        assert!(outcome.stop_reason != StopReason::Held);
         self.unread.drain(..outcome.consumed);
         outcome
             .rendezvous_done
@@ -368,7 +368,7 @@ proptest! {
         let cut = cut.min(bytes.len());
         let largest = largest_allocation(|| {
             if let Ok(outcome) = receiver.read(&bytes[..cut])
-                && outcome.stop_reason != StopReason::Blocked
+                && outcome.stop_reason != StopReason::Held
             {
                 let _ = receiver.read(&bytes[outcome.consumed..]);
             }
@@ -621,7 +621,7 @@ fn length_in_a_header_allocates_no_memory() {
         let mut receiver = rxm_receiver();
         let largest = largest_allocation(|| {
             let outcome = receiver.read(&bytes).unwrap();
-            assert!(outcome.stop_reason != StopReason::Blocked && outcome.consumed == bytes.len());
+            assert!(outcome.stop_reason != StopReason::Held && outcome.consumed == bytes.len());
         });
         assert!(largest < 4096, "{largest}");
         assert!(
@@ -793,7 +793,7 @@ fn messages_set_aside_are_bounded_in_bytes() {
     let mut set_aside = 0;
     loop {
         let outcome = receiver.read(&bytes).unwrap();
-        if outcome.stop_reason == StopReason::Blocked {
+        if outcome.stop_reason == StopReason::Held {
             assert_eq!(outcome.consumed, 0);
             break;
         }
@@ -815,10 +815,7 @@ fn messages_set_aside_are_bounded_in_bytes() {
         &rxm_packet(PacketKind::Eager, 0, 2 * EAGER_LIMIT as u64),
         &[7; 2 * EAGER_LIMIT],
     );
-    assert_eq!(
-        receiver.read(&long).unwrap().stop_reason,
-        StopReason::Blocked
-    );
+    assert_eq!(receiver.read(&long).unwrap().stop_reason, StopReason::Held);
 }
 
 /// After a disconnect, eager messages that were sent arrive, and rendezvous messages fail.

@@ -268,7 +268,7 @@ proptest! {
         let (op, _) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
         let largest = largest_allocation(|| {
             if let Ok(outcome) = receiver.read(&bytes[..cut]) {
-                assert!(outcome.stop_reason != StopReason::Blocked);
+                assert!(outcome.stop_reason != StopReason::Held);
                 let _ = receiver.read(&bytes[outcome.consumed..]);
             }
             let _ = responses(&mut receiver);
@@ -707,7 +707,7 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     for _ in 0..2 {
         let outcome = receiver.read(&stream).unwrap();
         assert!(
-            outcome.stop_reason == StopReason::Blocked
+            outcome.stop_reason == StopReason::Held
                 && outcome.consumed == 0
                 && !receiver.reader.has_set_aside()
         );

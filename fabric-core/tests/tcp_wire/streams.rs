@@ -124,7 +124,7 @@ fn read_in_pieces(
         rest.extend_from_slice(&stream[at..at + count]);
         (at, turn) = (at + count, turn + 1);
         let outcome = receiver.read(&rest)?;
-        assert!(outcome.consumed <= rest.len() && outcome.stop_reason != StopReason::Blocked);
+        assert!(outcome.consumed <= rest.len() && outcome.stop_reason != StopReason::Held);
         rest.drain(..outcome.consumed);
     }
     Ok(rest)
@@ -179,7 +179,7 @@ proptest! {
                 let Ok(outcome) = receiver.read(&rest) else { return };
                 assert!(outcome.consumed <= rest.len());
                 rest.drain(..outcome.consumed);
-                if outcome.stop_reason == StopReason::Blocked || end == bytes.len() {
+                if outcome.stop_reason == StopReason::Held || end == bytes.len() {
                     return;
                 }
                 at = end;
@@ -284,7 +284,7 @@ fn message_over_budget_is_held_unread() {
     let bytes = header_with_len(2 << 20);
     let largest = largest_allocation(|| {
         let outcome = receiver.read(&bytes).unwrap();
-        assert!(outcome.stop_reason == StopReason::Blocked && outcome.consumed == 0);
+        assert!(outcome.stop_reason == StopReason::Held && outcome.consumed == 0);
     });
     assert!(largest < 4096, "{largest}");
     assert_eq!(receiver.rx.unexpected(), (0, 0));
@@ -425,7 +425,7 @@ fn unmatched_message_is_buffered_in_the_second_pass() {
     let read_at = |receiver: &mut TcpReceiver, at: usize, policy| {
         receiver.reader.set_unexpected_policy(policy);
         let outcome = receiver.read(&stream[at..]).unwrap();
-        assert!(outcome.stop_reason != StopReason::Blocked);
+        assert!(outcome.stop_reason != StopReason::Held);
         (
             outcome.consumed,
             outcome.stop_reason == StopReason::Deferred,

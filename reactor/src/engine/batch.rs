@@ -68,7 +68,7 @@ impl PostBatch<'_> {
             tx_op.more,
             "batched post without FI_MORE rings a doorbell each"
         );
-        let buf = self.domain.own_payload(buf)?;
+        let buf = self.domain.copy_unlendable_loan(buf)?;
         self.posts += 1;
         self.engine
             .send(self.ep, tx_op, buf, target, CreditMode::NoWait)
@@ -201,7 +201,7 @@ impl PostBatch<'_> {
         buf: B,
         target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
-        let buf = self.domain.own_payload(buf)?;
+        let buf = self.domain.copy_unlendable_loan(buf)?;
         self.posts += 1;
         self.engine
             .write_rma_iov(self.ep, tx_op, rma_iovs, buf, target, CreditMode::NoWait)

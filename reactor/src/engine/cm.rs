@@ -21,6 +21,7 @@ use super::domain::DomainHandle;
 use super::endpoints::info_for_bindings;
 use super::progress::EngineState;
 use super::state::bindings::{AvId, Bindings};
+use super::state::cm::{CmRole, CmState};
 use super::state::domain_state::DomainState;
 use super::state::trace::TraceEvent;
 
@@ -30,15 +31,15 @@ impl EngineState {
         let taken =
             self.with_transport(ep, |transport, ctx| transport.requests()?.take_connreq(ctx));
         let request = taken.ok()??;
-        if let Some(cm) = self.domain.cm(ep) {
-            cm.pending_requests -= 1;
+        if let Some(CmRole::Passive(pending)) = self.domain.cm(ep).map(|cm| &mut cm.role) {
+            *pending -= 1;
         }
         Some(request)
     }
 
-    fn insert_cm_endpoint(&mut self, bindings: Bindings) -> Result<EpId> {
+    fn insert_cm_endpoint(&mut self, bindings: Bindings, role: CmRole) -> Result<EpId> {
         let id = self.insert_endpoint(bindings)?;
-        self.domain.endpoint(id)?.cm = Some(Box::default());
+        self.domain.endpoint(id)?.cm = Some(Box::new(CmState::new(role)));
         self.with_rx(id, |rx, _| rx.set_single_peer());
         Ok(id)
     }
@@ -59,7 +60,7 @@ impl DomainHandle {
         // `with_engine` ensures that the domain is driven: under automatic progress the thread has
         // to serve the new descriptors.
         self.with_engine(|locked| {
-            let id = locked.insert_cm_endpoint(bindings)?;
+            let id = locked.insert_cm_endpoint(bindings, CmRole::Passive(0))?;
             let address = locked.open_transport_endpoint(id, |transport, _| {
                 let management = transport.connection_management();
                 let management = management.ok_or(Error::NotSupported("passive endpoints"))?;
@@ -87,8 +88,10 @@ impl DomainHandle {
 
     /// Drives the domain until a request waits, and takes it; `None` once the endpoint is closed.
     pub fn poll_connreq(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Option<ConnReq>> {
-        let is_ready =
-            |domain: &mut DomainState| domain.cm(ep).is_none_or(|cm| cm.pending_requests > 0);
+        let is_ready = |domain: &mut DomainState| {
+            let role = domain.cm(ep).map(|cm| &cm.role);
+            role.is_none_or(|role| matches!(role, CmRole::Passive(1..)))
+        };
         let driven = self.engine().drive(cx.waker(), is_ready, |domain, waker| {
             domain.register_cm_waker(ep, waker)
         });
@@ -131,7 +134,7 @@ impl DomainHandle {
         let info = info_for_bindings(info, &bindings);
         self.with_engine(|locked| {
             let state = &mut **locked;
-            let id = state.insert_cm_endpoint(bindings)?;
+            let id = state.insert_cm_endpoint(bindings, CmRole::Connected(None))?;
             let is_original = state.fork_guard.in_original_process();
             state.open_transport_endpoint(id, |transport, ctx| {
                 let management = transport.connection_management();
@@ -149,7 +152,7 @@ impl DomainHandle {
     /// Drives the domain until the endpoint is connected or the attempt has failed.
     pub fn poll_connected(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Result<Connected>> {
         let outcome = |domain: &mut DomainState| match domain.cm(ep) {
-            Some(cm) => cm.outcome.take(),
+            Some(cm) => cm.take_outcome(),
             None => Some(Err(Error::Closed(Class::Endpoint))),
         };
         self.engine().poll(cx.waker(), outcome, |domain, waker| {
@@ -160,7 +163,7 @@ impl DomainHandle {
     /// Takes the outcome of a connection attempt, if it is known.
     #[must_use]
     pub fn take_connect_result(&self, ep: EpId) -> Option<Result<Connected>> {
-        self.engine().lock().domain.cm(ep)?.outcome.take()
+        self.engine().lock().domain.cm(ep)?.take_outcome()
     }
 
     /// Shuts the connection of an endpoint down (`fi_shutdown`).

@@ -193,7 +193,7 @@ impl DomainHandle {
     /// [`Error::OutOfMemory`](fabric_core::Error::OutOfMemory), with the buffer.
     #[inline]
     #[allow(clippy::result_large_err)] // as of every post
-    pub(crate) fn own_payload<B: IoBuf>(&self, mut buf: B) -> Result<B, Failed<B>> {
+    pub(crate) fn copy_unlendable_loan<B: IoBuf>(&self, mut buf: B) -> Result<B, Failed<B>> {
         if self.loan_allocator.is_none()
             && let Err(error) = buf.copy_from_peer()
         {

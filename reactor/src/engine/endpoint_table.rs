@@ -47,9 +47,13 @@ pub(crate) struct EndpointTable {
     /// Number of endpoints up to which none becomes inactive.
     always_active: usize,
     /// Whether each pass polls an inactive endpoint, in turn.
-    polls_idle: bool,
-    /// Index of the entry that `next_idle` has examined last.
-    idle_cursor: usize,
+    polls_inactive: bool,
+    /// Index of the entry that `next_inactive` has examined last.
+    inactive_cursor: usize,
+    /// Whether the endpoints share a descriptor.
+    shares_descriptor: bool,
+    /// Scratch memory of `activate_ready`.
+    ready: Vec<EpId>,
 }
 
 impl EndpointTable {
@@ -60,8 +64,10 @@ impl EndpointTable {
             shared_contexts: Vec::new(),
             active: Vec::new(),
             always_active: transport.always_active(),
-            polls_idle: transport.polls_idle_endpoints(),
-            idle_cursor: 0,
+            polls_inactive: transport.polls_inactive_endpoints(),
+            inactive_cursor: 0,
+            shares_descriptor: transport.shares_descriptor(),
+            ready: Vec::new(),
         }
     }
 
@@ -120,6 +126,22 @@ impl EndpointTable {
         {
             self.active.push(id);
         }
+    }
+
+    /// Returns whether the endpoints share a descriptor.
+    #[inline]
+    pub(crate) fn shares_descriptor(&self) -> bool {
+        self.shares_descriptor
+    }
+
+    /// Makes passes poll the endpoints that `collect` adds. Returns whether there is any.
+    pub(crate) fn activate_ready(&mut self, collect: impl FnOnce(&mut Vec<EpId>)) -> bool {
+        collect(&mut self.ready);
+        let any = !self.ready.is_empty();
+        while let Some(ep) = self.ready.pop() {
+            self.activate(ep);
+        }
+        any
     }
 
     /// Returns a transport endpoint, and the context for calls of it. `None` if the endpoint is
@@ -266,17 +288,17 @@ impl EndpointTable {
 
     /// Returns whether a pass has to poll an inactive endpoint.
     #[inline]
-    pub(crate) fn polls_idle(&self) -> bool {
-        self.polls_idle && self.active.len() < self.transport_count
+    pub(crate) fn polls_inactive(&self) -> bool {
+        self.polls_inactive && self.active.len() < self.transport_count
     }
 
     /// Moves the cursor over the endpoints, and returns the endpoint there, if it is inactive.
-    pub(crate) fn next_idle(&mut self) -> Option<EpId> {
-        self.idle_cursor += 1;
-        if self.idle_cursor >= self.entries.len() {
-            self.idle_cursor = 0;
+    pub(crate) fn next_inactive(&mut self) -> Option<EpId> {
+        self.inactive_cursor += 1;
+        if self.inactive_cursor >= self.entries.len() {
+            self.inactive_cursor = 0;
         }
-        let entry = self.entries.get(self.idle_cursor)?.as_ref()?;
+        let entry = self.entries.get(self.inactive_cursor)?.as_ref()?;
         (!entry.is_active && entry.transport.is_some()).then_some(entry.id)
     }
 }

@@ -58,7 +58,7 @@ impl EngineState {
     pub(crate) fn remove_endpoint(&mut self, id: EpId) {
         if self.domain.rx_context_of(id).is_some() {
             // The shared context may know the peer of a connection that failed.
-            self.with_rx(id, |rx, domain| rx.sharer_closed(domain, id));
+            self.with_rx(id, |rx, domain| rx.on_sharing_endpoint_closed(domain, id));
         }
         self.endpoints.remove(id);
         self.domain.endpoints.remove(id.0);

@@ -3,8 +3,8 @@
 //!
 //! A queue or counter has an epoll set of its own, with an eventfd that the waker of the object
 //! writes. `prepare_wait` resets the eventfd, makes a pass, and registers the waker unless the
-//! object is ready. After that the program waits like a task, and the invariant of `engine` holds
-//! for it: a driver makes progress, and the completion calls the waker.
+//! object is ready. After that the program waits like a task, and the invariant of `progress`
+//! holds for it: a driver makes progress, and the completion calls the waker.
 //!
 //! A domain without a driver is driven by the event loop itself
 //! ([`DomainHandle::enter_event_loop`]). The set of a queue then also contains the set of the

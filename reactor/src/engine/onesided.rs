@@ -53,7 +53,7 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let buf = self.own_payload(buf)?;
+        let buf = self.copy_unlendable_loan(buf)?;
         self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 

@@ -47,7 +47,7 @@ impl EngineState {
     /// descriptor.
     #[inline]
     pub(crate) fn poll_endpoints(&mut self) -> bool {
-        let mut moved = self.shares_descriptor && self.collect_shared();
+        let mut moved = self.endpoints.shares_descriptor() && self.collect_shared();
         let active_count = self.endpoints.active_count();
         let mut position = 0;
         while let Some(ep) = self.endpoints.active_at(position) {
@@ -64,10 +64,10 @@ impl EngineState {
                 position += 1;
             }
         }
-        if self.endpoints.polls_idle() {
-            moved |= self.poll_idle_endpoint();
+        if self.endpoints.polls_inactive() {
+            moved |= self.poll_inactive_endpoint();
         }
-        if self.shares_descriptor {
+        if self.endpoints.shares_descriptor() {
             self.transport.submit_shared();
         }
         moved
@@ -75,18 +75,14 @@ impl EngineState {
 
     /// Distributes what has arrived on the shared descriptor. Returns whether anything has.
     fn collect_shared(&mut self) -> bool {
-        self.transport
-            .collect_shared(&mut self.domain, &mut self.ready_endpoints);
-        let any = !self.ready_endpoints.is_empty();
-        while let Some(ep) = self.ready_endpoints.pop() {
-            self.endpoints.activate(ep);
-        }
-        any
+        let (transport, domain) = (&mut self.transport, &mut self.domain);
+        self.endpoints
+            .activate_ready(|ready| transport.collect_shared(domain, ready))
     }
 
     /// Polls the next inactive endpoint.
-    fn poll_idle_endpoint(&mut self) -> bool {
-        let Some(ep) = self.endpoints.next_idle() else {
+    fn poll_inactive_endpoint(&mut self) -> bool {
+        let Some(ep) = self.endpoints.next_inactive() else {
             return false;
         };
         let active_count = self.endpoints.active_count();

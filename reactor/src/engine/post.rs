@@ -6,21 +6,21 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload, restore_buffer};
+use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Payload, restore_buffer};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EndpointContext, EpId, OpKey, RxEngine, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
 
-use super::completions::reserve_cq_entry;
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::state::tx_credits::CreditWaiter;
+use super::state::reporting::reserve_cq_entry;
+use super::state::tx_credits::{AwaitedGrant, CreditWaiter};
 
 impl EngineGuard<'_> {
     /// Does the follow-up work of a call that may let other operations continue.
@@ -230,25 +230,20 @@ impl EngineState {
                 return Err(Failed::new(Error::WouldBlock(shortage), buf));
             }
         }
-        let waits = blocked_by_fence || !has_credit;
+        let awaits = match (has_credit, tx_op.fence) {
+            (true, _) => blocked_by_fence.then_some(AwaitedGrant::Fence),
+            (false, true) => Some(AwaitedGrant::CreditAndFence),
+            (false, false) => Some(AwaitedGrant::Credit),
+        };
         let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
         op.tx_op = Some(tx_op);
         op.holds_credit = has_credit;
-        if waits {
+        if awaits.is_some() {
             op.phase = OpPhase::Waiting;
         }
         let key = self.domain.ops.insert(op);
-        if waits {
-            self.domain.enqueue_for_credit(
-                ep,
-                CreditWaiter {
-                    op: key,
-                    peer,
-                    is_message: true,
-                    is_fenced: tx_op.fence,
-                    has_credit,
-                },
-            );
+        if let Some(awaits) = awaits {
+            self.domain.enqueue_for_credit(ep, key, peer, awaits);
             return Ok(key);
         }
         let queued =
@@ -350,9 +345,9 @@ impl DomainState {
     }
 
     /// Queues an operation or a permit that waits for a credit or behind a fence.
-    fn enqueue_for_credit(&mut self, ep: EpId, waiter: CreditWaiter) {
+    fn enqueue_for_credit(&mut self, ep: EpId, op: OpKey, peer: FiAddr, awaits: AwaitedGrant) {
         if let Ok(ep) = self.endpoint(ep) {
-            ep.tx_credits.enqueue(waiter);
+            ep.tx_credits.enqueue(CreditWaiter { op, peer, awaits });
             ep.update_fast_path();
         }
     }
@@ -383,23 +378,6 @@ impl DomainState {
         self.unreserve_entry(queue);
     }
 
-    /// Returns the buffer for the completion of a successful operation: an empty loan for a loan
-    /// that was sent, since its memory belongs to the peer now.
-    #[inline(always)] // on the small-message path
-    pub(crate) fn completion_buffer(&mut self, kind: OpKind, buf: AnyBuf) -> AnyBuf {
-        if kind == OpKind::Send && matches!(buf, AnyBuf::Loan(_)) {
-            self.discard_loan(buf)
-        } else {
-            buf
-        }
-    }
-
-    #[cold]
-    fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
-        self.deferred.drop_buffer(loan);
-        AnyBuf::Loan(Loan::empty())
-    }
-
     /// Removes an operation that was refused, and returns its buffer.
     fn remove_refused<B: IoBuf>(&mut self, key: OpKey) -> B {
         let op = self.remove_op(key);
@@ -421,7 +399,7 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let buf = self.own_payload(buf)?;
+        let buf = self.copy_unlendable_loan(buf)?;
         // Not through `with_engine`: the result is large, and a closure's result is moved once
         // more.
         let mut locked = self.engine().lock();
@@ -475,16 +453,8 @@ impl DomainHandle {
         }
         let key = locked.domain.ops.insert(op);
         if !free {
-            locked.domain.enqueue_for_credit(
-                ep,
-                CreditWaiter {
-                    op: key,
-                    peer,
-                    is_message: false,
-                    is_fenced: false,
-                    has_credit: false,
-                },
-            );
+            let domain = &mut locked.domain;
+            domain.enqueue_for_credit(ep, key, peer, AwaitedGrant::Permit);
         }
         Ok(key)
     }

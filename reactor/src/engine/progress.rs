@@ -95,10 +95,6 @@ pub(crate) struct EngineState {
     /// Dropped before the operations: a transport may have borrowed their buffers.
     pub(crate) endpoints: EndpointTable,
     pub(crate) domain: DomainState,
-    /// Whether the endpoints share a descriptor.
-    pub(crate) shares_descriptor: bool,
-    /// Scratch memory of a pass: endpoints that have become ready.
-    pub(crate) ready_endpoints: Vec<EpId>,
     /// A forked child makes no progress: the connections belong to the parent.
     pub(crate) fork_guard: ForkGuard,
     pub(crate) driver: DriverStatus,
@@ -132,8 +128,6 @@ impl Engine {
     ) -> Self {
         let state = EngineState {
             endpoints: EndpointTable::new(&*transport),
-            shares_descriptor: transport.shares_descriptor(),
-            ready_endpoints: Vec::new(),
             fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(),

@@ -147,7 +147,7 @@ impl EngineState {
         let context = self.domain.rx_context_of(ep);
         self.with_rx(ep, |rx, domain| match context {
             None => rx.close(domain),
-            Some(_) => rx.sharer_closed(domain, ep),
+            Some(_) => rx.on_sharing_endpoint_closed(domain, ep),
         });
         self.endpoints.remove(ep);
         if let Some(context) = context {

@@ -70,9 +70,9 @@ fn wait_for_op(engine: &Engine, key: OpKey) {
     }));
 }
 
-/// Checks the invariant of `engine`: with a task waiting and the lock free, the driver is awake, or
-/// the domain is armed, or the task keeps itself runnable. A driver thread in standby checks within
-/// a period, which loom does not measure.
+/// Checks the invariant of `engine/progress`: with a task waiting and the lock free, the driver is
+/// awake, or the domain is armed, or the task keeps itself runnable. A driver thread in standby
+/// checks within a period, which loom does not measure.
 fn assert_driver_invariant(engine: &Engine) {
     let locked = engine.lock();
     let awake = matches!(

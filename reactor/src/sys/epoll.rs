@@ -1,4 +1,5 @@
-//! The epoll set of a domain, with the sockets of its transport and an eventfd to wake the driver.
+//! Epoll sets with an eventfd to wake who waits: of a domain, with the sockets of its transport,
+//! and of an object that an event loop waits on.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,8 +14,9 @@ use super::os_error::{epoll_ctl_error, os_error};
 /// The token of the wake-up eventfd.
 const WAKE_TOKEN: u64 = u64::MAX;
 
-/// An epoll set, level-triggered. Its eventfd is drained by the driver only, so an application
-/// thread that polls the set cannot consume a wake-up.
+/// An epoll set, level-triggered. Polling the set does not drain its eventfd, so an application
+/// thread that polls cannot consume a wake-up. The driver drains it, and so do `prepare_wait` and
+/// `WaitObject::reset` of an event loop.
 #[derive(Debug)]
 pub(crate) struct EpollSet {
     epoll: OwnedFd,

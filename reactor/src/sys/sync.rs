@@ -56,8 +56,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 /// Locks a mutex. A panic of the thread that holds the lock does not poison what it guards. The
-/// user code that runs under the lock of a domain (`engine`) is the clone of a waker, and methods
-/// of a `CustomBuf`, whose panics receives catch.
+/// user code that runs under the lock of a domain (`engine/progress`) is the clone of a waker, and
+/// methods of a `CustomBuf`, whose panics receives catch.
 ///
 /// A spinning thread takes such a lock again as soon as it has released the lock. This mutex passes
 /// itself on to a waiting thread after half a millisecond, so every thread gets its turn.

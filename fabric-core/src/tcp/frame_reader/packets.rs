@@ -67,7 +67,7 @@ impl FrameReader {
                 if segment_type == SegmentType::First {
                     rxm.check_first_segment(&packet, parsed.payload_len as u64)?;
                     let Some(id) = ctx.begin_partial(envelope) else {
-                        outcome.stop_reason = StopReason::Blocked;
+                        outcome.stop_reason = StopReason::Held;
                         return Ok(false);
                     };
                     rxm.begin_segmented(&packet, id);
@@ -94,7 +94,7 @@ impl FrameReader {
                     return Ok(true);
                 }
                 let Some(id) = ctx.begin_partial(envelope) else {
-                    outcome.stop_reason = StopReason::Blocked;
+                    outcome.stop_reason = StopReason::Held;
                     return Ok(false);
                 };
                 rxm.begin_rendezvous_read(RendezvousRead::new(
@@ -153,7 +153,7 @@ impl FrameReader {
             ctx,
         )?;
         if stall.is_some() {
-            (self.stall, outcome.stop_reason) = (stall, StopReason::Blocked);
+            (self.stall, outcome.stop_reason) = (stall, StopReason::Held);
             return Ok(false);
         }
         Ok(self.finish_packet(received, parsed, outcome))

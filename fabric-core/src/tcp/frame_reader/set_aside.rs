@@ -196,7 +196,7 @@ impl FrameReader {
         let proceed = self.read_packet_or_tagged(received, sender, ctx, outcome)?;
         // A stalled atomic operation is not a message: it blocks the connection.
         Ok(proceed
-            || outcome.stop_reason == StopReason::Blocked
+            || outcome.stop_reason == StopReason::Held
                 && self.stall.is_none()
                 && self.set_frame_aside(received, sender, ctx, outcome))
     }
@@ -285,7 +285,7 @@ impl FrameReader {
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
         if len > MAX_SET_ASIDE_FRAME {
-            outcome.stop_reason = StopReason::Blocked;
+            outcome.stop_reason = StopReason::Held;
             return false;
         }
         let Some(bytes) = received.bytes.get(..len) else {
@@ -294,7 +294,7 @@ impl FrameReader {
         };
         let bytes_set_aside = self.set_aside.bytes + len;
         if !self.set_aside.set_bytes(bytes_set_aside, sender, ctx) {
-            outcome.stop_reason = StopReason::Blocked;
+            outcome.stop_reason = StopReason::Held;
             return false;
         }
         outcome.stop_reason = StopReason::NeedsBytes;

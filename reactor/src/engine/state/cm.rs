@@ -8,16 +8,34 @@ use fabric_core::transport::{Connected, EpId};
 use super::domain_state::DomainState;
 
 /// Connection management state of a passive or connected endpoint.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CmState {
-    /// The number of requests that wait at a passive endpoint.
-    pub(crate) pending_requests: usize,
-    /// The outcome of the connection attempt, until it is taken.
-    pub(crate) outcome: Option<Result<Connected>>,
+    pub(crate) role: CmRole,
     waker: Option<Waker>,
 }
 
+/// What connection management of an endpoint is for.
+#[derive(Debug)]
+pub(crate) enum CmRole {
+    /// A passive endpoint, with the number of requests that wait.
+    Passive(usize),
+    /// A connected endpoint, with the outcome of its connection attempt until it is taken.
+    Connected(Option<Result<Connected>>),
+}
+
 impl CmState {
+    pub(crate) fn new(role: CmRole) -> Self {
+        Self { role, waker: None }
+    }
+
+    /// Takes the outcome of the connection attempt, if it is known.
+    pub(crate) fn take_outcome(&mut self) -> Option<Result<Connected>> {
+        match &mut self.role {
+            CmRole::Passive(_) => None,
+            CmRole::Connected(outcome) => outcome.take(),
+        }
+    }
+
     pub(crate) fn take_waker(&mut self) -> Option<Waker> {
         self.waker.take()
     }

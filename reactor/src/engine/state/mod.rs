@@ -3,15 +3,17 @@
 //! | module | subject |
 //! |---|---|
 //! | `domain_state`, `bindings` | the state, and that of endpoints; ids, and objects that endpoints are bound to |
-//! | `engine_context` | the part that a transport sees |
+//! | `engine_context`, `rx_engine` | the part that a transport sees; deliveries of received messages |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
-//! | `queues` | completion queues, event queues and counters |
+//! | `queues`, `reporting` | completion queues, event queues and counters; reporting of operations to them |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
-//! | `pending_work`, `shared_senders` | work that calls leave behind; senders to shared receive contexts |
+//! | `shared_senders`, `arrival_endpoint` | senders to shared receive contexts; counting at their endpoints |
+//! | `pending_work` | work that calls leave behind |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
+mod arrival_endpoint;
 pub(crate) mod av;
 pub(crate) mod bindings;
 pub(crate) mod cm;
@@ -27,6 +29,8 @@ pub(crate) mod ops;
 pub(crate) mod pending_work;
 pub(crate) mod queues;
 mod regions;
+pub(crate) mod reporting;
+mod rx_engine;
 mod shared_senders;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;

@@ -28,12 +28,34 @@ pub(crate) struct TxCredits {
 pub(crate) struct CreditWaiter {
     pub(crate) op: OpKey,
     pub(crate) peer: FiAddr,
-    /// Whether the waiter is an operation with a message; a permit is not.
-    pub(crate) is_message: bool,
-    /// Whether the operation must not overlap with earlier operations to its peer (`FI_FENCE`).
-    pub(crate) is_fenced: bool,
-    /// Whether the operation has a credit already, and waits for the fence only.
-    pub(crate) has_credit: bool,
+    pub(crate) awaits: AwaitedGrant,
+}
+
+/// What a [`CreditWaiter`] waits for. A fenced operation (`FI_FENCE`) must not overlap with earlier
+/// operations to its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AwaitedGrant {
+    /// A permit waits for a credit.
+    Permit,
+    /// An operation waits for a credit.
+    Credit,
+    /// A fenced operation waits for a credit, and for the end of earlier operations.
+    CreditAndFence,
+    /// A fenced operation that has its credit waits for the end of earlier operations.
+    Fence,
+}
+
+impl CreditWaiter {
+    fn is_fenced(&self) -> bool {
+        matches!(
+            self.awaits,
+            AwaitedGrant::CreditAndFence | AwaitedGrant::Fence
+        )
+    }
+
+    fn has_credit(&self) -> bool {
+        self.awaits == AwaitedGrant::Fence
+    }
 }
 
 impl TxCredits {
@@ -57,7 +79,7 @@ impl TxCredits {
     pub(crate) fn has_queued_message_for(&self, peer: FiAddr) -> bool {
         self.waiters
             .iter()
-            .any(|waiter| waiter.is_message && waiter.peer == peer)
+            .any(|waiter| waiter.awaits != AwaitedGrant::Permit && waiter.peer == peer)
     }
 
     /// Takes a credit, unless none is free, the peer has its share, or another operation for the
@@ -100,14 +122,14 @@ impl TxCredits {
     /// Queues an operation or a permit for a credit. A fenced operation also waits until all
     /// earlier ones to its peer have ended.
     pub(crate) fn enqueue(&mut self, waiter: CreditWaiter) {
-        self.fences += usize::from(waiter.is_fenced);
+        self.fences += usize::from(waiter.is_fenced());
         self.waiters.push_back(waiter);
     }
 
     /// Removes a waiter from the queue.
     pub(crate) fn remove(&mut self, op: OpKey) {
         self.waiters.retain(|waiter| waiter.op != op);
-        let fenced = self.waiters.iter().filter(|waiter| waiter.is_fenced);
+        let fenced = self.waiters.iter().filter(|waiter| waiter.is_fenced());
         self.fences = fenced.count();
     }
 
@@ -123,8 +145,8 @@ impl TxCredits {
         let index =
             (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_in_transport))?;
         let next = self.waiters.remove(index)?;
-        self.fences -= usize::from(next.is_fenced);
-        if !next.has_credit {
+        self.fences -= usize::from(next.is_fenced());
+        if !next.has_credit() {
             self.reacquire(next.peer);
         }
         Some(next.op)
@@ -137,8 +159,8 @@ impl TxCredits {
         if self.fences > 0 && earlier.any(|earlier| earlier.peer == peer) {
             return false;
         }
-        let has_credit = waiter.has_credit || self.has_free_credit_for(peer);
-        has_credit && !(waiter.is_fenced && has_in_transport(peer))
+        let has_credit = waiter.has_credit() || self.has_free_credit_for(peer);
+        has_credit && !(waiter.is_fenced() && has_in_transport(peer))
     }
 
     /// Removes and returns all waiters, when the endpoint closes.
@@ -173,9 +195,7 @@ mod tests {
         let waiter = |index, peer| CreditWaiter {
             op: op(index),
             peer,
-            is_message: true,
-            is_fenced: false,
-            has_credit: false,
+            awaits: AwaitedGrant::Credit,
         };
         let mut credits = TxCredits::new(8);
         assert!(credits.try_acquire(slow) && credits.try_acquire(slow));
@@ -212,22 +232,20 @@ mod tests {
             index,
             generation: 0,
         };
-        let waiter = |index, peer, is_fenced, has_credit| CreditWaiter {
+        let waiter = |index, peer, awaits| CreditWaiter {
             op: op(index),
             peer,
-            is_message: true,
-            is_fenced,
-            has_credit,
+            awaits,
         };
         let mut credits = TxCredits::new(8);
         assert!(credits.try_acquire(peer) && credits.try_acquire(peer));
-        credits.enqueue(waiter(1, peer, true, true));
+        credits.enqueue(waiter(1, peer, AwaitedGrant::Fence));
         assert!(
             !credits.try_acquire(peer),
             "a new operation must not overtake the fence"
         );
-        credits.enqueue(waiter(2, peer, false, false));
-        credits.enqueue(waiter(3, other, true, false));
+        credits.enqueue(waiter(2, peer, AwaitedGrant::Credit));
+        credits.enqueue(waiter(3, other, AwaitedGrant::CreditAndFence));
         let busy = |busy: bool| move |address| busy && address == peer;
         assert_eq!(
             credits.next_ready(busy(true)),
@@ -247,7 +265,7 @@ mod tests {
             Some(op(2)),
             "an operation behind the fence is not fenced itself"
         );
-        credits.enqueue(waiter(4, peer, true, false));
+        credits.enqueue(waiter(4, peer, AwaitedGrant::CreditAndFence));
         credits.remove(op(4));
         assert!(credits.has_no_waiters() && credits.next_ready(busy(false)).is_none());
     }

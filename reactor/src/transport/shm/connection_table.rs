@@ -122,10 +122,7 @@ impl FastPath for ConnectionTable {
         };
         let tx = &mut *tx;
         // The peer may turn out to be closed after the access, when it is notified.
-        if tx.needs_notification(tx_op) {
-            return FastPathResult::WouldBlock;
-        }
-        let pushed = tx.try_send(tx_op, payload);
+        let pushed = tx.try_send(tx_op, payload, false);
         tx.fast_path_result(pushed, tx_op.kind, len)
     }
 
@@ -138,7 +135,7 @@ impl FastPath for ConnectionTable {
             return FastPathResult::WouldBlock;
         };
         let tx = &mut *tx;
-        let pushed = tx.push_plain(bytes, false);
+        let pushed = tx.push_short(bytes, false);
         tx.fast_path_result(Ok(pushed), OpKind::Send, bytes.len())
     }
 
@@ -150,10 +147,7 @@ impl FastPath for ConnectionTable {
             return FastPathResult::WouldBlock;
         };
         let tx = &mut *tx;
-        if tx.needs_notification(tx_op) {
-            return FastPathResult::WouldBlock;
-        }
-        let executed = tx.try_atomic(tx_op, operands, result);
+        let executed = tx.try_atomic(tx_op, operands, result, false);
         let len = tx_op.remote.map_or(0, |remote| remote.len);
         tx.fast_path_result(executed, tx_op.kind, len)
     }

@@ -6,8 +6,8 @@
 //! after the owner has revoked a key finds the mapping invalid and requests the key again, because
 //! the owner may have assigned the key to another region.
 //!
-//! `map_region` of the public API is an access of length 0: it maps the region and returns its
-//! memory as a `DirectRegion`. From then on `RemoteMapping` checks and copies without the engine.
+//! `window` of the public API makes an access of length 0, which maps the region, and gets the
+//! memory as a `DirectRegion`. From then on `RemoteWindow` checks and copies without the engine.
 //!
 //! Decision: the initiator executes one-sided operations. They need no thread of the target and no
 //! request, and all atomic operations exclude each other, being instructions on the same memory.

@@ -220,7 +220,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
 
     /// Idle endpoints are polled in turn: a thread that spins polls their sockets only now and
     /// then.
-    fn polls_idle_endpoints(&self) -> bool {
+    fn polls_inactive_endpoints(&self) -> bool {
         true
     }
 

@@ -190,17 +190,6 @@ impl TxConnection {
         }
     }
 
-    /// Returns whether the peer must be notified of this access; false if the region is not mapped.
-    pub(crate) fn needs_notification(&mut self, tx_op: &TxOp) -> bool {
-        match (self.state.established_mut(), &tx_op.remote) {
-            (Some(channel), Some(remote)) => channel
-                .mapped_regions
-                .get(remote.key)
-                .is_some_and(|region| region.needs_notification(tx_op)),
-            _ => false,
-        }
-    }
-
     /// Counts a fast-path operation of `len` bytes that was executed inline, which it was if
     /// `pushed` is `Pushed`, and returns the result. An operation that has failed, or whose peer
     /// has closed, is tried again under the domain's lock, and the error is reported there.
@@ -228,12 +217,18 @@ impl TxConnection {
     }
 
     /// Sends a message or writes the peer's memory now, if no operation is queued and the ring has
-    /// room. On `WouldBlock` the caller queues the operation.
+    /// room. On `WouldBlock` the caller queues the operation. A write of which the peer must be
+    /// notified is executed only if `may_notify`.
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
     #[inline]
-    pub(crate) fn try_send(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> Result<PushOutcome> {
+    pub(crate) fn try_send(
+        &mut self,
+        tx_op: &TxOp,
+        payload: Payload<'_>,
+        may_notify: bool,
+    ) -> Result<PushOutcome> {
         let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
@@ -255,18 +250,20 @@ impl TxConnection {
                 Ok(loaned.unwrap_or_else(|| channel.push_message(tx_op, payload)))
             }
             OpKind::Write if tx_op.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
-            OpKind::Write => channel.try_access(tx_op, payload.len(), |region, at, _| {
-                region.write(at, payload)
-            }),
+            OpKind::Write => {
+                channel.try_access(tx_op, payload.len(), may_notify, |region, at, _| {
+                    region.write(at, payload)
+                })
+            }
             _ => Ok(PushOutcome::WouldBlock),
         }
     }
 
     /// Sends a short message without tag, data or ack now; `more` if the operation has `FI_MORE`.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
+    pub(crate) fn push_short(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         match self.ready_channel() {
-            Some(channel) => channel.push_plain(bytes, more),
+            Some(channel) => channel.push_short(bytes, more),
             None => PushOutcome::WouldBlock,
         }
     }
@@ -288,13 +285,13 @@ impl TxConnection {
             return Ok(PushOutcome::WouldBlock);
         };
         let len = tx_op.remote.map_or(0, |remote| remote.len);
-        channel.try_access(tx_op, len, |region, at, remote| {
+        channel.try_access(tx_op, len, true, |region, at, remote| {
             region.read(at, remote.len, into)
         })
     }
 
-    /// Executes an atomic operation now, if no operation is queued and the region is mapped. On
-    /// `WouldBlock` the caller queues the operation.
+    /// Executes an atomic operation now, as [`try_send`](Self::try_send) a write, if the region is
+    /// mapped.
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
@@ -303,12 +300,13 @@ impl TxConnection {
         tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
+        may_notify: bool,
     ) -> Result<PushOutcome> {
         let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
         let len = tx_op.remote.map_or(0, |remote| remote.len);
-        channel.try_access(tx_op, len, |region, at, remote| {
+        channel.try_access(tx_op, len, may_notify, |region, at, remote| {
             region.execute(at, remote, operands, result)
         })
     }

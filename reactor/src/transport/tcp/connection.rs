@@ -4,11 +4,12 @@
 //! |---|---|
 //! | `connection` | the connection, its interest in the domain's epoll set, the end |
 //! | `rx_state`, `tx_state` | state of the receive side, and of the send side |
-//! | `unwritten` | operations whose bytes the kernel does not have |
+//! | `limits` | limits of what is sent in a pass, in a call, and without a queue |
+//! | `queued`, `unwritten` | queued operations; operations whose bytes the kernel does not have |
 //! | `sending`, `receiving` | bytes out, bytes in |
 //! | `onesided` | frames of one-sided operations, of either side |
 //! | `rxm` | rendezvous and atomics of RXM |
-//! | `uring_io` | receives and sends of this connection in io_uring |
+//! | `uring_io`, `uring_send` | receives and sends of this connection in io_uring |
 //! | `zero_copy` | messages that the kernel sends from their buffer |
 //!
 //! The socket of a connection that holds a message over the budget is not watched, so it does not

@@ -123,7 +123,7 @@ impl Senders {
             let sender = self.entries.remove(index);
             self.by_socket_addr.remove(&sender.socket_addr);
             if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
-                ctx.sender_disconnected(sender.peer_key, address);
+                ctx.remove_sender(sender.peer_key, address);
             }
             return ctx.peer_disconnected(sender.addr_at_first_datagram);
         }

@@ -32,9 +32,9 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             && bytes.len() < ALIGN_PAYLOAD_FROM
             && tx_op.is_plain()
         {
-            return self.try_inline(ctx, tx_op, |tx| Ok(tx.push_plain(bytes, tx_op.more)));
+            return self.try_inline(ctx, tx_op, |tx| Ok(tx.push_short(bytes, tx_op.more)));
         }
-        self.try_inline(ctx, tx_op, |tx| tx.try_send(tx_op, payload))
+        self.try_inline(ctx, tx_op, |tx| tx.try_send(tx_op, payload, true))
     }
 
     fn try_send_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
@@ -44,7 +44,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         let mut sent = 0;
         for message in messages {
             if message.len() >= ALIGN_PAYLOAD_FROM
-                || tx.push_plain(message, true) != PushOutcome::Pushed
+                || tx.push_short(message, true) != PushOutcome::Pushed
             {
                 break;
             }
@@ -67,7 +67,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
                 ..TxOp::one_sided(OpKind::Write, peer, *remote)
             };
             // An error is found again when the write is posted by itself.
-            tx.try_send(&tx_op, Payload::Contiguous(bytes)) == Ok(PushOutcome::Pushed)
+            tx.try_send(&tx_op, Payload::Contiguous(bytes), true) == Ok(PushOutcome::Pushed)
         });
         let executed = executed.count();
         drop(tx);
@@ -115,7 +115,9 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.try_inline(ctx, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
+        self.try_inline(ctx, tx_op, |tx| {
+            tx.try_atomic(tx_op, operands, result, true)
+        })
     }
 
     fn direct_region(

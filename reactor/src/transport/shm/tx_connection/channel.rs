@@ -171,7 +171,7 @@ impl TxChannel {
     /// Sends a message without tag, data or ack, of fewer than [`ALIGN_PAYLOAD_FROM`] bytes; `more`
     /// if the operation has `FI_MORE`.
     #[inline(always)] // fast path of small messages
-    pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
+    pub(super) fn push_short(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         let len = HEADER_LEN + bytes.len();
         let pushed = self.ring.push(
             MESSAGE,
@@ -211,7 +211,7 @@ impl TxChannel {
                     && tx_op.tag.is_none()
                     && tx_op.data.is_none() =>
             {
-                self.push_plain(bytes, tx_op.more)
+                self.push_short(bytes, tx_op.more)
             }
             _ if payload.len() > FRAGMENT_LEN => PushOutcome::WouldBlock,
             _ => self.push_payload(MESSAGE, tx_op, 0, payload),

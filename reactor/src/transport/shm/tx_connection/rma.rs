@@ -35,7 +35,8 @@ impl TxChannel {
     /// Executes an access of `len` bytes now, without a queued operation: `access` gets the region,
     /// the offset in the region, and the remote range. Returns `WouldBlock`, so that the caller
     /// queues the operation, if the region is not mapped, the access is longer than
-    /// [`MAX_ACCESS_LEN`], or the ring has no room for the notification.
+    /// [`MAX_ACCESS_LEN`], or the peer must be notified and the ring has no room for the
+    /// notification or `may_notify` is false.
     ///
     /// # Errors
     /// Errors of the access check.
@@ -44,6 +45,7 @@ impl TxChannel {
         &mut self,
         tx_op: &TxOp,
         len: usize,
+        may_notify: bool,
         access: impl FnOnce(&MappedRegion, usize, &RmaIov),
     ) -> Result<PushOutcome> {
         let Some(remote) = &tx_op.remote else {
@@ -57,7 +59,7 @@ impl TxChannel {
         };
         let region_offset = region.check_access(tx_op.kind, remote, len)?;
         let needs_notification = region.needs_notification(tx_op);
-        if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
+        if needs_notification && !(may_notify && self.ring.fits(MAX_NOTIFICATION_LEN)) {
             return Ok(PushOutcome::WouldBlock);
         }
         access(region, region_offset, remote);

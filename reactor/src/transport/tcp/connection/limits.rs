@@ -5,6 +5,8 @@
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
 // io_uring keeps pointers into longer payloads, and the bytes of an `InlineBuf` may move.
 const _: () = assert!(MAX_BUFFERED_MESSAGE >= fabric_core::buf::InlineBuf::CAPACITY);
+// To peers that use RXM, a message without a queue is sent as an eager packet.
+const _: () = assert!(MAX_BUFFERED_MESSAGE <= fabric_core::tcp::rxm::EAGER_LIMIT);
 /// Maximum bytes of batched messages: a message that would exceed them causes a write at once.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
 /// Maximum bytes that one pass sends to one peer.

@@ -104,7 +104,7 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
     ) {
-        self.reader.pending.fail_ops_keep_slots(ctx, error);
+        self.reader.pending.fail_ops_keep_requests(ctx, error);
     }
 
     /// Returns whether there is work without new input: responses to be sent, or bytes to be

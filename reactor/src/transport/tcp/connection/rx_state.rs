@@ -40,7 +40,7 @@ impl From<StopReason> for RxPhase {
             StopReason::NeedsBytes => Self::Reading,
             StopReason::ResponsesFull => Self::Unparsed,
             StopReason::Deferred => Self::Deferred,
-            StopReason::Blocked => Self::Held,
+            StopReason::Held => Self::Held,
         }
     }
 }

@@ -27,7 +27,6 @@ use fabric_core::tcp::rxm::{AtomicHeader, EAGER_LIMIT};
 use fabric_core::tcp::{Frame, RmaIovList, WireRmaIov};
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 
-use super::limits::WRITE_BUFFER_LIMIT;
 use super::onesided::fail_first;
 use super::{QueuedTxOp, TcpConnection, TxPhase};
 
@@ -108,9 +107,7 @@ impl TcpConnection {
         let payload = ctx.payload(op);
         let len = payload.len();
         let eager_len = if len > EAGER_LIMIT { 0 } else { len };
-        if self.writer.is_open()
-            || self.writer.pending().len() + eager_len > WRITE_BUFFER_LIMIT && !self.write_pending()
-        {
+        if self.writer.is_open() || !self.reserve_write_buffer(eager_len) {
             return None;
         }
         if len > EAGER_LIMIT {
@@ -150,9 +147,7 @@ impl TcpConnection {
             ctx.payload(op)
         };
         let len = payload.len();
-        if self.writer.is_open()
-            || self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.write_pending()
-        {
+        if self.writer.is_open() || !self.reserve_write_buffer(len) {
             return None;
         }
         let request_id = self

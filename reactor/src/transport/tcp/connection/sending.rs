@@ -12,11 +12,11 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::tcp::{Frame, RmaIovList};
 use fabric_core::transport::{EndpointContext, EngineContext, OpKey, TrySend, TxOp};
+use fabric_core::{Error, Result};
 
 use super::super::socket::WriteResult;
 use super::limits::{
@@ -26,42 +26,48 @@ use super::onesided::{CompletionTrigger, build_frame, fail_first};
 use super::{QueuedTxOp, TcpConnection, TxPhase};
 
 impl TcpConnection {
-    /// Tries to send a short message inline; it has to wait also if the peer does not
-    /// [support](TcpConnection::check_supported) its tag.
+    /// Tries to send a short message inline.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if the message has a tag and the peer does not support tags.
     pub(crate) fn try_send(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_op: &TxOp,
         payload: Payload<'_>,
-    ) -> TrySend {
+    ) -> Result<TrySend> {
+        let (tag, len) = (self.peer_caps.tag(tx_op.tag)?, payload.len());
         if self.tx.phase() != TxPhase::Open
             || self.writer.is_open()
-            || payload.len() > MAX_BUFFERED_MESSAGE
+            || len > MAX_BUFFERED_MESSAGE
+            || self.has_full_write_buffer(len)
+                && (self.tx.is_blocked() || !self.write_and_complete(ctx))
+            || !self.writer.push_message(tag, tx_op.data, payload)
         {
-            return TrySend::WouldBlock;
-        }
-        if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
-            && (self.tx.is_blocked() || !self.write_and_complete(ctx))
-        {
-            return TrySend::WouldBlock;
-        }
-        let Ok(tag) = self.peer_caps.tag(tx_op.tag) else {
-            return TrySend::WouldBlock;
-        };
-        if !self.writer.push_message(tag, tx_op.data, payload) {
-            return TrySend::WouldBlock;
+            return Ok(TrySend::WouldBlock);
         }
         if !self.tx.is_batching() && !tx_op.more {
             self.tx.set_batching(true);
             if self.write_and_complete(ctx) {
-                return TrySend::Done;
+                return Ok(TrySend::Done);
             }
         }
         if self.write_closed() {
-            return TrySend::WouldBlock;
+            return Ok(TrySend::WouldBlock);
         }
         ctx.request_rearm();
-        TrySend::Batched
+        Ok(TrySend::Batched)
+    }
+
+    /// Returns whether `len` more bytes would exceed the limit of the write buffer.
+    fn has_full_write_buffer(&self, len: usize) -> bool {
+        self.writer.pending().len() + len > WRITE_BUFFER_LIMIT
+    }
+
+    /// Makes room for `len` bytes in the write buffer, by writing the pending bytes if the limit
+    /// requires it. Returns false if there is no room.
+    pub(super) fn reserve_write_buffer(&mut self, len: usize) -> bool {
+        !self.has_full_write_buffer(len) || self.write_pending()
     }
 
     /// Sets the operation of the message that was batched last.
@@ -227,7 +233,7 @@ impl TcpConnection {
             _ if tx_op.kind == OpKind::Connect => (0, self.writer.total_written()),
             // A short operation is copied into the frame writer.
             Some((frame, iovs)) if len <= MAX_BUFFERED_MESSAGE => {
-                if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.write_pending() {
+                if !self.reserve_write_buffer(len) {
                     return None;
                 }
                 if !self.writer.push_frame(&frame, &iovs, payload) {

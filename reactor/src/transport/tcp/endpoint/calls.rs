@@ -37,8 +37,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         let Some(connection) = self.established_mut(connection_index) else {
             return Ok(TrySend::WouldBlock);
         };
-        connection.check_supported(tx_op)?;
-        let result = connection.try_send(ctx, tx_op, payload);
+        let result = connection.try_send(ctx, tx_op, payload)?;
         // The next pass writes the batched messages, and ends the batching.
         if connection.is_batching() || connection.can_write_pending() || connection.write_closed() {
             self.mark_active(connection_index);

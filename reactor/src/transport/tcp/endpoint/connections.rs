@@ -90,7 +90,7 @@ impl TcpEndpoint {
         connection.fail_unwritten(ctx, &error);
         connection.process_deferred(ctx);
         connection.fail_all(ctx, &error);
-        ctx.sender_disconnected(connection.peer_key, name.clone());
+        ctx.remove_sender(connection.peer_key, name.clone());
         // The program gets an event.
         let source = connection.source.or_else(|| ctx.fi_addr_of(&name));
         let is_msg = matches!(self.kind, EndpointKind::Msg(_));

@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod` | the endpoint, its passes and its end |
+//! | `mod` | the endpoint and its lists of connections |
 //! | `calls` | the calls of the engine: sends, passes, changes of addresses |
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |

@@ -1,4 +1,4 @@
-//! Transmit operations of an endpoint: inline sends, queues of peers, canceling and failing.
+//! Transmit queues of an endpoint's peers: progress, and failing of queued operations.
 
 use std::net::SocketAddr;
 

@@ -1,0 +1,251 @@
+//! Reporting of operations that have ended: to futures, completion queues, multi-receives, counters
+//! and statistics.
+
+use std::task::Waker;
+
+use fabric_core::buf::{AnyBuf, Loan};
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::event::EventKind;
+use fabric_core::transport::{EngineContext, EpId, OpKey};
+use fabric_core::tree::Class;
+use fabric_core::{Error, FiAddr, Resource, Result};
+
+use super::bindings::{CounterId, CqId};
+use super::domain_state::DomainState;
+use super::id_map::IdMap;
+use super::ops::CompletionTarget;
+use super::queues::CqState;
+
+/// Reserves an entry of a completion queue.
+#[inline]
+pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Result<()> {
+    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
+    let queue = cqs
+        .get_mut(id.0)
+        .ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
+    if queue.reserve() {
+        Ok(())
+    } else {
+        let capacity = queue.capacity();
+        Err(Error::WouldBlock(Resource::CompletionEntry { capacity }))
+    }
+}
+
+impl DomainState {
+    /// Returns the completion queue to which operations of this kind report.
+    #[inline]
+    pub(crate) fn cq_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
+        let bindings = &self.endpoints.get(ep.0)?.bindings;
+        if kind.is_rx() {
+            bindings.rx_cq
+        } else {
+            bindings.tx_cq
+        }
+    }
+
+    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CqState> {
+        self.cqs.get_mut(id.0)
+    }
+
+    /// Reserves the entry that an operation will report to, and returns the queue.
+    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<Option<CqId>> {
+        let queue = self.cq_of(ep, kind);
+        reserve_cq_entry(&mut self.cqs, queue)?;
+        Ok(queue)
+    }
+
+    /// Releases a reserved entry that is not needed.
+    pub(crate) fn unreserve_entry(&mut self, queue: Option<CqId>) {
+        if let Some(id) = queue
+            && let Some(queue) = self.cq(id)
+        {
+            queue.unreserve(1);
+            self.on_cq_space(id);
+        }
+    }
+
+    /// Reports an operation that has ended to its target. `queue` is the completion queue of its
+    /// kind at its endpoint.
+    pub(crate) fn report_op(&mut self, key: OpKey, outcome: Outcome, queue: Option<CqId>) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let (ep, kind, ok) = (op.ep, op.kind, outcome.error.is_none());
+        match op.target {
+            CompletionTarget::Future => {
+                op.outcome = outcome;
+                self.complete_future(key);
+            }
+            CompletionTarget::CqOnError(_) if ok => {
+                self.on_message_consumed(outcome.transfer.source);
+                self.discard_op(key);
+                self.unreserve_entry(queue);
+            }
+            CompletionTarget::Cq(context) | CompletionTarget::CqOnError(context) => {
+                let mut buf = std::mem::take(&mut op.buf);
+                self.ops.free(key);
+                if ok {
+                    buf = self.completion_buffer(kind, buf);
+                }
+                self.report_to_cq(queue, kind, context, outcome, buf);
+            }
+            CompletionTarget::MultiRecv(id) => self.on_multi_recv_message(id, key, outcome),
+            CompletionTarget::Discard => {
+                let peer = op.tx_op.map(|tx_op| tx_op.peer);
+                self.discard_op(key);
+                self.report_failure(ep, peer, outcome.error);
+            }
+        }
+    }
+
+    /// Reports the failure of an operation without a future as an event, unless it was canceled.
+    pub(crate) fn report_failure(
+        &mut self,
+        ep: EpId,
+        peer: Option<FiAddr>,
+        error: Option<Box<Error>>,
+    ) {
+        if let Some(error) = error.filter(|error| **error != Error::Canceled) {
+            let error = *error;
+            self.event(ep, EventKind::OperationFailed { peer, error });
+        }
+    }
+
+    /// Reports an operation to `queue`, the completion queue of its kind at its endpoint. If the
+    /// queue is closed, the buffer is dropped.
+    #[inline(always)] // on the small-message path, and an entry is large
+    pub(crate) fn report_to_cq(
+        &mut self,
+        queue: Option<CqId>,
+        kind: OpKind,
+        context: u64,
+        outcome: Outcome,
+        buf: AnyBuf,
+    ) {
+        self.on_message_consumed(outcome.transfer.source);
+        let Some(queue) = queue.and_then(|id| self.cq(id)) else {
+            return self.deferred.drop_buffer(buf);
+        };
+        let waiter = queue.push(context, kind, outcome, buf);
+        self.deferred.wake_waiter(waiter);
+    }
+
+    /// Counts an operation that has ended. The message of a receive is counted by
+    /// [`DomainState::count_received`].
+    #[inline]
+    pub(crate) fn count_op(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
+        let Some(ep) = self.endpoints.get_mut(ep.0) else {
+            return;
+        };
+        if ok {
+            if kind != OpKind::Recv {
+                ep.stats.record(kind, len);
+            }
+        } else {
+            ep.stats.failed += 1;
+        }
+        if let Some(counter) = ep.bindings.counters.for_op(kind) {
+            self.add_to_counter(counter, ok);
+        }
+    }
+
+    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
+    /// before it has taken them.
+    pub(crate) fn message_may_be_abandoned(&self, target: CompletionTarget) -> bool {
+        match target {
+            CompletionTarget::Future => true,
+            CompletionTarget::MultiRecv(id) => self.is_stream(id),
+            CompletionTarget::Cq(_)
+            | CompletionTarget::CqOnError(_)
+            | CompletionTarget::Discard => false,
+        }
+    }
+
+    /// Counts a message as received.
+    ///
+    /// Each message is counted once: when it is reported to a queue, or when its future or stream
+    /// takes it. A future or stream that is dropped first does not count its message: the message
+    /// goes to another receive.
+    #[inline]
+    pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
+        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            ep.stats.received.record(transfer.len);
+        }
+        if !self.shared_senders.is_empty() {
+            self.count_message_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
+        }
+    }
+
+    pub(crate) fn add_to_counter(&mut self, counter: CounterId, ok: bool) {
+        self.add_many_to_counter(counter, u64::from(ok), u64::from(!ok));
+    }
+
+    /// Adds to the value and the error count of a counter.
+    pub(crate) fn add_many_to_counter(&mut self, id: CounterId, success: u64, errors: u64) {
+        if let Some(counter) = self.counters.get_mut(id.0) {
+            counter.add(success, errors, &mut self.deferred);
+        }
+    }
+
+    /// Moves up to `max` completions out of a queue; `None` when the queue is closed.
+    pub(crate) fn take_completions(
+        &mut self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Option<usize> {
+        let count = self.cq(cq)?.drain_into(out, max);
+        if count > 0 {
+            self.on_cq_space(cq);
+        }
+        Some(count)
+    }
+
+    /// Gives the free entries of a completion queue to multi-receives that wait for one, and
+    /// resumes the progress of messages that were held back because a queue was full.
+    pub(crate) fn on_cq_space(&mut self, cq: CqId) {
+        if !self.multi_recvs.is_empty() {
+            self.reserve_multi_recv_entries(cq);
+        }
+        self.pending_work.on_cq_space();
+    }
+
+    pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
+        let Some(queue) = self.cq(cq) else { return };
+        let previous = queue.waker.replace(waker.clone());
+        self.deferred.add_waiter(previous);
+    }
+
+    /// Registers a waker that is called when the counter's value reaches the threshold or its error
+    /// count differs from `errors_seen`. `waiter` is `None` at the first call; then it holds the
+    /// registration, which later calls update.
+    pub(crate) fn register_counter_waiter(
+        &mut self,
+        id: CounterId,
+        waiter: &mut Option<u64>,
+        (threshold, errors_seen): (u64, u64),
+        waker: &Waker,
+    ) {
+        if let Some(counter) = self.counters.get_mut(id.0) {
+            let deferred = &mut self.deferred;
+            counter.register_waiter(waiter, (threshold, errors_seen), waker, deferred);
+        }
+    }
+
+    /// Returns the buffer for the completion of a successful operation: an empty loan for a loan
+    /// that was sent, since its memory belongs to the peer now.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn completion_buffer(&mut self, kind: OpKind, buf: AnyBuf) -> AnyBuf {
+        if kind == OpKind::Send && matches!(buf, AnyBuf::Loan(_)) {
+            self.discard_loan(buf)
+        } else {
+            buf
+        }
+    }
+
+    #[cold]
+    fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
+        self.deferred.drop_buffer(loan);
+        AnyBuf::Loan(Loan::empty())
+    }
+}

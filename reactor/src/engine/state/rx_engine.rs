@@ -1,0 +1,414 @@
+//! Deliveries of received messages: the implementation of [`RxEngine`].
+
+use fabric_core::buf::{AnyBuf, CopySource, PooledBuf};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::event::EventKind;
+use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::rx::Discarded;
+use fabric_core::stats::OpStats;
+use fabric_core::transport::{
+    EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainSink, RxEngine,
+};
+use fabric_core::{Address, FiAddr, Result};
+
+use super::deferred::Deferred;
+use super::domain_state::{DomainState, EndpointState, max_msg_size};
+use super::id_map::IdMap;
+use super::ops::{CompletionTarget, OpPhase, OpTable};
+use super::pending_work::FollowUp;
+use super::queues::{CounterState, CqState};
+
+impl RxEngine for DomainState {
+    type PlainSink<'a> = PlainDeliveries<'a>;
+
+    #[inline(always)] // on the small-message path
+    fn plain_sink(&mut self, queue: EpId) -> Option<PlainDeliveries<'_>> {
+        if self.avs.departing_count() > 0 {
+            return None;
+        }
+        let ep = self.endpoints.get_mut(queue.0)?;
+        Some(PlainDeliveries {
+            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
+            ep,
+            ops: &mut self.ops,
+            counters: &mut self.counters,
+            deferred: &mut self.deferred,
+            completed: 0,
+            reported: OpStats::default(),
+        })
+    }
+
+    fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
+        let Some(op) = self.ops.get_mut(op) else {
+            return Ok(0);
+        };
+        let limit = max_msg_size(&self.endpoints, op.ep);
+        op.buf.begin_fill(len.min(limit))?;
+        Ok(op.buf.recv_capacity().min(limit))
+    }
+
+    fn write_at(
+        &mut self,
+        op: OpKey,
+        at: usize,
+        bytes: &dyn CopySource,
+        from: usize,
+        count: usize,
+    ) {
+        if let Some(op) = self.ops.get_mut(op) {
+            op.buf.write_at(at, bytes, from, count);
+        }
+    }
+
+    #[inline(always)] // on the small-message path
+    fn deliver(&mut self, key: OpKey, envelope: &Envelope, bytes: &impl CopySource) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let Some(ep) = self
+            .endpoints
+            .get_mut(op.ep.0)
+            .filter(|ep| envelope.len <= ep.bindings.max_msg_size)
+        else {
+            return self.fill_and_complete(key, envelope, bytes);
+        };
+        let placed = match op.buf.receive(bytes) {
+            Ok(placed) => placed,
+            Err(error) => {
+                let outcome = Outcome::partial(Transfer::received(envelope, 0), error);
+                return self.complete(key, outcome);
+            }
+        };
+        let target = op.target;
+        if !matches!(target, CompletionTarget::Future | CompletionTarget::Cq(_))
+            || placed < envelope.len
+        {
+            return self.complete(key, Outcome::received(envelope, placed));
+        }
+        // The fast case: the most frequent kinds of receive.
+        ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
+        let (counter, queue) = (ep.bindings.counters.recv, ep.bindings.rx_cq);
+        if let CompletionTarget::Cq(context) = target {
+            ep.stats.received.record(placed);
+            let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
+            self.ops.free(key);
+            if !self.shared_senders.is_empty() {
+                self.count_message_at_arrival_endpoint(ep, envelope.peer, placed);
+                self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
+            }
+            let outcome = Outcome::ok(Transfer::received(envelope, placed));
+            self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
+        } else {
+            op.outcome.transfer = Transfer::received(envelope, placed);
+            op.phase = OpPhase::Done;
+            let (ep, waiter) = (op.ep, op.waker.take());
+            self.deferred.wake_waiter(waiter);
+            if !self.shared_senders.is_empty() {
+                self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
+            }
+        }
+        if let Some(counter) = counter {
+            self.add_to_counter(counter, true);
+        }
+    }
+
+    fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
+        let op = self.ops.get(op);
+        op.is_some_and(|op| {
+            let limit = max_msg_size(&self.endpoints, op.ep);
+            matches!(&op.buf, AnyBuf::Loaned(loaned) if loaned.accepts_loan() && len <= limit)
+        })
+    }
+
+    fn split_multi_recv(&mut self, op: OpKey, envelope: &Envelope) -> MultiRecvSplit {
+        self.split_for_message(op, envelope)
+    }
+
+    fn has_cq_room(&mut self, op: OpKey) -> bool {
+        self.has_room_for_message(op)
+    }
+
+    fn give_buffered(&mut self, op: OpKey, mut bytes: PooledBuf) -> usize {
+        let Some(op) = self.ops.get_mut(op) else {
+            return 0;
+        };
+        let limit = max_msg_size(&self.endpoints, op.ep);
+        bytes.truncate(limit);
+        let len = bytes.len();
+        match &mut op.buf {
+            AnyBuf::Pooled(pooled) => *pooled = bytes,
+            AnyBuf::Loaned(loaned) => *loaned.pooled_mut() = bytes,
+            buf => {
+                let placed = buf.recv_capacity().min(len);
+                buf.write_at(0, &&bytes[..], 0, placed);
+                return placed;
+            }
+        }
+        len
+    }
+
+    fn adopt_partial(
+        &mut self,
+        op: OpKey,
+        mut bytes: PooledBuf,
+        len: usize,
+    ) -> Result<(usize, usize)> {
+        let limit = self
+            .ops
+            .get(op)
+            .map_or(0, |op| max_msg_size(&self.endpoints, op.ep));
+        let pooled = match self.ops.get_mut(op).map(|op| &mut op.buf) {
+            Some(AnyBuf::Pooled(pooled)) if bytes.has_room(len.min(limit)) => pooled,
+            Some(AnyBuf::Loaned(loaned)) if bytes.has_room(len.min(limit)) => loaned.pooled_mut(),
+            _ => {
+                let room = self.begin_fill(op, len)?;
+                let placed = bytes.len().min(room);
+                self.write_at(op, 0, &&bytes[..], 0, placed);
+                return Ok((room, placed));
+            }
+        };
+        bytes.truncate(limit);
+        let placed = bytes.len();
+        *pooled = bytes;
+        Ok((limit, placed))
+    }
+
+    fn take_received(&mut self, key: OpKey, filled: usize) -> PooledBuf {
+        let Some(op) = self.ops.get_mut(key) else {
+            return PooledBuf::empty(&self.pool);
+        };
+        op.buf.finish(filled);
+        match std::mem::take(&mut op.buf) {
+            AnyBuf::Pooled(buf) => buf,
+            AnyBuf::Vec(buf) => PooledBuf::from_vec(&self.pool, buf),
+            AnyBuf::Loaned(mut loaned) if !loaned.is_in_place() => {
+                std::mem::replace(loaned.pooled_mut(), PooledBuf::empty(&self.pool))
+            }
+            other => {
+                let mut copy = self.pool.take(filled);
+                other
+                    .payload()
+                    .slice(0, filled)
+                    .for_each(|_, piece| copy.extend_from_slice(piece));
+                self.deferred.drop_buffer(other);
+                copy
+            }
+        }
+    }
+
+    fn repost(&mut self, op: OpKey) {
+        let Some(op) = self.ops.get_mut(op) else {
+            return;
+        };
+        let (grown, waiter) = (op.buf.clear(), op.waker.take());
+        if let Some(grown) = grown {
+            self.deferred.drop_buffer(AnyBuf::Pooled(grown));
+        }
+        // A task that waits to cancel the receive can do so now.
+        self.deferred.wake_waiter(waiter);
+        // The receive may accept a message of another peer that a transport holds back, and no peer
+        // rings for that.
+        self.pending_work.push(FollowUp::ResumeProgress);
+    }
+
+    fn discard_part(&mut self, op: OpKey) {
+        self.part_lost(op);
+    }
+
+    fn complete(&mut self, key: OpKey, outcome: Outcome) {
+        if !self.in_flight_buffers.is_empty() && self.in_flight_buffers.contains_key(&key) {
+            return self.defer_completion(key, outcome);
+        }
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let (ep, kind, target) = (op.ep, op.kind, op.target);
+        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit);
+        if kind.fills_buffer() {
+            op.buf.finish(outcome.transfer.len);
+        }
+        // The slot may stay until its future takes the result, but its resources are returned now.
+        self.release_op_resources(key);
+        if !held_credit
+            && kind != OpKind::Recv
+            && self
+                .endpoints
+                .get(ep.0)
+                .is_some_and(|ep| !ep.tx_credits.has_no_waiters())
+        {
+            // A batched message holds no credit, and a fenced operation may wait for it.
+            self.pending_work.push(FollowUp::GrantCredits(ep));
+        }
+        if !no_transfer {
+            let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
+            self.count_op(ep, kind, transfer.len, ok);
+            if kind == OpKind::Recv {
+                if !self.shared_senders.is_empty() {
+                    self.count_recv_at_arrival_endpoint(ep, transfer.peer(), ok);
+                }
+                if ok && !self.message_may_be_abandoned(target) {
+                    self.count_received(ep, transfer);
+                }
+            }
+        }
+        let queue = self.cq_of(ep, kind);
+        self.report_op(key, outcome, queue);
+    }
+
+    fn request_rearm(&mut self) {
+        self.pending_work.request_rearm();
+    }
+
+    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
+        let av = self.av_of(ep)?;
+        av.peer_address(addr).cloned()
+    }
+
+    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
+        self.av_of(ep).ok()?.incarnation_of(addr)
+    }
+
+    fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
+        let av = self.av_of(ep).ok()?;
+        let found = av.table.find(address);
+        found.filter(|addr| av.incarnation_of(*addr).is_none())
+    }
+
+    fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
+        self.shared_senders.add(ep)
+    }
+
+    fn on_discarded(&mut self, queue: EpId, discarded: &Discarded) {
+        if let Some(ep) = self.endpoints.get_mut(queue.0) {
+            ep.stats.discarded += discarded.messages as u64;
+        }
+        for source in &discarded.sources {
+            self.on_message_consumed(Some(*source));
+        }
+        let kind = EventKind::MessagesDiscarded {
+            peer: discarded.peer.clone(),
+            peers: discarded.peers,
+            messages: discarded.messages,
+            bytes: discarded.bytes,
+        };
+        self.event(queue, kind);
+    }
+
+    fn departing_address(&self, addr: FiAddr) -> Option<Address> {
+        self.avs.departing_address(addr)
+    }
+}
+
+/// Deliveries of plain messages to the receives of one queue. Endpoint and completion queue are
+/// looked up once for all messages; statistics, counter and waiter of the queue are updated on
+/// drop.
+#[derive(Debug)]
+pub struct PlainDeliveries<'a> {
+    ep: &'a mut EndpointState,
+    cq: Option<&'a mut CqState>,
+    ops: &'a mut OpTable,
+    counters: &'a mut IdMap<CounterState>,
+    deferred: &'a mut Deferred,
+    /// Number of messages whose receives have futures.
+    completed: u64,
+    /// Messages that were reported to the completion queue.
+    reported: OpStats,
+}
+
+impl PlainSink for PlainDeliveries<'_> {
+    #[inline(always)] // on the small-message path
+    fn deliver(
+        &mut self,
+        key: OpKey,
+        transfer: Transfer,
+        bytes: &(impl CopySource + Copy),
+    ) -> bool {
+        let len = bytes.len();
+        if len > self.ep.bindings.max_msg_size {
+            return false;
+        }
+        let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
+            return false;
+        };
+        match (op.target, &mut self.cq) {
+            (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
+                let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
+                entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
+                self.ep.posted_recvs -= usize::from(op.holds_credit);
+                op.free(key, free_slots);
+                self.reported.count += 1;
+                self.reported.bytes += len as u64;
+            }
+            (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
+                self.ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
+                op.outcome.transfer = transfer;
+                op.phase = OpPhase::Done;
+                self.deferred.wake_waiter(op.waker.take());
+                self.completed += 1;
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+impl Drop for PlainDeliveries<'_> {
+    #[inline(always)] // on the small-message path
+    fn drop(&mut self) {
+        if self.reported.count > 0 {
+            self.ep.stats.received += self.reported;
+            let waiter = self.cq.as_mut().and_then(|cq| cq.waker.take());
+            self.deferred.wake_waiter(waiter);
+        }
+        if let Some(counter) = self.ep.bindings.counters.recv
+            && let Some(counter) = self.counters.get_mut(counter.0)
+        {
+            let received = self.completed + self.reported.count;
+            counter.add(received, 0, self.deferred);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::Error;
+    use fabric_core::buf::IoBuf;
+    use fabric_core::matching::RecvSpec;
+    use fabric_core::rx::RxQueue;
+
+    use super::*;
+    use crate::engine::state::bindings::Bindings;
+
+    #[test]
+    fn receive_that_a_copy_does_not_complete_stays_posted() {
+        let mut domain = DomainState::new();
+        let av = domain.avs.open(false);
+        let ep = domain.insert_endpoint(Bindings {
+            max_msg_size: 64,
+            ..Bindings::for_tests(av)
+        });
+        let mut rx = RxQueue::new(ep, 1 << 20, domain.pool.clone());
+        let short = vec![0; 4].into_boxed_slice().into_any();
+        let op = domain.ops.insert_recv(ep, CompletionTarget::Future, short);
+        domain.endpoint(ep).unwrap().posted_recvs += 1;
+        let any = RecvSpec {
+            from: None,
+            tag: None,
+        };
+        rx.post(&mut domain, op, any);
+        let peer = (PeerKey(1), None);
+        let taken = rx
+            .begin_plain_run(&mut domain, peer)
+            .unwrap()
+            .deliver(&&b"message"[..]);
+        assert!(!taken && !domain.ops.is_done(op) && rx.has_posted());
+        let envelope = Transfer::received_plain(peer, 0, 7).envelope(0);
+        assert!(rx.deliver(&mut domain, envelope, &&b"message"[..]));
+        let result = domain.take_op_result(op).unwrap();
+        assert_eq!(result.transfer.len, 4);
+        assert!(matches!(
+            result.error.as_deref(),
+            Some(Error::Truncated { .. })
+        ));
+    }
+}
