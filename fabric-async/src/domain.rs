@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
@@ -87,6 +88,8 @@ pub(crate) struct DomainOptions {
     pub(crate) loan_limit: Option<usize>,
     pub(crate) socket_io: SocketIo,
     pub(crate) socket_options: SocketOptions,
+    /// `None` for the default.
+    pub(crate) progress_timeout: Option<Option<Duration>>,
 }
 
 impl DomainInner {
@@ -185,6 +188,30 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
         self.options.single_copy_threshold = Some(len);
+        self
+    }
+
+    /// Sets the time after which the connection to a peer ends whose message has begun to arrive
+    /// and makes no progress; 30 seconds by default, `None` for never.
+    ///
+    /// A message that arrives in pieces fills a receive or a buffer, so a peer that stops in the
+    /// middle would hold the receive for ever. After two sixteenths of the timeout without a byte,
+    /// another peer's message may take the receive, and the rest of the stalled message is buffered
+    /// (within the peer's share of the
+    /// [budget](crate::guide::memory#unexpected-messages)). After the whole timeout the connection
+    /// ends with [`DownReason::Stalled`](crate::DownReason::Stalled). Times are measured while the
+    /// domain makes progress.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use std::time::Duration;
+    /// use fabric_async::Endpoint;
+    /// let options = Endpoint::options().progress_timeout(Some(Duration::from_secs(5)));
+    /// let ep = options.bind("tcp://").await?;
+    /// # drop(ep); Ok(()) }
+    /// ```
+    pub fn progress_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.options.progress_timeout = Some(timeout);
         self
     }
 
@@ -308,6 +335,7 @@ impl<'a> DomainBuilder<'a> {
             loan_limit,
             socket_io,
             socket_options,
+            progress_timeout,
         } = self.options;
         let engine = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
         if let Some(len) = single_copy_threshold {
@@ -315,6 +343,9 @@ impl<'a> DomainBuilder<'a> {
         }
         if let Some(bytes) = loan_limit {
             engine.set_loan_limit(bytes);
+        }
+        if let Some(timeout) = progress_timeout {
+            engine.set_progress_timeout(timeout);
         }
         engine.set_socket_io(socket_io)?;
         engine.set_socket_options(&socket_options)?;

@@ -125,4 +125,9 @@ pub enum DownReason {
     Died,
     /// The peer violated the protocol, as the text says, and this side ended the connection.
     Protocol(&'static str),
+    /// This side ended the connection, because a message of the peer had begun to arrive and no
+    /// byte followed for the progress timeout.
+    Stalled,
+    /// This side's program disconnected the peer.
+    Disconnected,
 }

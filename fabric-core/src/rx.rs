@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `partial` | messages that arrive in pieces |
 //! | `lost` | receives whose message will never be complete |
+//! | `stalled` | messages whose senders send no more |
 //! | `multi` | multi-receives (`FI_MULTI_RECV`) |
 //! | `claim` | probes and claims |
 //! | `peer_memory` | messages in the memory of their sender |
@@ -33,6 +34,7 @@ mod peer_memory;
 mod peers;
 mod plain;
 mod shared;
+mod stalled;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -60,6 +62,7 @@ pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use partial::PartialId;
 pub use peers::Discarded;
 pub use plain::{PlainRun, PlainSink};
+pub use stalled::CHECKS_PER_TIMEOUT;
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
@@ -322,6 +325,12 @@ impl RxQueue {
             MatchResult::Blocked => return self.decline(),
             MatchResult::NoReceive => {}
         }
+        if let Some((op, _)) = self.take_stalled_receive(engine, &envelope) {
+            envelope.arrival = self.matcher.next_arrival();
+            engine.deliver(op, &envelope, bytes);
+            self.queue_ack(&envelope);
+            return true;
+        }
         let peer_memory = bytes.peer_memory();
         let cost = if peer_memory.is_some() {
             UNEXPECTED_OVERHEAD
@@ -480,7 +489,9 @@ impl RxQueue {
     pub fn would_accept(&self, envelope: &Envelope) -> bool {
         let has_room = || {
             let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
-            admission != Admission::Declined || self.is_admitted_by_probe(envelope)
+            admission != Admission::Declined
+                || self.is_admitted_by_probe(envelope)
+                || self.has_stalled_receive_for(envelope)
         };
         let accepted = if self.multi_recvs.is_empty() {
             has_room() || self.matcher.would_match(envelope)

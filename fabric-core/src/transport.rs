@@ -38,7 +38,8 @@ pub use connect::{
 pub use context::EngineContext;
 pub use domain::{ConnectionManagement, TransportDomain};
 pub use endpoint::{
-    ConnectionRequests, EndpointConnection, MulticastGroups, SentLoans, TransportEndpoint, TrySend,
+    ConnectionRequests, EndpointConnection, MulticastGroups, PeerSelector, SentLoans,
+    TransportEndpoint, TrySend,
 };
 pub use endpoint_context::EndpointContext;
 pub use fast_path::{FastPath, FastPathResult, LoanAllocator};

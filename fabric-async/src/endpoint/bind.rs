@@ -1,5 +1,7 @@
 //! Endpoints with their own fabric, domain, queues and address vector, in one call.
 
+use std::time::Duration;
+
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
 use fabric_core::transport::SocketIo;
@@ -114,6 +116,13 @@ impl BindOptions {
     /// [`DomainBuilder::single_copy_threshold`](crate::DomainBuilder::single_copy_threshold).
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
         self.options.single_copy_threshold = Some(len);
+        self
+    }
+
+    /// Sets the time after which a message that makes no progress ends its connection, as
+    /// [`DomainBuilder::progress_timeout`](crate::DomainBuilder::progress_timeout).
+    pub fn progress_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.options.progress_timeout = Some(timeout);
         self
     }
 

@@ -257,6 +257,40 @@ impl<M: ThreadModel> Endpoint<M> {
         Ok(engine.cancel_posted(self.inner.id, context))
     }
 
+    /// Ends the connections with a peer, in both directions, and discards what the peer has sent
+    /// and no receive has taken. Returns whether there was a connection.
+    ///
+    /// The name is that of [`EventKind::PeerConnected`](crate::EventKind::PeerConnected), or of
+    /// [`lookup`](crate::AddressVector::lookup) for a handle. Queued operations for the peer, and
+    /// receives from its handle, fail with [`Error::PeerGone`](crate::Error::PeerGone). A receive
+    /// from any source in which a message of the peer was arriving waits for another message. The
+    /// event is a [`PeerDown`](crate::EventKind::PeerDown) with the reason
+    /// [`DownReason::Disconnected`](crate::DownReason::Disconnected). The peer is not barred: its
+    /// next operation connects again, and so does the next one here. Over `udp` there is no
+    /// connection.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::Endpoint;
+    /// let (ep, other) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let to_ep = other.add_peer(ep.name()).await?;
+    /// other.send(to_ep, "taken").await?;
+    /// let message = ep.recv().await?;
+    /// other.send(to_ep, "not taken").await?;
+    ///
+    /// let peer = ep.address_vector().lookup(message.source()?)?;
+    /// assert!(ep.disconnect(&peer)?);
+    /// assert!(!ep.disconnect(&peer)?, "the peer is no longer connected");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed).
+    pub fn disconnect(&self, peer: &Address) -> Result<bool> {
+        self.inner.node.check_open()?;
+        self.inner.domain.engine.disconnect(self.inner.id, peer)
+    }
+
     /// Waits until every send, write and non-fetching atomic operation that was posted on this
     /// endpoint before, including injected ones, has left this process: the operation has ended, or
     /// the kernel (over shared memory: the peer's ring) has all its bytes. The end of the process

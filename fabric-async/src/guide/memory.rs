@@ -268,6 +268,15 @@
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!
+//! # Messages that stop arriving
+//!
+//! A message that arrives in pieces fills a receive or a buffer from its first piece on. If no
+//! byte follows for an eighth of the [progress timeout](crate::BindOptions::progress_timeout) (30
+//! seconds by default), another peer's message may take the receive; what has arrived is buffered
+//! within the share of its sender, and the rest is awaited. After the whole timeout the connection
+//! ends with [`DownReason::Stalled`]. [`Endpoint::disconnect`] ends the connections with a peer at
+//! once.
+//!
 //! # Cleanup after a crash
 //!
 //! A name is a Unix socket in the abstract namespace, and the shared memory is a memfd. The kernel

@@ -37,6 +37,7 @@ mod single_copy;
 #[path = "../common/skip.rs"]
 mod skip;
 mod sockets;
+mod stalled_messages;
 mod stopped_peer;
 mod tcp;
 mod test_peer;

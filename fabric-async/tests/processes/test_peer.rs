@@ -171,6 +171,8 @@ pub(crate) fn run_role() {
         }
         "budget leave_unexpected" => run(crate::budget_attacks::leave_unexpected(&name)),
         "budget send_in_reverse" => run(crate::budget_attacks::send_in_reverse(&name)),
+        "begin_message" => crate::stalled_messages::begin_message(&name),
+        "honest_client" => run(crate::stalled_messages::honest_client(&name)),
         "many_endpoints" => run(scale::many_endpoints(&name)),
         "connect_repeatedly" => run(churn::connect_repeatedly(&name)),
         "memory_corruptor" => run(memory_corruptor::run_peer(&name)),

@@ -203,6 +203,17 @@ impl<R: Copy, M> Matcher<R, M> {
         (key, self.unexpected.find_for_place(&place, is_first_match))
     }
 
+    /// Returns the earliest unexpected message that a receive with this place accepts and that
+    /// passes the test.
+    #[must_use]
+    pub fn unexpected_for_place(
+        &self,
+        place: &PostPlace,
+        test: impl FnMut(&Envelope) -> bool,
+    ) -> Option<UnexpectedKey> {
+        self.unexpected.find_for_place(place, test)
+    }
+
     /// Removes a posted receive. `None` when it is no longer queued: matched, canceled or taken.
     /// Logarithmic, amortized.
     pub fn remove_posted(&mut self, key: PostKey) -> Option<R> {

@@ -33,6 +33,12 @@ pub struct PostPlace {
 }
 
 impl PostPlace {
+    /// Returns whether the receive accepts this message.
+    #[must_use]
+    pub fn accepts(&self, envelope: &Envelope) -> bool {
+        self.kind == envelope.kind() && self.wanted.accepts(envelope.key())
+    }
+
     /// Returns whether the receive accepts messages of one source only.
     #[must_use]
     pub fn is_directed(&self) -> bool {

@@ -95,6 +95,13 @@ pub trait RxEngine {
     /// Takes the first `filled` bytes of the message from the buffer of a detached receive.
     fn take_received(&mut self, op: OpKey, filled: usize) -> PooledBuf;
 
+    /// Appends the first `filled` bytes of the message in the buffer of a receive to `into`.
+    fn copy_received(&mut self, op: OpKey, filled: usize, into: &mut PooledBuf);
+
+    /// Notes that a message has begun to arrive, so that the engine
+    /// [checks](super::RxQueue::check_arrivals) the arriving messages.
+    fn on_arriving(&mut self) {}
+
     /// Posts a receive again whose message was lost: it waits for another message, with none of
     /// the lost bytes and its original buffer size.
     fn repost(&mut self, op: OpKey) {

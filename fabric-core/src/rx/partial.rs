@@ -31,6 +31,10 @@ pub(super) struct PartialMessage {
     pub(super) envelope: Envelope,
     /// Bytes that have arrived, including those that did not fit into the target.
     pub(super) received: usize,
+    /// `received` at the last check of arrivals (`stalled`).
+    pub(super) received_at_check: usize,
+    /// The number of checks since a byte arrived.
+    pub(super) idle_checks: u32,
     /// Bytes in the middle were lost: later pieces are not contiguous and are lost too.
     pub(super) truncated: bool,
     pub(super) target: PartialTarget,
@@ -63,6 +67,8 @@ impl PartialMessage {
             serial: 0,
             envelope,
             received: 0,
+            received_at_check: 0,
+            idle_checks: 0,
             truncated: false,
             target,
         }
@@ -86,6 +92,8 @@ pub(super) struct Reassembly {
     next_serial: u64,
     /// The receives in which messages are arriving: few at a time, so a list.
     receives: Vec<PartialReceive>,
+    /// Whether the last check of arrivals has found a stalled message.
+    pub(super) has_stalled: bool,
 }
 
 impl Reassembly {
@@ -126,6 +134,25 @@ impl Reassembly {
             let serial = message.serial;
             (PartialId { index, serial }, message)
         })
+    }
+
+    pub(super) fn iter_with_ids_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (PartialId, &mut PartialMessage)> {
+        self.messages.iter_mut().map(|(index, message)| {
+            let serial = message.serial;
+            (PartialId { index, serial }, message)
+        })
+    }
+
+    /// Returns the receives in which messages are arriving.
+    pub(super) fn receives(&self) -> impl Iterator<Item = &PartialReceive> {
+        self.receives.iter()
+    }
+
+    /// Returns the receive in which this message is arriving.
+    pub(super) fn receive_of(&self, id: PartialId) -> Option<&PartialReceive> {
+        self.receives().find(|receive| receive.partial == id)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
@@ -181,6 +208,11 @@ impl RxQueue {
         let matched = match self.take_match_multi(engine, &envelope) {
             MatchResult::Receive(receive) => Some(receive),
             MatchResult::NoReceive
+                if let Some(receive) = self.take_stalled_receive(engine, &envelope) =>
+            {
+                Some(receive)
+            }
+            MatchResult::NoReceive
                 if self.make_room(engine, &envelope, message_cost(envelope.len)) =>
             {
                 None
@@ -190,6 +222,7 @@ impl RxQueue {
                 return None;
             }
         };
+        engine.on_arriving();
         envelope.arrival = self.matcher.next_arrival();
         let id = self.partials.next_id();
         let mut failed = None;

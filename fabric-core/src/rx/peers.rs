@@ -221,6 +221,31 @@ impl RxQueue {
         self.budget.peer_departed(peer);
     }
 
+    /// Discards the buffered messages of the peers with this name that have disconnected.
+    pub fn discard_from(&mut self, engine: &mut impl RxEngine, name: &Address) {
+        let left = self.peers.disconnected.iter();
+        let keys: HashSet<_> = left
+            .filter(|(_, other)| other == name)
+            .map(|(key, _)| *key)
+            .collect();
+        let discarded = self.matcher.take_where(|envelope, message| {
+            message.partial.is_none() && keys.contains(&envelope.peer)
+        });
+        let mut report = Discarded::default();
+        for (envelope, message) in discarded {
+            self.budget
+                .release(envelope.peer, message.budget_cost(&envelope));
+            report.messages += 1;
+            report.bytes += envelope.len;
+            report.sources.extend(envelope.source);
+        }
+        if report.messages > 0 {
+            (report.peer, report.peers) = (Some(name.clone()), 1);
+            engine.on_discarded(self.ep, &report);
+            self.request_rearm_if_work(engine);
+        }
+    }
+
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if
     /// the budget has no room for this peer.
     pub(crate) fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {

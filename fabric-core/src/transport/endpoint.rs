@@ -6,6 +6,7 @@ use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome};
 use crate::error::{Error, Result};
+use crate::event::DownReason;
 use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::TransportStats;
@@ -26,6 +27,15 @@ pub enum TrySend {
     /// The send has to wait: call [`TransportEndpoint::queue_send`] with the operation that owns
     /// the payload.
     WouldBlock,
+}
+
+/// Which connections to end.
+#[derive(Clone, Copy, Debug)]
+pub enum PeerSelector<'a> {
+    /// All connections with the peer of this name.
+    Name(&'a Address),
+    /// The connection whose messages come from this sender.
+    Sender(PeerKey),
 }
 
 /// An endpoint of a transport, or a passive endpoint. The engine owns the endpoint and calls it
@@ -207,6 +217,19 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// once, when the endpoint is opened.
     fn fast_path(&self) -> Option<Arc<dyn FastPath>> {
         None
+    }
+
+    /// Ends the connections with a peer, in both directions, for this reason. Messages of the peer
+    /// that have not arrived whole are lost, and queued operations for the peer fail with
+    /// [`Error::PeerGone`]. Returns whether there was a connection. A transport without connections
+    /// does nothing.
+    fn disconnect(
+        &mut self,
+        _ctx: &mut EndpointContext<'_, E>,
+        _peer: PeerSelector<'_>,
+        _reason: DownReason,
+    ) -> bool {
+        false
     }
 
     /// Makes a bounded amount of progress. Returns whether anything moved. `active_endpoints` is

@@ -15,7 +15,7 @@ pub struct WaitToken {
     pub kind: u8,
     /// The endpoint that owns the descriptor.
     pub ep: EpId,
-    /// Id within the endpoint, below `2^30 - 2`.
+    /// Id within the endpoint, below `2^30 - 3`.
     pub id: u32,
 }
 
@@ -23,13 +23,16 @@ impl WaitToken {
     /// The packed token of a descriptor that the endpoints of a domain share.
     pub const SHARED: u64 = u64::MAX - 1;
 
+    /// The packed token of the engine's timer for messages that make no progress.
+    pub const ARRIVAL_TIMER: u64 = u64::MAX - 2;
+
     const ID_BITS: u32 = 30;
 
     /// Packs the token into the value that a wait set keeps.
     #[must_use]
     pub fn pack(self) -> u64 {
         debug_assert!(
-            self.kind < 4 && self.id < (1 << Self::ID_BITS) - 2,
+            self.kind < 4 && self.id < (1 << Self::ID_BITS) - 3,
             "token kind or id out of range"
         );
         u64::from(self.kind) << (u32::BITS + Self::ID_BITS)

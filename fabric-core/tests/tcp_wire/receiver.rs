@@ -318,6 +318,12 @@ impl RxEngine for TcpTestContext {
         self.write_at(op, 0, &&bytes[..], 0, placed);
         placed
     }
+    fn copy_received(&mut self, op: OpKey, filled: usize, into: &mut PooledBuf) {
+        let buf = self.bufs.get_mut(&op).unwrap();
+        buf.finish(filled);
+        into.extend_from_slice(&buf.bytes()[..filled]);
+    }
+
     fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
         unreachable!("no receive is detached in these tests")
     }

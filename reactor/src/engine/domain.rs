@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use fabric_core::buf::{BufferPool, IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
@@ -113,6 +114,12 @@ impl DomainHandle {
     /// called before endpoints are opened.
     pub fn set_single_copy_threshold(&self, len: usize) {
         self.engine.lock().transport.set_single_copy_threshold(len);
+    }
+
+    /// Sets the time after which the connection of a message that has begun and makes no progress
+    /// ends; `None` for never. To be called before endpoints are opened.
+    pub fn set_progress_timeout(&self, timeout: Option<Duration>) {
+        self.engine.lock().arrival_timer.set_timeout(timeout);
     }
 
     /// Sets whether sockets use io_uring or epoll. To be called before endpoints are opened.

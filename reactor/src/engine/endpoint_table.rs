@@ -249,6 +249,15 @@ impl EndpointTable {
         self.own_rx_mut(owner)
     }
 
+    /// Returns all receive queues.
+    pub(crate) fn all_rx_mut(&mut self) -> impl Iterator<Item = &mut RxQueue> {
+        let entries = self.entries.iter_mut().flatten();
+        entries.filter_map(|entry| match &mut entry.rx {
+            RxSource::Own(rx) => Some(&mut **rx),
+            RxSource::Shared(_) => None,
+        })
+    }
+
     /// Returns whether the id is of a shared receive context.
     pub(crate) fn is_shared_context(&self, id: EpId) -> bool {
         self.shared_contexts.contains(&id)

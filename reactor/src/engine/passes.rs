@@ -100,8 +100,10 @@ impl EngineState {
 
     /// Handles a ready descriptor of the transport. A pass follows.
     pub(crate) fn on_ready(&mut self, token: u64) {
-        if token == WaitToken::SHARED {
-            return self.transport.shared_ready();
+        match token {
+            WaitToken::SHARED => return self.transport.shared_ready(),
+            WaitToken::ARRIVAL_TIMER => return self.check_arrivals(),
+            _ => {}
         }
         let token = WaitToken::unpack(token);
         // The endpoint may have been closed since its descriptor was reported.

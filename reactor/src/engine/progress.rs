@@ -40,6 +40,7 @@ use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
 use fabric_core::transport::{EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitSet};
 
+use super::arrival_timer::ArrivalTimer;
 use super::endpoint_table::EndpointTable;
 use super::state::domain_state::DomainState;
 use super::state::ops::OpPhase;
@@ -95,6 +96,7 @@ pub(crate) struct EngineState {
     /// Dropped before the operations: a transport may have borrowed their buffers.
     pub(crate) endpoints: EndpointTable,
     pub(crate) domain: DomainState,
+    pub(crate) arrival_timer: ArrivalTimer,
     /// A forked child makes no progress: the connections belong to the parent.
     pub(crate) fork_guard: ForkGuard,
     pub(crate) driver: DriverStatus,
@@ -131,6 +133,7 @@ impl Engine {
             fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(),
+            arrival_timer: ArrivalTimer::new(),
             driver: DriverStatus::NotRunning,
             armed: false,
             spinner: PollSpinner::new(policy),
@@ -474,12 +477,14 @@ impl EngineGuard<'_> {
     #[cold]
     fn run_follow_ups_slow(&mut self) {
         let mut resumed = false;
+        let engine = self.engine;
         let state = &mut **self;
         while let Some(follow_up) = state.domain.pending_work.pop() {
             match follow_up {
                 FollowUp::GrantCredits(ep) => state.grant_credits(ep),
                 FollowUp::PublishAddr(av, addr) => state.publish_addr(av, addr),
                 FollowUp::ReleaseAddr(av, addr) => state.release_addr(av, addr),
+                FollowUp::CheckArrivals => state.start_arrival_timer(&engine.wait_set),
                 FollowUp::ResumeProgress => {
                     state.progress_transport();
                     resumed = true;

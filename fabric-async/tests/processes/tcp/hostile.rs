@@ -16,7 +16,7 @@ async fn connect_raw(ep: &Endpoint) -> TcpStream {
         .unwrap()
 }
 
-pub(super) fn encode_request(port: u16, instance: u32) -> Vec<u8> {
+pub(crate) fn encode_request(port: u16, instance: u32) -> Vec<u8> {
     CmMessage::new(CmKind::Request, &RdmCmData::new(port, instance).encode())
         .unwrap()
         .encode()
@@ -34,7 +34,7 @@ pub(super) async fn connect_accepted(ep: &Endpoint, port: u16) -> TcpStream {
 }
 
 /// Encodes the header of a message from arbitrary values.
-pub(super) fn encode_header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
+pub(crate) fn encode_header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
     let mut bytes = vec![3, code, 0, 0, op, 0, len, 0];
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&total.to_le_bytes());

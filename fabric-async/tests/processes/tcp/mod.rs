@@ -4,7 +4,7 @@ mod address_reuse;
 mod connect_responses;
 pub(crate) mod connected;
 mod fairness;
-mod hostile;
+pub(crate) mod hostile;
 mod interfaces;
 mod lingering_peers;
 mod msg_options;

@@ -84,6 +84,8 @@ pub struct DomainState {
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
+    /// Whether the timer that checks arriving messages runs, or is about to be started.
+    pub(crate) checks_arrivals: bool,
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
     /// The remote segments of operations that have several (`fi_rma_iov`).
@@ -119,6 +121,7 @@ impl DomainState {
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
+            checks_arrivals: false,
             multi_recvs: Slab::new(),
             rma_iovs: Slab::new(),
             in_flight_buffers: HashMap::new(),

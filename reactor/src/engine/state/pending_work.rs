@@ -16,6 +16,8 @@ pub(crate) enum FollowUp {
     PublishAddr(AvId, FiAddr),
     /// Release an auto-inserted address if its peer has left and no message of it remains.
     ReleaseAddr(AvId, FiAddr),
+    /// Start the timer that checks which arriving messages make progress.
+    CheckArrivals,
     /// Make a pass: messages or accesses that were held back may be accepted now.
     ResumeProgress,
 }

@@ -173,6 +173,24 @@ impl RxEngine for DomainState {
         Ok((limit, placed))
     }
 
+    fn copy_received(&mut self, key: OpKey, filled: usize, into: &mut PooledBuf) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        op.buf.finish(filled);
+        op.buf
+            .payload()
+            .slice(0, filled)
+            .for_each(|_, piece| into.extend_from_slice(piece));
+    }
+
+    fn on_arriving(&mut self) {
+        if !self.checks_arrivals {
+            self.checks_arrivals = true;
+            self.pending_work.push(FollowUp::CheckArrivals);
+        }
+    }
+
     fn take_received(&mut self, key: OpKey, filled: usize) -> PooledBuf {
         let Some(op) = self.ops.get_mut(key) else {
             return PooledBuf::empty(&self.pool);

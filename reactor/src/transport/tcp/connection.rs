@@ -211,7 +211,7 @@ impl TcpConnection {
     }
 
     /// Ends the connection: nothing more is read from the socket or sent. The first reason counts.
-    fn end(&mut self, reason: DownReason) {
+    pub(crate) fn end(&mut self, reason: DownReason) {
         self.rx.end(reason);
         self.tx.close();
         self.socket.unwatch();

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::OpKind;
+use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, SentLoans,
+    EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, PeerSelector, SentLoans,
     TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -310,6 +311,15 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
                 tx.disarm();
             }
         }
+    }
+
+    fn disconnect(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        peer: PeerSelector<'_>,
+        reason: DownReason,
+    ) -> bool {
+        self.end_connections(ctx, peer, reason)
     }
 
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {

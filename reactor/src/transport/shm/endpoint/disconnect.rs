@@ -16,7 +16,7 @@
 
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
-use fabric_core::transport::{EndpointContext, EngineContext};
+use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
 
 use super::super::tx_connection::{ConnectionEnd, TxConnection};
 use super::{ShmEndpoint, ShmEndpointKind};
@@ -109,6 +109,59 @@ impl ShmEndpoint {
             source,
             reason,
         });
+    }
+
+    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]). What is left in the ring of
+    /// a connectionless peer is not received.
+    ///
+    /// [`TransportEndpoint::disconnect`]: fabric_core::transport::TransportEndpoint::disconnect
+    pub(super) fn end_connections(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        selector: PeerSelector<'_>,
+        reason: DownReason,
+    ) -> bool {
+        let mut incoming = Vec::new();
+        self.rx_connections.for_each_established(|rx_index, rx| {
+            let is_selected = match selector {
+                PeerSelector::Name(name) => rx.peer_address == *name,
+                PeerSelector::Sender(sender) => rx.peer_key == sender,
+            };
+            if is_selected {
+                incoming.push(rx_index);
+            }
+        });
+        for &rx_index in &incoming {
+            self.on_rx_ended(ctx, rx_index, reason);
+            if let ShmEndpointKind::Msg(_) = self.kind {
+                continue;
+            }
+            if let Some(rx) = self.rx_connections.get_mut(rx_index) {
+                rx.close();
+            }
+            self.remove_rx_connection(ctx, rx_index);
+        }
+        let mut outgoing = Vec::new();
+        if let PeerSelector::Name(name) = selector {
+            self.for_each_tx(|tx| {
+                if tx.peer_address == *name && !tx.is_closed() {
+                    outgoing.push((tx.addr.index(), tx.identity()));
+                }
+            });
+        }
+        for &(tx_index, identity) in &outgoing {
+            let error = match selector {
+                PeerSelector::Name(name) => Error::PeerGone(name.clone()),
+                PeerSelector::Sender(_) => Error::Canceled,
+            };
+            let end = ConnectionEnd {
+                error,
+                reason,
+                identity,
+            };
+            self.on_tx_ended(ctx, tx_index, end);
+        }
+        !incoming.is_empty() || !outgoing.is_empty()
     }
 
     /// Removes a connection that has ended and whose ring is empty.

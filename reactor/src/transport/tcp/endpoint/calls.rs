@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
+use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    ConnectionRequests, EndpointConnection, EndpointContext, EngineContext, OpKey,
+    ConnectionRequests, EndpointConnection, EndpointContext, EngineContext, OpKey, PeerSelector,
     TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -297,6 +298,15 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 .all(|connection| !connection.can_write_pending() && !connection.has_local_work())
             && self.peers.iter().all(|(_, peer)| cannot_send_now(peer))
             && self.arm_uring_recv()
+    }
+
+    fn disconnect(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        peer: PeerSelector<'_>,
+        reason: DownReason,
+    ) -> bool {
+        self.end_connections(ctx, peer, reason)
     }
 
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {

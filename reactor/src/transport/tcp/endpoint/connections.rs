@@ -1,10 +1,10 @@
 //! Established connections of an endpoint: how they are added and closed.
 
-use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::PeerKey;
 use fabric_core::tcp::{ByteOrder, Negotiated};
-use fabric_core::transport::{EndpointContext, EngineContext};
+use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
+use fabric_core::{Address, Error};
 
 use super::super::connection::TcpConnection;
 use super::super::linger;
@@ -171,5 +171,53 @@ impl TcpPeer {
             },
             _ => Error::PeerGone(peer),
         }
+    }
+}
+
+impl TcpEndpoint {
+    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]).
+    ///
+    /// [`TransportEndpoint::disconnect`]: fabric_core::transport::TransportEndpoint::disconnect
+    pub(super) fn end_connections(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        selector: PeerSelector<'_>,
+        reason: DownReason,
+    ) -> bool {
+        let is_selected = |connection: &TcpConnection, name: &Address| match selector {
+            PeerSelector::Name(wanted) => name == wanted,
+            PeerSelector::Sender(sender) => connection.peer_key == sender,
+        };
+        let mut ended = Vec::new();
+        for (connection_index, state) in &self.connections {
+            let Some(connection) = state.established() else {
+                continue;
+            };
+            if is_selected(connection, &self.peers[connection.peer].address) {
+                ended.push(connection_index);
+            }
+        }
+        for &connection_index in &ended {
+            if let Some(connection) = self.established_mut(connection_index) {
+                connection.end(reason);
+            }
+            self.close_connection(ctx, connection_index);
+        }
+        // The attempt to connect, and the operations that wait for it or for the next one.
+        let PeerSelector::Name(name) = selector else {
+            return !ended.is_empty();
+        };
+        let named = self.peers.iter().find(|(_, peer)| peer.address == *name);
+        if let Some((peer_index, peer)) = named {
+            let error = Error::PeerGone(name.clone());
+            match peer.connection {
+                Some(connecting) => self.remove_outbound(ctx, connecting, &error),
+                None => {
+                    self.fail_sends(ctx, peer_index, &error);
+                    self.drop_unused_peer(peer_index);
+                }
+            }
+        }
+        !ended.is_empty()
     }
 }

@@ -1,0 +1,103 @@
+//! The timer that checks which arriving messages make progress, and calls that disconnect peers.
+//!
+//! The timer runs while a message is arriving. It expires [`CHECKS_PER_TIMEOUT`] times in the
+//! progress timeout, and each time the receive queues compare what has arrived
+//! ([`check_arrivals`](RxQueue::check_arrivals)). Each check is in a call that also makes a pass, so
+//! a message that waits in a socket or ring because the program did not poll does not time out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_core::event::DownReason;
+use fabric_core::rx::{CHECKS_PER_TIMEOUT, RxQueue};
+use fabric_core::transport::{EpId, PeerSelector, WaitToken};
+use fabric_core::{Address, Result};
+
+use super::domain::DomainHandle;
+use super::progress::EngineState;
+use crate::sys::EpollSet;
+use crate::sys::timer::Timer;
+
+/// The progress timeout, unless the program sets another one.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The progress timeout, and the timer once a message has arrived in pieces.
+pub(crate) struct ArrivalTimer {
+    timeout: Option<Duration>,
+    timer: Option<Timer>,
+}
+
+impl ArrivalTimer {
+    pub(crate) fn new() -> Self {
+        Self {
+            timeout: Some(DEFAULT_TIMEOUT),
+            timer: None,
+        }
+    }
+
+    pub(crate) fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// Makes the timer expire when the next check is due, or stops the timer.
+    fn set(&self, checks: bool) {
+        let period = self.timeout.map(|timeout| timeout / CHECKS_PER_TIMEOUT);
+        if let Some(timer) = &self.timer {
+            timer.set(period.filter(|_| checks));
+        }
+    }
+}
+
+impl EngineState {
+    /// Starts the timer, because a message is arriving. Without a timer, for lack of descriptors,
+    /// the next message that arrives tries again.
+    pub(crate) fn start_arrival_timer(&mut self, wait_set: &Arc<EpollSet>) {
+        let timer = &mut self.arrival_timer;
+        if timer.timeout.is_none() {
+            return;
+        }
+        if timer.timer.is_none() {
+            let wait_set = wait_set.clone() as Arc<dyn fabric_core::transport::WaitSet>;
+            timer.timer = Timer::new(&wait_set, WaitToken::ARRIVAL_TIMER).ok();
+            self.domain.checks_arrivals = timer.timer.is_some();
+        }
+        timer.set(true);
+    }
+
+    /// Handles the expired timer: checks all receive queues, and ends the connections of messages
+    /// that have timed out.
+    pub(crate) fn check_arrivals(&mut self) {
+        let mut timed_out = Vec::new();
+        let mut any = false;
+        for rx in self.endpoints.all_rx_mut() {
+            any |= rx.check_arrivals(&mut self.domain, &mut timed_out);
+        }
+        self.domain.checks_arrivals = any;
+        self.arrival_timer.set(any);
+        for (ep, peer) in timed_out {
+            let _ = self.with_transport(ep, |transport, ctx| {
+                transport.disconnect(ctx, PeerSelector::Sender(peer), DownReason::Stalled)
+            });
+        }
+    }
+
+    /// Ends the connections of an endpoint with a peer, and discards the peer's messages.
+    fn disconnect(&mut self, ep: EpId, peer: &Address) -> Result<bool> {
+        let was_connected = self.with_transport(ep, |transport, ctx| {
+            transport.disconnect(ctx, PeerSelector::Name(peer), DownReason::Disconnected)
+        })?;
+        self.change_rx(ep, |rx: &mut RxQueue, domain| rx.discard_from(domain, peer));
+        Ok(was_connected)
+    }
+}
+
+impl DomainHandle {
+    /// Ends the connections of an endpoint with this peer, and discards the messages of the peer
+    /// that no receive has taken. Returns whether there was a connection.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](fabric_core::Error::Closed).
+    pub fn disconnect(&self, ep: EpId, peer: &Address) -> Result<bool> {
+        self.with_engine(|locked| locked.disconnect(ep, peer))
+    }
+}
