@@ -454,14 +454,13 @@ impl RxQueue {
 
     /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
-    pub fn would_accept(&self, envelope: &Envelope) -> bool {
-        let has_room = || self.budget.fits(envelope.peer, envelope.len) || self.is_probed(envelope);
+    pub fn would_accept(&mut self, envelope: &Envelope) -> bool {
+        let has_room = self.budget.fits(envelope.peer, envelope.len) || self.is_probed(envelope);
         let accepted = if self.multi_recvs.is_empty() {
-            has_room() || self.matcher.would_match(envelope)
+            has_room || self.matcher.would_match(envelope)
         } else {
-            self.matcher
-                .find_receive(envelope)
-                .map_or_else(has_room, |(_, op)| !self.is_blocked(op))
+            let receive = self.matcher.find_receive(envelope);
+            receive.map_or(has_room, |(_, op)| !self.is_blocked(op))
         };
         accepted || self.decline()
     }
