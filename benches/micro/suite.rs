@@ -76,6 +76,12 @@ fn pure_benchmarks() -> Vec<NamedWork> {
     vec![
         ("matching/posted", || posted(0)),
         ("matching/posted behind 1000 others", || posted(1000)),
+        ("matching/posted in front of 1000 others", || {
+            posted_in_front(1000)
+        }),
+        ("matching/behind 130000 messages", || {
+            behind_messages(130_000)
+        }),
         ("matching/unexpected", unexpected),
         ("memory keys/check, 1000 regions", key_check),
         ("memory keys/insert and remove", key_insert),
@@ -112,6 +118,44 @@ fn posted(others: u64) -> Work {
             matches!(matcher.post(tagged(tag), 0), RecvPostResult::Queued(_)),
             "nothing has arrived yet"
         );
+    }
+    Box::new(move || {
+        let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));
+        let message = envelope(&mut matcher, 1 << 40);
+        let receive = matcher
+            .match_message(black_box(&message))
+            .filter(|_| queued);
+        receive.map_or(0, |receive| receive as usize)
+    })
+}
+
+/// A message arrives for the first receive, which is posted again behind so many others.
+fn posted_in_front(others: u64) -> Work {
+    let mut matcher = Matcher::new();
+    let mut tags = (0..=others).cycle();
+    for tag in 0..=others {
+        assert!(
+            matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
+            "nothing has arrived yet"
+        );
+    }
+    Box::new(move || {
+        let tag = tags.next().unwrap_or(0);
+        let message = envelope(&mut matcher, tag);
+        let receive = matcher.match_message(black_box(&message));
+        let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
+        receive
+            .filter(|_| queued)
+            .map_or(0, |receive| receive as usize)
+    })
+}
+
+/// A receive is posted and its message arrives, while so many unexpected messages wait.
+fn behind_messages(others: u64) -> Work {
+    let mut matcher = Matcher::new();
+    for _ in 0..others {
+        let message = envelope(&mut matcher, 7);
+        matcher.add_unexpected(message, 3);
     }
     Box::new(move || {
         let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));

@@ -486,19 +486,16 @@ impl RxQueue {
 
     /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
-    pub fn would_accept(&self, envelope: &Envelope) -> bool {
-        let has_room = || {
-            let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
-            admission != Admission::Declined
-                || self.is_admitted_by_probe(envelope)
-                || self.has_stalled_receive_for(envelope)
-        };
+    pub fn would_accept(&mut self, envelope: &Envelope) -> bool {
+        let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
+        let has_room = admission != Admission::Declined
+            || self.is_admitted_by_probe(envelope)
+            || self.has_stalled_receive_for(envelope);
         let accepted = if self.multi_recvs.is_empty() {
-            has_room() || self.matcher.would_match(envelope)
+            has_room || self.matcher.would_match(envelope)
         } else {
-            self.matcher
-                .find_receive(envelope)
-                .map_or_else(has_room, |(_, op)| !self.is_blocked(op))
+            let receive = self.matcher.find_receive(envelope);
+            receive.map_or(has_room, |(_, op)| !self.is_blocked(op))
         };
         accepted || self.decline()
     }

@@ -9,11 +9,14 @@ use proptest::test_runner::{Config, TestRunner};
 
 use fabric_core::av::AddressTable;
 use fabric_core::matching::{
-    Envelope, Matcher, PeerKey, PostKey, RecvPostResult, RecvSpec, TagMatch, UnexpectedKey,
+    Envelope, Matcher, PeerKey, PostKey, PostPlace, RecvPostResult, RecvSpec, TagMatch,
+    UnexpectedKey,
 };
 use fabric_core::{Address, FiAddr, Scheme};
 
 const PEERS: usize = 2;
+/// A matcher searches longer lists by an index.
+const LONG: usize = 16;
 
 /// A call of the matcher. A `usize` is a peer, or selects one of the existing keys or messages,
 /// modulo their number.
@@ -25,8 +28,22 @@ enum MatcherCall {
     Peek(RecvFilter),
     /// Posts without searching the unexpected messages.
     Queue(RecvFilter),
-    /// Queries the unexpected message for each posted receive.
+    /// Queries the unexpected message for each posted receive, or for some if they are many.
     UnexpectedFor,
+    /// Queues as many receives at once, with tags from that of the filter on. The lists of a
+    /// matcher get an index when they are long.
+    QueueMany(usize, RecvFilter),
+    /// Adds as many unexpected messages at once, with tags from that of the message on, without
+    /// offering them to the receives.
+    AddMany(usize, TestMessage),
+    /// Removes as many receives and messages, one by one, beginning with a selected one.
+    RemoveMany(usize, usize),
+    /// Removes a selected receive and keeps its place.
+    SetAside(usize),
+    /// Assigns a place to a receive that is not queued.
+    AssignPlace(RecvFilter),
+    /// Queues a receive again at its old place.
+    Restore(usize),
     /// Uses any key ever returned, live or stale.
     RemovePosted(usize),
     Modify(usize),
@@ -93,7 +110,16 @@ fn any_filter() -> impl Strategy<Value = RecvFilter> {
 
 fn any_call() -> impl Strategy<Value = MatcherCall> {
     let pick = 0..1000usize;
+    let many = 8..40usize;
     prop_oneof![
+        2 => (many.clone(), any_filter())
+            .prop_map(|(times, filter)| MatcherCall::QueueMany(times, filter)),
+        2 => (many.clone(), any_message())
+            .prop_map(|(times, message)| MatcherCall::AddMany(times, message)),
+        2 => (many, pick.clone()).prop_map(|(times, pick)| MatcherCall::RemoveMany(times, pick)),
+        6 => pick.clone().prop_map(MatcherCall::SetAside),
+        2 => any_filter().prop_map(MatcherCall::AssignPlace),
+        8 => pick.clone().prop_map(MatcherCall::Restore),
         32 => any_message().prop_map(MatcherCall::Arrive),
         32 => any_filter().prop_map(MatcherCall::Post),
         8 => any_filter().prop_map(MatcherCall::Peek),
@@ -217,6 +243,17 @@ impl MatcherOracle {
         matched
     }
 
+    /// Queues a receive at its place in posting order, which is the order of the ids.
+    fn restore(&mut self, spec: RecvSpec, receive: u64) {
+        let index = self.posted.partition_point(|&(_, id)| id < receive);
+        self.posted.insert(index, (spec, receive));
+    }
+
+    fn holds_messages_from(&self, source: FiAddr) -> bool {
+        let mut sources = self.unexpected.iter().map(|(envelope, _)| envelope.source);
+        sources.any(|other| other == Some(source))
+    }
+
     fn clear_source(&mut self, source: FiAddr) {
         for (envelope, _) in &mut self.unexpected {
             if envelope.source == Some(source) {
@@ -244,6 +281,8 @@ struct MatcherComparison {
     oracle: MatcherOracle,
     sources: [FiAddr; PEERS],
     post_keys: Vec<(PostKey, u64)>,
+    /// The places of receives that are not queued and may be restored.
+    places: Vec<(PostPlace, RecvSpec, u64)>,
     /// With the id of the message: a key is live while it is the message's latest key.
     unexpected_keys: Vec<(UnexpectedKey, u64)>,
     /// Index into `unexpected_keys` of each message's latest key.
@@ -261,6 +300,7 @@ impl MatcherComparison {
             oracle: MatcherOracle::default(),
             sources: sources(),
             post_keys: Vec::new(),
+            places: Vec::new(),
             unexpected_keys: Vec::new(),
             latest_key: BTreeMap::new(),
             taken: Vec::new(),
@@ -340,6 +380,33 @@ impl MatcherComparison {
         index
     }
 
+    /// Queues a receive without searching the unexpected messages.
+    fn queue(&mut self, filter: RecvFilter) {
+        let (spec, receive) = (self.recv_spec(filter), self.next_receive);
+        self.next_receive += 1;
+        self.post_keys
+            .push((self.matcher.queue(spec, receive), receive));
+        self.oracle.posted.push((spec, receive));
+    }
+
+    /// Removes as many receives and messages, one by one, from the selected one on.
+    fn remove_many(&mut self, times: usize, pick: usize) {
+        for _ in 0..times.min(self.oracle.posted.len()) {
+            let index = pick % self.oracle.posted.len();
+            let (_, receive) = self.oracle.posted.remove(index);
+            let key = self.post_keys.iter().find(|(_, id)| *id == receive);
+            let (key, _) = *key.expect("the receive was posted");
+            assert_eq!(self.matcher.remove_posted(key), Some(receive));
+        }
+        for _ in 0..times.min(self.oracle.unexpected.len()) {
+            let index = pick % self.oracle.unexpected.len();
+            let message = self.oracle.unexpected.remove(index);
+            let (key, _) = self.unexpected_keys[self.latest_key[&message.1.0]];
+            assert_eq!(self.matcher.take_message(key), Some(message.clone()));
+            self.taken.push(message);
+        }
+    }
+
     fn apply(&mut self, call: MatcherCall) {
         match call {
             MatcherCall::Arrive(message) => {
@@ -394,32 +461,79 @@ impl MatcherComparison {
                 assert!(expected.is_none_or(|envelope| spec.accepts(envelope)));
                 self.record("successful peeks", self.oracle.peek(&spec).is_some().into());
             }
-            MatcherCall::Queue(filter) => {
+            MatcherCall::Queue(filter) => self.queue(filter),
+            MatcherCall::QueueMany(times, (from, tag)) => {
+                for more in 0..times as u64 {
+                    // The sources alternate if the receive is directed.
+                    let from = from.map(|peer| (peer + more as usize) % PEERS);
+                    // No tag has the bits that vary, but there are more masks than groups.
+                    let varied = if times % 2 == 0 { (more / 2) << 8 } else { 0 };
+                    let tag = tag.map(|(tag, ignore)| (tag + more / 4, ignore ^ varied));
+                    self.queue((from, tag));
+                }
+                let is_long = self.oracle.posted.len() > LONG;
+                self.record("long lists of receives", is_long.into());
+            }
+            MatcherCall::AddMany(times, message) => {
+                for more in 0..times as u64 {
+                    let (envelope, body) = self.next_message(&TestMessage {
+                        peer: (message.peer + more as usize) % PEERS,
+                        source_known: message.source_known ^ more.is_multiple_of(3),
+                        tag: message.tag.map(|tag| tag + more / 4),
+                        ..message
+                    });
+                    self.add_unexpected(envelope, body);
+                }
+                let is_long = self.oracle.unexpected.len() > LONG;
+                self.record("long lists of messages", is_long.into());
+            }
+            MatcherCall::RemoveMany(times, pick) => self.remove_many(times, pick),
+            MatcherCall::SetAside(pick) if !self.post_keys.is_empty() => {
+                let (key, receive) = self.post_keys[pick % self.post_keys.len()];
+                let index = self.oracle.posted.iter().position(|&(_, id)| id == receive);
+                let place = self.matcher.place(key);
+                assert_eq!(place.is_some(), index.is_some());
+                if let Some((place, index)) = place.zip(index) {
+                    let (spec, _) = self.oracle.posted.remove(index);
+                    assert_eq!(place.is_directed(), spec.from.is_some());
+                    assert_eq!(self.matcher.remove_posted(key), Some(receive));
+                    self.places.push((place, spec, receive));
+                }
+            }
+            MatcherCall::AssignPlace(filter) => {
                 let spec = self.recv_spec(filter);
-                self.post_keys.push((
-                    self.matcher.queue(spec, self.next_receive),
-                    self.next_receive,
-                ));
-                self.oracle.posted.push((spec, self.next_receive));
+                let place = self.matcher.assign_place(&spec);
+                self.places.push((place, spec, self.next_receive));
                 self.next_receive += 1;
             }
+            MatcherCall::Restore(pick) if !self.places.is_empty() => {
+                let at = pick % self.places.len();
+                let (place, spec, receive) = self.places.swap_remove(at);
+                let (key, waiting) = self.matcher.restore(place, receive);
+                self.post_keys.push((key, receive));
+                self.oracle.restore(spec, receive);
+                assert_eq!(
+                    waiting.and_then(|key| self.matcher.message(key)),
+                    self.oracle.unexpected_for(receive)
+                );
+                let (_, last) = self.oracle.posted[self.oracle.posted.len() - 1];
+                let is_before = last > receive;
+                self.record("restored before a later receive", is_before.into());
+            }
             MatcherCall::UnexpectedFor => {
-                for (spec, receive) in self.oracle.posted.clone() {
+                let every_few = self.oracle.posted.len() / 16 + 1;
+                for (spec, receive) in self.oracle.posted.clone().into_iter().step_by(every_few) {
                     let key = self
                         .post_keys
                         .iter()
                         .find(|(_, id)| *id == receive)
                         .expect("the receive was posted")
                         .0;
-                    let (found, expected) = (
-                        self.matcher.unexpected_for(&spec, key),
-                        self.oracle.unexpected_for(receive),
-                    );
+                    let expected = self.oracle.unexpected_for(receive);
+                    let found = self.matcher.unexpected_for(&spec, key);
                     assert_eq!(found.map(|(_, envelope)| envelope), expected);
-                    assert_eq!(
-                        found.and_then(|(key, _)| self.matcher.message(key)),
-                        expected
-                    );
+                    let found = found.map(|(key, _)| key);
+                    assert_eq!(found.and_then(|key| self.matcher.message(key)), expected);
                     let has_message = expected.is_some().into();
                     self.record("messages for a posted receive", has_message);
                 }
@@ -472,6 +586,8 @@ impl MatcherComparison {
             }
             // There is no candidate yet.
             MatcherCall::RemovePosted(_)
+            | MatcherCall::SetAside(_)
+            | MatcherCall::Restore(_)
             | MatcherCall::Modify(_)
             | MatcherCall::TakeMessage(_)
             | MatcherCall::Requeue(..) => {}
@@ -531,6 +647,12 @@ impl MatcherComparison {
                 self.taken.extend(taken);
             }
         }
+        for source in self.sources {
+            assert_eq!(
+                self.matcher.holds_messages_from(source),
+                self.oracle.holds_messages_from(source)
+            );
+        }
         assert_eq!(self.matcher.posted_len(), self.oracle.posted.len());
         assert_eq!(self.matcher.unexpected_len(), self.oracle.unexpected.len());
     }
@@ -571,6 +693,6 @@ fn generated_histories_reach_every_matching_outcome() {
             *seen.entry(what).or_default() += times;
         }
     }
-    assert_eq!(seen.len(), 10, "{seen:?}");
+    assert_eq!(seen.len(), 13, "{seen:?}");
     assert!(seen.values().all(|&times| times >= 50), "{seen:?}");
 }

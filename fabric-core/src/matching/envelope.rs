@@ -78,6 +78,12 @@ pub(super) struct RecvKey {
 }
 
 impl TagMatch {
+    /// Accepts any tag.
+    pub(super) const ANY: Self = Self {
+        tag: 0,
+        ignore: u64::MAX,
+    };
+
     /// Returns whether a message with this tag is accepted.
     #[inline]
     pub(super) fn accepts(self, tag: u64) -> bool {
@@ -132,12 +138,8 @@ impl RecvSpec {
 
     /// Returns the fields that matching compares.
     pub(super) fn key(&self) -> RecvKey {
-        let any_tag = TagMatch {
-            tag: 0,
-            ignore: u64::MAX,
-        };
         RecvKey {
-            tag: self.tag.unwrap_or(any_tag),
+            tag: self.tag.unwrap_or(TagMatch::ANY),
             from: self.from,
         }
     }

@@ -19,11 +19,18 @@ impl QueueKind {
     pub(super) const BOTH: [Self; 2] = [Self::Untagged, Self::Tagged];
 }
 
-/// The key of an entry, valid until the entry is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The key of an entry, valid until the entry is removed. Keys are ordered as they were issued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct EntryKey {
-    index: u32,
     serial: u64,
+    index: u32,
+}
+
+impl EntryKey {
+    /// Returns the index of the entry in the table, valid until the entry is removed.
+    pub(super) fn index(self) -> usize {
+        self.index as usize
+    }
 }
 
 /// The table and its two lists.
@@ -114,37 +121,10 @@ impl<T: Copy> LinkedLists<T> {
         }
     }
 
-    /// Returns the index of the key's entry in the table, valid until the entry is removed.
-    pub(super) fn index(key: EntryKey) -> usize {
-        key.index as usize
-    }
-
-    /// Returns the index of the first entry of a list that passes the test.
+    /// Iterates over the indices of an entry and of all behind it.
     #[inline]
-    pub(super) fn search(
-        &self,
-        kind: QueueKind,
-        mut test: impl FnMut(&T) -> bool,
-    ) -> Option<usize> {
-        self.search_indexed(kind, |_, value| test(value))
-    }
-
-    /// As [`search`](Self::search), with a test that gets the index too.
-    #[inline]
-    pub(super) fn search_indexed(
-        &self,
-        kind: QueueKind,
-        mut test: impl FnMut(usize, &T) -> bool,
-    ) -> Option<usize> {
-        let mut at = self.ends[kind as usize].head;
-        while at != NIL {
-            let node = &self.nodes[at as usize];
-            if test(at as usize, &node.value) {
-                return Some(at as usize);
-            }
-            at = node.next;
-        }
-        None
+    pub(super) fn iter_from(&self, first: Option<usize>) -> impl Iterator<Item = usize> {
+        std::iter::successors(first, |&index| self.next(index))
     }
 
     /// Returns the index of the first entry of a list.
@@ -158,7 +138,18 @@ impl<T: Copy> LinkedLists<T> {
         link_index(self.ends[kind as usize].tail)
     }
 
+    /// Returns the index of the entry in front of the one at `index`, which must be linked.
+    pub(super) fn prev(&self, index: usize) -> Option<usize> {
+        link_index(self.nodes[index].prev)
+    }
+
+    /// Returns the list of the entry at `index`, which must be linked.
+    pub(super) fn kind(&self, index: usize) -> QueueKind {
+        self.nodes[index].kind
+    }
+
     /// Returns the index of the entry behind the one at `index`, which must be linked.
+    #[inline]
     pub(super) fn next(&self, index: usize) -> Option<usize> {
         link_index(self.nodes[index].next)
     }

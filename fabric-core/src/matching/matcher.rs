@@ -82,8 +82,8 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Takes the earliest posted receive that accepts an arriving message.
     ///
     /// `None` changes nothing; the caller may then queue the message with
-    /// [`add_unexpected`](Self::add_unexpected). Unexpected messages are not considered. Linear in
-    /// the receives in front of the match.
+    /// [`add_unexpected`](Self::add_unexpected). Unexpected messages are not considered. O(1) if
+    /// the first receive matches, else logarithmic in the number of receives, amortized.
     #[must_use = "the receive was removed from the queue"]
     pub fn match_message(&mut self, envelope: &Envelope) -> Option<R> {
         self.posted.take_match(envelope)
@@ -105,23 +105,22 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Returns whether [`match_message`](Self::match_message) would find a receive, without taking
     /// it. Same cost.
     #[must_use]
-    pub fn would_match(&self, envelope: &Envelope) -> bool {
+    pub fn would_match(&mut self, envelope: &Envelope) -> bool {
         self.posted.would_match(envelope)
     }
 
     /// Returns the receive that [`match_message`](Self::match_message) would take; it stays posted.
     /// Same cost.
     #[must_use]
-    pub fn find_receive(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
+    pub fn find_receive(&mut self, envelope: &Envelope) -> Option<(PostKey, R)> {
         self.posted.find(envelope)
     }
 
     /// Queues a message that no receive accepted, at the place that its `arrival` number gives it.
     ///
     /// A new message goes to the end, O(1). A requeued one with an older number goes to its old
-    /// place, linear in the older messages of its queue (tagged or untagged), so O(1) for the
-    /// oldest. Among equal numbers the one queued first is first. Posted receives are not
-    /// considered: call
+    /// place: O(1) for the oldest, else logarithmic, amortized. Among equal numbers the one queued
+    /// first is first. Posted receives are not considered: call
     /// [`match_message`](Self::match_message) before. The envelope's source is not checked: update
     /// the source of a requeued message before this call.
     pub fn add_unexpected(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
@@ -131,7 +130,8 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Posts a receive: takes the earliest unexpected message that it accepts, or else queues the
     /// receive.
     ///
-    /// Linear in the unexpected messages in front of the match.
+    /// O(1) if the first message matches or there is none, else logarithmic in the number of
+    /// messages, amortized.
     #[inline(always)] // on the fast path of small messages
     pub fn post(&mut self, spec: RecvSpec, receive: R) -> RecvPostResult<M> {
         match self.unexpected.take_match(&spec) {
@@ -154,7 +154,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Searches the receives once for each unexpected message that this receive accepts.
     #[must_use]
     pub fn unexpected_for(
-        &self,
+        &mut self,
         spec: &RecvSpec,
         key: PostKey,
     ) -> Option<(UnexpectedKey, &Envelope)> {
@@ -170,7 +170,7 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// Searches the receives once for each unexpected message that the spec accepts.
     #[must_use]
-    pub fn unexpected_for_new(&self, spec: &RecvSpec) -> Option<(UnexpectedKey, &Envelope)> {
+    pub fn unexpected_for_new(&mut self, spec: &RecvSpec) -> Option<(UnexpectedKey, &Envelope)> {
         self.unexpected
             .find(spec, |envelope| !self.posted.would_match(envelope))
     }
@@ -191,8 +191,8 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Queues a receive again whose matched message was lost, at its old place in posting order.
     /// Returns the earliest unexpected message for it, which stays queued.
     ///
-    /// Linear in the receives, and in the unexpected messages as
-    /// [`unexpected_for`](Self::unexpected_for).
+    /// Logarithmic, apart from the copy of the receives behind the place when no entry is vacant
+    /// there; searches the unexpected messages as [`unexpected_for`](Self::unexpected_for).
     pub fn restore(&mut self, place: PostPlace, receive: R) -> (PostKey, Option<UnexpectedKey>) {
         let key = self.posted.restore(place, receive);
         let is_first_match = |envelope: &Envelope| {
@@ -207,7 +207,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// passes the test.
     #[must_use]
     pub fn unexpected_for_place(
-        &self,
+        &mut self,
         place: &PostPlace,
         test: impl FnMut(&Envelope) -> bool,
     ) -> Option<UnexpectedKey> {
@@ -238,7 +238,8 @@ impl<R: Copy, M> Matcher<R, M> {
         self.unexpected.get_mut(key)
     }
 
-    /// Removes and returns an unexpected message. `None` when it is no longer queued. O(1).
+    /// Removes and returns an unexpected message. `None` when it is no longer queued. O(1), or
+    /// logarithmic in a long queue.
     pub fn take_message(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
         self.unexpected.take(key)
     }
@@ -253,7 +254,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// queued. Same cost.
     #[doc(alias = "FI_PEEK")]
     #[must_use]
-    pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
+    pub fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {
         self.unexpected.peek(spec)
     }
 
@@ -261,7 +262,8 @@ impl<R: Copy, M> Matcher<R, M> {
     /// keys, after the peer's address was inserted. Returns the keys of the messages, in arrival
     /// order: each is to be offered to the posted receives.
     ///
-    /// Messages that have a source keep it. Reads all unexpected messages.
+    /// Messages that have a source keep it. Reads the messages of the peer only; logarithmic for
+    /// each of them, amortized.
     #[must_use = "posted receives may accept these messages"]
     pub fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<UnexpectedKey> {
         self.unexpected.assign_source(peers, source)
@@ -272,20 +274,21 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// The messages stay queued, for receives from any source: removing an address does not stop
     /// its traffic (`fi_av(3)`). Posted receives are not changed; see
-    /// [`take_directed`](Self::take_directed). Reads all unexpected messages.
+    /// [`take_directed`](Self::take_directed). Reads the messages of the source only; logarithmic
+    /// for each of them, amortized.
     pub fn clear_source(&mut self, source: FiAddr) {
         self.unexpected.clear_source(source);
     }
 
-    /// Returns whether an unexpected message has this source. Linear in the messages in front of
-    /// the first such message.
+    /// Returns whether an unexpected message has this source. Logarithmic, amortized.
     #[must_use]
-    pub fn holds_messages_from(&self, source: FiAddr) -> bool {
+    pub fn holds_messages_from(&mut self, source: FiAddr) -> bool {
         self.unexpected.holds_messages_from(source)
     }
 
     /// Removes and returns every posted receive that is directed to this source, in posting order,
-    /// after the peer has died or was removed. Reads all receives.
+    /// after the peer has died or was removed. Reads the receives of the source only; logarithmic
+    /// for each of them, amortized.
     pub fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
         self.posted.take_directed(source)
     }

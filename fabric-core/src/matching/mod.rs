@@ -6,8 +6,12 @@
 //! | `envelope` | what is compared: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
 //! | `matcher` | both queues together: [`Matcher`], [`RecvPostResult`] |
 //! | `posted` | the queue of receives, in posting order |
+//! | `receive_index` | the index of a long list of receives |
 //! | `unexpected` | the queue of messages, in arrival order |
+//! | `message_list` | what is compared of the messages, and the searches |
+//! | `message_index` | the index of a long list of messages |
 //! | `list` | the linked lists of unexpected messages |
+//! | `comparisons` | counts comparisons in tests |
 //!
 //! # Rules
 //!
@@ -26,21 +30,36 @@
 //!
 //! # Cost
 //!
-//! When the first entry of a queue matches, a match reads that entry and removes it: no hashing,
+//! When the first entry of a queue matches, a match reads that entry and removes it: no look-up,
 //! and no allocation once the tables have grown to the largest number of entries ever held at a
-//! time (they do not shrink). Taking a message by key is O(1) at any length; canceling a receive is
-//! logarithmic, amortized.
+//! time (they do not shrink). Taking a message by key is O(1) while the queue is short; canceling a
+//! receive is logarithmic, amortized.
 //!
-//! All other lookups are scans. `match_message` and `would_match` are linear in the posted receives
-//! in front of the match, `post` and `peek` in the unexpected messages in front of it, and a search
-//! without a result reads the whole queue of its kind. A program that keeps thousands of receives
-//! posted and gets its messages in another order pays a scan for each message. A scan reads one
-//! compact entry per step and no message body.
+//! A list of up to 16 entries is searched entry by entry. A longer one has an index, and a search
+//! is logarithmic in the number of entries, amortized: a search that finds more than 16 entries
+//! outside of the index adds them to it, each once. The index is a set of ordered sets (B-trees)
+//! and not a hash table: it needs the earliest entry of a tag, entries come back in the middle of
+//! the order, and a peer that chooses its tags cannot make a search longer.
+//!
+//! * A message is looked up once in each group of receives that ignore the same bits of the tag,
+//!   in up to 16 groups. Receives that ignore other bits are searched one by one.
+//! * A receive is looked up in the view of the messages for the bits that it ignores, and for
+//!   receives from one source or from any source. The searches of a queue share the views. There
+//!   are up to 12 views of each list; receives that ignore bits for which there is no view are
+//!   compared with each message.
+//!
+//! The index of receives has at most two items for each receive, and 64 more; the index of messages
+//! has one item for each message and view. An index is dropped or reused after its list has become
+//! short.
 
+mod comparisons;
 mod envelope;
 mod list;
 mod matcher;
+mod message_index;
+mod message_list;
 mod posted;
+mod receive_index;
 mod unexpected;
 
 pub use envelope::{AckRequest, Envelope, PeerKey, RecvSpec, TagMatch};
@@ -48,5 +67,10 @@ pub use matcher::{Matcher, RecvPostResult};
 pub use posted::{PostKey, PostPlace};
 pub use unexpected::UnexpectedKey;
 
+/// A list of at most so many entries is searched entry by entry.
+const MAX_SCANNED: usize = 16;
+
+#[cfg(test)]
+mod scaling_tests;
 #[cfg(test)]
 mod tests;

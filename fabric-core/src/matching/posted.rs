@@ -2,8 +2,11 @@
 
 use crate::address::FiAddr;
 
+use super::MAX_SCANNED;
+use super::comparisons::count_comparison;
 use super::envelope::{Envelope, EnvelopeKey, RecvKey, RecvSpec, TagMatch};
 use super::list::QueueKind;
+use super::receive_index::ReceiveIndex;
 
 /// The key of a posted receive.
 ///
@@ -58,12 +61,19 @@ pub(super) struct PostedQueue<R> {
 ///
 /// Keys are serial numbers, so the list is sorted by key. A receive that leaves the list does not
 /// move the others: at the head it leaves an unused entry, in the middle a vacant one.
+///
+/// A message is compared with the first receive, and then with all receives of a short list. In a
+/// longer list it is looked up in an index, and compared with the receives at the end of the list
+/// that are not in the index yet. A search puts these into the index when they are many, so that
+/// neither posting nor a match at the head takes time for the index.
 struct PostedList<R> {
     entries: Vec<PostedEntry<R>>,
     /// The index of the first entry that is used.
     head: usize,
     /// The number of receives.
     len: usize,
+    /// `None` until a search of the list while it is not short.
+    index: Option<Box<ReceiveIndex>>,
 }
 
 /// An entry of the list. It holds the caller's id of the receive too, so that a match at the head
@@ -87,6 +97,15 @@ impl<R: Copy> PostedEntry<R> {
             from: self.from,
         }
     }
+
+    /// Returns whether this is a receive that accepts the message.
+    #[inline]
+    fn accepts(&self, message: EnvelopeKey) -> bool {
+        count_comparison();
+        self.tag.accepts(message.tag)
+            && (self.from.is_none() || self.from == message.source)
+            && self.receive.is_some()
+    }
 }
 
 impl<R: Copy> PostedList<R> {
@@ -95,6 +114,7 @@ impl<R: Copy> PostedList<R> {
             entries: Vec::new(),
             head: 0,
             len: 0,
+            index: None,
         }
     }
 
@@ -127,6 +147,9 @@ impl<R: Copy> PostedList<R> {
         self.entries.drain(..self.head);
         self.entries.retain(|entry| entry.receive.is_some());
         self.head = 0;
+        if self.len <= MAX_SCANNED {
+            self.index = None;
+        }
     }
 
     /// Removes the first used entry.
@@ -155,25 +178,91 @@ impl<R: Copy> PostedList<R> {
 
     /// Returns the index of a key's entry, vacant or not, or that at which it would be inserted.
     fn index_of(&self, key: PostKey) -> Result<usize, usize> {
-        let index = self
-            .used()
-            .binary_search_by_key(&key.0, |entry| entry.key.0);
-        index
+        index_of(self.used(), key)
             .map(|index| self.head + index)
             .map_err(|index| self.head + index)
     }
 
     /// Returns the index of the earliest receive that accepts this message.
-    fn search(&self, message: EnvelopeKey) -> Option<usize> {
-        let accepts = |entry: &PostedEntry<R>| {
-            entry.tag.accepts(message.tag)
-                && (entry.from.is_none() || entry.from == message.source)
-                && entry.receive.is_some()
+    #[inline]
+    fn search(&mut self, message: EnvelopeKey) -> Option<usize> {
+        let first = self.entries.get(self.head)?;
+        if first.accepts(message) {
+            return Some(self.head);
+        }
+        self.search_others(message)
+    }
+
+    /// As [`search`](Self::search), after the first entry does not accept the message.
+    #[inline(never)] // inlined, it takes more instructions to save the caller's registers
+    fn search_others(&mut self, message: EnvelopeKey) -> Option<usize> {
+        if self.len > MAX_SCANNED {
+            return self.search_long(message);
+        }
+        let mut used = self.used().iter();
+        let found = used.position(|entry| entry.accepts(message));
+        found.map(|index| self.head + index)
+    }
+
+    /// As [`search`](Self::search), for a list that is not short.
+    #[cold]
+    fn search_long(&mut self, message: EnvelopeKey) -> Option<usize> {
+        let (index, used, unindexed) = self.update_index(MAX_SCANNED);
+        let find = |serial| {
+            let at = index_of(used, PostKey(serial)).ok()?;
+            let entry = &used[at];
+            entry.receive.is_some().then(|| (at, entry.wanted()))
         };
-        self.used()
-            .iter()
-            .position(accepts)
-            .map(|index| self.head + index)
+        let found = index.first(message, find).or_else(|| {
+            let mut others = used[unindexed..].iter();
+            others
+                .position(|entry| entry.accepts(message))
+                .map(|at| unindexed + at)
+        });
+        found.map(|at| self.head + at)
+    }
+
+    /// Adds the entries at the end of the list to the index, if they are more than `max`. Returns
+    /// the index, the used entries, and the position of the first one that is not in the index.
+    fn update_index(&mut self, max: usize) -> (&mut ReceiveIndex, &[PostedEntry<R>], usize) {
+        let index = self.index.get_or_insert_default();
+        let used = &self.entries[self.head..];
+        let is_unindexed = |entry: &&PostedEntry<R>| {
+            count_comparison();
+            !index.covers(entry.key.0)
+        };
+        let mut added = used.iter().rev().take_while(is_unindexed).count();
+        if added > max
+            && let Some(last) = used.last()
+        {
+            if index.is_stale(added, self.len) {
+                **index = ReceiveIndex::default();
+                added = used.len();
+            }
+            let unindexed = used[used.len() - added..].iter();
+            let queued = unindexed.filter(|entry| entry.receive.is_some());
+            let items = queued.map(|entry| (entry.key.0, entry.wanted()));
+            index.extend(items, last.key.0 + 1);
+            added = 0;
+        }
+        (index, used, used.len() - added)
+    }
+
+    /// Returns the keys of the receives directed to this source.
+    fn directed_to(&mut self, source: FiAddr) -> Vec<PostKey> {
+        let is_directed =
+            |entry: &&PostedEntry<R>| entry.from == Some(source) && entry.receive.is_some();
+        if self.len <= MAX_SCANNED {
+            let directed = self.used().iter().filter(is_directed);
+            return directed.map(|entry| entry.key).collect();
+        }
+        let (index, used, _) = self.update_index(0);
+        let mut keys: Vec<_> = index.directed_to(source).map(PostKey).collect();
+        keys.retain(|key| {
+            let entry = index_of(used, *key).ok().map(|at| &used[at]);
+            entry.as_ref().is_some_and(is_directed)
+        });
+        keys
     }
 
     /// Takes the receive of an entry. `None` if the entry is vacant.
@@ -202,10 +291,31 @@ impl<R: Copy> PostedList<R> {
     fn insert(&mut self, entry: PostedEntry<R>) {
         match self.index_of(entry.key) {
             Ok(vacant) => self.entries[vacant] = entry,
+            Err(index) if index == self.head && index > 0 => {
+                self.head -= 1;
+                self.entries[self.head] = entry;
+            }
             Err(index) => self.entries.insert(index, entry),
         }
         self.len += 1;
+        if let Some(index) = &mut self.index
+            && index.covers(entry.key.0)
+        {
+            if index.is_stale(1, self.len) {
+                **index = ReceiveIndex::default();
+            } else {
+                index.add(entry.key.0, entry.wanted());
+            }
+        }
     }
+}
+
+/// Returns the position of a key's entry, vacant or not, or that at which it would be inserted.
+fn index_of<R>(used: &[PostedEntry<R>], key: PostKey) -> Result<usize, usize> {
+    used.binary_search_by(|entry| {
+        count_comparison();
+        entry.key.0.cmp(&key.0)
+    })
 }
 
 impl<R: Copy> PostedQueue<R> {
@@ -242,8 +352,10 @@ impl<R: Copy> PostedQueue<R> {
         PostKey(serial | kind as u64)
     }
 
-    pub(super) fn would_match(&self, envelope: &Envelope) -> bool {
-        self.list(envelope.kind()).search(envelope.key()).is_some()
+    pub(super) fn would_match(&mut self, envelope: &Envelope) -> bool {
+        self.lists[envelope.kind() as usize]
+            .search(envelope.key())
+            .is_some()
     }
 
     pub(super) fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
@@ -282,9 +394,10 @@ impl<R: Copy> PostedQueue<R> {
     }
 
     /// Returns the earliest receive that accepts this message; the receive stays queued.
-    pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
-        let list = self.list(envelope.kind());
-        let entry = list.entries.get(list.search(envelope.key())?)?;
+    pub(super) fn find(&mut self, envelope: &Envelope) -> Option<(PostKey, R)> {
+        let list = &mut self.lists[envelope.kind() as usize];
+        let index = list.search(envelope.key())?;
+        let entry = list.entries.get(index)?;
         Some((entry.key, entry.receive?))
     }
 
@@ -296,7 +409,7 @@ impl<R: Copy> PostedQueue<R> {
 
     /// Returns the place of a queued receive. `None` when it is no longer queued.
     pub(super) fn place(&self, key: PostKey) -> Option<PostPlace> {
-        let list = self.list(key.kind());
+        let list = &self.lists[key.kind() as usize];
         let entry = list.entries.get(list.index_of(key).ok()?)?;
         entry.receive.map(|_| PostPlace {
             wanted: entry.wanted(),
@@ -326,31 +439,28 @@ impl<R: Copy> PostedQueue<R> {
         key
     }
 
+    /// Removes and returns the receives directed to this source, in posting order.
     pub(super) fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
-        self.take_where(|from| from == Some(source))
-    }
-
-    pub(super) fn take_all(&mut self) -> Vec<R> {
-        self.take_where(|_| true)
-    }
-
-    fn list(&self, kind: QueueKind) -> &PostedList<R> {
-        &self.lists[kind as usize]
-    }
-
-    /// Removes and returns the receives whose source passes the test, in posting order.
-    fn take_where(&mut self, test: impl Fn(Option<FiAddr>) -> bool) -> Vec<R> {
-        let mut taken = Vec::new();
+        let mut keys = Vec::new();
         for list in &mut self.lists {
-            for entry in &mut list.entries[list.head..] {
-                if test(entry.from)
-                    && let Some(receive) = entry.receive.take()
-                {
-                    taken.push((entry.key.0, receive));
-                    list.len -= 1;
-                }
-            }
-            list.remove_vacant();
+            keys.append(&mut list.directed_to(source));
+        }
+        keys.sort_unstable_by_key(|key| key.0);
+        keys.into_iter()
+            .filter_map(|key| self.remove(key))
+            .collect()
+    }
+
+    /// Removes and returns all receives, in posting order.
+    pub(super) fn take_all(&mut self) -> Vec<R> {
+        let mut taken = Vec::with_capacity(self.len());
+        for list in &mut self.lists {
+            let queued = list
+                .used()
+                .iter()
+                .filter_map(|entry| Some((entry.key.0, entry.receive?)));
+            taken.extend(queued);
+            *list = PostedList::new();
         }
         // Each list is in posting order; the serial numbers merge both.
         taken.sort_unstable_by_key(|&(serial, _)| serial);

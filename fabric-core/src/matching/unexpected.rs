@@ -2,8 +2,9 @@
 
 use crate::address::FiAddr;
 
-use super::envelope::{Envelope, EnvelopeKey, PeerKey, RecvSpec};
-use super::list::{EntryKey, LinkedLists, QueueKind};
+use super::envelope::{Envelope, PeerKey, RecvKey, RecvSpec};
+use super::list::{EntryKey, QueueKind};
+use super::message_list::{MessageEntry, MessageList};
 use super::posted::PostPlace;
 
 /// The key of an unexpected message.
@@ -16,59 +17,34 @@ pub struct UnexpectedKey(EntryKey);
 
 /// The queue of unexpected messages.
 pub(super) struct UnexpectedQueue<M> {
-    lists: LinkedLists<UnexpectedEntry>,
-    /// The messages, at the index of their entry in `lists`. Separate from `lists`, so that scans
+    list: MessageList,
+    /// The messages, at the index of their entry in `list`. Separate from `list`, so that searches
     /// read only entries.
     messages: Vec<Option<(Envelope, M)>>,
-}
-
-/// The part of a message that scans read.
-#[derive(Clone, Copy)]
-struct UnexpectedEntry {
-    key: EnvelopeKey,
-    arrival: u64,
-    peer: PeerKey,
 }
 
 impl<M> UnexpectedQueue<M> {
     pub(super) fn new() -> Self {
         Self {
-            lists: LinkedLists::new(),
+            list: MessageList::new(),
             messages: Vec::new(),
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.lists.len()
+        self.list.len()
     }
 
     /// Inserts a message at the place that its arrival number gives it.
     pub(super) fn insert(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
-        let (kind, arrival) = (envelope.kind(), envelope.arrival);
-        let entry = UnexpectedEntry {
+        let entry = MessageEntry {
             key: envelope.key(),
-            arrival,
+            arrival: envelope.arrival,
             peer: envelope.peer,
         };
-        let in_order = self
-            .lists
-            .last(kind)
-            .is_none_or(|last| self.lists.get(last).arrival <= arrival);
-        // A requeued message was at or near the head when it matched, so the search begins there.
-        let before = if in_order {
-            None
-        } else {
-            self.lists.search(kind, |entry| entry.arrival > arrival)
-        };
-        let key = match before {
-            Some(index) => self.lists.insert_before(kind, index, entry),
-            None => self.lists.push_back(kind, entry),
-        };
+        let key = self.list.insert(envelope.kind(), entry);
         let message = Some((envelope, message));
-        match self
-            .messages
-            .get_mut(LinkedLists::<UnexpectedEntry>::index(key))
-        {
+        match self.messages.get_mut(key.index()) {
             Some(slot) => *slot = message,
             None => self.messages.push(message),
         }
@@ -76,8 +52,9 @@ impl<M> UnexpectedQueue<M> {
     }
 
     /// Returns the earliest message that this receive accepts.
-    pub(super) fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
-        self.envelope(self.search(spec)?)
+    pub(super) fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {
+        let index = self.search(spec)?;
+        envelope_at(&self.messages, index)
     }
 
     /// Removes and returns the earliest message that this receive accepts.
@@ -87,51 +64,56 @@ impl<M> UnexpectedQueue<M> {
     }
 
     pub(super) fn get(&self, key: UnexpectedKey) -> Option<&Envelope> {
-        self.envelope(self.lists.find(key.0)?)
+        envelope_at(&self.messages, self.list.find(key.0)?)
     }
 
     pub(super) fn get_mut(&mut self, key: UnexpectedKey) -> Option<(&Envelope, &mut M)> {
-        let index = self.lists.find(key.0)?;
+        let index = self.list.find(key.0)?;
         self.messages[index]
             .as_mut()
             .map(|(envelope, message)| (&*envelope, message))
     }
 
     pub(super) fn take(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
-        let index = self.lists.find(key.0)?;
+        let index = self.list.find(key.0)?;
         self.remove(index)
     }
 
     /// Returns the earliest message that this receive accepts and that passes the test.
     pub(super) fn find(
-        &self,
+        &mut self,
         spec: &RecvSpec,
-        mut test: impl FnMut(&Envelope) -> bool,
+        test: impl FnMut(&Envelope) -> bool,
     ) -> Option<(UnexpectedKey, &Envelope)> {
-        let wanted = spec.key();
-        let index = self.lists.search_indexed(spec.kind(), |index, entry| {
-            wanted.accepts(entry.key) && self.envelope(index).is_some_and(&mut test)
-        })?;
-        self.envelope(index)
-            .map(|envelope| (UnexpectedKey(self.lists.key(index)), envelope))
+        let key = self.find_key(spec.kind(), spec.key(), test)?;
+        self.get(key).map(|envelope| (key, envelope))
     }
 
     /// As [`find`](Self::find), for a receive that is restored at this place.
     pub(super) fn find_for_place(
-        &self,
+        &mut self,
         place: &PostPlace,
+        test: impl FnMut(&Envelope) -> bool,
+    ) -> Option<UnexpectedKey> {
+        self.find_key(place.kind, place.wanted, test)
+    }
+
+    fn find_key(
+        &mut self,
+        kind: QueueKind,
+        wanted: RecvKey,
         mut test: impl FnMut(&Envelope) -> bool,
     ) -> Option<UnexpectedKey> {
-        let wanted = place.wanted;
-        let index = self.lists.search_indexed(place.kind, |index, entry| {
-            wanted.accepts(entry.key) && self.envelope(index).is_some_and(&mut test)
-        })?;
-        Some(UnexpectedKey(self.lists.key(index)))
+        let messages = &self.messages;
+        let test = |index| envelope_at(messages, index).is_some_and(&mut test);
+        let index = self.list.search(kind, wanted, test)?;
+        Some(UnexpectedKey(self.list.key(index)))
     }
 
     /// Returns the keys of all messages, in arrival order.
     pub(super) fn keys(&self) -> Vec<UnexpectedKey> {
-        self.keys_where(|_| true)
+        let keys = self.list.keys().into_iter();
+        keys.map(UnexpectedKey).collect()
     }
 
     /// Sets the source of the messages of these peers that have none, and returns their keys in
@@ -141,101 +123,64 @@ impl<M> UnexpectedQueue<M> {
         peers: &[PeerKey],
         source: FiAddr,
     ) -> Vec<UnexpectedKey> {
-        let updated =
-            self.keys_where(|entry| entry.key.source.is_none() && peers.contains(&entry.peer));
-        for key in &updated {
-            self.set_source(LinkedLists::<UnexpectedEntry>::index(key.0), Some(source));
-        }
-        updated
-    }
-
-    /// Returns the keys of the messages that pass the test, in arrival order.
-    fn keys_where(&self, test: impl Fn(&UnexpectedEntry) -> bool) -> Vec<UnexpectedKey> {
-        let mut found = Vec::new();
-        for kind in QueueKind::BOTH {
-            let mut at = self.lists.first(kind);
-            while let Some(index) = at {
-                at = self.lists.next(index);
-                let entry = self.lists.get(index);
-                if test(entry) {
-                    found.push((entry.arrival, UnexpectedKey(self.lists.key(index))));
-                }
-            }
-        }
-        found.sort_by_key(|(arrival, _)| *arrival);
-        found.into_iter().map(|(_, key)| key).collect()
-    }
-
-    pub(super) fn holds_messages_from(&self, source: FiAddr) -> bool {
-        let from = |entry: &UnexpectedEntry| entry.key.source == Some(source);
-        QueueKind::BOTH
-            .iter()
-            .any(|&kind| self.lists.search(kind, from).is_some())
+        let keys = self.list.assign_source(peers, source);
+        self.set_source(&keys, Some(source));
+        keys.into_iter().map(UnexpectedKey).collect()
     }
 
     pub(super) fn clear_source(&mut self, source: FiAddr) {
-        for kind in QueueKind::BOTH {
-            let mut at = self.lists.first(kind);
-            while let Some(index) = at {
-                at = self.lists.next(index);
-                if self.lists.get(index).key.source == Some(source) {
-                    self.set_source(index, None);
-                }
-            }
-        }
+        let keys = self.list.clear_source(source);
+        self.set_source(&keys, None);
+    }
+
+    pub(super) fn holds_messages_from(&mut self, source: FiAddr) -> bool {
+        self.list.has_source(source)
     }
 
     pub(super) fn take_all(&mut self) -> Vec<(Envelope, M)> {
-        let mut taken = Vec::with_capacity(self.len());
-        for kind in QueueKind::BOTH {
-            while let Some(index) = self.lists.first(kind) {
-                taken.extend(self.remove(index));
-            }
-        }
-        taken.sort_by_key(|(envelope, _)| envelope.arrival);
-        taken
+        let keys = self.list.take_all().into_iter();
+        keys.filter_map(|key| self.messages[key.index()].take())
+            .collect()
     }
 
+    /// Removes and returns the messages that pass the test, in arrival order.
     pub(super) fn take_where(
         &mut self,
         mut test: impl FnMut(&Envelope, &M) -> bool,
     ) -> Vec<(Envelope, M)> {
         let mut taken = Vec::new();
-        for kind in QueueKind::BOTH {
-            let mut at = self.lists.first(kind);
-            while let Some(index) = at {
-                at = self.lists.next(index);
-                if self.messages[index]
-                    .as_ref()
-                    .is_some_and(|(envelope, message)| test(envelope, message))
-                {
-                    taken.extend(self.remove(index));
-                }
+        for key in self.list.keys() {
+            let index = key.index();
+            if self.messages[index]
+                .as_ref()
+                .is_some_and(|(envelope, message)| test(envelope, message))
+            {
+                taken.extend(self.remove(index));
             }
         }
         taken
     }
 
     /// Returns the index of the earliest message that this receive accepts.
-    fn search(&self, spec: &RecvSpec) -> Option<usize> {
-        let wanted = spec.key();
-        self.lists
-            .search(spec.kind(), |entry| wanted.accepts(entry.key))
-    }
-
-    fn envelope(&self, index: usize) -> Option<&Envelope> {
-        self.messages[index].as_ref().map(|(envelope, _)| envelope)
+    #[inline]
+    fn search(&mut self, spec: &RecvSpec) -> Option<usize> {
+        self.list.search(spec.kind(), spec.key(), |_| true)
     }
 
     fn remove(&mut self, index: usize) -> Option<(Envelope, M)> {
-        self.lists.remove(index);
+        self.list.remove(index);
         self.messages[index].take()
     }
 
-    fn set_source(&mut self, index: usize, source: Option<FiAddr>) {
-        self.lists.get_mut(index).key.source = source;
-        if let Some((envelope, _)) = &mut self.messages[index] {
-            envelope.source = source;
+    fn set_source(&mut self, keys: &[EntryKey], source: Option<FiAddr>) {
+        for key in keys {
+            if let Some((envelope, _)) = &mut self.messages[key.index()] {
+                envelope.source = source;
+            }
         }
     }
+}
+
+fn envelope_at<M>(messages: &[Option<(Envelope, M)>], index: usize) -> Option<&Envelope> {
+    messages[index].as_ref().map(|(envelope, _)| envelope)
 }

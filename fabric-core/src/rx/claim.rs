@@ -44,7 +44,7 @@ pub(super) struct ClaimTable {
 impl RxQueue {
     /// Returns the message that a receive with this spec would take, if it were posted now.
     #[must_use]
-    pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
+    pub fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {
         self.matcher
             .unexpected_for_new(spec)
             .map(|(_, envelope)| envelope)

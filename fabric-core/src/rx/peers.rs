@@ -263,7 +263,7 @@ impl RxQueue {
 
     /// Returns whether a message of this source is unexpected, claimed or arriving.
     #[must_use]
-    pub fn holds_messages_from(&self, source: FiAddr) -> bool {
+    pub fn holds_messages_from(&mut self, source: FiAddr) -> bool {
         // A message that is being copied from the sender's memory may outlive the connection.
         let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
         self.matcher.holds_messages_from(source)

@@ -95,7 +95,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
 
     /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
-    pub fn would_accept(&self, envelope: &Envelope) -> bool {
+    pub fn would_accept(&mut self, envelope: &Envelope) -> bool {
         self.rx.would_accept(envelope)
     }
 

@@ -156,8 +156,8 @@ impl TcpReceiver {
 
     /// Returns whether the frames that are set aside can be accepted now.
     pub(crate) fn can_resume_set_aside(&mut self) -> bool {
-        let ctx = context_of(&mut self.rx, &mut self.context);
-        self.reader.can_resume_set_aside(PEER, &ctx)
+        let mut ctx = context_of(&mut self.rx, &mut self.context);
+        self.reader.can_resume_set_aside(PEER, &mut ctx)
     }
 
     /// Posts a receive with a buffer of this capacity, or with one that grows.

@@ -81,8 +81,8 @@ impl EngineState {
     }
 
     /// Returns whether a message with this source waits at an endpoint or shared context.
-    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
-        let queue = self.endpoints.rx(ep);
+    fn holds_messages_from(&mut self, ep: EpId, source: FiAddr) -> bool {
+        let queue = self.endpoints.rx_mut(ep);
         queue.is_some_and(|rx| rx.holds_messages_from(source))
     }
 

@@ -232,14 +232,6 @@ impl EndpointTable {
     }
 
     /// Returns the queue of an endpoint or of a shared context.
-    pub(crate) fn rx(&self, id: EpId) -> Option<&RxQueue> {
-        match &self.get(id)?.rx {
-            RxSource::Own(rx) => Some(rx),
-            RxSource::Shared(context) => self.own_rx(*context),
-        }
-    }
-
-    /// Returns the queue of an endpoint or of a shared context.
     #[inline(always)] // on the small-message path
     pub(crate) fn rx_mut(&mut self, id: EpId) -> Option<&mut RxQueue> {
         let owner = match self.get(id)?.rx {

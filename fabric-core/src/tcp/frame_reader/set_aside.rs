@@ -65,7 +65,7 @@ impl FrameReader {
     pub fn can_resume_set_aside(
         &self,
         sender: SenderId,
-        ctx: &EndpointContext<'_, impl EngineContext>,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let envelope = self
             .set_aside
