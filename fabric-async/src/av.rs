@@ -12,7 +12,8 @@ use fabric_core::{Address, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
 use crate::close::{CloseError, close_object};
-use crate::domain::{Domain, DomainInner};
+use crate::domain::Domain;
+use crate::domain_inner::DomainInner;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// An address vector (`fid_av`): a table of peers (`FI_AV_TABLE`), each with an [`FiAddr`].

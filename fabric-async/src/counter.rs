@@ -13,7 +13,8 @@ use fabric_reactor::{CounterBindings, CounterId, WaitFd, WaitObject};
 use tokio::task::coop;
 
 use crate::close::{CloseError, close_object, dependency_on};
-use crate::domain::{Domain, DomainInner};
+use crate::domain::Domain;
+use crate::domain_inner::DomainInner;
 use crate::thread_model::{Shared, ThreadModel};
 use crate::try_wait::{LazyWaitObject, TryWait};
 

@@ -16,7 +16,8 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::close::{CloseError, close_object};
-use crate::domain::{Domain, DomainInner};
+use crate::domain::Domain;
+use crate::domain_inner::DomainInner;
 use crate::thread_model::{Shared, ThreadModel};
 use crate::try_wait::{LazyWaitObject, TryWait};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::buf::{FlatBuf, IoBufMut};
@@ -10,19 +10,20 @@ use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{OpKey, SocketIo};
-use fabric_core::tree::{Children, Class, DependencyGuard, ObjectNode};
-use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
+use fabric_core::transport::SocketIo;
+use fabric_core::tree::{Children, Class, ObjectNode};
+use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::{WaitFd, WaitPolicy};
 
-use crate::av::{AddressVector, ToAddress};
+use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
+use crate::domain_inner::{DomainCore, DomainInner};
 use crate::driver;
-use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder, set_once};
-use crate::eq::{EventQueue, EventQueueInner};
+use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
+use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::flush::flush;
 use crate::mr::{Allocated, MemoryRegion};
@@ -42,31 +43,6 @@ use crate::try_wait::TryWait;
 pub struct Domain<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<DomainInner>,
     model: PhantomData<M>,
-}
-
-/// Keeps a domain open: its handles and its children share one `DomainInner`. The domain closes
-/// when the last reference is dropped.
-pub(crate) struct DomainInner {
-    state: Arc<DomainCore>,
-    /// The default event queue of the domain and its endpoints.
-    eq: Mutex<Option<EqBinding>>,
-}
-
-/// The event queue that a domain is bound to, which cannot be closed before the domain.
-struct EqBinding {
-    _queue: Arc<EventQueueInner>,
-    _guard: DependencyGuard,
-}
-
-/// The state of an open or closed domain. Operations refer to a `DomainCore`, because the engine
-/// stores their results until they are taken.
-pub(crate) struct DomainCore {
-    pub(crate) node: Arc<ObjectNode>,
-    /// The domain in the crate `reactor`: its engine and transport.
-    pub(crate) engine: reactor::DomainHandle,
-    pub(crate) fabric: Fabric,
-    pub(crate) info: Info,
-    context: u64,
 }
 
 /// A builder of a domain, with options.
@@ -90,56 +66,6 @@ pub(crate) struct DomainOptions {
     pub(crate) socket_options: SocketOptions,
     /// `None` for the default.
     pub(crate) progress_timeout: Option<Option<Duration>>,
-}
-
-impl DomainInner {
-    /// Returns the state that operations refer to.
-    pub(crate) fn state(&self) -> &Arc<DomainCore> {
-        &self.state
-    }
-
-    /// Locks the binding of the event queue.
-    fn lock_eq(&self) -> MutexGuard<'_, Option<EqBinding>> {
-        self.eq.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl std::ops::Deref for DomainInner {
-    type Target = DomainCore;
-
-    fn deref(&self) -> &DomainCore {
-        &self.state
-    }
-}
-
-impl DomainCore {
-    /// Returns the scheme of addresses of the domain's provider: that of text without one, such as
-    /// `fi_sockaddr_in://`.
-    pub(crate) fn scheme(&self) -> Scheme {
-        Scheme::from_provider(self.fabric.inner.transport.name()).unwrap_or(Scheme::Tcp)
-    }
-
-    /// Parses an address. Text that names no scheme is of the domain's provider.
-    pub(crate) fn address(&self, text: impl ToAddress) -> Result<Address> {
-        text.to_address_for(self.scheme())
-    }
-
-    /// Detaches a flush, or a wait for memory of loans, when the returned guard is dropped.
-    pub(crate) fn detach_on_drop(&self, key: OpKey) -> DetachOnDrop<'_> {
-        DetachOnDrop { domain: self, key }
-    }
-}
-
-/// Detaches an operation of the engine on drop.
-pub(crate) struct DetachOnDrop<'a> {
-    domain: &'a DomainCore,
-    key: OpKey,
-}
-
-impl Drop for DetachOnDrop<'_> {
-    fn drop(&mut self) {
-        self.domain.engine.detach(self.key);
-    }
 }
 
 impl<'a> DomainBuilder<'a> {
@@ -362,10 +288,7 @@ impl<'a> DomainBuilder<'a> {
             info: self.info.clone(),
             context: self.context,
         };
-        Ok(Arc::new(DomainInner {
-            state: Arc::new(state),
-            eq: Mutex::new(None),
-        }))
+        Ok(Arc::new(DomainInner::new(state)))
     }
 }
 
@@ -524,18 +447,7 @@ impl<M: ThreadModel> Domain<M> {
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
         let fabric = &self.inner.fabric.inner;
         let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Domain)?;
-        let mut bound = self.inner.lock_eq();
-        // Under the lock: a domain that is closed later releases this binding.
-        self.inner.node.check_open()?;
-        let binding = EqBinding {
-            _queue: eq.inner.clone(),
-            _guard: guard,
-        };
-        set_once("event queue", &mut bound, binding)?;
-        self.inner
-            .engine
-            .set_domain_eq(Some(eq.inner.state.clone()));
-        drop(bound);
+        self.inner.bind_eq(&eq.inner, guard)?;
         eq.inner.attach_domain(&self.inner);
         Ok(())
     }
@@ -634,18 +546,9 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;
-        let mut bound_eq = domain.inner.lock_eq();
-        domain.inner.engine.set_domain_eq(None);
-        *bound_eq = None;
-        drop(bound_eq);
+        domain.inner.unbind_eq();
         domain.inner.engine.end_loan_waits();
         Ok(())
-    }
-}
-
-impl Drop for DomainInner {
-    fn drop(&mut self) {
-        self.state.node.detach_from_parent();
     }
 }
 

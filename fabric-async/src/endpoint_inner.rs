@@ -16,7 +16,7 @@ use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use fabric_core::tree::ObjectNode;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use crate::domain::DomainCore;
+use crate::domain_inner::DomainCore;
 
 /// An open or closed endpoint, or shared receive context, as operations see it.
 pub struct EndpointInner {

@@ -16,7 +16,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::close::{CloseError, close_object};
-use crate::domain::DomainInner;
+use crate::domain_inner::DomainInner;
 use crate::fabric::Fabric;
 use crate::try_wait::{LazyWaitObject, TryWait};
 

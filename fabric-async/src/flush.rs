@@ -7,7 +7,7 @@ use fabric_core::Result;
 use fabric_core::transport::EpId;
 use tokio::task::coop;
 
-use crate::domain::DomainCore;
+use crate::domain_inner::DomainCore;
 
 /// Waits until the kernel or the peer's ring has the data of everything that was posted on this
 /// endpoint; `None` stands for all endpoints of the domain.

@@ -109,6 +109,7 @@ mod counter;
 mod cq;
 mod discover;
 mod domain;
+mod domain_inner;
 mod driver;
 mod endpoint;
 mod endpoint_inner;

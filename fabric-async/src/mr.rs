@@ -14,7 +14,8 @@ use fabric_core::{Error, Result};
 
 use crate::close::{CloseError, close_object};
 use crate::counter::{BoundCounter, Counter, CounterInner};
-use crate::domain::{Domain, DomainInner};
+use crate::domain::Domain;
+use crate::domain_inner::DomainInner;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically

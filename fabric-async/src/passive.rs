@@ -18,7 +18,8 @@ use tokio::task::coop;
 
 use crate::av::ToAddress;
 use crate::close::{CloseError, close_object, dependency_on};
-use crate::domain::{Domain, DomainInner, DomainOptions};
+use crate::domain::{Domain, DomainOptions};
+use crate::domain_inner::DomainInner;
 use crate::endpoint::{
     BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, check_msg_type, set_once,
 };

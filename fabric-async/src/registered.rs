@@ -14,7 +14,8 @@ use fabric_core::{Error, Result};
 
 use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
-use crate::domain::{Domain, DomainInner};
+use crate::domain::Domain;
+use crate::domain_inner::DomainInner;
 use crate::mr::{MrRegistration, RemoteRegion};
 use crate::thread_model::{Shared, ThreadModel};
 

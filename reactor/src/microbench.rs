@@ -10,12 +10,7 @@ use crate::engine::state::domain_state::DomainState;
 use crate::engine::state::ops::{CompletionTarget, OpState};
 use crate::transport::shm;
 
-/// Performs an operation once. The result keeps the compiler from optimising the operation away.
-pub type Work = Box<dyn FnMut() -> usize>;
-
-/// A microbenchmark: its name, and the function that prepares its work, which panics when the
-/// system cannot allocate shared memory.
-pub type Microbench = (&'static str, fn() -> Work);
+pub use crate::sys::microbench::{Microbench, Work};
 
 /// Returns all microbenchmarks.
 #[must_use]

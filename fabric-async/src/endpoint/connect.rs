@@ -15,7 +15,7 @@ use super::bind::builder_with_queues;
 use super::builder::check_msg_type;
 use super::{BindOptions, ConnectedEndpoint, Endpoint, EndpointBuilder};
 use crate::av::{AvInner, ToAddress};
-use crate::domain::DomainInner;
+use crate::domain_inner::DomainInner;
 use crate::passive::ConnectionRequest;
 use crate::resolve::{AddressOrHost, try_addresses};
 use crate::thread_model::{Shared, ThreadModel};

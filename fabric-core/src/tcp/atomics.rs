@@ -8,7 +8,8 @@ use crate::completion::{OpKind, Transfer};
 use crate::mr::{AccessError, RegionMemory, execute_atomic_array};
 use crate::transport::{EndpointContext, EngineContext, RemoteAccess, RmaIov};
 
-use super::responder::{ACCESS_VIOLATION, ResponseQueue};
+use super::frame::ACCESS_VIOLATION;
+use super::responder::ResponseQueue;
 use super::rxm::{
     ATOMIC_IOV_LEN, AtomicHeader, AtomicStatus, EAGER_LIMIT, MAX_OPERAND_BYTES, RxmPacket,
     decode_rma_iovs, operand_bytes,

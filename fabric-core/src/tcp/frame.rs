@@ -42,6 +42,10 @@ const ATOMIC: u8 = 0xf1;
 const NACK: u8 = 0xf2;
 const CHECKED_READ_RSP: u8 = 0xf3;
 
+/// An access that the access check refuses.
+pub(super) const ACCESS_VIOLATION: ProtocolViolation =
+    ProtocolViolation("access to memory that the peer may not access");
+
 /// Type of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrameKind {

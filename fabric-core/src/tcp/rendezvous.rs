@@ -4,6 +4,7 @@ use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::transport::{EndpointContext, EngineContext, OpKey};
 
+use super::frame::ACCESS_VIOLATION;
 use super::{ProtocolViolation, RmaIovList, WireRmaIov};
 
 /// First key of rendezvous messages: far from the keys that programs usually choose.
@@ -77,7 +78,7 @@ impl RendezvousSends {
             iovs.iter()
                 .map(|iov| message_range(find(iov)?, iov))
                 .collect::<Option<_>>()
-                .ok_or(super::responder::ACCESS_VIOLATION),
+                .ok_or(ACCESS_VIOLATION),
         )
     }
 

@@ -18,6 +18,7 @@ use crate::mr::{AccessError, RegionMemory};
 use crate::transport::{EndpointContext, EngineContext, RemoteAccess};
 use crate::{FiAddr, buf::Payload};
 
+use super::frame::ACCESS_VIOLATION;
 use super::frame::STATUS_LEN;
 use super::rendezvous::{MessageRange, RendezvousSends};
 use super::rxm::{AtomicHeader, AtomicStatus};
@@ -30,8 +31,6 @@ const MAX_BUFFERED_BYTES: usize = 64 << 10;
 /// Maximum number of bytes copied from a region in one step.
 const READ_CHUNK: usize = 16 << 10;
 
-pub(super) const ACCESS_VIOLATION: ProtocolViolation =
-    ProtocolViolation("access to memory that the peer may not access");
 const REGION_CLOSED: ProtocolViolation =
     ProtocolViolation("memory region closed while a read response was being sent");
 

@@ -11,7 +11,8 @@ use crate::completion::{OpKind, Transfer};
 use crate::mr::{AccessError, RegionMemory};
 use crate::transport::{EndpointContext, EngineContext, RemoteAccess};
 
-use super::responder::{ACCESS_VIOLATION, CheckedSegment, ResponseQueue, is_accessible};
+use super::frame::ACCESS_VIOLATION;
+use super::responder::{CheckedSegment, ResponseQueue, is_accessible};
 use super::{AckDue, Frame, ProtocolViolation, RmaIovList, RmaNack};
 
 /// A write whose payload is arriving.

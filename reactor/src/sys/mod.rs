@@ -15,6 +15,7 @@
 //! | `fork_guard` | whether the process is a forked child |
 //! | `process_local` | a value of each process, which a forked child replaces |
 //! | `os_error` | errors of system calls |
+//! | `microbench` | the type of microbenchmarks |
 
 pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]
@@ -22,6 +23,8 @@ mod epoll;
 pub(crate) mod fork_guard;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
+#[cfg(all(feature = "microbench", not(loom)))]
+pub(crate) mod microbench;
 pub(crate) mod os_error;
 pub(crate) mod process_local;
 pub(crate) mod process_memory;

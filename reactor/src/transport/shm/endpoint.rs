@@ -30,16 +30,17 @@ use std::sync::Arc;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::stats::TransportStats;
-use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
+use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Result};
 
-use super::TxSettings;
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::RxConnections;
+use super::token::ShmToken;
 use super::tx_connection::QueueProgress;
+use super::tx_settings::TxSettings;
 use crate::sys::fork_guard::ForkGuard;
 
 use accept::RdmListener;
@@ -48,42 +49,6 @@ use rx_pass::EndedRx;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
 pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
-
-/// A watched descriptor of an endpoint or passive endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ShmToken {
-    Listener,
-    /// Socket of the incoming connection or pending handshake with this `rx_index`.
-    Rx(u32),
-    /// Socket of the connection to a peer with this `tx_index`.
-    Tx(u32),
-    /// Timer of a connection attempt or of a passive endpoint.
-    Timer,
-}
-
-impl ShmToken {
-    /// Packs the endpoint and the descriptor into an epoll token.
-    pub(super) fn pack(self, ep: EpId) -> u64 {
-        let (kind, id) = match self {
-            Self::Listener => (0, 0),
-            Self::Rx(id) => (1, id),
-            Self::Tx(id) => (2, id),
-            Self::Timer => (3, 0),
-        };
-        WaitToken { kind, ep, id }.pack()
-    }
-}
-
-impl From<WaitToken> for ShmToken {
-    fn from(token: WaitToken) -> Self {
-        match token.kind {
-            0 => Self::Listener,
-            1 => Self::Rx(token.id),
-            2 => Self::Tx(token.id),
-            _ => Self::Timer,
-        }
-    }
-}
 
 /// What an endpoint is opened with.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use super::control::{self, ControlMessage};
 use super::record::{MESSAGE, RecordLayout, TAGGED};
 use super::ring::{Consumer, ConsumerState, Producer};
 use super::segment::Segment;
-use crate::microbench::{Microbench, Work};
+use crate::sys::microbench::{Microbench, Work};
 
 pub(crate) fn benchmarks() -> Vec<Microbench> {
     vec![

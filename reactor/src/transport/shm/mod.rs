@@ -6,10 +6,11 @@
 //! | `rx_table` | incoming connections, active and idle |
 //! | `connection_table` | outgoing connections by address handle, each under a lock of its own |
 //! | `tx_connection`, `rx_connection` | the sending and the receiving end of a connection |
-//! | `passive` | a passive endpoint: its name, and the connection requests of clients |
+//! | `tx_settings` | how endpoints send long messages |
+//! | `passive`, `conn_req` | a passive endpoint: its name; the connection requests of clients |
 //! | `cm` | connection management messages of connected endpoints |
 //! | `control` | handshake and control messages |
-//! | `socket` | the Unix sockets that carry control messages |
+//! | `socket`, `token` | the Unix sockets that carry control messages; their epoll tokens |
 //! | `closer` | threads that close descriptors received from peers |
 //! | `pending_acks` | sends that complete when the peer acknowledges them |
 //! | `record` | the layout of the records in a ring |
@@ -24,6 +25,7 @@
 mod closer;
 mod cm;
 mod cma;
+mod conn_req;
 mod connection_table;
 mod control;
 mod endpoint;
@@ -49,10 +51,11 @@ mod rx_table;
 mod segment;
 mod shared_memory;
 mod socket;
+mod token;
 mod tx_connection;
+mod tx_settings;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
@@ -61,7 +64,7 @@ use fabric_core::transport::{
     ConnectParams, ConnectionManagement, EndpointContext, EngineContext, EpId, LoanAllocator,
     OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
-use fabric_core::{Address, Error, Result, Scheme};
+use fabric_core::{Address, Result};
 
 use crate::transport::info_templates;
 
@@ -72,6 +75,8 @@ pub(crate) use microbench::benchmarks;
 use passive::ShmPassiveEndpoint;
 use rx_table::ALWAYS_ACTIVE;
 use shared_memory::SharedMemory;
+use socket::with_free_name;
+use tx_settings::TxSettings;
 
 /// The `shm` transport.
 #[derive(Clone, Copy, Debug)]
@@ -142,16 +147,6 @@ struct ShmDomain {
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 
-/// The loan pool and the single-copy policy of a domain, which its endpoints send long messages
-/// with.
-#[derive(Clone, Debug)]
-struct TxSettings {
-    /// The domain's chunks, which carry messages that are sent as loans.
-    loan_pool: LoanPool,
-    /// Which messages the receiver copies directly, where the kernel permits it.
-    single_copy: cma::SingleCopyPolicy,
-}
-
 impl ShmDomain {
     /// Returns the configuration of a new endpoint. Sets the single-copy policy if it is not set.
     fn endpoint_config<'a>(&mut self, info: &'a Info) -> ShmConfig<'a> {
@@ -166,31 +161,6 @@ impl ShmDomain {
                 single_copy,
             },
             wait_set: self.wait_set.clone(),
-        }
-    }
-}
-
-/// Calls `open` with the name `at`. If `at` is `None` or has an empty name, calls `open` with
-/// generated names until one is free.
-fn with_free_name<T>(
-    at: Option<&Address>,
-    mut open: impl FnMut(&Address) -> Result<T>,
-) -> Result<T> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    if let Some(at) = at {
-        at.check_scheme(Scheme::Shm)?;
-        if !at.name().is_empty() {
-            return open(at);
-        }
-    }
-    // A process in another PID namespace may have an endpoint of the generated name: abstract names
-    // are per network namespace.
-    loop {
-        let index = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}.{index}", std::process::id());
-        match open(&Address::new(Scheme::Shm, &name)?) {
-            Err(Error::AddressInUse(_)) => continue,
-            opened => return opened,
         }
     }
 }

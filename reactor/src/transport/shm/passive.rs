@@ -15,19 +15,20 @@ use std::time::{Duration, Instant};
 
 use fabric_core::event::EventKind;
 use fabric_core::transport::{
-    ConnReq, ConnReqHandle, ConnectionRequests, EndpointContext, EngineContext, EpId,
-    TransportEndpoint, WaitSet, WaitToken,
+    ConnReq, ConnectionRequests, EndpointContext, EngineContext, EpId, TransportEndpoint, WaitSet,
+    WaitToken,
 };
 use fabric_core::{Address, RefusalReason, Result};
 use slab::Slab;
 
 use super::closer;
-use super::cm::{self, CmClientMessage, CmEndpoint, CmOffer};
+use super::cm::{self, CmClientMessage, CmOffer};
+use super::conn_req::{CheckedRequest, PendingRequest, ShmConnReqHandle};
 use super::control::{self, ControlMessage, ReadError};
-use super::endpoint::ShmToken;
 use super::rx_connection::{Rejection, admit, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
+use super::token::ShmToken;
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
@@ -296,7 +297,7 @@ impl ShmPassiveEndpoint {
             request,
             passive_name: self.name.clone(),
         };
-        let handle = Box::new(ShmConnReqHandle(Some(pending)));
+        let handle = Box::new(ShmConnReqHandle::new(pending));
         self.requests.push_back(ConnReq { peer, data, handle });
         Ok(())
     }
@@ -397,61 +398,5 @@ impl RequestHandshake {
             nonce,
         });
         Ok(())
-    }
-}
-
-/// A valid request.
-pub(super) struct CheckedRequest {
-    /// Name of the client's endpoint.
-    peer: Address,
-    pub(super) client: CmEndpoint,
-    pub(super) credentials: PeerCredentials,
-    /// Segment with the ring from the client to the server.
-    pub(super) segment: Segment,
-    /// Random number that the client sends over its reverse socket.
-    nonce: u64,
-}
-
-/// A request with both sockets of the client.
-pub(super) struct PendingRequest {
-    /// Socket of the direction from the client to the server.
-    pub(super) socket: ShmSocket,
-    /// Socket of the direction from the server to the client.
-    pub(super) reverse: ShmSocket,
-    pub(super) request: CheckedRequest,
-    /// Name of the passive endpoint.
-    pub(super) passive_name: Address,
-}
-
-/// The handle of a connection request; rejects the request when the handle is dropped. `None` once
-/// the request was accepted or rejected.
-pub(super) struct ShmConnReqHandle(Option<PendingRequest>);
-
-impl ShmConnReqHandle {
-    /// Takes the request to accept it. `None` if the client has disconnected, or in a forked child.
-    pub(super) fn take_if_alive(mut self) -> Option<PendingRequest> {
-        self.0.take_if(|pending| {
-            pending.socket.in_original_process() && !pending.socket.has_hung_up()
-        })
-    }
-
-    /// Rejects the request with private data, unless it was taken.
-    fn send_reject(&mut self, data: &[u8]) {
-        let pending = self.0.take();
-        if let Some(pending) = pending.filter(|pending| pending.socket.in_original_process()) {
-            cm::send_reject(&pending.socket, data);
-        }
-    }
-}
-
-impl ConnReqHandle for ShmConnReqHandle {
-    fn reject(mut self: Box<Self>, data: &[u8]) {
-        self.send_reject(data);
-    }
-}
-
-impl Drop for ShmConnReqHandle {
-    fn drop(&mut self) {
-        self.send_reject(&[]);
     }
 }

@@ -21,6 +21,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use fabric_core::transport::WaitSet;
@@ -50,6 +51,31 @@ const NAME_PREFIX: &str = "fabric-async/shm/";
 const MAX_DRAINED_MESSAGES: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const SCM_MAX_FD: usize = 253;
+
+/// Calls `open` with the name `at`. If `at` is `None` or has an empty name, calls `open` with
+/// generated names until one is free.
+pub(super) fn with_free_name<T>(
+    at: Option<&Address>,
+    mut open: impl FnMut(&Address) -> Result<T>,
+) -> Result<T> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    if let Some(at) = at {
+        at.check_scheme(Scheme::Shm)?;
+        if !at.name().is_empty() {
+            return open(at);
+        }
+    }
+    // A process in another PID namespace may have an endpoint of the generated name: abstract names
+    // are per network namespace.
+    loop {
+        let index = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}.{index}", std::process::id());
+        match open(&Address::new(Scheme::Shm, &name)?) {
+            Err(Error::AddressInUse(_)) => continue,
+            opened => return opened,
+        }
+    }
+}
 
 /// A listening Unix socket.
 pub(crate) struct ShmListener {

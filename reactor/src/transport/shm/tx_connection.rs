@@ -30,10 +30,10 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::TxSettings;
 use super::control::{self, ControlMessage};
 use super::rx_connection::PeerIdentity;
 use super::socket::{PeerCredentials, ShmSocket};
+use super::tx_settings::TxSettings;
 use channel::{FRAGMENT_LEN, TxChannel};
 use iov_cursor::IovCursor;
 pub(crate) use iov_cursor::at_start;

@@ -7,7 +7,7 @@
 //! | `handshake` | a connection before both sides have agreed |
 //! | `connection` | an established connection: bytes in, bytes out |
 //! | `io_backend` | epoll or io_uring, and the domain's io_uring instance |
-//! | `network` | IP, or another network below the endpoints |
+//! | `network`, `ip_network` | a network below the endpoints; the network of the kernel |
 //! | `socket` | sockets, and calls on them that do not block |
 //! | `congestion` | congestion control |
 //! | `interfaces` | networks of this machine |
@@ -27,11 +27,11 @@ mod endpoint;
 mod handshake;
 mod interfaces;
 mod io_backend;
+mod ip_network;
 mod linger;
 mod network;
 mod socket;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
@@ -49,7 +49,7 @@ use crate::transport::net::SocketConfig;
 
 use interfaces::InterfaceAddress;
 use io_backend::IoBackend;
-use network::IpNetwork;
+use ip_network::IpNetwork;
 
 pub(super) use endpoint::{EndpointResources, TcpEndpoint, UNEXPECTED_BYTES};
 pub(super) use network::{Listener, Network, ReadSchedule};
@@ -145,23 +145,6 @@ fn with_rxm_protocol(mut info: Info) -> Info {
     // libfabric's protocol version of RXM.
     info.ep.protocol_version = 1;
     info
-}
-
-/// Returns the address to listen at: `at`, or else any port of the offer's source address, or else
-/// any port of the IPv4 loopback address.
-///
-/// # Errors
-/// `at` has another scheme than `tcp`.
-fn listen_address(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
-    if let Some(at) = at {
-        at.check_scheme(Scheme::Tcp)?;
-    }
-    let offered = info.src_addr.as_ref().and_then(Address::socket_addr);
-    let any_port = SocketAddr::new(
-        offered.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |offered| offered.ip()),
-        0,
-    );
-    Ok(at.and_then(Address::socket_addr).unwrap_or(any_port))
 }
 
 /// A domain of the transport: what its endpoints share.

@@ -1,17 +1,16 @@
 //! The network below the endpoints: how they listen, connect and name each other.
 //!
-//! The provider `tcp` uses [`IpNetwork`]. A transport that carries the same wire protocol over
+//! The provider `tcp` uses [`IpNetwork`](super::ip_network::IpNetwork). A transport that carries the same wire protocol over
 //! other streams implements [`Network`].
 
 use std::net::SocketAddr;
 
 use fabric_core::info::Info;
 use fabric_core::transport::WaitSet;
-use fabric_core::{Address, Result, Scheme};
+use fabric_core::{Address, Result};
 use rustix::io::Errno;
 
-use super::listen_address;
-use super::socket::{TcpListener, TcpSocket};
+use super::socket::TcpSocket;
 use crate::transport::net::SocketConfig;
 
 /// A network. A socket address identifies an endpoint in the network.
@@ -63,36 +62,4 @@ pub(crate) trait ReadSchedule: Send + Sync {
 
     /// Ends the delays, for good.
     fn end_delays(&mut self);
-}
-
-/// The Internet protocols of the kernel.
-pub(super) struct IpNetwork;
-
-impl Network for IpNetwork {
-    fn address(&self, at: SocketAddr) -> Result<Address> {
-        Address::from_socket_addr(Scheme::Tcp, at)
-    }
-
-    fn socket_addr(&self, peer: &Address) -> Result<SocketAddr> {
-        peer.peer_socket_addr(Scheme::Tcp)
-    }
-
-    fn listen(
-        &self,
-        info: &Info,
-        at: Option<&Address>,
-        config: &SocketConfig,
-    ) -> Result<(Box<dyn Listener>, Address)> {
-        let (listener, at) = TcpListener::open(listen_address(info, at)?, config)?;
-        Ok((Box::new(listener), self.address(at)?))
-    }
-
-    fn open_socket(
-        &self,
-        from: SocketAddr,
-        to: SocketAddr,
-        config: &SocketConfig,
-    ) -> Result<TcpSocket, Errno> {
-        TcpSocket::open(from, to, config)
-    }
 }

@@ -21,7 +21,6 @@ use slab::Slab;
 use super::destinations::{DestinationTable, QueuedDatagram};
 use super::send_batch::SendBatch;
 use super::senders::Senders;
-use super::sending::send_datagram;
 use super::socket::{SendToResult, UdpSocket};
 use crate::sys::datagrams::DatagramBatch;
 use crate::transport::net::SocketConfig;
@@ -199,7 +198,7 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         if !self.tx_queue.is_empty() || !self.flush_batch(ctx) {
             return Ok(TrySend::WouldBlock);
         }
-        match send_datagram(&self.socket, to, payload)? {
+        match self.socket.send(to, payload)? {
             SendToResult::Sent => Ok(TrySend::Done),
             SendToResult::WouldBlock => {
                 self.wait_writable();

@@ -3,16 +3,13 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Error, FiAddr, Result, Scheme};
 
 use super::destinations::QueuedDatagram;
 use super::endpoint::UdpEndpoint;
-use super::socket::{SendToResult, UdpSocket};
-use crate::sys::datagrams::MAX_MESSAGE;
-use crate::sys::os_error::os_error;
+use super::socket::SendToResult;
 
 /// Maximum number of queued messages that one pass sends.
 const MAX_SENDS_PER_PASS: usize = 64;
@@ -60,7 +57,7 @@ impl UdpEndpoint {
             let outcome = match self
                 .destinations
                 .get(peer)
-                .map(|to| send_datagram(&self.socket, to, payload))
+                .map(|to| self.socket.send(to, payload))
             {
                 Some(Ok(SendToResult::WouldBlock)) => {
                     self.wait_writable();
@@ -137,34 +134,6 @@ impl UdpEndpoint {
     }
 }
 
-/// Sends a message with `sendto`. An error is that of this message: an unconnected socket does not
-/// report errors of earlier messages.
-pub(super) fn send_datagram(
-    socket: &UdpSocket,
-    to: SocketAddr,
-    payload: Payload<'_>,
-) -> Result<SendToResult> {
-    let len = payload.len();
-    if len > MAX_MESSAGE {
-        // The length was checked when the send was posted; a user-defined buffer may have grown
-        // since.
-        return Err(Error::TooLong {
-            what: "message",
-            len,
-            limit: MAX_MESSAGE,
-        });
-    }
-    let sent = match payload.as_contiguous() {
-        Some(bytes) => socket.send(to, bytes),
-        None => {
-            let mut bytes = [0; MAX_MESSAGE];
-            payload.for_each(|at, piece| bytes[at..at + piece.len()].copy_from_slice(piece));
-            socket.send(to, &bytes[..len])
-        }
-    };
-    sent.map_err(os_error("sendto"))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::io;
@@ -172,7 +141,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use fabric_core::SocketOptions;
-    use fabric_core::buf::AnyBuf;
+    use fabric_core::buf::{AnyBuf, Payload};
     use fabric_core::info::Info;
     use fabric_core::rx::RxQueue;
     use fabric_core::transport::{

@@ -4,14 +4,16 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use fabric_core::buf::Payload;
 use fabric_core::transport::{Interest, WaitSet};
-use fabric_core::{Result, Scheme};
+use fabric_core::{Error, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_ip_add_membership, set_ip_multicast_if, set_socket_recv_buffer_size, set_socket_reuseaddr,
 };
 use rustix::net::{SendFlags, SocketType};
 
+use crate::sys::datagrams::MAX_MESSAGE;
 use crate::sys::os_error::os_error;
 use crate::sys::watched_fd::WatchedFd;
 use crate::transport::net::{self, SocketConfig};
@@ -83,8 +85,31 @@ impl UdpSocket {
         Ok(Self { fd })
     }
 
-    /// Sends a datagram.
-    pub(super) fn send(&self, to: SocketAddr, bytes: &[u8]) -> Result<SendToResult, Errno> {
+    /// Sends a message. An error is that of this message: an unconnected socket does not report
+    /// errors of earlier messages.
+    pub(super) fn send(&self, to: SocketAddr, payload: Payload<'_>) -> Result<SendToResult> {
+        let len = payload.len();
+        if len > MAX_MESSAGE {
+            // The length was checked when the send was posted; a user-defined buffer may have grown
+            // since.
+            return Err(Error::TooLong {
+                what: "message",
+                len,
+                limit: MAX_MESSAGE,
+            });
+        }
+        let sent = match payload.as_contiguous() {
+            Some(bytes) => self.send_bytes(to, bytes),
+            None => {
+                let mut bytes = [0; MAX_MESSAGE];
+                payload.for_each(|at, piece| bytes[at..at + piece.len()].copy_from_slice(piece));
+                self.send_bytes(to, &bytes[..len])
+            }
+        };
+        sent.map_err(os_error("sendto"))
+    }
+
+    fn send_bytes(&self, to: SocketAddr, bytes: &[u8]) -> Result<SendToResult, Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             return match rustix::net::sendto(&self.fd, bytes, flags, &to) {

@@ -13,7 +13,8 @@ use super::super::closer;
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
 use super::super::socket::{self, ShmListener};
-use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
+use super::super::token::ShmToken;
+use super::{ShmEndpoint, ShmEndpointKind};
 use crate::sys::os_error::os_error;
 
 /// Connections accepted in one poll.

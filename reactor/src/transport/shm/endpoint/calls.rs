@@ -18,9 +18,10 @@ use super::super::control::ControlMessage;
 use super::super::record::ALIGN_PAYLOAD_FROM;
 use super::super::rx_connection::RxConnection;
 use super::super::rx_table::ALWAYS_ACTIVE;
+use super::super::token::ShmToken;
 use super::super::tx_connection::{self, PushOutcome, TxConnection};
 use super::disconnect::end_tx_connection;
-use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
+use super::{ShmEndpoint, ShmEndpointKind};
 
 impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     fn try_send(

@@ -20,15 +20,16 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use super::super::cm::{self, CmAnswer, CmOffer, is_gone};
+use super::super::conn_req::{PendingRequest, ShmConnReqHandle};
 use super::super::control::{self, ControlEvent, ControlMessage, ReadError};
-use super::super::passive::{PendingRequest, ShmConnReqHandle};
 use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
+use super::super::socket::with_free_name;
 use super::super::socket::{PeerCredentials, ShmSocket};
+use super::super::token::ShmToken;
 use super::super::tx_connection::TxConnection;
-use super::super::with_free_name;
 use super::disconnect::end_tx_connection;
-use super::{ShmConfig, ShmEndpoint, ShmEndpointKind, ShmToken};
+use super::{ShmConfig, ShmEndpoint, ShmEndpointKind};
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 

@@ -6,8 +6,9 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
 use super::super::connection_table::ConnectionGuard;
+use super::super::token::ShmToken;
 use super::super::tx_connection::{ConnectionEnd, PushOutcome, TxConnection};
-use super::{ShmEndpoint, ShmToken};
+use super::ShmEndpoint;
 
 impl ShmEndpoint {
     /// Notes that a peer must be woken at the end of the batch.

@@ -17,6 +17,7 @@ use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
 use super::super::cm::{CmEndpoint, CmOffer};
+use super::super::cma;
 use super::super::control::{self, ControlMessage};
 use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
@@ -30,7 +31,7 @@ use super::super::rma_bounce::{REQUEST_LEN, RmaBounceBuffer};
 use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket};
-use super::super::{TxSettings, cma};
+use super::super::tx_settings::TxSettings;
 use super::{PayloadPath, PushOutcome, QueuedTx};
 
 /// Lines of a new segment: 128 KiB.

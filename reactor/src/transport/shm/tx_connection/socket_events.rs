@@ -237,10 +237,10 @@ mod tests {
     use fabric_core::{Address, Scheme};
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
-    use super::super::super::TxSettings;
     use super::super::super::cma::SingleCopyPolicy;
     use super::super::super::loans::LoanPool;
     use super::super::super::socket::ShmSocket;
+    use super::super::super::tx_settings::TxSettings;
     use super::super::channel::TxChannel;
     use super::*;
 

@@ -1,0 +1,127 @@
+//! The state behind the handles of a domain.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fabric_core::info::Info;
+use fabric_core::transport::OpKey;
+use fabric_core::tree::{DependencyGuard, ObjectNode};
+use fabric_core::{Address, Result, Scheme};
+use fabric_reactor as reactor;
+
+use crate::av::ToAddress;
+use crate::endpoint::set_once;
+use crate::eq::EventQueueInner;
+use crate::fabric::Fabric;
+
+/// Keeps a domain open: its handles and its children share one `DomainInner`. The domain closes
+/// when the last reference is dropped.
+pub(crate) struct DomainInner {
+    state: Arc<DomainCore>,
+    /// The default event queue of the domain and its endpoints.
+    eq: Mutex<Option<EqBinding>>,
+}
+
+/// The event queue that a domain is bound to, which cannot be closed before the domain.
+struct EqBinding {
+    _queue: Arc<EventQueueInner>,
+    _guard: DependencyGuard,
+}
+
+/// The state of an open or closed domain. Operations refer to a `DomainCore`, because the engine
+/// stores their results until they are taken.
+pub(crate) struct DomainCore {
+    pub(crate) node: Arc<ObjectNode>,
+    /// The domain in the crate `reactor`: its engine and transport.
+    pub(crate) engine: reactor::DomainHandle,
+    pub(crate) fabric: Fabric,
+    pub(crate) info: Info,
+    pub(crate) context: u64,
+}
+
+impl DomainInner {
+    pub(crate) fn new(state: DomainCore) -> Self {
+        Self {
+            state: Arc::new(state),
+            eq: Mutex::new(None),
+        }
+    }
+
+    /// Returns the state that operations refer to.
+    pub(crate) fn state(&self) -> &Arc<DomainCore> {
+        &self.state
+    }
+
+    /// Binds the default event queue, which `guard` keeps open.
+    pub(crate) fn bind_eq(
+        &self,
+        queue: &Arc<EventQueueInner>,
+        guard: DependencyGuard,
+    ) -> Result<()> {
+        let mut bound = self.lock_eq();
+        // Under the lock: a domain that is closed later releases this binding.
+        self.node.check_open()?;
+        let binding = EqBinding {
+            _queue: queue.clone(),
+            _guard: guard,
+        };
+        set_once("event queue", &mut bound, binding)?;
+        self.engine.set_domain_eq(Some(queue.state.clone()));
+        Ok(())
+    }
+
+    /// Releases the event queue.
+    pub(crate) fn unbind_eq(&self) {
+        let mut bound = self.lock_eq();
+        self.engine.set_domain_eq(None);
+        *bound = None;
+    }
+
+    /// Locks the binding of the event queue.
+    fn lock_eq(&self) -> MutexGuard<'_, Option<EqBinding>> {
+        self.eq.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::ops::Deref for DomainInner {
+    type Target = DomainCore;
+
+    fn deref(&self) -> &DomainCore {
+        &self.state
+    }
+}
+
+impl DomainCore {
+    /// Returns the scheme of addresses of the domain's provider: that of text without one, such as
+    /// `fi_sockaddr_in://`.
+    pub(crate) fn scheme(&self) -> Scheme {
+        Scheme::from_provider(self.fabric.inner.transport.name()).unwrap_or(Scheme::Tcp)
+    }
+
+    /// Parses an address. Text that names no scheme is of the domain's provider.
+    pub(crate) fn address(&self, text: impl ToAddress) -> Result<Address> {
+        text.to_address_for(self.scheme())
+    }
+
+    /// Detaches a flush, or a wait for memory of loans, when the returned guard is dropped.
+    pub(crate) fn detach_on_drop(&self, key: OpKey) -> DetachOnDrop<'_> {
+        DetachOnDrop { domain: self, key }
+    }
+}
+
+/// Detaches an operation of the engine on drop.
+pub(crate) struct DetachOnDrop<'a> {
+    domain: &'a DomainCore,
+    key: OpKey,
+}
+
+impl Drop for DetachOnDrop<'_> {
+    fn drop(&mut self) {
+        self.domain.engine.detach(self.key);
+    }
+}
+
+impl Drop for DomainInner {
+    fn drop(&mut self) {
+        self.state.node.detach_from_parent();
+    }
+}
