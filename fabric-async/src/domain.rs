@@ -389,9 +389,9 @@ impl<M: ThreadModel> Domain<M> {
     /// application can reply to them. The vector removes an auto-inserted peer when the peer has
     /// disconnected and its last message has been received and consumed.
     ///
-    /// After the removal, the handle of the peer is [`Error::StaleAddress`]. The handle stands for
-    /// the endpoint that connected: another process that takes the same name gets another handle,
-    /// and sends to the first one fail. A peer that the application inserts, by
+    /// After the removal, uses of the peer's handle fail with [`Error::StaleAddress`]. The handle
+    /// stands for the endpoint that connected: another process that takes the same name gets another
+    /// handle, and sends to the first one fail. A peer that the application inserts, by
     /// [`AddressVector::insert`] or [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it
     /// connects or while it is auto-inserted, is not removed. See
     /// [`guide::client_server`](crate::guide::client_server).
@@ -419,8 +419,8 @@ impl<M: ThreadModel> Domain<M> {
 
     /// Allocates a memory region of `len` zeroed bytes, under a free key.
     ///
-    /// The library allocates the memory that peers access, instead of registering application
-    /// memory (`fi_mr_reg`).
+    /// This call allocates the memory. [`register`](Self::register) registers a buffer of the
+    /// program in place (`fi_mr_reg`).
     ///
     /// # Errors
     /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without

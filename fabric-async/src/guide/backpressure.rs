@@ -3,9 +3,10 @@
 //! After this chapter you can handle [`Error::WouldBlock`], bound the memory of a sender, and keep
 //! one slow receiver from stopping the others.
 //!
-//! No message is dropped, and only the number of awaited sends is unbounded. A message that does
-//! not fit into the peer's ring at once takes a *transmit credit*; an operation whose completion
-//! goes to a queue takes a *queue entry*. The post takes both, or fails.
+//! Backpressure drops no message over `shm` and `tcp`; [`udp`](super::udp#delivery) drops messages.
+//! Only the number of awaited sends has no limit. A message that does not fit into the peer's ring
+//! at once takes a *transmit credit*; an operation whose completion goes to a queue takes a *queue
+//! entry*. The post takes both, or fails.
 //!
 //! | call | without a credit |
 //! |---|---|
@@ -100,9 +101,10 @@
 //!
 //! # Receives
 //!
-//! `info.rx.size` receives can be started or posted, 1024 unless the hints asked for fewer; further
-//! ones fail with [`Resource::ReceiveEntry`] until an earlier receive has completed; its completion
-//! may still be in the queue. Awaited receives count towards the limit, but are not refused.
+//! At most `info.rx.size` receives can be started or posted at a time: 1024, unless the hints asked
+//! for fewer. Further ones fail with [`Resource::ReceiveEntry`]. A receive frees its place when it
+//! completes, even if its completion is still in the queue. Awaited receives count towards the
+//! limit, but are not refused.
 //!
 //! A multi-receive counts once. Its stream holds at most `info.rx.size` messages that were not
 //! taken; a multi-receive that is posted to a queue reserves one entry for the next message and one

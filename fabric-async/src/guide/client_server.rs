@@ -107,8 +107,8 @@
 //!   is connected, and then until the last message from that peer has been received. A reply to a
 //!   client that has disconnected is an error, and never reaches a later process of the same name.
 //!   An endpoint that connects again before its handle is released keeps the handle.
-//! * **Looking up or inserting an auto-inserted peer** makes its handle permanent, with the same
-//!   value. Remove it yourself.
+//! * **`add_peer` or `insert` of an auto-inserted peer** makes its handle permanent, with the same
+//!   value. Remove it yourself. [`AddressVector::lookup`] does not.
 //! * Receives directed at a handle that is removed or released fail with
 //!   [`StaleAddress`](Error::StaleAddress).
 //!
@@ -191,8 +191,8 @@
 //! * a client repeats the requests that were not answered before it died only if executing them
 //!   twice does no harm.
 //!
-//! A handle that the *server* inserted or looked up stands for the name and reaches the restarted
-//! client.
+//! A handle from an `add_peer` or `insert` of the *server* stands for the name and reaches the
+//! restarted client.
 //!
 //! # Tracing
 //!

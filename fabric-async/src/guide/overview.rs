@@ -121,7 +121,8 @@
 //! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
 //!
 //! Under [manual progress](super::progress#manual-progress), while no task waits for an object of
-//! the domain, nothing is received: all messages stay in the ring or the socket.
+//! the domain and no send is pending, messages over `shm` stay in the ring. Messages over `tcp` and
+//! `udp` stay in the socket or are received.
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!
