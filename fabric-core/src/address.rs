@@ -331,7 +331,8 @@ impl fmt::Display for Address {
 ///
 /// Valid only with endpoints that are bound to the address vector that issued the handle. A handle
 /// holds an index and a generation: the generation makes the handle of a removed peer an error,
-/// where libfabric would address the next peer at the same index.
+/// where libfabric would address the next peer at the same index. It prints as `3 of vector 1`, or,
+/// if the index was used before, as `3 of vector 1, generation 2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "fi_addr_t")]
 pub struct FiAddr {
@@ -353,7 +354,11 @@ impl FiAddr {
 
 impl fmt::Display for FiAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.index)
+        write!(f, "{} of vector {}", self.index, self.vector)?;
+        match self.generation {
+            0 => Ok(()),
+            generation => write!(f, ", generation {generation}"),
+        }
     }
 }
 
@@ -380,6 +385,22 @@ mod tests {
             "shm://x".parse::<Address>().unwrap().to_string(),
             "fi_shm://x"
         );
+    }
+
+    #[test]
+    fn handles_of_other_vectors_and_generations_print_differently() {
+        let text = |generation, vector| {
+            let index = 3;
+            let addr = FiAddr {
+                index,
+                generation,
+                vector,
+            };
+            addr.to_string()
+        };
+        assert_eq!(text(0, 1), "3 of vector 1");
+        assert_eq!(text(0, 2), "3 of vector 2");
+        assert_eq!(text(2, 1), "3 of vector 1, generation 2");
     }
 
     #[test]
