@@ -453,7 +453,8 @@ impl<M: ThreadModel> Domain<M> {
     /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc).
+    /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc). A failure drops the
+    /// buffer; [`register`](Self::register) returns it.
     #[doc(alias = "fi_mr_reg")]
     pub fn alloc_from<B: IoBufMut + FlatBuf>(
         &self,
@@ -469,6 +470,9 @@ impl<M: ThreadModel> Domain<M> {
     /// Nothing is copied; this process executes the accesses of peers.
     /// [`alloc_from`](Self::alloc_from) copies the bytes to memory that peers access directly
     /// instead.
+    ///
+    /// The region has the length of the buffer's bytes ([`FlatBuf::bytes`](crate::buf::FlatBuf)), not
+    /// its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0; n]`.
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the
