@@ -130,7 +130,7 @@
 //!
 //! | where | what is reported |
 //! |---|---|
-//! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
+//! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once; perhaps [before its last messages](super::client_server#the-last-messages-of-a-peer) |
 //! | pending sends, writes, reads and atomic operations to it | [`Error::PeerGone`], with the buffer |
 //! | receives that accept only its messages ([`from`](Request::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
