@@ -170,8 +170,8 @@ impl<M: ThreadModel> AddressVector<M> {
 
     /// Inserts a peer and returns its address handle, an `FiAddr` (`fi_av_insert`). A peer that is
     /// in the vector already keeps its handle; the handle of an auto-inserted peer becomes
-    /// permanent. Nothing is sent to the peer: the first operation fails if the peer does not
-    /// exist.
+    /// permanent. Nothing is sent to the peer. If the peer does not exist, over `shm` and `tcp` the
+    /// first send, read or write fails.
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;
@@ -181,10 +181,10 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.insert(peer).map(|(addr, _)| addr)
     }
 
-    /// Removes a peer and returns its address (`fi_av_remove`): its `FiAddr` is
-    /// [`Error::StaleAddress`] from then on, also when the table entry is reused. Pending
-    /// operations to the handle, and receives directed at it, end with [`Error::StaleAddress`].
-    /// Messages from the peer still arrive, from an unknown source.
+    /// Removes a peer and returns its address (`fi_av_remove`). From then on the use of its `FiAddr`
+    /// fails with [`Error::StaleAddress`], also when the table entry is reused. Pending operations
+    /// to the handle, and receives directed at it, end with [`Error::StaleAddress`]. Messages from
+    /// the peer still arrive, from an unknown source.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].

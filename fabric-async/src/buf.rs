@@ -1,6 +1,6 @@
 //! Buffers of operations: the traits, lists of buffers, and buffers of other crates.
 //!
-//! See [buffers](crate::guide::memory#buffers) for the types that implement [`IoBuf`] and
+//! See [buffers](crate::guide::memory#owned-buffers) for the types that implement [`IoBuf`] and
 //! [`IoBufMut`].
 
 pub use fabric_core::buf::{AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Payload, Scatter};

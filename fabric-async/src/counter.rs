@@ -59,7 +59,7 @@ impl<M: ThreadModel> Counter<M> {
     }
 
     /// Returns the value: the number of operations that succeeded, plus what [`add`](Self::add)
-    /// added (`fi_cntr_read`).
+    /// added (`fi_cntr_read`). 0 after the counter was closed.
     #[doc(alias = "fi_cntr_read")]
     #[must_use]
     pub fn value(&self) -> u64 {
@@ -67,7 +67,7 @@ impl<M: ThreadModel> Counter<M> {
     }
 
     /// Returns the error value: the number of operations that failed, plus what
-    /// [`add_errors`](Self::add_errors) added (`fi_cntr_readerr`).
+    /// [`add_errors`](Self::add_errors) added (`fi_cntr_readerr`). 0 after the counter was closed.
     #[doc(alias = "fi_cntr_readerr")]
     #[must_use]
     pub fn errors(&self) -> u64 {
@@ -93,6 +93,10 @@ impl<M: ThreadModel> Counter<M> {
     }
 
     /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
+    ///
+    /// Errors that were counted before the first poll do not end the wait: if an operation has
+    /// failed already, the value may never reach `threshold`. Compare [`errors`](Self::errors) with
+    /// the number that you have seen before you wait.
     ///
     /// # Errors
     /// [`Error::CounterError`], with both values, as soon as the error value increases during the

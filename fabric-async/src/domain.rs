@@ -343,9 +343,9 @@ impl<M: ThreadModel> Domain<M> {
     /// application can reply to them. The vector removes an auto-inserted peer when the peer has
     /// disconnected and its last message has been received and consumed.
     ///
-    /// After the removal, the handle of the peer is [`Error::StaleAddress`]. The handle stands for
-    /// the endpoint that connected: another process that takes the same name gets another handle,
-    /// and sends to the first one fail. A peer that the application inserts, by
+    /// After the removal, uses of the peer's handle fail with [`Error::StaleAddress`]. The handle
+    /// stands for the endpoint that connected: another process that takes the same name gets another
+    /// handle, and sends to the first one fail. A peer that the application inserts, by
     /// [`AddressVector::insert`] or [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it
     /// connects or while it is auto-inserted, is not removed. See
     /// [`guide::client_server`](crate::guide::client_server).
@@ -373,8 +373,8 @@ impl<M: ThreadModel> Domain<M> {
 
     /// Allocates a memory region of `len` zeroed bytes, under a free key.
     ///
-    /// The library allocates the memory that peers access, instead of registering application
-    /// memory (`fi_mr_reg`).
+    /// This call allocates the memory. [`register`](Self::register) registers a buffer of the
+    /// program in place (`fi_mr_reg`).
     ///
     /// # Errors
     /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
@@ -407,7 +407,8 @@ impl<M: ThreadModel> Domain<M> {
     /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc).
+    /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc). A failure drops the
+    /// buffer; [`register`](Self::register) returns it.
     #[doc(alias = "fi_mr_reg")]
     pub fn alloc_from<B: IoBufMut + FlatBuf>(
         &self,
@@ -423,6 +424,9 @@ impl<M: ThreadModel> Domain<M> {
     /// Nothing is copied; this process executes the accesses of peers.
     /// [`alloc_from`](Self::alloc_from) copies the bytes to memory that peers access directly
     /// instead.
+    ///
+    /// The region has the length of the buffer's bytes ([`FlatBuf::bytes`](crate::buf::FlatBuf)), not
+    /// its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0; n]`.
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the

@@ -143,11 +143,23 @@ impl EndpointInner {
         let caps = self.tx_caps;
         if !caps.contains(class) {
             return Err(Error::NotSupported(if class == Caps::RMA {
-                "one-sided operations (the endpoint has no FI_RMA)"
+                match self.domain.scheme() {
+                    Scheme::Udp => "one-sided operations over udp (FI_RMA); use shm or tcp",
+                    _ => {
+                        "one-sided operations (the endpoint has no FI_RMA; request Caps::RMA in \
+                         the hints)"
+                    }
+                }
             } else if self.caps.contains(Caps::ATOMIC) {
                 "atomic operations on a peer not known to support them"
             } else {
-                "atomic operations (the endpoint has no FI_ATOMIC)"
+                match self.domain.scheme() {
+                    Scheme::Udp => "atomic operations over udp (FI_ATOMIC); use shm or tcp",
+                    _ => {
+                        "atomic operations (the endpoint has no FI_ATOMIC; request Caps::ATOMIC in \
+                         the hints)"
+                    }
+                }
             }));
         }
         if !caps.contains(direction) {

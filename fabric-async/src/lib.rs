@@ -56,7 +56,7 @@
 //! | a task on the current Tokio runtime, per domain | | when a domain with manual progress is opened, unless an [event loop](DomainBuilder::driven_by_event_loop) drives it | with the domain |
 //! | a thread per domain | `fab-`, the provider and the domain's id: `fab-shm-7` | when a domain with [automatic progress](guide::progress) is opened | with the domain |
 //! | up to 8 threads | `fab-close` | when the first descriptor that an `shm` peer has sent is closed: the peer can make `close` block | the first never, the others when idle |
-//! | an eventfd, closed to receive the descriptor of a peer at the limit `RLIMIT_NOFILE` | | when the first endpoint over `shm` is opened | never |
+//! | a spare eventfd. At `RLIMIT_NOFILE` the library closes it to make room for a descriptor from a peer | | when the first endpoint over `shm` is opened | never |
 //! | a thread | `fab-linger` | when the first `tcp` connection closes with unsent bytes, to send them for up to 5 s | never |
 //! | a thread per domain | `fab-uring-drop` | when a domain with io_uring closes while the kernel reads buffers of zero-copy sends | when the kernel has released them |
 //! | a `pthread_atfork` handler | | with the first domain over `shm`, `tcp` or `udp` | never |

@@ -123,7 +123,7 @@ impl Drop for MrRegistration {
 pub struct Allocated;
 
 /// The description of a memory region, which peers need to access the region: send it to them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteRegion {
     /// The key.
@@ -139,7 +139,7 @@ pub struct RemoteRegion {
 }
 
 /// A position in a peer's memory: a key and an offset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// The key of the region.
     pub key: u64,
@@ -149,7 +149,7 @@ pub struct RemoteAddr {
 }
 
 /// A range of a peer's memory (`struct fi_rma_iov`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "fi_rma_iov")]
 pub struct RemoteSlice {
     /// The key of the region.
@@ -458,6 +458,38 @@ pub(crate) fn execute_atomic<T: AtomicType>(
     )))
 }
 
+// Keys are printed in hexadecimal, as in the texts of errors.
+
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteRegion")
+            .field("key", &format_args!("{:#x}", self.key))
+            .field("len", &self.len)
+            .field("access", &self.access)
+            .field("base", &format_args!("{:#x}", self.base))
+            .finish()
+    }
+}
+
+impl fmt::Debug for RemoteAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteAddr")
+            .field("key", &format_args!("{:#x}", self.key))
+            .field("offset", &self.offset)
+            .finish()
+    }
+}
+
+impl fmt::Debug for RemoteSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteSlice")
+            .field("key", &format_args!("{:#x}", self.key))
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
 impl<B, M: ThreadModel> fmt::Debug for MemoryRegion<B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryRegion")
@@ -470,6 +502,22 @@ impl<B, M: ThreadModel> fmt::Debug for MemoryRegion<B, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_print_as_in_error_texts() {
+        let remote = RemoteRegion::new(0x1f, 100, Access::REMOTE_READ);
+        let why = "is unknown";
+        let error = Error::Key { key: 0x1f, why }.to_string();
+        assert!(error.starts_with("memory key 0x1f "), "{error}");
+        let (at, range) = (remote.at(3), remote.slice(..3));
+        for text in [
+            format!("{remote:?}"),
+            format!("{at:?}"),
+            format!("{range:?}"),
+        ] {
+            assert!(text.contains("key: 0x1f,"), "{text}");
+        }
+    }
 
     #[test]
     fn remote_region_encoding_round_trips() {

@@ -186,7 +186,7 @@ impl RemoteWindow {
 impl fmt::Debug for RemoteWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteWindow")
-            .field("key", &self.key)
+            .field("key", &format_args!("{:#x}", self.key))
             .field("len", &self.len())
             .field("access", &self.access)
             .field("open", &self.is_open())

@@ -14,7 +14,8 @@ pub const MAX_NAME: usize = 80;
 /// `fi_sim://NAME`.
 ///
 /// Parses from and prints as text (`FI_ADDR_STR`). Text to be parsed may omit the `fi_` prefix and
-/// write the scheme in upper case; printed text has the prefix and lower case.
+/// write the scheme in upper case; printed text has the prefix and lower case: an endpoint that is
+/// bound to `shm://echo` prints its name as `fi_shm://echo`, and both texts are the same address.
 /// An endpoint that is bound to an address with an empty name gets a generated name. The address of
 /// a peer has a name.
 ///
@@ -90,6 +91,14 @@ impl Scheme {
         }
     }
 
+    /// Returns what is wrong with a name that has a port and no host.
+    fn missing_host_reason(self) -> &'static str {
+        match self {
+            Self::Udp => "the host is missing before the port, as in udp://127.0.0.1:7000",
+            _ => "the host is missing before the port, as in tcp://127.0.0.1:7000",
+        }
+    }
+
     /// Returns what is wrong with a name that has no port.
     fn missing_port_reason(self) -> &'static str {
         match self {
@@ -133,12 +142,13 @@ impl Address {
                         scheme.missing_port_reason()
                     }
                     None | Some("") => scheme.missing_port_reason(),
+                    Some(port) if name.len() == port.len() + 1 => scheme.missing_host_reason(),
                     Some(port) if port.parse::<u16>().is_err() => {
                         "the port, after the last colon, is not a number from 0 to 65535"
                     }
                     _ => {
-                        "the part before the port is not an IP address ([::1] for IPv6), and this \
-                         call does not resolve host names: see `resolve`"
+                        "the part before the port is not an IP address ([::1] for IPv6), nor a host \
+                         name that this call resolves: see `resolve`"
                     }
                 });
             };
@@ -321,7 +331,8 @@ impl fmt::Display for Address {
 ///
 /// Valid only with endpoints that are bound to the address vector that issued the handle. A handle
 /// holds an index and a generation: the generation makes the handle of a removed peer an error,
-/// where libfabric would address the next peer at the same index.
+/// where libfabric would address the next peer at the same index. It prints as `3 of vector 1`, or,
+/// if the index was used before, as `3 of vector 1, generation 2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "fi_addr_t")]
 pub struct FiAddr {
@@ -343,7 +354,11 @@ impl FiAddr {
 
 impl fmt::Display for FiAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.index)
+        write!(f, "{} of vector {}", self.index, self.vector)?;
+        match self.generation {
+            0 => Ok(()),
+            generation => write!(f, ", generation {generation}"),
+        }
     }
 }
 
@@ -373,6 +388,22 @@ mod tests {
     }
 
     #[test]
+    fn handles_of_other_vectors_and_generations_print_differently() {
+        let text = |generation, vector| {
+            let index = 3;
+            let addr = FiAddr {
+                index,
+                generation,
+                vector,
+            };
+            addr.to_string()
+        };
+        assert_eq!(text(0, 1), "3 of vector 1");
+        assert_eq!(text(0, 2), "3 of vector 2");
+        assert_eq!(text(2, 1), "3 of vector 1, generation 2");
+    }
+
+    #[test]
     fn scheme_is_case_insensitive() {
         for (text, parsed) in [
             ("SHM://Echo", "fi_shm://Echo"),
@@ -399,6 +430,16 @@ mod tests {
             ("tcp://[::1]", "port is missing"),
             ("tcp://::1", "port is missing"),
             ("tcp://localhost", "port is missing"),
+            (
+                "tcp://:7000",
+                "host is missing before the port, as in tcp://",
+            ),
+            (
+                "udp://:7000",
+                "host is missing before the port, as in udp://",
+            ),
+            ("tcp://:", "port is missing"),
+            ("tcp://:99999", "host is missing"),
             ("tcp://239.1.2.3:5000", "one machine"),
             ("shm://a/b", "ASCII letters"),
             ("shm://a\0b", "ASCII letters"),

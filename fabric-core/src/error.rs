@@ -81,7 +81,10 @@ pub enum Error {
     /// A counter's error value increased while a task waited for the counter: an operation failed,
     /// or the program called `Counter::add_errors`. The error of a failed operation itself goes to
     /// its future, completion queue or event queue. `FI_EAVAIL`.
-    #[error("counter is at {value}, waited for {threshold}: its error value rose to {errors}")]
+    #[error(
+        "counter is at {value}, waited for {threshold}: its error value rose to {errors}; the \
+         operation's future, queue or event has its error"
+    )]
     CounterError {
         /// The counter's value: successful operations and what `Counter::add` added, since the
         /// counter was opened.
@@ -110,7 +113,10 @@ pub enum Error {
         limit: usize,
     },
     /// An access begins or ends outside its memory region. `FI_EMSGSIZE`.
-    #[error("access of {len} bytes at offset {offset} leaves the region of {limit} bytes")]
+    #[error(
+        "access of {len} bytes at offset {offset} leaves the region of {limit} bytes; use a range \
+         within it"
+    )]
     OutOfBounds {
         /// The offset of the access: in bytes from the start of the region, or a virtual address in
         /// a region that is addressed virtually (`FI_MR_VIRT_ADDR`).
@@ -122,7 +128,10 @@ pub enum Error {
     },
     /// The buffer has not enough room for the result of a read. `FI_ETOOSMALL`.
     #[doc(alias = "FI_ETOOSMALL")]
-    #[error("buffer of {capacity} bytes is too small for a read of {len} bytes")]
+    #[error(
+        "buffer of {capacity} bytes is too small for a read of {len} bytes; read into a larger \
+         buffer or read a shorter range"
+    )]
     BufferTooSmall {
         /// The number of bytes to be read.
         len: usize,
@@ -131,7 +140,7 @@ pub enum Error {
     },
     /// More elements than the provider or endpoint allows, such as buffers of a message.
     /// `FI_EMSGSIZE`.
-    #[error("{count} {what} exceed the limit of {limit}")]
+    #[error("{count} {what} exceed the limit of {limit}; use several operations")]
     TooMany {
         /// What is too many, in the plural.
         what: &'static str,
@@ -151,11 +160,20 @@ pub enum Error {
         len: usize,
     },
     /// No endpoint listens at the address. `FI_ECONNREFUSED`.
-    #[error("no endpoint listens at {0}")]
+    ///
+    /// The operation was not executed. A peer that restarts can be reached when it has bound its
+    /// address again: retry after a pause.
+    #[error("no endpoint listens at {0}; start the peer, or retry later")]
     NoSuchPeer(Address),
     /// The peer was connected, and closed its endpoint, died or lost the connection.
     /// `FI_ECONNRESET`.
-    #[error("connection to {0} lost: the peer closed its endpoint, died or became unreachable")]
+    ///
+    /// A request that was sent may have been executed: repeat it only if executing it twice does no
+    /// harm.
+    #[error(
+        "connection to {0} lost: the peer closed its endpoint, died or became unreachable; a \
+         request may have been executed"
+    )]
     PeerGone(Address),
     /// The peer's endpoint refused the connection before the peer's application saw the request.
     /// `FI_ECONNREFUSED`.
@@ -168,9 +186,13 @@ pub enum Error {
     },
     /// The peer's application rejected the connection request of this endpoint, with this private
     /// data (`fi_reject`). `FI_ECONNREFUSED`.
+    ///
+    /// Over `tcp` also: the address is that of a connectionless endpoint, which
+    /// `Endpoint::add_peer` reaches; the wire format does not tell.
     #[error(
-        "{peer} rejected the connection request (fi_reject), {}",
-        text::describe_private_data(data)
+        "{peer} rejected the connection request (fi_reject), {}{}",
+        text::describe_private_data(data),
+        text::rejection_note(peer, data)
     )]
     RejectedByPeer {
         /// The peer that rejected.
@@ -179,7 +201,10 @@ pub enum Error {
         data: Vec<u8>,
     },
     /// The peer did not answer before the timeout. `FI_ETIMEDOUT`.
-    #[error("timed out: no answer from {0}")]
+    #[error(
+        "timed out: no answer from {0}; check that its process runs and makes progress, or retry \
+         later"
+    )]
     TimedOut(Address),
     /// No route leads to the peer from the address that this endpoint is bound to.
     /// `FI_EHOSTUNREACH`.
@@ -207,7 +232,10 @@ pub enum Error {
         ours: u32,
     },
     /// The peer violated the protocol, and this side ended the connection. `FI_EPROTO`.
-    #[error("protocol error by {peer}: {what}")]
+    ///
+    /// The peer is not an endpoint of this provider, has another version, or has a defect. The next
+    /// operation connects again.
+    #[error("protocol error by {peer}: {what}; check the program and version at that address")]
     Protocol {
         /// The peer's address.
         peer: Address,
@@ -218,11 +246,12 @@ pub enum Error {
     /// was auto-inserted and its peer has disconnected, or another address vector issued the
     /// handle. `FI_EADDRNOTAVAIL`.
     ///
-    /// Add the peer again with `Endpoint::add_peer` or `AddressVector::insert`, and use the handle
-    /// that the call returns. An auto-inserted peer gets a new handle when it connects again.
+    /// Add a peer that was removed again with `Endpoint::add_peer` or `AddressVector::insert`, and
+    /// use the handle that the call returns. Drop the handle of a client that was auto-inserted and
+    /// has left: the client gets a new handle when it connects again.
     #[error(
-        "stale or foreign address handle {0}: its peer was removed or has disconnected, or it is \
-         of another address vector; add the peer again"
+        "address handle {0} is stale (peer removed or gone) or of another vector; add an inserted \
+         peer again, drop the handle of a client that left"
     )]
     StaleAddress(FiAddr),
     /// The sender of the message is in no address vector, so the message has no handle to reply
@@ -232,10 +261,10 @@ pub enum Error {
     /// Another endpoint, or a socket of another program, is bound to the address. With a port range
     /// ([`SocketOptions::port_range`](crate::SocketOptions::port_range)), no port of the range is
     /// free, and the address holds the last port tried. `FI_EADDRINUSE`.
-    #[error("address {0} is already in use")]
+    #[error("address {0} is already in use; use another name or port")]
     AddressInUse(Address),
     /// No network interface of this machine has the address. `FI_EADDRNOTAVAIL`.
-    #[error("address {0} is not an address of this machine")]
+    #[error("address {0} is not an address of this machine; `ip address` lists its addresses")]
     AddressNotLocal(Address),
     /// The text is not an address, or the address cannot be used here. `FI_EINVAL`.
     ///
@@ -304,7 +333,11 @@ pub enum Error {
     Unbound(Class),
     /// A memory key that is in use, unknown or revoked, or whose region does not grant the access.
     /// `FI_ENOKEY`.
-    #[error("memory key {key:#x} {why}")]
+    ///
+    /// A key is unknown after its owner has closed the region or was restarted: request a new
+    /// `RemoteRegion` from the owner. A key is unknown too at an owner whose endpoint has neither
+    /// `FI_RMA` nor `FI_ATOMIC`.
+    #[error("memory key {key:#x} {why}{}", text::key_remedy(why))]
     Key {
         /// The key.
         key: u64,
@@ -314,7 +347,10 @@ pub enum Error {
     /// The object has another parent than the object that it is to be used with: another domain, or
     /// another fabric. `FI_EDOMAIN`.
     #[doc(alias = "FI_EDOMAIN")]
-    #[error("the {object} belongs to another {parent} (FI_EDOMAIN)")]
+    #[error(
+        "the {object} belongs to another {parent} (FI_EDOMAIN); open it in the {parent} of the \
+         object that uses it"
+    )]
     WrongParent {
         /// The class of the object.
         object: Class,
@@ -331,7 +367,7 @@ pub enum Error {
     #[error(
         "{call}: {}{}",
         std::io::Error::from_raw_os_error(*errno),
-        text::describe_limit(*errno)
+        text::describe_limit(call, *errno)
     )]
     Os {
         /// The system call.

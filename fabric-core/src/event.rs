@@ -40,7 +40,8 @@ pub enum EventKind {
         /// The peer's handle in the address vector, if it has one.
         source: Option<FiAddr>,
     },
-    /// The connection to a peer of this connectionless endpoint ended.
+    /// The connection to a peer of this connectionless endpoint ended. The event may be read before
+    /// the last messages and queue entries of the peer.
     PeerDown {
         /// The peer's name.
         peer: Address,

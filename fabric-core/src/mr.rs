@@ -200,10 +200,20 @@ pub fn check_access(key: u64, granted: Access, required: Access) -> Result<()> {
     if granted.contains(required) {
         return Ok(());
     }
-    Err(Error::Key {
-        key,
-        why: "does not grant this access",
-    })
+    Err(not_granted_error(key, required.difference(granted)))
+}
+
+/// Returns the error of an access to a region that does not grant all of these rights.
+#[cold]
+fn not_granted_error(key: u64, missing: Access) -> Error {
+    let why = if missing.contains(Access::REMOTE_READ | Access::REMOTE_WRITE) {
+        "does not grant both REMOTE_READ and REMOTE_WRITE"
+    } else if missing.contains(Access::REMOTE_READ) {
+        "does not grant REMOTE_READ"
+    } else {
+        "does not grant REMOTE_WRITE"
+    };
+    Error::Key { key, why }
 }
 
 /// A table of regions by key.
@@ -253,7 +263,7 @@ impl RegionTable {
         if access.is_empty() {
             return Err(Error::BadFlags {
                 what: "memory region",
-                flags: "no access right is granted".into(),
+                flags: "no right is granted; grant REMOTE_READ, REMOTE_WRITE or both".into(),
             });
         }
         let key = match key {

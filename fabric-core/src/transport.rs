@@ -68,7 +68,9 @@ pub trait Transport: Send + Sync + 'static {
     /// The error of the operating system; [`Error::NotSupported`] without remote memory access.
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
         let _ = (len, access);
-        Err(Error::NotSupported("remote access to memory (FI_RMA)"))
+        Err(Error::NotSupported(
+            "memory regions over udp (FI_RMA); use shm or tcp",
+        ))
     }
 }
 

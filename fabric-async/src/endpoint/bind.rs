@@ -59,9 +59,10 @@ impl Endpoint {
     /// For a host name, as in `tcp://localhost:0`, the endpoint gets the first address of the host
     /// that can be bound here; see [`resolve`](crate::resolve()).
     ///
-    /// A peer that writes to memory here [with data](crate::Request::data) fills an entry of
-    /// the completion queue: consume the queue, or take it and drop it. Without such writes, the
-    /// queue has only completions of operations that were posted to it.
+    /// A peer that writes to memory here [with data](crate::Request::data) fills an entry of the
+    /// completion queue: read the queue, or take it and drop it. While the queue is full, later
+    /// writes with data and messages of that peer wait, without an error or event. Without such
+    /// writes, the queue has only completions of operations that were posted to it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

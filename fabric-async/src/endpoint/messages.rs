@@ -22,7 +22,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
     /// within its budget; under manual progress, the peer does either only while one of its tasks
     /// waits for something of the domain. A message above
-    /// [`Info::ep`](crate::Info::ep)`.max_msg_size` is [`Error::TooLong`](crate::Error::TooLong).
+    /// [`Info::ep`](crate::Info::ep)`.max_msg_size` fails with
+    /// [`Error::TooLong`](crate::Error::TooLong).
     ///
     /// The first message to a peer also waits for the connection, and so for the peer to make
     /// progress and accept it. After [`add_peer`](Self::add_peer) the connection exists.
@@ -33,8 +34,8 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Cancel safety
     /// Dropping the future before its first poll, or before it got a credit, sends nothing;
-    /// afterwards the message is delivered, unless
-    /// [`cancel_on_drop`](Request::cancel_on_drop) withdraws it.
+    /// afterwards the send goes on, unless [`cancel_on_drop`](Request::cancel_on_drop) withdraws
+    /// it.
     #[doc(alias = "fi_send")]
     #[doc(alias = "fi_sendmsg")]
     #[doc(alias = "fi_tsendmsg")]
@@ -47,8 +48,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to receive a message of any length into memory of the domain's pool
     /// (`fi_recv`).
     ///
-    /// A message above the endpoint's [`Info::ep`](crate::Info::ep)`.max_msg_size` is
-    /// [`Error::Truncated`](crate::Error::Truncated): the bytes beyond the limit are lost.
+    /// The receive of a message above the endpoint's [`Info::ep`](crate::Info::ep)`.max_msg_size`
+    /// fails with [`Error::Truncated`](crate::Error::Truncated): the bytes beyond the limit are
+    /// lost.
     ///
     /// # Cancel safety
     /// Safe: a message whose receive is dropped goes to the next receive.
@@ -60,8 +62,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to receive into this buffer (`fi_recv`). A `Vec` or `BytesMut` has room
     /// for its capacity.
     ///
-    /// A longer message is [`Error::Truncated`](crate::Error::Truncated): the buffer has its first
-    /// bytes, and the rest is lost. The content of the buffer is unspecified until the receive
+    /// The receive of a longer message fails with [`Error::Truncated`](crate::Error::Truncated): the
+    /// buffer has the first bytes, and the rest is lost. The content of the buffer is unspecified until the receive
     /// completes: when a sender ends in the middle of a message, the receive keeps waiting for
     /// another message.
     ///
@@ -81,8 +83,8 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// The receive takes messages until fewer bytes than [`min_free`](Request::min_free)
     /// are left, or until a message does not fit, which then goes to the next receive. A message
-    /// longer than the whole buffer is [`Error::Truncated`](crate::Error::Truncated). The receive
-    /// counts as one posted receive.
+    /// longer than the whole buffer fails with [`Error::Truncated`](crate::Error::Truncated). The
+    /// receive counts as one posted receive.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -16,15 +16,19 @@ use crate::window::RemoteWindow;
 /// # One-sided operations
 ///
 /// One-sided operations access memory of the peer's domain by key and offset, which the peer has
-/// sent in a description ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared
-/// memory the peer does not take part: only the first use of a key waits for its answer. Over `tcp`
-/// the peer [executes](crate::guide::tcp#remote-memory) the accesses. Every access checks rights
-/// and range. An access out of range or without the right fails alone, with [`Error::Key`] or
+/// sent in a description ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over `shm` the
+/// peer does not take part in operations on an allocated region, except at the first use of a key
+/// and for [notifications](crate::guide::one_sided#who-executes-an-operation). For a [registered
+/// buffer](crate::RegisteredBuffer) its owner executes them. Over `tcp` the owner
+/// [executes](crate::guide::tcp#remote-memory) all accesses. Every access checks rights and range.
+/// An access out of range or without the right fails alone, with [`Error::Key`] or
 /// [`Error::OutOfBounds`].
 ///
-/// Operations take effect in posting order. A receiver of a message sees everything that was
-/// written before the message was sent; a one-sided operation does not wait until earlier messages
-/// have been received. See [`guide::one_sided`](crate::guide::one_sided).
+/// Over `shm` one-sided operations to a peer take effect in posting order. Over `tcp` a write or
+/// message may overtake an earlier read: use [`fence`](Request::fence). A receiver of a message sees
+/// everything that was written before the message was sent; a one-sided operation does not wait
+/// until earlier messages have been received. See [`guide::ordering`](crate::guide::ordering) and
+/// [`guide::one_sided`](crate::guide::one_sided).
 impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to write these bytes to a peer's memory (`fi_write`): to a position
     /// ([`RemoteAddr`](crate::RemoteAddr)), or to a list of ranges as one operation (`fi_writemsg`

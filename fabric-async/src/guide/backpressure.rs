@@ -3,9 +3,10 @@
 //! After this chapter you can handle [`Error::WouldBlock`], bound the memory of a sender, and keep
 //! one slow receiver from stopping the others.
 //!
-//! No message is dropped, and only the number of awaited sends is unbounded. A message that does
-//! not fit into the peer's ring at once takes a *transmit credit*; an operation whose completion
-//! goes to a queue takes a *queue entry*. The post takes both, or fails.
+//! Backpressure drops no message over `shm` and `tcp`; [`udp`](super::udp#delivery) drops messages.
+//! Only the number of awaited sends has no limit. A message that does not fit into the peer's ring
+//! at once takes a *transmit credit*; an operation whose completion goes to a queue takes a *queue
+//! entry*. The post takes both, or fails.
 //!
 //! | call | without a credit |
 //! |---|---|
@@ -88,6 +89,8 @@
 //! when its completion is taken. Without a free entry the post fails with
 //! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives that
 //! have reserved all entries leave none for a send. Awaited and started operations use no entry.
+//! A peer's write with [data](Request::data) takes an entry that nobody reserved: while the queue
+//! is full, the write and [all that follows it](super::one_sided#what-the-target-is-told) wait.
 //!
 //! An [`EventQueue`] cannot refuse events. Events beyond its capacity are discarded, counted and
 //! reported as one [`Overrun`](EventKind::Overrun) behind the queued events. A program that tracks
@@ -100,9 +103,10 @@
 //!
 //! # Receives
 //!
-//! `info.rx.size` receives can be started or posted, 1024 unless the hints asked for fewer; further
-//! ones fail with [`Resource::ReceiveEntry`] until an earlier receive has completed; its completion
-//! may still be in the queue. Awaited receives count towards the limit, but are not refused.
+//! At most `info.rx.size` receives can be started or posted at a time: 1024, unless the hints asked
+//! for fewer. Further ones fail with [`Resource::ReceiveEntry`]. A receive frees its place when it
+//! completes, even if its completion is still in the queue. Awaited receives count towards the
+//! limit, but are not refused.
 //!
 //! A multi-receive counts once. Its stream holds at most `info.rx.size` messages that were not
 //! taken; a multi-receive that is posted to a queue reserves one entry for the next message and one

@@ -93,6 +93,26 @@
 //!
 //! Until a receive completes, its buffer may hold bytes of a discarded partial message.
 //!
+//! # The last messages of a peer
+//!
+//! [`PeerDown`](EventKind::PeerDown) may be read before the last messages and queue entries of the
+//! peer. Over `shm` the event is queued when the peer's socket ends, while its last records are
+//! still in the ring. Over `tcp` the event is queued after everything that had arrived was received;
+//! but a `select!` over the event queue and the completion queue may take the event first. With
+//! `biased;` and the completion queue first this is rarer, and still possible: polling the event
+//! queue makes [progress](super::progress#polls-make-progress), which can add an entry and the event
+//! in one pass. Therefore do not end a transfer on `PeerDown`. Two rules are safe:
+//!
+//! * **Let the sender wait for an answer** before it ends.
+//! * **Post a directed receive** ([`from`](Request::from)) while the peer is connected. It fails
+//!   with [`PeerGone`](Error::PeerGone) only after everything that the peer had sent was received:
+//!   the entries of its last writes and messages are then in the queue, and
+//!   [`try_read_batch`](CompletionQueue::try_read_batch) returns them. `select!` may still take the
+//!   failed receive before these entries: read the queue before you give up.
+//!   [`one_sided`](super::one_sided#large-transfers) has a sample.
+//!
+//! # Noticing a death
+//!
 //! An endpoint that is closed or dropped notifies its peers, and sends to that endpoint fail at
 //! once. A killed process notifies no peer; the kernel closes its sockets. A closed socket wakes a
 //! peer that sleeps at once. A peer that does not sleep checks its sockets after every 2048
@@ -107,15 +127,39 @@
 //!   is connected, and then until the last message from that peer has been received. A reply to a
 //!   client that has disconnected is an error, and never reaches a later process of the same name.
 //!   An endpoint that connects again before its handle is released keeps the handle.
-//! * **Looking up or inserting an auto-inserted peer** makes its handle permanent, with the same
-//!   value. Remove it yourself.
+//! * **`add_peer` or `insert` of an auto-inserted peer** makes its handle permanent, with the same
+//!   value. Remove it yourself. [`AddressVector::lookup`] does not.
 //! * Receives directed at a handle that is removed or released fail with
 //!   [`StaleAddress`](Error::StaleAddress).
 //!
-//! A server keys its state for each client by the handle, and frees it on
-//! [`PeerDown`](EventKind::PeerDown), whose `source` is the handle. Requests of that client may
-//! still be waiting then. If events were lost, see
-//! [`backpressure`](super::backpressure#queue-entries).
+//! # State for each client
+//!
+//! A server keys its state for each client by the handle. It frees the state
+//!
+//! * on [`PeerDown`](EventKind::PeerDown), whose `source` is the handle;
+//! * when a reply fails with an error for which [`Error::is_peer_unavailable`] is true: at once, or,
+//!   if the reply was started and dropped, as an [`OperationFailed`](EventKind::OperationFailed).
+//!   Requests of a client that has left may be read after its `PeerDown`. They create the state
+//!   again, and no second `PeerDown` follows.
+//! * after an [`Overrun`](EventKind::Overrun), if [`lookup`](AddressVector::lookup) of the handle
+//!   fails: see [`backpressure`](super::backpressure#queue-entries).
+//!
+//! A server that sends no replies removes from time to time the handles whose `lookup` fails. The
+//! tests run this server with clients that are killed while their requests wait:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+#![doc = include_str!("samples/sessions.rs")]
+//! let (server, client) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_server = client.add_peer(server.name()).await?;
+//! let events = server.take_events().expect("the first call gets the queue");
+//! tokio::spawn(serve_sessions(server, events));
+//!
+//! let reply = client.recv().tag(1).from(to_server).start()?;
+//! client.send(to_server, "a request").tag(1).await?;
+//! assert_eq!(&reply.await?[..], b"1 requests, 1 clients");
+//! # Ok(()) }
+//! ```
 //!
 //! # Shared receive context
 //!
@@ -183,7 +227,7 @@
 //! released when the last message from that process was received; replies to that handle fail and
 //! never reach the new process. Therefore
 //!
-//! * free the state of the former process on its [`PeerDown`](EventKind::PeerDown), and create the
+//! * free the state of the former process as [above](#state-for-each-client), and create the
 //!   state of the new process on [`PeerConnected`](EventKind::PeerConnected) or with its first
 //!   request: the two events can arrive in either order;
 //! * a client that needs its former state sends an id of its own with the first request, because
@@ -191,8 +235,8 @@
 //! * a client repeats the requests that were not answered before it died only if executing them
 //!   twice does no harm.
 //!
-//! A handle that the *server* inserted or looked up stands for the name and reaches the restarted
-//! client.
+//! A handle from an `add_peer` or `insert` of the *server* stands for the name and reaches the
+//! restarted client.
 //!
 //! # Tracing
 //!

@@ -10,8 +10,8 @@
 //! | progress | manual | no extra thread; waiting tasks drive anyway | [`BindOptions::progress`] |
 //! | wait policy | adaptive | fast under traffic, asleep without | [`BindOptions::wait_policy`] |
 //! | single copy | messages of 64 KiB and more to a peer with an empty queue, where the kernel copies fast | one copy takes half the time; in a stream two overlapping copies are faster | [`BindOptions::single_copy_threshold`] |
-//! | capabilities | untagged and tagged messages, multi-receive, directed receives, sources, one-sided and atomic operations | what a service needs, and what costs nothing until used | [`Hints::caps`] |
-//! | completion queue | 1024 entries, for both directions | as many as transmit credits | [`Domain::completion_queue`] |
+//! | capabilities | untagged and tagged messages, multi-receive, directed receives, sources, fences, one-sided and atomic operations, remote events (`FI_RMA_EVENT`), local and, over `tcp`, remote communication; over `udp` untagged messages, sources and multicast | what a service needs, and what costs nothing until used | [`Hints::caps`] |
+//! | completion queue | 1024 entries, for both directions, and for [writes with data](super::one_sided#what-the-target-is-told) | as many as transmit credits | [`Domain::completion_queue`] |
 //! | progress timeout | 30 seconds | longer than a lossy network needs; a peer that stops in the middle of a message does not hold a receive for ever | [`BindOptions::progress_timeout`] |
 //! | event queue | 256 events | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
 //! | address vector | auto-inserting | a server can reply to every client | [`Domain::address_vector`] inserts nothing by itself, as in libfabric |

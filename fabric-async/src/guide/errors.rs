@@ -48,13 +48,23 @@
 //!
 //! | kind | errors |
 //! |---|---|
-//! | `WouldBlock`, `OutOfMemory`, `TimedOut`, `ConnectionRefused` | those of the same name; `NoSuchPeer` and `RejectedByPeer` are `ConnectionRefused` |
-//! | `ConnectionReset`, `ConnectionAborted`, `BrokenPipe` | `PeerGone`; `Canceled`; `Closed`, `ShutDown` |
-//! | `HostUnreachable`, `PermissionDenied`, `ResourceBusy` | `Unreachable`, `OtherUser`, `Busy` |
-//! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `NoSuchHost` |
+//! | `WouldBlock` | `WouldBlock` |
+//! | `OutOfMemory` | `OutOfMemory` |
+//! | `TimedOut` | `TimedOut` |
+//! | `ConnectionRefused` | `ConnectionRefused`, `NoSuchPeer`, `RejectedByPeer` |
+//! | `ConnectionReset` | `PeerGone` |
+//! | `ConnectionAborted` | `Canceled` |
+//! | `BrokenPipe` | `Closed`, `ShutDown` |
+//! | `HostUnreachable` | `Unreachable` |
+//! | `PermissionDenied` | `OtherUser` |
+//! | `ResourceBusy` | `Busy` |
+//! | `AddrInUse` | `AddressInUse` |
+//! | `AddrNotAvailable` | `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
 //! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongParent` |
-//! | `Unsupported`, `NotFound`, `Other` | `NotSupported`, `NoMatch`, `Runtime`; `UnknownProvider`; `CounterError` |
+//! | `Unsupported` | `NotSupported`, `NoMatch`, `Runtime` |
+//! | `NotFound` | `UnknownProvider` |
+//! | `Other` | `CounterError` |
 //! | that of the error number | `Os` |
 //!
 //! # Handles
@@ -85,7 +95,7 @@
 //! ([`MemoryRegion::into_buf`], [`RegisteredBuffer::into_buf`]), which closes it and returns the
 //! buffer.
 //!
-//! | object | `close` is [`Error::Busy`] while |
+//! | object | `close` fails with [`Error::Busy`] while |
 //! |---|---|
 //! | [`Fabric`], [`Domain`] | it has open children |
 //! | [`CompletionQueue`], [`EventQueue`], [`AddressVector`], [`Counter`] | an open object is bound to it |

@@ -106,8 +106,9 @@
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * `control_progress` is negotiated, but `data_progress` decides for both.
 //! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress.
-//! * Object counts (`cq_cnt`, `ep_cnt`, `tx_ctx_cnt`, `rx_ctx_cnt`, `cntr_cnt`, `mr_cnt`) are
-//!   advice: no open is refused because of them.
+//! * No open is refused because of the object counts `cq_cnt`, `ep_cnt`, `tx_ctx_cnt`,
+//!   `rx_ctx_cnt`, `cntr_cnt` and `mr_cnt`. [`discover`](discover()) refuses a `cntr_cnt` or
+//!   `mr_cnt` above the offer.
 //! * A connected endpoint exists only once it is connected, so no operation can be posted before.
 //!   An error never disables a connectionless endpoint.
 //! * `shm` lacks `FI_ORDER_WAS` and `FI_ORDER_RAS`, which libfabric's provider `shm` has.

@@ -108,10 +108,49 @@
 //! | write with [data](Request::data) | an entry of kind [`OpKind::RemoteWrite`] in the receive queue, with length, data and source | `REMOTE_WRITE` |
 //! | read, fetching atomic | nothing | `REMOTE_READ` |
 //!
-//! The entry is not reserved. When the queue is full, the notification waits in the ring, with
-//! everything its sender sends later. An endpoint of [`Endpoint::bind`] has a queue of 1024
-//! entries: read it ([`Endpoint::take_completions`]), or take and drop it. An endpoint without a
-//! receive queue only counts.
+//! The entry is not reserved. When the queue is full, the notification waits in the ring, or over
+//! `tcp` in the socket, with everything its sender sends later, ordinary messages too. No error or
+//! event reports this: writes with data complete at the sender until the ring is full, and then
+//! wait. An endpoint of [`Endpoint::bind`] has a queue of 1024 entries: read it
+//! ([`Endpoint::take_completions`]), or take and drop it. An endpoint without a receive queue only
+//! counts.
+//!
+//! # Large transfers
+//!
+//! One write may have any length up to that of the region. Several writes of a part let the sender
+//! produce a part while others are under way, and bound its memory:
+//!
+//! * **Chunks.** Over `shm` a post moves up to 256 KiB and later passes the rest; over `tcp` a chunk
+//!   waits for one acknowledgement. Chunks of 1 MiB make both small.
+//! * **Pipelining.** Start a few writes, eight here, and await the oldest before the next. Each
+//!   holds a [transmit credit](super::backpressure#transmit-credits) until it completes. `.await`
+//!   of one write at a time waits for a round trip over `tcp`.
+//! * **End.** Give only the last write [data](Request::data), after the others have succeeded. The
+//!   `len` of its entry is the length of that last write, not of all: pass the whole length as the
+//!   data.
+//! * **Failure.** Send a tagged message when the transfer fails. The receiver waits for it with a
+//!   directed receive, which also fails when the sender leaves: see [the last messages of a
+//!   peer](super::client_server#the-last-messages-of-a-peer). If the sender fails halfway, the
+//!   region holds a part of the content.
+//!
+//! The tests run this program with senders that exit after the last write, fail, and are killed:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
+#![doc = include_str!("samples/transfer.rs")]
+//! use fabric_async::Access;
+//! let (owner, sender) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let mut queue = owner.take_completions().expect("the first call gets the queue");
+//! let region = owner.domain().alloc(5 << 20, Access::REMOTE_WRITE)?;
+//! let (from_sender, to_owner) =
+//!     (owner.add_peer(sender.name()).await?, sender.add_peer(owner.name()).await?);
+//! let content = Bytes::from(vec![7; 4_500_000]);
+//! let remote = region.remote();
+//! tokio::spawn(async move { push(&sender, to_owner, remote, content).await });
+//! assert_eq!(pushed(&owner, &mut queue, from_sender).await?, 4_500_000);
+//! assert_eq!(region.load::<u8>(4_499_999)?, 7);
+//! # Ok(()) }
+//! ```
 //!
 //! # Errors
 //!

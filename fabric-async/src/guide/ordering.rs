@@ -14,9 +14,9 @@
 //! together: short and long, tagged and untagged, awaited, started, posted and injected. A
 //! [`Permit`] is a credit, not a place in the order. [Datagrams](super::udp) have no order.
 //!
-//! One-sided operations to one peer take effect in posting order, and a message does not overtake a
-//! one-sided operation that was posted before it: a receiver of a message sees what was written
-//! before it. These pairs of operations are not ordered:
+//! A receiver of a message sees what was written to its memory before the message was posted.
+//! One-sided operations to one peer take effect in posting order too, and no message overtakes one
+//! that was posted before it, except these pairs:
 //!
 //! | provider | not ordered | `info.tx.msg_order` has no | to order them |
 //! |---|---|---|---|

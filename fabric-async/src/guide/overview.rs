@@ -121,7 +121,8 @@
 //! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
 //!
 //! Under [manual progress](super::progress#manual-progress), while no task waits for an object of
-//! the domain, nothing is received: all messages stay in the ring or the socket.
+//! the domain and no send is pending, messages over `shm` stay in the ring. Messages over `tcp` and
+//! `udp` stay in the socket or are received.
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!
@@ -129,7 +130,7 @@
 //!
 //! | where | what is reported |
 //! |---|---|
-//! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
+//! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once; perhaps [before its last messages](super::client_server#the-last-messages-of-a-peer) |
 //! | pending sends, writes, reads and atomic operations to it | [`Error::PeerGone`], with the buffer |
 //! | receives that accept only its messages ([`from`](Request::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |

@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | driven by | every poll, and a task on your runtime | every poll, and a thread of the domain |
 //! | needs a running Tokio runtime | yes, the one where the domain was opened, unless an [event loop](super::event_loops) drives it | no |
-//! | while no task waits | sends go on, nothing is received | sends go on, messages are received |
+//! | while no task waits | sends go on; while none is pending, over `shm` nothing is received | sends go on, messages are received |
 //! | cost | none beyond your threads | one thread per domain, asleep when idle |
 //!
 //! [`Progress::ControlUnified`] is accepted in hints and served as manual progress.
@@ -39,10 +39,11 @@
 //! connection, its *doorbell*. The driver sleeps until a doorbell rings. A send that was started,
 //! posted or dropped goes on under every wait policy for as long as the runtime runs.
 //!
-//! With no pending send and no waiting task, the driver sleeps and doorbells are not armed.
-//! Connections are still accepted and dead peers still noticed, because the kernel wakes the driver
-//! for sockets. Messages are not received: if receives were posted with `.post()` and no task reads
-//! the queue, messages stay in the ring until the program polls an object of the domain. Over `tcp`
+//! While a send is pending, the driver also receives. With no pending send and no waiting task, the
+//! driver sleeps and doorbells are not armed. Connections are still accepted and dead peers still
+//! noticed, because the kernel wakes the driver for sockets. A message over `shm` does not wake the
+//! driver: if receives were posted with `.post()` and no task reads the queue, messages stay in the
+//! ring until the program polls an object of the domain, or a socket wakes the driver. Over `tcp`
 //! and `udp` the kernel wakes the driver for incoming bytes, so they may be received; do not rely
 //! on it.
 //!

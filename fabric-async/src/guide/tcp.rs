@@ -112,11 +112,11 @@
 //! # What "sent" means
 //!
 //! A send completes when the kernel's socket buffer has all bytes of the message, as after Tokio's
-//! `write_all`, over epoll and io_uring. The kernel sends them even if this process computes or
-//! ends. That is more than `FI_INJECT_COMPLETE`, the level in the [`Info`]; `FI_TRANSMIT_COMPLETE`
-//! is not offered. The completion does not mean that the peer has the message: bytes that the peer
-//! has not read are lost when the peer dies, and, as with any TCP socket, when this process ends
-//! without having read all bytes from the peer.
+//! `write_all`, over epoll and io_uring. The kernel sends them while this process computes. They
+//! can be lost if this process ends with unread bytes in the socket, as with any TCP socket, or if
+//! the peer dies. That is more than `FI_INJECT_COMPLETE`, the level in the [`Info`];
+//! `FI_TRANSMIT_COMPLETE` is not offered. The completion does not mean that the peer has the
+//! message.
 //!
 //! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`,
 //! `join!`) are batched: the next poll that is not ready, or the driver, hands the batch to the
@@ -259,7 +259,8 @@
 //!
 //! # What is not there
 //!
-//! The rendezvous of the native protocol, which is negotiated off, and RXM's rendezvous by writing.
+//! Neither the native rendezvous nor RXM's rendezvous by write is implemented. The native one is
+//! negotiated off.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -28,18 +28,18 @@
 //!
 //! # Delivery
 //!
-//! A message may be lost, duplicated or reordered. Inside one machine this happens only if the
-//! receiver polls too late. A send completes when the kernel has the datagram
-//! (`FI_TRANSMIT_COMPLETE`). Later network errors are not reported; an immediate one, such as an
-//! address without a route, fails that send. [`add_peer`](Endpoint::add_peer) contacts no peer, and
-//! no event reports the start or end of a peer. When the socket buffer is full, sends wait with
-//! their credits.
+//! A message may be lost, duplicated or reordered. Inside one machine a message to an open endpoint
+//! is lost only if the receiver's socket buffer is full or its [budget](#unexpected-messages) is
+//! used up. A send completes when the kernel has the datagram (`FI_TRANSMIT_COMPLETE`). Later
+//! network errors are not reported; an immediate one, such as an address without a route, fails
+//! that send. [`add_peer`](Endpoint::add_peer) contacts no peer, and no event reports the start or
+//! end of a peer. When the sender's socket buffer is full, sends wait with their credits.
 //!
 //! # Lengths
 //!
 //! A message has at most 1472 bytes, the payload of an Ethernet frame and libfabric's limit; a
-//! longer one is refused by the post. A received datagram that is longer than that, or than the
-//! buffer, is [`Truncated`](Error::Truncated) with the number of bytes lost. An empty datagram is a
+//! longer one is refused by the post. The receive of a datagram that is longer than that, or than the
+//! buffer, fails with [`Truncated`](Error::Truncated), which has the number of bytes lost. An empty datagram is a
 //! message.
 //!
 //! # Unexpected messages
@@ -57,16 +57,18 @@
 //!
 //! The [`source`](Message::source) of a message is the handle of the address it came from. An
 //! auto-inserting vector inserts every sender. An endpoint keeps the handles of 1024 senders. A
-//! further sender replaces a sender that has been idle and has no waiting message. To keep a
-//! handle, [insert](AddressVector::insert) or look it up. An IP address is not authenticated, and
-//! nothing is encrypted.
+//! further sender replaces one without recent datagrams, or, if all have sent some, the one that was
+//! recorded first. The handle of a replaced sender is valid until its waiting messages were
+//! received; then it is stale, and the sender's next datagram gets a new handle. To keep a handle,
+//! [insert](AddressVector::insert) the address or call [`add_peer`](Endpoint::add_peer). An IP
+//! address is not authenticated, and nothing is encrypted.
 //!
 //! # Multicast
 //!
 //! [`Endpoint::join_multicast`] joins an IPv4 multicast group until the [`MulticastGroup`] is
 //! dropped. A message to the group's address reaches all members on the network of the endpoint's
 //! own address (time to live 1); a group of endpoints on `127.0.0.1` reaches members on this
-//! machine only. A libfabric peer is a member if it is bound to all addresses of its machine and
+//! machine only. A libfabric program receives the group's messages if it is bound to `0.0.0.0` and
 //! the group's port.
 //!
 //! # Sockets
@@ -79,8 +81,8 @@
 //! Tags, completion data, directed receives, multi-receive, fences, `FI_MATCH_COMPLETE`,
 //! `FI_DELIVERY_COMPLETE`, one-sided and atomic operations are not offered, and fail with
 //! [`NotSupported`](Error::NotSupported). There are no IPv6 groups (libfabric has none), no
-//! reliable datagrams (`udp;ofi_rxd`), no shared receive contexts, no io_uring, and one domain for
-//! all interfaces.
+//! reliable datagrams (`udp;ofi_rxd`), no shared receive contexts and no io_uring. There is one
+//! domain for all interfaces.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -319,8 +319,10 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
     ///
     /// * [`Error::WouldBlock`](crate::Error::WouldBlock) without a transmit credit (`FI_EAGAIN`),
     ///   or, of a receive, when all receive entries of the endpoint are in use;
-    /// * [`Error::TooLong`](crate::Error::TooLong), also of a read into a buffer that is too small,
-    ///   and [`Error::Key`](crate::Error::Key), when an access is known to be invalid;
+    /// * [`Error::TooLong`](crate::Error::TooLong) for a message above its limit;
+    ///   [`Error::BufferTooSmall`](crate::Error::BufferTooSmall) for a read into a buffer that is
+    ///   too small; [`Error::Key`](crate::Error::Key) and
+    ///   [`Error::OutOfBounds`](crate::Error::OutOfBounds) when an access is known to be invalid;
     /// * [`Error::Invalid`](crate::Error::Invalid) for a list of remote ranges that is empty or
     ///   differs from the buffer in length, and for a permit of another endpoint;
     ///   [`Error::TooMany`](crate::Error::TooMany) for too many ranges or buffers;

@@ -203,7 +203,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             failed.error,
             Error::Key {
                 key: readable.key(),
-                why: "does not grant this access"
+                why: "does not grant REMOTE_WRITE"
             }
         );
         let beyond = RemoteRegion::new(remote.key, 1000, READ_WRITE);

@@ -124,7 +124,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
         .unwrap();
     let remote = region.remote();
     for _ in 0..2 {
-        let why = "does not grant this access";
+        let why = "does not grant REMOTE_WRITE";
         let failed =
             a.ep.write(to_b, readable.remote().at(0), "x")
                 .await
@@ -147,7 +147,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             failed.error,
             Error::Key {
                 key: writable.key(),
-                why
+                why: "does not grant REMOTE_READ"
             }
         );
         let failed =
@@ -158,7 +158,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             failed,
             Error::Key {
                 key: writable.key(),
-                why
+                why: "does not grant both REMOTE_READ and REMOTE_WRITE"
             }
         );
         for (offset, len) in [

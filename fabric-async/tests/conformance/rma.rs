@@ -121,7 +121,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                 "x"
             )
         );
-        let why = "does not grant this access";
+        let why = "does not grant REMOTE_WRITE";
         let failed =
             a.ep.write(to_b, readable.remote().at(0), "x")
                 .await
@@ -141,7 +141,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             failed.error,
             Error::Key {
                 key: writable.key(),
-                why
+                why: "does not grant REMOTE_READ"
             }
         );
         for (offset, len) in [(100, 1), (0, 101), (u64::MAX, 2), (1 << 63, 8)] {
@@ -320,7 +320,10 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
     ] {
         let region = b.domain.alloc(8, access).unwrap();
         let window = a.ep.window(to_b, region.remote()).await.unwrap();
-        let why = "does not grant this access";
+        let why = match wrong {
+            "write" => "does not grant REMOTE_WRITE",
+            _ => "does not grant REMOTE_READ",
+        };
         let refused = Err(Error::Key {
             key: region.key(),
             why,

@@ -19,7 +19,7 @@ const ROUNDS: u64 = 12;
 const TRANSPORTS: [&str; 4] = ["shm pieces", "shm single copy", "tcp", "tcp rxm"];
 
 /// Binds an endpoint of a client over this transport to this name.
-async fn bind_over(transport: &str, name: &str) -> Endpoint {
+pub(crate) async fn bind_over(transport: &str, name: &str) -> Endpoint {
     let options = match transport {
         "shm pieces" => Endpoint::options().single_copy_threshold(usize::MAX),
         "shm single copy" => Endpoint::options().single_copy_threshold(1 << 20),
@@ -30,7 +30,7 @@ async fn bind_over(transport: &str, name: &str) -> Endpoint {
 }
 
 /// Returns a name that lets the endpoint choose its address.
-fn unnamed_address(transport: &str) -> &'static str {
+pub(crate) fn unnamed_address(transport: &str) -> &'static str {
     if transport.starts_with("shm") {
         "shm://"
     } else {

@@ -11,6 +11,8 @@ mod connected_shm_hostile;
 mod event_loops;
 mod forks;
 mod guide;
+mod guide_sessions;
+mod guide_transfer;
 mod health;
 mod hostile;
 mod kill;

@@ -209,6 +209,8 @@ pub(crate) fn run_role() {
         "huge_sender single copy" => run(resource_limits::huge_sender(&name, 1 << 20)),
         "guide client" => run(crate::guide::guide_client(&name)),
         "guide server" => run(crate::guide::server(&name)),
+        "guide session client" => run(crate::guide_sessions::client(&name)),
+        "guide sender" => run(crate::guide_transfer::sender(&name)),
         "restarted client" => run(crate::restart::client(&name)),
         "other_user" => std::process::exit(run(other_user(&name))),
         other => assert!(

@@ -36,14 +36,15 @@ impl fmt::Display for RefusalReason {
             Self::Version { theirs, ours } => {
                 write!(
                     f,
-                    "the peer speaks protocol version {theirs}, this side {ours}"
+                    "the peer speaks protocol version {theirs}, this side {ours}; build both \
+                     programs with one version of the library"
                 )
             }
             Self::User => f.write_str("the peer accepts only processes of its own user"),
             Self::Malformed => f.write_str("the peer could not parse the handshake"),
             Self::Resources => f.write_str(
-                "the peer lacks memory or descriptors, is at its connection limit, or (tcp) its \
-                 program rejected the request",
+                "the peer lacks memory, descriptors or connections, or (tcp) its program rejected \
+                 the request; retry later",
             ),
             Self::EpType => f.write_str(
                 "endpoint of another type; use add_peer for FI_EP_RDM, ConnectedEndpoint::connect \

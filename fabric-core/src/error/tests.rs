@@ -50,7 +50,7 @@ fn too_long_text_names_subject_and_limit() {
     };
     assert_eq!(
         error.to_string(),
-        "message of 10 bytes exceeds the limit of 4 bytes"
+        "message of 10 bytes exceeds the limit of 4 bytes; send it in parts"
     );
 }
 
@@ -194,7 +194,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 threshold: 12,
                 errors: 3,
             },
-            vec!["at 9", "waited for 12", "rose to 3"],
+            vec!["at 9", "waited for 12", "rose to 3", "queue or event"],
         ),
         (
             Error::TooLong {
@@ -210,14 +210,14 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 len: 11,
                 limit: 100,
             },
-            vec!["11 bytes", "offset 90", "region of 100 bytes"],
+            vec!["11 bytes", "offset 90", "region of 100 bytes", "range"],
         ),
         (
             Error::BufferTooSmall {
                 len: 100,
                 capacity: 99,
             },
-            vec!["buffer of 99 bytes", "read of 100 bytes"],
+            vec!["buffer of 99 bytes", "read of 100 bytes", "larger buffer"],
         ),
         (
             Error::TooMany {
@@ -225,7 +225,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 count: 20,
                 limit: 15,
             },
-            vec!["20 buffers exceed the limit of 15"],
+            vec!["20 buffers exceed the limit of 15", "several operations"],
         ),
         (
             Error::OutOfMemory {
@@ -234,15 +234,29 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             },
             vec!["buffer", "5000"],
         ),
-        (Error::NoSuchPeer(peer()), vec!["10.0.0.5:7000"]),
-        (Error::PeerGone(peer()), vec!["10.0.0.5:7000"]),
+        (
+            Error::NoSuchPeer(peer()),
+            vec!["10.0.0.5:7000", "start the peer", "retry later"],
+        ),
+        (
+            Error::PeerGone(peer()),
+            vec!["10.0.0.5:7000", "may have been executed"],
+        ),
         (
             refused(RefusalReason::Version { theirs: 3, ours: 4 }),
-            vec!["10.0.0.5:7000", "version 3", "side 4"],
+            vec![
+                "10.0.0.5:7000",
+                "version 3",
+                "side 4",
+                "build both programs",
+            ],
         ),
         (refused(RefusalReason::User), vec!["user"]),
         (refused(RefusalReason::Malformed), vec!["handshake"]),
-        (refused(RefusalReason::Resources), vec!["descriptors"]),
+        (
+            refused(RefusalReason::Resources),
+            vec!["descriptors", "retry later"],
+        ),
         (
             refused(RefusalReason::EpType),
             vec!["add_peer for FI_EP_RDM", "connect for FI_EP_MSG"],
@@ -253,7 +267,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 peer: peer(),
                 data: Vec::new(),
             },
-            vec!["10.0.0.5:7000", "without private data"],
+            vec!["10.0.0.5:7000", "without private data", "add_peer"],
         ),
         (
             Error::RejectedByPeer {
@@ -262,7 +276,10 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             },
             vec!["10.0.0.5:7000", "9 bytes"],
         ),
-        (Error::TimedOut(peer()), vec!["10.0.0.5:7000"]),
+        (
+            Error::TimedOut(peer()),
+            vec!["10.0.0.5:7000", "makes progress", "retry later"],
+        ),
         (
             Error::Unreachable {
                 peer: peer(),
@@ -283,17 +300,24 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 peer: peer(),
                 what: "unknown frame type 9".into(),
             },
-            vec!["10.0.0.5:7000", "frame type 9"],
+            vec!["10.0.0.5:7000", "frame type 9", "version at that address"],
         ),
         (
             Error::StaleAddress(handle),
-            vec!["handle 17", "add the peer again"],
+            vec![
+                "handle 17 of vector 0",
+                "add an inserted peer again",
+                "drop",
+            ],
         ),
         (Error::UnknownSource, vec!["address vector"]),
-        (Error::AddressInUse(peer()), vec!["10.0.0.5:7000"]),
+        (
+            Error::AddressInUse(peer()),
+            vec!["10.0.0.5:7000", "another name or port"],
+        ),
         (
             Error::AddressNotLocal(peer()),
-            vec!["10.0.0.5:7000", "machine"],
+            vec!["10.0.0.5:7000", "machine", "`ip address`"],
         ),
         (
             "tcp://localhost:99999".parse::<Address>().unwrap_err(),
@@ -351,14 +375,21 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 key: 0x1f,
                 why: "is unknown",
             },
-            vec!["0x1f", "unknown"],
+            vec!["0x1f", "unknown", "request a new RemoteRegion"],
+        ),
+        (
+            Error::Key {
+                key: 7,
+                why: "is in use",
+            },
+            vec!["0x7", "in use", "another key"],
         ),
         (
             Error::WrongParent {
                 object: Class::CompletionQueue,
                 parent: Class::Domain,
             },
-            vec!["completion queue", "another domain"],
+            vec!["completion queue", "another domain", "open it in"],
         ),
         (
             Error::NotSupported("windows of a registered buffer"),
@@ -373,6 +404,10 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             vec!["eventfd2", "RLIMIT_NOFILE", "6 descriptors"],
         ),
         (Error::os("mmap", 12), vec!["mmap", "os error 12"]),
+        (
+            Error::os("fallocate", 12),
+            vec!["fallocate", "os error 12", "memory region or loan"],
+        ),
     ]
 }
 

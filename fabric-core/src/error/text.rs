@@ -1,5 +1,6 @@
 //! Parts of the error texts that depend on the values of the error.
 
+use crate::address::{Address, Scheme};
 use crate::info::NoMatch;
 use crate::tree::Class;
 
@@ -30,14 +31,41 @@ pub(super) fn closed_remedy(class: Class) -> &'static str {
 pub(super) fn too_long_remedy(what: &str) -> &'static str {
     match what {
         "injected message" => "; send it with .await, .start() or .post()",
+        "message" => "; send it in parts",
         _ => "",
     }
 }
 
+/// Returns the end of the text of [`Error::Key`](super::Error::Key).
+pub(super) fn key_remedy(why: &str) -> &'static str {
+    match why {
+        "is in use" => "; use another key, or none for a free one",
+        "is unknown" => {
+            ": its region was closed, or its owner was restarted; request a new RemoteRegion"
+        }
+        _ if why.contains("was revoked") => "; request a new RemoteRegion",
+        _ => "",
+    }
+}
+
+/// Returns the end of the text of [`Error::RejectedByPeer`](super::Error::RejectedByPeer): over
+/// `tcp` a connectionless endpoint rejects the request in the same way, without private data.
+pub(super) fn rejection_note(peer: &Address, data: &[u8]) -> &'static str {
+    if peer.scheme() == Scheme::Tcp && data.is_empty() {
+        ", or is a connectionless endpoint: use add_peer"
+    } else {
+        ""
+    }
+}
+
 /// Returns advice on the resource limit that caused this error number, if any.
-pub(super) fn describe_limit(errno: i32) -> &'static str {
+pub(super) fn describe_limit(call: &str, errno: i32) -> &'static str {
+    const ENOMEM: i32 = 12;
     const EMFILE: i32 = 24;
     match errno {
+        ENOMEM if call == "fallocate" => {
+            "; a memory region or loan takes its whole length at once: use less, or free memory"
+        }
         EMFILE => {
             "; raise RLIMIT_NOFILE: an endpoint takes up to 6 descriptors, a connection 1 or more"
         }

@@ -65,7 +65,7 @@ impl fmt::Display for Resource {
             } => write!(
                 f,
                 "no transmit credit for address handle {peer} ({in_use} of {peer_limit} in use, \
-                 {free} free at the endpoint; FI_EAGAIN): use .await, or send with a Permit from \
+                 {free} free; FI_EAGAIN): use .await, or send with a Permit from \
                  Endpoint::reserve"
             ),
             Self::ReceiveEntry { limit } => write!(

@@ -21,7 +21,8 @@ bitflags! {
         /// RMA reads and writes of a peer's memory.
         #[doc(alias = "FI_RMA")]
         const RMA = 1 << 2;
-        /// Atomic operations on a peer's memory; `fi_atomicvalid` tells which.
+        /// Atomic operations on a peer's memory; [`AtomicOp::is_valid`](crate::atomic::AtomicOp::is_valid)
+        /// tells which.
         #[doc(alias = "FI_ATOMIC")]
         const ATOMIC = 1 << 3;
         /// One message to many receivers; combined with [`Caps::MSG`].
@@ -33,8 +34,8 @@ bitflags! {
         /// A sender may choose among the receive contexts of a scalable endpoint.
         #[doc(alias = "FI_NAMED_RX_CTX")]
         const NAMED_RX_CTX = 1 << 6;
-        /// A receive may be directed to one sender; without this capability the address of a
-        /// receive is ignored.
+        /// A receive may be directed to one sender. Without this capability a directed receive
+        /// fails with `NotSupported`; libfabric ignores the address.
         #[doc(alias = "FI_DIRECTED_RECV")]
         const DIRECTED_RECV = 1 << 7;
         /// Buffers in the memory of a device.

@@ -111,15 +111,15 @@ define_hints! {
     domain_tx_ctx_cnt: usize,
     /// Number of receive contexts that should work in parallel. Advice: never refused.
     domain_rx_ctx_cnt: usize,
-    /// Number of transmit contexts of an endpoint. Advice: never refused.
+    /// Most transmit contexts that any endpoint will use (`max_ep_tx_ctx`). Advice: never refused.
     max_ep_tx_ctx: usize,
-    /// Number of receive contexts of an endpoint. Advice: never refused.
+    /// Most receive contexts that any endpoint will use (`max_ep_rx_ctx`). Advice: never refused.
     max_ep_rx_ctx: usize,
     /// Number of endpoints that will share a transmit context. Advice: never refused.
     max_ep_stx_ctx: usize,
     /// Number of endpoints that will share a receive context. Advice: never refused.
     max_ep_srx_ctx: usize,
-    /// Number of counters that will be opened.
+    /// Number of counters that will be opened. Refused above the offer; no later open is refused.
     cntr_cnt: usize,
     /// Number of memory segments in one registration.
     mr_iov_limit: usize,
@@ -127,7 +127,8 @@ define_hints! {
     domain_caps: Caps,
     /// Maximum length of the provider's data about an error, in bytes.
     max_err_data: usize,
-    /// Number of memory regions that will be registered.
+    /// Number of memory regions that will be registered. Refused above the offer; no later
+    /// registration is refused.
     mr_cnt: usize,
     /// The traffic class of the domain. Advice: never refused.
     tclass: TrafficClass,
@@ -146,11 +147,11 @@ define_hints! {
     /// The largest single transfer that must be possible, in bytes. The negotiated info has the
     /// limit of the offer.
     max_msg_size: usize,
-    /// Number of transmit contexts of the endpoint; `usize::MAX` for a shared one
-    /// (`FI_SHARED_CONTEXT`).
+    /// Number of transmit contexts of this endpoint (`tx_ctx_cnt`). Above 1, or shared
+    /// (`FI_SHARED_CONTEXT`): refused.
     ep_tx_ctx_cnt: usize,
-    /// Number of receive contexts of the endpoint; `usize::MAX` for a shared one
-    /// (`FI_SHARED_CONTEXT`).
+    /// Number of receive contexts of this endpoint (`rx_ctx_cnt`); `SHARED_CONTEXT` for a shared
+    /// one (`FI_SHARED_CONTEXT`). Above 1: refused.
     ep_rx_ctx_cnt: usize,
     /// The size in bytes up to which reads after writes must be ordered. Checked only with RMA or
     /// atomic capabilities.

@@ -67,6 +67,9 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
             .and_then(|()| check_domain_name(hints, offer))
             .and_then(|()| negotiate(hints, offer))
         {
+            // An offer of automatic progress that is adjusted to a hint for manual progress equals
+            // the offer of manual progress.
+            Ok(info) if found.contains(&info) => {}
             Ok(info) => found.push(info),
             Err(mismatch) => mismatches.push(mismatch),
         }

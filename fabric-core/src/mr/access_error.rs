@@ -1,6 +1,6 @@
 //! Reasons for which a peer's access to a region is refused, and their encoding.
 
-use super::{Region, RmaIov, check_access, misaligned_error};
+use super::{Region, RmaIov, check_access, misaligned_error, not_granted_error};
 use crate::completion::OpKind;
 use crate::error::Error;
 use crate::flags::Access;
@@ -67,20 +67,17 @@ impl AccessError {
         })
     }
 
-    /// Converts the reason into the error of the peer's operation, for the last `rest` bytes of
-    /// `remote`.
+    /// Converts the reason into the error of the peer's operation of this kind, for the last `rest`
+    /// bytes of `remote`.
     #[must_use]
-    pub fn to_error(self, remote: &RmaIov, rest: usize) -> Error {
+    pub fn to_error(self, kind: OpKind, remote: &RmaIov, rest: usize) -> Error {
         let RmaIov { key, offset, .. } = *remote;
         match self {
             Self::UnknownKey => Error::Key {
                 key,
                 why: "is unknown",
             },
-            Self::NotGranted => Error::Key {
-                key,
-                why: "does not grant this access",
-            },
+            Self::NotGranted => not_granted_error(key, remote.required_access(kind)),
             Self::OutOfBounds(limit) => Error::OutOfBounds {
                 offset,
                 len: rest,

@@ -338,7 +338,7 @@ impl PendingOp {
                 let iovs = tx_op.rma_iov_id.map_or(&[][..], |id| ctx.rma_iovs(id));
                 let remote = iovs.get(usize::from(index)).copied().or(tx_op.remote);
                 let error = remote.map_or(Error::Canceled, |remote| {
-                    error.to_error(&remote, remote.len)
+                    error.to_error(tx_op.kind, &remote, remote.len)
                 });
                 Outcome::failed(error)
             }

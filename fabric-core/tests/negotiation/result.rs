@@ -198,6 +198,29 @@ fn source_address_is_on_the_offered_network() {
 }
 
 #[test]
+fn offers_of_both_progress_modes_yield_one_info_for_manual_progress() {
+    let offers = [Progress::Manual, Progress::Auto].map(|progress| {
+        let mut offer = test_offer();
+        offer.domain.data_progress = progress;
+        offer.domain.control_progress = progress;
+        offer
+    });
+    let modes = |hints: &Hints| -> Vec<Progress> {
+        let found = select(hints, &offers).unwrap();
+        let modes = found.iter().map(|info| info.domain.data_progress);
+        modes.collect()
+    };
+    assert_eq!(
+        modes(&accepting_hints()),
+        [Progress::Manual, Progress::Auto]
+    );
+    let manual = accepting_hints().progress(Progress::Manual);
+    assert_eq!(modes(&manual), [Progress::Manual]);
+    let auto = accepting_hints().progress(Progress::Auto);
+    assert_eq!(modes(&auto), [Progress::Auto]);
+}
+
+#[test]
 fn select_keeps_order_and_reports_mismatches() {
     let fast = test_offer();
     let mut slow = test_offer();

@@ -266,7 +266,7 @@ impl RmaBounceBuffer {
         let request = self.pending.take()?;
         let error = AccessError::from_words(self.read_word(STATUS_AT), self.read_word(DETAIL_AT));
         let result = error.map_or(Ok(()), |error| {
-            Err(error.to_error(&request.remote, request.remaining))
+            Err(error.to_error(request.kind, &request.remote, request.remaining))
         });
         Some((request, result))
     }

@@ -97,7 +97,7 @@ impl UdpEndpoint {
         }
         if tx_op.level.needs_ack() {
             return Err(Error::NotSupported(
-                "FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp",
+                "FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp; use shm or tcp",
             ));
         }
         self.destinations

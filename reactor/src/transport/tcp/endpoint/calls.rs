@@ -86,7 +86,9 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         tx_op: &TxOp,
     ) -> Result<()> {
         if tx_op.kind == OpKind::Send && tx_op.level == CompletionLevel::Matched {
-            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
+            return Err(Error::NotSupported(
+                "FI_MATCH_COMPLETE over tcp; use delivery_complete, or shm",
+            ));
         }
         let peer_index = match self.peer_index(tx_op.peer) {
             Some(peer_index) => peer_index,
