@@ -137,8 +137,9 @@ pub struct DirectRegion {
 impl DirectRegion {
     /// The error for a region that its owner's process serves.
     #[doc(hidden)]
-    pub const NOT_MAPPABLE: Error =
-        Error::NotSupported("windows of a registered buffer; use read and write");
+    pub const NOT_MAPPABLE: Error = Error::NotSupported(
+        "windows of a registered buffer or of a region without REMOTE_READ; use read and write",
+    );
 
     /// The error for a region whose owner counts remote accesses.
     #[doc(hidden)]

@@ -21,6 +21,7 @@ use crate::test_peer::TestPeer;
 
 /// The code of the message that a receiver sends to processes of its own user before their hello.
 pub(crate) const READY_CODE: u16 = 109;
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const RING_LINES: u32 = 64;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
@@ -202,6 +203,42 @@ fn corrupted_segment_ends_only_that_connection() {
     });
 }
 
+/// Receives a message from the socket of `ep` and returns its code.
+async fn recv_code(ep: &Endpoint, socket: &OwnedFd) -> u16 {
+    let mut message = [0; 64];
+    while rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT).is_err() {
+        ep.domain().progress();
+        tokio::task::yield_now().await;
+    }
+    u16::from_le_bytes([message[10], message[11]])
+}
+
+/// A mapping for writing can also be read, so the memory of a region is granted only with the right
+/// to read it. The owner serves the other regions.
+#[test]
+fn memory_without_remote_read_is_not_granted() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let (granted, served) = (105, 107);
+        let fd = sealed_memfd(
+            SEGMENT_LEN,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        );
+        let socket = connect_raw(&ep).await;
+        send_with_fds(&socket, &encode_hello("peer", 1, RING_LINES), &[&fd]);
+        recv_code(&ep, &socket).await;
+        for (access, code) in [
+            (READ_WRITE, granted),
+            (Access::REMOTE_READ, granted),
+            (Access::REMOTE_WRITE, served),
+        ] {
+            let region = ep.domain().alloc(64, access).unwrap();
+            send_with_fds(&socket, &encode_control(103, region.key()), &[]);
+            assert_eq!(recv_code(&ep, &socket).await, code, "{access:?}");
+        }
+    });
+}
+
 /// Returns the record of a notification that the region with this key was accessed.
 fn encode_rma_notification(key: u64, reads: bool, data: Option<u64>) -> Vec<u8> {
     let (kind, data_flag, read_flag, lap) = (4, 2 * u64::from(data.is_some()), 4, 1);
@@ -222,6 +259,7 @@ fn rma_notification_needs_a_granted_region() {
         let mut events = ep.take_events().unwrap();
         let domain = ep.domain();
         let readable = domain.alloc(64, Access::REMOTE_READ).unwrap();
+        let mapped = domain.alloc(64, READ_WRITE).unwrap();
         let writable = domain.alloc(64, Access::REMOTE_WRITE).unwrap();
         let served = domain
             .register(vec![0; 64], Access::REMOTE_WRITE, None)
@@ -235,6 +273,8 @@ fn rma_notification_needs_a_granted_region() {
             (Some(readable.key()), readable.key(), true, Some(5), false),
             (Some(writable.key()), writable.key(), true, None, false),
             (Some(writable.key()), writable.key(), false, Some(5), true),
+            (Some(mapped.key()), mapped.key(), false, Some(5), true),
+            (Some(mapped.key()), mapped.key(), true, None, true),
             (Some(served.key()), served.key(), false, Some(5), true),
         ] {
             let before = ep.stats().remote_ops.count;
@@ -244,13 +284,8 @@ fn rma_notification_needs_a_granted_region() {
             if let Some(key) = queried {
                 send_with_fds(&socket, &encode_control(103, key), &[]);
                 // The accept, and the response to the query.
-                for _ in 0..2 {
-                    let mut message = [0; 64];
-                    while rustix::net::recv(&socket, &mut message, RecvFlags::DONTWAIT).is_err() {
-                        ep.domain().progress();
-                        tokio::task::yield_now().await;
-                    }
-                }
+                recv_code(&ep, &socket).await;
+                recv_code(&ep, &socket).await;
             }
             let record = encode_rma_notification(notified, reads, data);
             rustix::io::pwrite(&fd, &record, 4096).unwrap();

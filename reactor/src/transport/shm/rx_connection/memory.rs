@@ -193,7 +193,9 @@ impl RxConnection {
         };
         let rma_events = self.local.rma_events || region.rma_events;
         let is_registered = |key| ctx.region(key).is_some();
-        if region.memory.is_served_by_owner() {
+        // Memory that is mapped to be written can also be read.
+        let is_mappable = region.access.contains(Access::REMOTE_READ);
+        if region.memory.is_served_by_owner() || !is_mappable {
             self.granted_regions
                 .insert(key, region.access, is_registered);
             let served = ControlMessage::MrServedByOwner { key, rma_events };
