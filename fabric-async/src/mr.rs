@@ -23,8 +23,10 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// Created by [`Domain::alloc`], or from an application buffer by [`Domain::alloc_from`], which
 /// copies the buffer's bytes into the region; [`into_buf`](Self::into_buf) copies them back. Over
-/// shared memory peers map the region, and access it even while this process makes no progress. To
-/// register a buffer in place, use a [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// shared memory peers map the region, and access it even while this process makes no progress. A
+/// region with [`Access::REMOTE_WRITE`] and without [`Access::REMOTE_READ`] is not mapped, because
+/// the mapping could be read: this process executes the accesses. To register a buffer in place,
+/// use a [`RegisteredBuffer`](crate::RegisteredBuffer).
 ///
 /// The bytes can change at any time, so they are copied in and out, never borrowed. To change a
 /// value from several processes at the same time, use [`atomic`](Self::atomic) in the owner and

@@ -22,8 +22,9 @@ use crate::mr::execute_atomic;
 /// memory. A receiver of a message sees everything that was written through a window before the
 /// message was sent.
 ///
-/// A window can be cloned and used on other threads, without a lock. A window does not keep an
-/// endpoint open. Accesses fail
+/// A window can be cloned and used on other threads, without a lock: a read at the same time as a
+/// write of the same bytes yields some old and some new bytes. A window does not keep an endpoint
+/// open. Accesses fail
 ///
 /// * when the owner has closed the region: [`Error::Key`];
 /// * when the owner's endpoint has closed, or its process has died: [`Error::PeerGone`], with its

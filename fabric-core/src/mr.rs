@@ -137,8 +137,9 @@ pub struct DirectRegion {
 impl DirectRegion {
     /// The error for a region that its owner's process serves.
     #[doc(hidden)]
-    pub const NOT_MAPPABLE: Error =
-        Error::NotSupported("windows of a registered buffer; use read and write");
+    pub const NOT_MAPPABLE: Error = Error::NotSupported(
+        "windows of a registered buffer or of a region without REMOTE_READ; use read and write",
+    );
 
     /// The error for a region whose owner counts remote accesses.
     #[doc(hidden)]
@@ -500,22 +501,43 @@ mod tests {
         assert!(table.insert(memory(), Access::READ, Some(7), false).is_ok());
     }
 
-    /// The difference of two generated keys does not tell the next one, and two tables generate
+    /// Generated keys are unique and are not reused after their regions were closed. The difference
+    /// of two keys does not tell the next one, every bit of a key varies, and two tables generate
     /// different keys.
     #[test]
     fn generated_keys_are_unpredictable() {
+        const COUNT: usize = if cfg!(miri) { 200 } else { 10_000 };
+        let memory: Arc<dyn RegionMemory> = Arc::new(LocalMemory::new(100).unwrap());
         let generate = |table: &mut RegionTable| {
-            let memory = Arc::new(LocalMemory::new(100).unwrap());
-            table.insert(memory, Access::READ, None, false).unwrap()
+            let key = table.insert(memory.clone(), Access::READ, None, false);
+            key.unwrap()
         };
         let (mut table, mut other) = (RegionTable::new(), RegionTable::new());
-        let keys: Vec<u64> = (0..100).map(|_| generate(&mut table)).collect();
+        let keys: Vec<u64> = (0..COUNT)
+            .map(|index| {
+                let key = generate(&mut table);
+                if index % 2 == 0 {
+                    table.remove(key).unwrap();
+                }
+                key
+            })
+            .collect();
+        assert_eq!(table.len(), COUNT / 2);
+        let distinct: HashSet<u64> = keys.iter().copied().collect();
+        assert_eq!(distinct.len(), COUNT);
         let differences: HashSet<u64> = keys
             .windows(2)
             .map(|pair| pair[1].wrapping_sub(pair[0]))
             .collect();
-        assert_eq!(differences.len(), keys.len() - 1);
-        assert!((0..100).all(|_| !keys.contains(&generate(&mut other))));
+        assert_eq!(differences.len(), COUNT - 1);
+        for bit in 0..u64::BITS {
+            let ones = keys.iter().filter(|key| *key >> bit & 1 == 1).count();
+            assert!(
+                (COUNT / 4..3 * COUNT / 4).contains(&ones),
+                "bit {bit}: {ones}"
+            );
+        }
+        assert!((0..COUNT).all(|_| !distinct.contains(&generate(&mut other))));
     }
 
     #[test]

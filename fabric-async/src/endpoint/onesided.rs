@@ -134,8 +134,8 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Errors
     /// [`Error::Key`] when the region is unknown or closed; [`Error::NotSupported`] when its owner
-    /// counts remote accesses or executes them itself (as over `tcp`, or for a registered buffer);
-    /// and as [`read`](Self::read).
+    /// counts remote accesses or executes them itself (as over `tcp`, for a registered buffer, or
+    /// for a region without [`Access::REMOTE_READ`]); and as [`read`](Self::read).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

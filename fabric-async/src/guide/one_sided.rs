@@ -32,10 +32,10 @@
 //! | | [`MemoryRegion`] | [`RegisteredBuffer`] |
 //! |---|---|---|
 //! | opened by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf) | [`Domain::register`]: your buffer, in place |
-//! | who executes an operation over `shm` | its initiator, on the mapped memory | its owner, who must make progress |
+//! | who executes an operation over `shm` | its initiator, on the mapped memory; its owner if peers may not read | its owner, who must make progress |
 //! | the owner's access | [`read`](MemoryRegion::read), [`write`](MemoryRegion::write), [`load`](MemoryRegion::load), [`atomic`](MemoryRegion::atomic): copies | a slice, by [`lock`](RegisteredBuffer::lock) |
 //! | mutual exclusion | among atomic operations | among all operations and the owner's slice |
-//! | windows | yes | no |
+//! | windows | yes, if peers may read | no |
 //!
 //! The owner cannot borrow the bytes of a [`MemoryRegion`], because peers can change them at any
 //! time. Offsets count from the start of the region. In a domain whose hints agree to
@@ -46,8 +46,9 @@
 //!
 //! # Who executes an operation
 //!
-//! Over `shm` the initiator executes an operation on the mapped memory of an allocated region, even
-//! if the owner is busy or blocked. The owner takes part in two cases:
+//! Over `shm` the initiator executes an operation on the mapped memory of an allocated region with
+//! [`Access::REMOTE_READ`], even if the owner is busy or blocked. The owner takes part in two
+//! cases:
 //!
 //! * **First use of a key.** The initiator requests the descriptor of the memory, and the owner
 //!   replies when it makes [progress](super::progress). The operation waits, and later operations
@@ -61,11 +62,11 @@
 //! same memory, so they exclude each other. Reads and writes are not atomic: another process can
 //! see a part of a write of more than eight bytes, or of a write that crosses a multiple of eight.
 //!
-//! For a [`RegisteredBuffer`] the owner executes, one round trip per 64 KiB: under manual progress
-//! a task of the owner must be waiting for an object of the domain. While the owner holds the
-//! slice, operations of its peers wait, and so do their later messages: hold the slice briefly, and
-//! do not await while holding it. Over `tcp` and `sim` the owner executes
-//! [everything](super::tcp#remote-memory).
+//! For a [`RegisteredBuffer`], and for a region without [`Access::REMOTE_READ`], the owner
+//! executes, one round trip per 64 KiB: under manual progress a task of the owner must be waiting
+//! for an object of the domain. While the owner holds the slice of a buffer, operations of its
+//! peers wait, and so do their later messages: hold the slice briefly, and do not await while
+//! holding it. Over `tcp` and `sim` the owner executes [everything](super::tcp#remote-memory).
 //!
 //! # Several remote ranges
 //!
@@ -82,11 +83,11 @@
 //!
 //! [`Endpoint::window`] maps a region once. [`RemoteWindow`] reads, writes and atomically changes
 //! the region with the same checks, without post, lock or completion: an eight-byte write takes a
-//! few nanoseconds. Windows exist over `shm`, for regions whose remote operations are not counted;
-//! otherwise the call fails with [`Error::NotSupported`]. A window keeps no endpoint open.
-//! It fails with [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the
-//! owner's endpoint closed or its process died (noticed when this side makes progress), and with
-//! [`Error::Closed`] when the endpoint that opened it is closed.
+//! few nanoseconds. Windows exist over `shm`, for regions that peers may read and whose remote
+//! operations are not counted; otherwise the call fails with [`Error::NotSupported`]. A window
+//! keeps no endpoint open. It fails with [`Error::Key`] when the owner closed the region, with
+//! [`Error::PeerGone`] when the owner's endpoint closed or its process died (noticed when this side
+//! makes progress), and with [`Error::Closed`] when the endpoint that opened it is closed.
 //!
 //! # Memory order
 //!
@@ -171,15 +172,16 @@
 //! mapped. A program that only posts notices the death after at most 64 posts. A peer that dies
 //! during a write leaves a part of the bytes written.
 //!
-//! Generated keys start at a random 64-bit value, so a key of a dead owner is unknown to a process
-//! that binds its name later. A key of your choice comes from [`Domain::alloc_with_key`].
+//! Generated keys are random 64-bit values, so a key of a dead owner is unknown to a process that
+//! binds its name later. A key of your choice comes from [`Domain::alloc_with_key`].
 //!
 //! # Trust and cost
 //!
-//! The kernel enforces the right to write: a region without [`Access::REMOTE_WRITE`] is mapped
-//! read-only. A key is no secret: one generated key predicts the next, and every process of the
-//! same user that can connect can ask for it. A peer with the right to write can overwrite the
-//! whole region at any time, and can revoke it for other peers.
+//! The kernel enforces the rights: a region without [`Access::REMOTE_WRITE`] is mapped read-only,
+//! and one without [`Access::REMOTE_READ`] is not mapped. Every process of the same user that can
+//! connect and knows a key can use it; one generated key does not tell another. A peer that has
+//! mapped a region with the right to write can overwrite the whole region at any time, and can
+//! revoke it for other peers.
 //!
 //! A region is a file descriptor in its owner, and a mapping of its length and one page in the
 //! owner and in every peer that uses it. Its pages are allocated when it is opened; otherwise the

@@ -1,5 +1,6 @@
-//! Memory regions: addressing modes, and counters of remote accesses.
+//! Memory regions: addressing modes, access rights, and counters of remote accesses.
 
+use fabric_async::atomic::AtomicOp;
 use fabric_async::info::MrMode;
 use fabric_async::{
     Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, RemoteAddr, RemoteSlice, discover,
@@ -193,4 +194,55 @@ pub(crate) async fn region_counters_require_fi_rma_event(setup: Setup) {
         .unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
     counter.close().unwrap();
+}
+
+/// Peers write and change a region without `REMOTE_READ`, in order with their messages, and cannot
+/// read it.
+pub(crate) async fn region_without_remote_read_is_written_and_not_read(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let region = b.domain.alloc(300_000, Access::REMOTE_WRITE).unwrap();
+    let remote = region.remote();
+    let not_granted = Error::Key {
+        key: region.key(),
+        why: "does not grant this access",
+    };
+    let peer = tokio::spawn(async move {
+        let bytes: Vec<u8> = (0..200_001).map(|at| (at % 251) as u8).collect();
+        a.ep.write(to_b, remote.at(99), bytes.clone())
+            .data(7)
+            .await
+            .unwrap();
+        a.ep.write(to_b, remote.at(0), b"injected")
+            .inject()
+            .unwrap();
+        a.ep.atomic(to_b, remote.at(8), AtomicOp::Sum, 5u64)
+            .await
+            .unwrap();
+        for _ in 0..2 {
+            let read = a.ep.read(to_b, remote.slice(..8)).await.unwrap_err();
+            assert_eq!(read.error, not_granted);
+            let fetched = a.ep.fetch_add(to_b, remote.at(8), 1u64).await.unwrap_err();
+            assert_eq!(fetched, not_granted);
+            let beyond =
+                a.ep.write(to_b, remote.at(299_999), "xy")
+                    .await
+                    .unwrap_err();
+            assert!(matches!(beyond.error, Error::OutOfBounds { .. }));
+        }
+        a.ep.send(to_b, "written").await.unwrap();
+        bytes
+    });
+    b.ep.recv().await.unwrap();
+    let bytes = peer.await.unwrap();
+    let mut written = vec![0; bytes.len()];
+    region.read(99, &mut written).unwrap();
+    assert!(written == bytes, "the bytes of the long write");
+    let mut injected = [0; 8];
+    region.read(0, &mut injected).unwrap();
+    assert_eq!(&injected, b"injected");
+    assert_eq!(region.load(8), Ok(5u64));
+    let mut entries = Vec::new();
+    b.cq.read_batch(&mut entries, 1).await;
+    let transfer = &entries[0].transfer;
+    assert_eq!((transfer.data, transfer.len), (Some(7), bytes.len()));
 }

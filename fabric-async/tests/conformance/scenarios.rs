@@ -485,6 +485,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
         region_counters_require_fi_rma_event: RMA,
+        region_without_remote_read_is_written_and_not_read: ATOMIC,
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,

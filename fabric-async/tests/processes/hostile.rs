@@ -4,14 +4,16 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind};
+use fabric_async::{Access, DownReason, Endpoint, Error, EventKind};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType,
 };
 
-use crate::health::{assert_still_works, next_rejection};
+use crate::health::{
+    assert_still_works, expect_protocol_violation, next_down_reason, next_rejection,
+};
 use crate::rma::encode_control;
 use crate::run;
 use crate::skip::{Facility, skip};
@@ -19,6 +21,7 @@ use crate::test_peer::TestPeer;
 
 /// The code of the message that a receiver sends to processes of its own user before their hello.
 pub(crate) const READY_CODE: u16 = 109;
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const RING_LINES: u32 = 64;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
@@ -197,6 +200,114 @@ fn corrupted_segment_ends_only_that_connection() {
         }
         assert_eq!(ended, 200);
         assert!(violations > 0, "no protocol violation was reported");
+    });
+}
+
+/// Receives a message from the socket of `ep` and returns its code.
+async fn recv_code(ep: &Endpoint, socket: &OwnedFd) -> u16 {
+    let mut message = [0; 64];
+    while rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT).is_err() {
+        ep.domain().progress();
+        tokio::task::yield_now().await;
+    }
+    u16::from_le_bytes([message[10], message[11]])
+}
+
+/// A mapping for writing can also be read, so the memory of a region is granted only with the right
+/// to read it. The owner serves the other regions.
+#[test]
+fn memory_without_remote_read_is_not_granted() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let (granted, served) = (105, 107);
+        let fd = sealed_memfd(
+            SEGMENT_LEN,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        );
+        let socket = connect_raw(&ep).await;
+        send_with_fds(&socket, &encode_hello("peer", 1, RING_LINES), &[&fd]);
+        recv_code(&ep, &socket).await;
+        for (access, code) in [
+            (READ_WRITE, granted),
+            (Access::REMOTE_READ, granted),
+            (Access::REMOTE_WRITE, served),
+        ] {
+            let region = ep.domain().alloc(64, access).unwrap();
+            send_with_fds(&socket, &encode_control(103, region.key()), &[]);
+            assert_eq!(recv_code(&ep, &socket).await, code, "{access:?}");
+        }
+    });
+}
+
+/// Returns the record of a notification that the region with this key was accessed.
+fn encode_rma_notification(key: u64, reads: bool, data: Option<u64>) -> Vec<u8> {
+    let (kind, data_flag, read_flag, lap) = (4, 2 * u64::from(data.is_some()), 4, 1);
+    let flags = data_flag | if reads { read_flag } else { 0 };
+    let mut words: Vec<u64> = data.into_iter().collect();
+    words.extend([8, key]);
+    let header = kind | flags << 8 | (8 + 8 * words.len() as u64) << 16 | lap << 40;
+    words.insert(0, header);
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// A peer can notify only of accesses to regions that were granted to it, so only such accesses
+/// take entries of the target's completion queue.
+#[test]
+fn rma_notification_needs_a_granted_region() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.take_events().unwrap();
+        let domain = ep.domain();
+        let readable = domain.alloc(64, Access::REMOTE_READ).unwrap();
+        let mapped = domain.alloc(64, READ_WRITE).unwrap();
+        let writable = domain.alloc(64, Access::REMOTE_WRITE).unwrap();
+        let served = domain
+            .register(vec![0; 64], Access::REMOTE_WRITE, None)
+            .unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        for (queried, notified, reads, data, accepted) in [
+            (None, writable.key() ^ 1, false, Some(5), false),
+            (None, writable.key(), false, Some(5), false),
+            (Some(readable.key()), writable.key(), false, Some(5), false),
+            (Some(readable.key()), readable.key(), false, Some(5), false),
+            (Some(readable.key()), readable.key(), true, Some(5), false),
+            (Some(writable.key()), writable.key(), true, None, false),
+            (Some(writable.key()), writable.key(), false, Some(5), true),
+            (Some(mapped.key()), mapped.key(), false, Some(5), true),
+            (Some(mapped.key()), mapped.key(), true, None, true),
+            (Some(served.key()), served.key(), false, Some(5), true),
+        ] {
+            let before = ep.stats().remote_ops.count;
+            let fd = sealed_memfd(SEGMENT_LEN, all);
+            let socket = connect_raw(&ep).await;
+            send_with_fds(&socket, &encode_hello("peer", 1, RING_LINES), &[&fd]);
+            if let Some(key) = queried {
+                send_with_fds(&socket, &encode_control(103, key), &[]);
+                // The accept, and the response to the query.
+                recv_code(&ep, &socket).await;
+                recv_code(&ep, &socket).await;
+            }
+            let record = encode_rma_notification(notified, reads, data);
+            rustix::io::pwrite(&fd, &record, 4096).unwrap();
+            send_with_fds(&socket, &encode_control(101, 0), &[]);
+            if accepted {
+                while ep.stats().remote_ops.count == before {
+                    ep.domain().progress();
+                    tokio::task::yield_now().await;
+                }
+                drop(socket);
+                assert_eq!(next_down_reason(&mut events).await, DownReason::Died);
+            } else {
+                let rule = if data.is_some() && reads {
+                    "read with completion data"
+                } else {
+                    "not granted"
+                };
+                expect_protocol_violation(&mut events, rule).await;
+                assert_eq!(ep.stats().remote_ops.count, before);
+            }
+        }
+        assert_still_works(&ep).await;
     });
 }
 

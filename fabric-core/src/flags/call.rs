@@ -97,7 +97,8 @@ bitflags! {
         /// May be read by peers.
         #[doc(alias = "FI_REMOTE_READ")]
         const REMOTE_READ = 1 << 2;
-        /// May be written by peers.
+        /// May be written by peers. Without `REMOTE_READ` peers cannot read the bytes: over `shm`
+        /// the owner executes the writes then, because a mapping for writing can also be read.
         #[doc(alias = "FI_REMOTE_WRITE")]
         const REMOTE_WRITE = 1 << 3;
         /// May be the source of messages.

@@ -428,9 +428,10 @@ fn decode_one_sided(
     };
     let iovs_len = usize::from(iov_count) * RMA_IOV_LEN;
     let (kind, data, extension_len) = match code {
-        READ | WRITE if usize::from(iov_count) > MAX_RMA_IOV => {
+        // A request without a remote range would name no key that the target could check.
+        READ | WRITE if !(1..=MAX_RMA_IOV).contains(&usize::from(iov_count)) => {
             return Err(ProtocolViolation(
-                "RMA request with more than 4 remote ranges",
+                "RMA request whose number of remote ranges is not 1 to 4",
             ));
         }
         READ => (FrameKind::Read(iov_count), None, iovs_len),

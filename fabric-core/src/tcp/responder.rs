@@ -191,7 +191,7 @@ impl ResponseQueue {
         kind: OpKind,
         ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Result<Vec<CheckedSegment>, RmaNack> {
-        if !self.is_target && !iovs.is_empty() {
+        if !self.is_target {
             return Err(RmaNack {
                 is_read: kind.fills_buffer(),
                 iov_index: 0,

@@ -83,18 +83,7 @@ impl IncomingWrite {
                 "write whose remote ranges do not add up to its payload",
             ));
         }
-        // A write without remote ranges accesses nothing, so `check_segments` passes it. With CQ
-        // data it would notify the owner of memory without a key.
-        let checked = if iovs.is_empty() && frame.data.is_some() {
-            Err(RmaNack {
-                is_read: false,
-                iov_index: 0,
-                error: AccessError::UnknownKey,
-            })
-        } else {
-            responses.check_segments(iovs, OpKind::Write, ctx)
-        };
-        let (segments, nack) = match checked {
+        let (segments, nack) = match responses.check_segments(iovs, OpKind::Write, ctx) {
             Ok(segments) => (segments, None),
             Err(nack) if responses.is_same_implementation && frame.ack_due().is_some() => {
                 (Vec::new(), Some(nack))

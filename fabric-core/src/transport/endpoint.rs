@@ -232,9 +232,11 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         false
     }
 
-    /// Makes a bounded amount of progress. Returns whether anything moved. `active_endpoints` is
-    /// the number of endpoints that each pass polls.
-    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> bool;
+    /// Makes a bounded amount of progress. Returns the number of connections on which something
+    /// moved, so that the engine can end a poll in which much has moved; 0 if nothing moved. A
+    /// connection moves a bounded number of bytes in a pass. `active_endpoints` is the number of
+    /// endpoints that each pass polls.
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> u32;
 
     /// Returns whether passes may skip this endpoint until one of its descriptors is ready or the
     /// program uses the endpoint. The engine asks only if more endpoints are active than the

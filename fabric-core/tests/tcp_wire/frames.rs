@@ -91,9 +91,9 @@ fn is_valid_header(code: u8, flags: u16, op: u8, iov_count: u8, len: u8) -> bool
         0 if op == 2 => len == 16,
         0 => len == 16 + data,
         1 => len == 24 + data,
-        2 => iov_count <= 4 && len == 16 + 24 * iov_count,
+        2 => (1..=4).contains(&iov_count) && len == 16 + 24 * iov_count,
         3 => len == 16,
-        4 => iov_count <= 4 && len == 16 + 24 * iov_count + data,
+        4 => (1..=4).contains(&iov_count) && len == 16 + 24 * iov_count + data,
         // Valid codes of an operation and a data type.
         0xf1 => len == 48,
         0xf3 => len == 16,

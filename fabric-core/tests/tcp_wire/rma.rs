@@ -759,16 +759,38 @@ proptest! {
     }
 }
 
-/// A write with CQ data needs a key: a write without remote ranges is refused, and a write of no
-/// bytes under a key that the target does not know too. Neither notifies the target, whose
-/// completion queue they could fill.
+/// A request without a remote range names no key. It ends the connection, is not answered, and does
+/// not notify the target.
+#[test]
+fn request_without_remote_range_closes_connection() {
+    for (what, stream) in [
+        ("write with data", encode_write(&[], Some(5), b"")),
+        ("write", encode_write(&[], None, b"")),
+        ("read", encode_read(&[])),
+    ] {
+        for is_same in [false, true] {
+            let mut target = rma_target(is_same);
+            let ProtocolViolation(rule) = target.read(&stream).unwrap_err();
+            assert!(rule.contains("is not 1 to 4"), "{what}: {rule}");
+            assert!(target.context.remote_accesses.is_empty(), "{what}");
+            assert!(target.reader.responses.is_empty(), "{what}");
+        }
+    }
+}
+
+/// A write of no bytes with CQ data needs a key too, which grants writes. Without one the write
+/// does not notify the target, whose completion queue such writes could fill.
 #[test]
 fn write_with_data_and_no_valid_key_is_refused() {
     for is_same in [false, true] {
         for (iovs, is_target, accepted) in [
-            (vec![], true, false),
-            (vec![], false, false),
             (vec![rma_iov(99, 0, 0)], true, false),
+            (vec![rma_iov(READ_ONLY_KEY, 0, 0)], true, false),
+            (
+                vec![rma_iov(READ_WRITE_KEY, 0, 0), rma_iov(99, 0, 0)],
+                true,
+                false,
+            ),
             (vec![rma_iov(READ_WRITE_KEY, 0, 0)], false, false),
             (vec![rma_iov(READ_WRITE_KEY, 0, 0)], true, true),
         ] {

@@ -56,7 +56,9 @@ impl EngineState {
                 self.endpoints.deactivate(position);
                 continue;
             };
-            moved |= transport.progress(&mut ctx, active_count);
+            let moved_here = transport.progress(&mut ctx, active_count);
+            self.moved_connections += u64::from(moved_here);
+            moved |= moved_here > 0;
             if may_deactivate && transport.is_idle(&mut ctx) {
                 transport.on_idle(&mut ctx);
                 self.endpoints.deactivate(position);
@@ -90,12 +92,13 @@ impl EngineState {
             return false;
         };
         let moved = transport.progress(&mut ctx, active_count);
+        self.moved_connections += u64::from(moved);
         if transport.is_idle(&mut ctx) {
             transport.on_idle(&mut ctx);
         } else {
             self.endpoints.activate(ep);
         }
-        moved
+        moved > 0
     }
 
     /// Handles a ready descriptor of the transport. A pass follows.

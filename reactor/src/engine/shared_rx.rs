@@ -58,7 +58,9 @@ impl EngineState {
         // After the transport, so that a message that has just arrived is copied in this pass: the
         // program may not make another one.
         for index in 0..self.endpoints.shared_contexts().len() {
-            moved |= self.copy_next_chunk(self.endpoints.shared_contexts()[index]);
+            let copied = self.copy_next_chunk(self.endpoints.shared_contexts()[index]);
+            self.moved_connections += u64::from(copied);
+            moved |= copied;
         }
         moved
     }

@@ -136,16 +136,16 @@ impl TransportEndpoint<DomainState> for MockEndpoint {
         Ok(())
     }
 
-    fn progress(&mut self, ctx: &mut MockContext<'_>, _: usize) -> bool {
+    fn progress(&mut self, ctx: &mut MockContext<'_>, _: usize) -> u32 {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
-            return false;
+            return 0;
         }
         let Some(op) = oldest_recv(ctx.engine()) else {
-            return false;
+            return 0;
         };
         self.taken += 1;
         ctx.complete(op, Outcome::ok(Transfer::default()));
-        true
+        1
     }
 
     fn ready(&mut self, _: &mut MockContext<'_>, _: WaitToken) {}

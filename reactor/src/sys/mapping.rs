@@ -6,12 +6,15 @@
 //!
 //! # Safety
 //!
-//! A [`Body`] is only used while its mapping exists. Memory that another process may change is
-//! accessed as atomics or by raw copy, of types for which every bit pattern is valid. So no
-//! reference exists to bytes that may change, and an access at the same time, by another process or
-//! another thread, yields wrong bytes at most. A mapping that is not writable is never accessed by
-//! a store, by a read-modify-write, or by a load that may be compiled as one: it is only accessed
-//! by relaxed loads and raw copies.
+//! A [`Body`] is only used while its mapping exists. The bytes of a [`SharedMapping`] are accessed
+//! as atomics, because threads of this process and other processes may access them at the same
+//! time: such an access yields wrong bytes at most. The bytes of a [`WordMapping`] are accessed as
+//! atomics or by raw copy: no two threads of this process access the same bytes by raw copy at the
+//! same time, and another process that does can only corrupt the bytes. All accesses are of types
+//! for which every bit pattern is valid, and no reference exists to bytes that may change.
+//!
+//! A mapping that is not writable is never accessed by a store, by a read-modify-write, or by a
+//! load that may be compiled as one: it is only accessed by relaxed loads.
 //!
 //! No access faults if the memory has the mapped size and is sealed against shrinking
 //! (`sys::memfd`).
@@ -32,6 +35,7 @@ use fabric_core::mr::RegionMemory;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::atomic_copy;
 use super::os_error::os_error;
 use super::sync::{AtomicU32, AtomicU64};
 
@@ -46,7 +50,7 @@ struct Body {
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread. All access to it is atomic, by raw
-// copy, or by the contract of `SharedMapping::slice`.
+// copy of a `WordMapping`, or by the contract of `SharedMapping::slice`.
 unsafe impl Send for Body {}
 // SAFETY: as above.
 unsafe impl Sync for Body {}
@@ -133,11 +137,14 @@ impl SharedMapping {
     /// # Panics
     /// If the range is not within the body.
     #[inline]
-    pub(crate) fn range(&self, start: usize, len: usize) -> MappedRange<'_> {
-        MappedRange::new(Body {
-            start: self.body.ptr_at(start, len),
-            len,
-        })
+    pub(crate) fn range(&self, start: usize, len: usize) -> SharedRange<'_> {
+        SharedRange {
+            bytes: Body {
+                start: self.body.ptr_at(start, len),
+                len,
+            },
+            mapping: PhantomData,
+        }
     }
 
     /// Borrows the first `len` bytes of the body.
@@ -175,7 +182,7 @@ impl RegionMemory for SharedMapping {
         self.body.len
     }
 
-    /// Copies bytes from byte `at` of the body on, as [`MappedRange`] does.
+    /// Copies bytes from byte `at` of the body on, as [`SharedRange`] does.
     ///
     /// # Panics
     /// If the range is not within the body.
@@ -185,7 +192,7 @@ impl RegionMemory for SharedMapping {
     }
 
     /// Copies bytes to byte `at` of the body. Eight bytes at a multiple of eight are stored as one
-    /// atomic word with release.
+    /// atomic word with release, other bytes as by [`atomic_copy::store`].
     ///
     /// # Panics
     /// If the range is not within the body, or the mapping is not writable.
@@ -202,7 +209,7 @@ impl RegionMemory for SharedMapping {
             }
             // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
             // overlap.
-            _ => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
+            _ => unsafe { atomic_copy::store(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
         }
     }
 
@@ -350,11 +357,12 @@ impl WordMapping {
     #[inline(always)] // fast path of small messages
     pub(crate) fn get(&self, start: usize, len: usize) -> Option<MappedRange<'_>> {
         let end = start.checked_add(len)?;
-        (end <= self.body.len).then(|| {
-            MappedRange::new(Body {
+        (end <= self.body.len).then(|| MappedRange {
+            bytes: Body {
                 start: self.body.ptr_at(start, len),
                 len,
-            })
+            },
+            mapping: PhantomData,
         })
     }
 
@@ -402,21 +410,32 @@ impl WordMapping {
     }
 }
 
-/// A range of bytes of a mapping, to be copied out. Eight bytes at a multiple of eight are loaded
-/// as one atomic word with acquire.
+/// A range of bytes of a [`SharedMapping`], to be copied out. Eight bytes at a multiple of eight
+/// are loaded as one atomic word with acquire, other bytes as by [`atomic_copy::load`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MappedRange<'a> {
+pub(crate) struct SharedRange<'a> {
     bytes: Body,
     mapping: PhantomData<&'a SharedMapping>,
 }
 
-impl MappedRange<'_> {
-    /// Returns a range of a mapping that is borrowed as long as the range.
-    #[inline(always)] // fast path of small messages
-    fn new(bytes: Body) -> Self {
-        Self {
-            bytes,
-            mapping: PhantomData,
+impl SharedRange<'_> {
+    /// Copies `count` bytes from byte `from` of the range to `to`.
+    ///
+    /// # Panics
+    /// If these bytes are not within the range.
+    ///
+    /// # Safety
+    /// `to` is ordinary memory that is valid for writes of `count` bytes.
+    #[inline(always)] // a window's read of one word
+    unsafe fn copy_raw(&self, from: usize, to: *mut u8, count: usize) {
+        let source = self.bytes.ptr_at(from, count);
+        // SAFETY: `ptr_at` checked the range; the caller guarantees `to`.
+        unsafe {
+            if count == 8 && source.cast::<u64>().is_aligned() {
+                load_word(source, to);
+            } else {
+                atomic_copy::load(source.as_ptr(), to, count);
+            }
         }
     }
 
@@ -437,6 +456,35 @@ impl MappedRange<'_> {
         let written = unsafe { libc::write(fd.as_raw_fd(), start.as_ptr().cast(), len) };
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
     }
+}
+
+impl CopySource for SharedRange<'_> {
+    fn len(&self) -> usize {
+        self.bytes.len
+    }
+
+    #[inline]
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        let (to, count) = (dst.as_mut_ptr().cast::<u8>(), dst.len());
+        // SAFETY: `dst` is ordinary memory of `count` bytes, which the copy initialises.
+        unsafe {
+            self.copy_raw(from, to, count);
+            std::slice::from_raw_parts_mut(to, count)
+        }
+    }
+
+    #[inline]
+    fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
+        // SAFETY: as in `copy_to`.
+        unsafe { self.copy_raw(from, dst.as_mut_ptr(), dst.len()) };
+    }
+}
+
+/// A range of bytes of a [`WordMapping`], to be copied out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedRange<'a> {
+    bytes: Body,
+    mapping: PhantomData<&'a WordMapping>,
 }
 
 impl CopySource for MappedRange<'_> {
@@ -465,8 +513,23 @@ impl CopySource for MappedRange<'_> {
     }
 }
 
-/// Copies `count` bytes from a mapping; eight bytes at a multiple of eight as one atomic word with
-/// acquire.
+/// Loads an aligned word of a mapping with acquire, and writes it to `to`.
+///
+/// # Safety
+/// The word is mapped, and `to` is valid for writes of eight bytes.
+#[inline(always)] // fast path of small messages
+unsafe fn load_word(from: NonNull<u8>, to: *mut u8) {
+    // SAFETY: the caller guarantees both.
+    unsafe {
+        let word = from.cast::<atomic::AtomicU64>().as_ref();
+        to.cast::<u64>()
+            .write_unaligned(word.load(Ordering::Relaxed));
+    }
+    fence(Ordering::Acquire);
+}
+
+/// Copies `count` bytes from a [`WordMapping`]; eight bytes at a multiple of eight as one atomic
+/// word with acquire.
 ///
 /// # Safety
 /// The contract of `std::ptr::copy_nonoverlapping`.
@@ -475,10 +538,7 @@ unsafe fn load_bytes(from: NonNull<u8>, to: *mut u8, count: usize) {
     // SAFETY: the caller guarantees both ranges.
     unsafe {
         if count == 8 && from.cast::<u64>().is_aligned() {
-            let word = from.cast::<atomic::AtomicU64>().as_ref();
-            to.cast::<u64>()
-                .write_unaligned(word.load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
+            load_word(from, to);
         } else {
             copy_bytes(from.as_ptr(), to, count);
         }

@@ -7,6 +7,7 @@
 //! | `uring` | io_uring operations |
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
 //! | `mapping` | mappings of such memory, and access to them |
+//! | `atomic_copy` | copies of memory that others access at the same time |
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
 //! | `datagrams` | many datagrams with one call |
@@ -17,6 +18,7 @@
 //! | `os_error` | errors of system calls |
 //! | `microbench` | the type of microbenchmarks |
 
+mod atomic_copy;
 pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]
 mod epoll;

@@ -163,7 +163,7 @@ fn invalid_rma_requests_end_only_that_connection() {
         let long = [[0, 10, 7]; 5];
         let cases: Vec<(&str, Vec<u8>)> = vec![
             (
-                "more than 4 remote ranges",
+                "number of remote ranges is not 1 to 4",
                 encode_rma_request(2, 0, &long[..4], 0)
                     .into_iter()
                     .enumerate()

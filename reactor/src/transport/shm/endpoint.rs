@@ -186,12 +186,13 @@ impl ShmEndpoint {
         }
     }
 
-    /// Sends queued operations of all connections. Returns whether anything progressed.
-    fn progress_tx(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> bool {
-        let mut progressed = false;
+    /// Sends queued operations of all connections. Returns the number of connections that
+    /// progressed.
+    fn progress_tx(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> u32 {
+        let mut progressed = 0;
         let mut index = 0;
         while let Some(&tx_index) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(ctx, tx_index);
+            progressed += u32::from(self.progress_tx_connection(ctx, tx_index));
             if self.is_tx_idle(tx_index) {
                 self.tx_queued.swap_remove(index);
             } else {

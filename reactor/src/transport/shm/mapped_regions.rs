@@ -11,8 +11,9 @@
 //!
 //! Decision: the initiator executes one-sided operations. They need no thread of the target and no
 //! request, and all atomic operations exclude each other, being instructions on the same memory.
-//! Registered buffers are the exception: `process_vm_writev` into memory that its owner may free
-//! would let a peer write into other memory of the owner.
+//! There are two exceptions. Registered buffers are not mapped: `process_vm_writev` into memory
+//! that its owner may free would let a peer write into other memory of the owner. Regions without
+//! `REMOTE_READ` are not mapped, because a mapping for writing can also be read.
 
 use std::sync::{Arc, OnceLock};
 

@@ -83,8 +83,8 @@ struct RequestHandshake {
 }
 
 impl<E: EngineContext> TransportEndpoint<E> for ShmPassiveEndpoint {
-    fn progress(&mut self, _: &mut EndpointContext<'_, E>, _: usize) -> bool {
-        false
+    fn progress(&mut self, _: &mut EndpointContext<'_, E>, _: usize) -> u32 {
+        0
     }
 
     fn is_idle(&mut self, _: &mut EndpointContext<'_, E>) -> bool {

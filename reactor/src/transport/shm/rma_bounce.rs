@@ -1,5 +1,5 @@
-//! RMA requests: accesses to a registered buffer, which its owner executes because no peer maps the
-//! buffer.
+//! RMA requests: accesses to a registered buffer, or to a region that peers may write and not read.
+//! Its owner executes them, because no peer maps the memory.
 //!
 //! The initiator creates a *bounce buffer*, shared memory that both sides can write, and grants it
 //! to the owner before its first request. A request is a record in the ring. The initiator puts the

@@ -8,6 +8,7 @@
 //! Every record and control message is checked. An invalid one is a protocol violation, which ends
 //! the connection. When the peer ends, the records in its ring are still delivered.
 
+mod granted_regions;
 mod memory;
 mod pending_handshake;
 
@@ -36,6 +37,7 @@ use super::rma_bounce::{REQUEST_LEN, RmaRequest};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmSocket};
 use crate::sys::mapping::{MappedRange, SharedMapping};
+use granted_regions::GrantedRegions;
 
 pub(crate) use pending_handshake::{
     HandshakeOutcome, PendingHandshake, Rejection, admit, placeholder_address,
@@ -113,6 +115,8 @@ pub(crate) struct RxConnection {
     cma_peer: Option<Arc<CmaPeer>>,
     /// Bounce buffer of the peer's RMA requests, once granted.
     rma_bounce: Option<SharedMapping>,
+    /// Regions of this side that were granted to the peer.
+    granted_regions: GrantedRegions,
     /// The message whose fragments are arriving.
     partial: Option<PartialId>,
     /// Whether the oldest record waits for a receive, for buffer space, or for a region.
@@ -164,6 +168,7 @@ impl RxConnection {
             loan_mappings: Vec::new(),
             cma_peer,
             rma_bounce: None,
+            granted_regions: GrantedRegions::default(),
             partial: None,
             message_held: false,
             deferred_passes: 0,
@@ -439,14 +444,25 @@ impl RxConnection {
                         "RMA notification of wrong length, or endpoint is not an RMA target",
                     ));
                 }
+                let (key, data) = (word(layout.payload), layout.data.map(word));
                 let access = if record.header.flags & RMA_READ != 0 {
                     RemoteAccess::Read
                 } else {
                     RemoteAccess::Write
                 };
+                if !self.granted_regions.permit(key, access) {
+                    return Err(ShmProtocolViolation(
+                        "RMA notification of an access that was not granted",
+                    ));
+                }
+                if access == RemoteAccess::Read && data.is_some() {
+                    return Err(ShmProtocolViolation(
+                        "RMA notification of a read with completion data",
+                    ));
+                }
                 let len = usize::try_from(full_len.unwrap_or(0)).unwrap_or(usize::MAX);
-                let transfer = Transfer::written(len, layout.data.map(word), self.source);
-                Ok(ctx.on_remote_access(word(layout.payload), access, transfer))
+                let transfer = Transfer::written(len, data, self.source);
+                Ok(ctx.on_remote_access(key, access, transfer))
             }
             RMA_REQUEST => {
                 if payload.len() != REQUEST_LEN || !self.local.is_rma_target {

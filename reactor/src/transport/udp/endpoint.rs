@@ -271,7 +271,7 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         });
     }
 
-    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> u32 {
         let mut moved = ctx.drain_unexpected();
         moved |= self.progress_tx(ctx);
         if self.idle_passes < IDLE_PASSES {
@@ -279,7 +279,7 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
             self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
             moved |= has_input;
         }
-        moved
+        moved.into()
     }
 
     fn ready(&mut self, _: &mut EndpointContext<'_, E>, _: WaitToken) {

@@ -242,7 +242,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         Some(self.tx_connections.clone())
     }
 
-    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> bool {
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, active_endpoints: usize) -> u32 {
         if self.is_idle {
             self.set_idle(ctx, false);
         }
@@ -250,15 +250,18 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             self.run_deferred_work(ctx);
         }
         let pass = self.progress_rx(ctx);
-        let mut progressed = pass.progressed;
+        let mut moved = pass.moved;
         // Copies run after the records that have just arrived, so that a long copy does not delay
         // them.
-        progressed |= pass.has_copies && self.progress_copies(ctx);
+        moved += u32::from(pass.has_copies && self.progress_copies(ctx));
         let active_count = self.rx_connections.active_count().max(active_endpoints);
         if active_count > ALWAYS_ACTIVE {
-            progressed |= self.rx_connections.demote_idle(active_count);
+            moved += u32::from(self.rx_connections.demote_idle(active_count));
         }
-        progressed | (!self.tx_queued.is_empty() && self.progress_tx(ctx))
+        if !self.tx_queued.is_empty() {
+            moved += self.progress_tx(ctx);
+        }
+        moved
     }
 
     fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {

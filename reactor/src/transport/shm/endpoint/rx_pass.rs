@@ -11,8 +11,8 @@ use super::ShmEndpoint;
 /// Result of a pass over the incoming connections.
 #[derive(Default)]
 pub(super) struct RxPass {
-    /// Whether there were any records.
-    pub(super) progressed: bool,
+    /// Number of connections that had records, and of other steps.
+    pub(super) moved: u32,
     /// Whether messages in a queue of the endpoint's own are to be copied from the memory of their
     /// senders. The engine copies those of a shared queue.
     pub(super) has_copies: bool,
@@ -76,7 +76,7 @@ impl RxPass {
             Ok(progressed) => (progressed, None),
             Err(violation) => (false, Some(violation.0)),
         };
-        self.progressed |= progressed;
+        self.moved += u32::from(progressed);
         self.message_held |= peer.has_held_message();
         if violation.is_some() || peer.down_reason().is_some() && peer.is_drained() {
             ended.push(EndedRx {
@@ -97,7 +97,7 @@ impl ShmEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> RxPass {
         let mut pass = RxPass {
-            progressed: ctx.drain_unexpected(),
+            moved: ctx.drain_unexpected().into(),
             ..RxPass::default()
         };
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
@@ -112,7 +112,7 @@ impl ShmEndpoint {
         }
         if !self.ended_rx.is_empty() {
             self.remove_ended_rx(ctx);
-            pass.progressed = true;
+            pass.moved += 1;
         }
         pass
     }

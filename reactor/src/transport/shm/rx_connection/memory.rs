@@ -179,26 +179,31 @@ impl RxConnection {
     /// Responds to the peer's map request for the region with this key. Returns false if the socket
     /// is full, because the peer does not read responses.
     pub(super) fn respond_to_map_mr(
-        &self,
+        &mut self,
         ctx: &EndpointContext<'_, impl EngineContext>,
         key: u64,
     ) -> bool {
-        let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
+        let not_found = ControlMessage::MrNotFound(key);
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let granted = ctx
             .region(key)
             .filter(|region| self.local.is_rma_target && region.access.intersects(remote));
         let Some(region) = granted else {
-            return not_found();
+            return control::try_send_control(&self.socket, not_found);
         };
         let rma_events = self.local.rma_events || region.rma_events;
-        if region.memory.is_served_by_owner() {
+        let is_registered = |key| ctx.region(key).is_some();
+        // Memory that is mapped to be written can also be read.
+        let is_mappable = region.access.contains(Access::REMOTE_READ);
+        if region.memory.is_served_by_owner() || !is_mappable {
+            self.granted_regions
+                .insert(key, region.access, is_registered);
             let served = ControlMessage::MrServedByOwner { key, rma_events };
             return control::try_send_control(&self.socket, served);
         }
         let memory: &dyn Any = &*region.memory;
         let Some(shared) = memory.downcast_ref::<SharedMemory>() else {
-            return not_found();
+            return control::try_send_control(&self.socket, not_found);
         };
         let grant = MemoryGrant {
             key,
@@ -209,10 +214,14 @@ impl RxConnection {
             memory: shared.fd(),
         };
         match control::send_grant(&self.socket, &grant) {
-            Ok(()) => true,
+            Ok(()) => {
+                self.granted_regions
+                    .insert(key, region.access, is_registered);
+                true
+            }
             Err(Errno::AGAIN) => false,
             // Too many descriptors are in flight (`ETOOMANYREFS`), or the peer has ended.
-            Err(_) => not_found(),
+            Err(_) => control::try_send_control(&self.socket, not_found),
         }
     }
 

@@ -216,11 +216,11 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         }
     }
 
-    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> bool {
-        let mut moved = self.handle_uring_completions(ctx);
-        moved |= ctx.drain_unexpected();
+    fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> u32 {
+        let mut moved = u32::from(self.handle_uring_completions(ctx));
+        moved += u32::from(ctx.drain_unexpected());
         self.fail_recvs_if_disconnected(ctx);
-        moved |= !ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk();
+        moved += u32::from(!ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk());
         let mut index = 0;
         while let Some(&connection_index) = self.active_connections.get(index) {
             let Some(ConnectionState::Established(connection)) =
@@ -230,7 +230,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 continue;
             };
             let peer = connection.peer;
-            moved |= connection.progress_rx(&mut self.scratch, ctx);
+            let received = connection.progress_rx(&mut self.scratch, ctx);
             // Only one connection with a peer sends its queue: an endpoint that sends to itself has
             // a second connection, which only receives.
             let mut no_sends = VecDeque::new();
@@ -240,19 +240,20 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             } else {
                 &mut no_sends
             };
-            moved |= connection.progress_tx(queue, ctx);
+            let sent = connection.progress_tx(queue, ctx);
+            moved += u32::from(received | sent);
             if connection.has_unread_rendezvous_at_end() && connection.has_held_messages() {
                 // The bytes of the rendezvous messages never arrive.
                 let error = self.peers[peer].connection_error(connection);
                 connection.fail_rendezvous_recvs(ctx, &error);
-                moved = true;
+                moved += 1;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
                 self.close_connection(ctx, connection_index);
-                moved = true;
+                moved += 1;
             } else if connection.write_closed() && is_tx_connection {
                 // Nothing can be sent any more, but received bytes may be unread.
                 self.on_write_closed(ctx, connection_index);
-                moved = true;
+                moved += 1;
                 index += 1;
             } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
                 index += 1;
