@@ -12,7 +12,7 @@
 //! | single copy | messages of 64 KiB and more to a peer with an empty queue, where the kernel copies fast | one copy takes half the time; in a stream two overlapping copies are faster | [`BindOptions::single_copy_threshold`] |
 //! | capabilities | untagged and tagged messages, multi-receive, directed receives, sources, one-sided and atomic operations | what a service needs, and what costs nothing until used | [`Hints::caps`] |
 //! | completion queue | 1024 entries, for both directions | as many as transmit credits | [`Domain::completion_queue`] |
-//! | event queue | 256 events | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
+//! | event queue | 256 events, and 16 refusals of connections | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
 //! | address vector | auto-inserting | a server can reply to every client | [`Domain::address_vector`] inserts nothing by itself, as in libfabric |
 //! | name | process id and a number | unique, and removed with the process | `shm://name` |
 //!
@@ -68,6 +68,7 @@
 //! | unexpected messages | 16 MiB per endpoint, each with 128 bytes on top | bounds what peers make an endpoint hold |
 //! | pass | 64 KiB, at most 64 records, per peer | no peer delays the others, and no poll takes long |
 //! | pending connections | 1024 to be accepted, 64 in the handshake | the oldest handshake is evicted |
+//! | connections of other users | two refused in a poll | they can come without end |
 //! | clients of a passive endpoint | 256 without a request, for 10 seconds; 128 requests | as over `tcp` |
 //! | closing threads | 8, and 64 descriptors that wait for one | a peer's descriptor may take long to close |
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |

@@ -273,11 +273,12 @@
 //! # Trust
 //!
 //! `shm` connects processes of one effective user only. The kernel's credentials of a peer are
-//! checked before anything is received from it; another user gets [`Error::OtherUser`]. Between
-//! processes of one user, nothing that a peer writes is trusted: lengths, tags and kinds are copied
-//! out of shared memory once and then checked, and the memory is sealed so that it cannot shrink. A
-//! peer that breaks the protocol loses its connection, and the [`DownReason`] of
-//! [`EventKind::PeerDown`] says why. A connection that this endpoint refused is an
+//! checked before anything is received from it; another user gets [`Error::OtherUser`], and a poll
+//! refuses at most two such connections, so they do not delay peers of this user. Between processes
+//! of one user, nothing that a peer writes is trusted: lengths, tags and kinds are copied out of
+//! shared memory once and then checked, and the memory is sealed so that it cannot shrink. A peer
+//! that breaks the protocol loses its connection, and the [`DownReason`] of
+//! [`EventKind::PeerDown`] says why. Connections that this endpoint refused are an
 //! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight `fab-close`
 //! threads, because `close` may block; while all of these are blocked and 64 descriptors wait, no
 //! connection is accepted, and established ones go on.

@@ -20,6 +20,7 @@ mod loans;
 mod memory_corruption;
 mod memory_corruptor;
 mod multi_recv;
+mod other_users;
 mod peer_death;
 mod probes;
 mod registered_buffers;

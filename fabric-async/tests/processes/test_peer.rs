@@ -197,6 +197,7 @@ pub(crate) fn run_role() {
         "udp multicast_member" => run(crate::udp::multicast_member(&name)),
         "udp flood" => crate::udp::flood(&name),
         "udp many_senders" => crate::udp::many_senders(&name),
+        "connect_flood" => crate::other_users::connect_flood(&name),
         "lingering_flood" => crate::blocking_close::lingering_flood(&name),
         "huge_sender" => run(resource_limits::huge_sender(&name, usize::MAX)),
         "huge_sender single copy" => run(resource_limits::huge_sender(&name, 1 << 20)),

@@ -38,9 +38,12 @@ use super::socket::{PeerCredentials, ShmSocket};
 use crate::sys::mapping::{MappedRange, SharedMapping};
 
 pub(crate) use pending_handshake::{
-    HandshakeOutcome, PendingHandshake, Rejection, admit, placeholder_address,
+    Accepted, HandshakeOutcome, PendingHandshake, Rejection, accept, placeholder_address,
 };
 
+/// Connections of other users that one poll refuses. Their processes can connect without end, and a
+/// thread that serves peers of this user must not be busy with them.
+pub(crate) const REFUSALS_PER_POLL: usize = 2;
 /// Maximum number of records received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 /// Lines, 64 KiB, after which a pass stops receiving from one peer.

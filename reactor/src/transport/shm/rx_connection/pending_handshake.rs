@@ -1,8 +1,10 @@
 //! The receiving side of the handshake, from the accepted socket to `Accept` or `Reject`.
 //!
-//! A [`PendingHandshake`] checks the user of the peer, permits descriptors and sends `Ready`, and
-//! then waits for the hello. `rx_table` keeps the pending handshakes of an endpoint; `passive` uses
-//! [`admit`] and [`Rejection`] for connection requests too.
+//! [`accept`] accepts a connection and checks the user of the peer. A peer of another user is
+//! refused at once, before the connection takes a slot or is watched. A peer of this user may send
+//! descriptors, and gets `Ready`. A [`PendingHandshake`] then waits for the hello. `rx_table` keeps
+//! the pending handshakes of an endpoint; `passive` uses [`accept`] and [`Rejection`] for connection
+//! requests too.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, ReadError, VERSION};
 use super::super::segment::{Segment, SegmentError};
-use super::super::socket::{PeerCredentials, ShmSocket};
+use super::super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::{LocalEndpoint, RxConnection};
 use crate::sys::os_error::os_error;
 
@@ -20,8 +22,7 @@ use crate::sys::os_error::os_error;
 #[derive(Debug)]
 pub(crate) struct PendingHandshake {
     socket: ShmSocket,
-    /// Whether descriptors were permitted and `Ready` was sent.
-    admitted: bool,
+    peer: PeerCredentials,
     accepted_at: Instant,
 }
 
@@ -38,11 +39,11 @@ pub(crate) enum HandshakeOutcome {
 }
 
 impl PendingHandshake {
-    /// Begins the handshake over a socket that was just accepted.
-    pub(crate) fn new(socket: ShmSocket) -> Self {
+    /// Begins the handshake with a peer that was just admitted.
+    pub(crate) fn new(socket: ShmSocket, peer: PeerCredentials) -> Self {
         Self {
             socket,
-            admitted: false,
+            peer,
             accepted_at: Instant::now(),
         }
     }
@@ -52,17 +53,14 @@ impl PendingHandshake {
         self.accepted_at.elapsed()
     }
 
-    /// Checks the peer, receives its hello, and sends `Accept` or `Reject`. `key` identifies the
+    /// Receives the hello of the peer, and sends `Accept` or `Reject`. `key` identifies the
     /// connection in the receive queue.
-    pub(crate) fn poll_handshake(mut self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
+    pub(crate) fn poll_handshake(self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
         let reject = |socket: &ShmSocket, rejection: Rejection| {
             control::send_control(socket, ControlMessage::Reject(rejection.reason));
             HandshakeOutcome::Rejected(rejection.error)
         };
-        let peer = match admit(&self.socket, &mut self.admitted) {
-            Ok(peer) => peer,
-            Err(rejection) => return reject(&self.socket, rejection),
-        };
+        let peer = self.peer;
         let hello = match control::recv_hello(&self.socket) {
             Ok(Some(hello)) => hello,
             Ok(None) => return HandshakeOutcome::Pending(self),
@@ -136,20 +134,39 @@ impl Rejection {
     }
 }
 
-/// Checks the user of a peer that has connected. If `admitted` is not set, permits descriptors,
-/// sends `Ready` and sets `admitted`. Returns the credentials of the peer.
-pub(crate) fn admit(socket: &ShmSocket, admitted: &mut bool) -> Result<PeerCredentials, Rejection> {
-    let refused = |reason| move |error| Rejection { reason, error };
-    let peer = socket
-        .credentials()
-        .map_err(refused(RefusalReason::Malformed))?;
-    peer.check_user(&placeholder_address(peer.pid))
-        .map_err(refused(RefusalReason::User))?;
-    if !std::mem::replace(admitted, true) {
-        socket.admit_rights();
-        control::send_control(socket, ControlMessage::Ready);
-    }
-    Ok(peer)
+/// A connection that was accepted from a backlog.
+pub(crate) enum Accepted {
+    /// The peer is of this user, and was sent `Ready`.
+    Admitted(ShmSocket, PeerCredentials),
+    /// The peer is of another user, or its user is not known. The connection was rejected and
+    /// closed, with this local error.
+    Refused(Error),
+}
+
+/// Accepts a connection and checks the user of its peer. Permits descriptors and sends `Ready`, or
+/// refuses the connection. `None` if no connection is waiting.
+///
+/// # Errors
+/// Errors of `accept4`.
+pub(crate) fn accept(listener: &ShmListener) -> Result<Option<Accepted>, Errno> {
+    let Some(socket) = listener.accept()? else {
+        return Ok(None);
+    };
+    let checked = socket.credentials().and_then(|peer| {
+        peer.check_user(&placeholder_address(peer.pid))?;
+        Ok(peer)
+    });
+    Ok(Some(match checked {
+        Ok(peer) => {
+            socket.admit_rights();
+            control::send_control(&socket, ControlMessage::Ready);
+            Accepted::Admitted(socket, peer)
+        }
+        Err(error) => {
+            control::send_control(&socket, ControlMessage::Reject(RefusalReason::User));
+            Accepted::Refused(error)
+        }
+    }))
 }
 
 /// Returns an address for error messages about a process whose endpoint name is not known.
