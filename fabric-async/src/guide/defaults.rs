@@ -70,7 +70,7 @@
 //! | pending connections | 1024 to be accepted, 64 in the handshake | the oldest handshake is evicted |
 //! | connections of other users | two refused in a poll | they can come without end |
 //! | clients of a passive endpoint | 256 without a request, for 10 seconds; 128 requests | as over `tcp` |
-//! | closing threads | 8, and 64 descriptors that wait for one | a peer's descriptor may take long to close |
+//! | closing threads | 8 for descriptors and 1 for memory; 64 items that wait for one | a peer's descriptor or memory may take long to close |
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |
 //! | memory of a long message | reserved once, at the announced length | nothing is copied again; pages are used as bytes arrive |
 //!

@@ -281,7 +281,8 @@
 //! [`EventKind::PeerDown`] says why. Connections that this endpoint refused are an
 //! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight `fab-close`
 //! threads, because `close` may block; while all of these are blocked and 64 descriptors wait, no
-//! connection is accepted, and established ones go on.
+//! connection is accepted, and established ones go on. Memory of peers is released on a further
+//! thread.
 //!
 //! A hostile process of the same user *can*
 //!

@@ -5,7 +5,7 @@
 //! sealed and has the announced size. So no access within the mapping can fault, whatever the peer
 //! does.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::Result;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -66,8 +66,8 @@ pub(crate) fn seal(memory: &OwnedFd, writable: bool) -> Result<()> {
 }
 
 /// Returns whether a descriptor is memory that can be sealed. Closing such a descriptor does not
-/// block.
-pub(crate) fn is_memory(fd: &OwnedFd) -> bool {
+/// block, but takes long if it frees much memory.
+pub(crate) fn is_memory(fd: impl AsFd) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }
 
@@ -75,7 +75,8 @@ pub(crate) fn is_memory(fd: &OwnedFd) -> bool {
 ///
 /// # Errors
 /// The defect of the memory.
-pub(crate) fn check_received(memory: &OwnedFd, size: usize) -> Result<(), &'static str> {
+pub(crate) fn check_received(memory: impl AsFd, size: usize) -> Result<(), &'static str> {
+    let memory = memory.as_fd();
     let seals =
         rustix::fs::fcntl_get_seals(memory).map_err(|_| "shared memory cannot be sealed")?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {

@@ -7,6 +7,7 @@
 //! | `uring` | io_uring operations |
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
 //! | `mapping` | mappings of such memory, and access to them |
+//! | `closer` | threads that close descriptors of peers and unmap memory of peers |
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
 //! | `datagrams` | many datagrams with one call |
@@ -16,6 +17,7 @@
 //! | `process_local` | a value of each process, which a forked child replaces |
 //! | `os_error` | errors of system calls |
 
+pub(crate) mod closer;
 pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]
 mod epoll;

@@ -10,7 +10,6 @@
 //! | `cm` | connection management messages of connected endpoints |
 //! | `control` | handshake and control messages |
 //! | `socket` | the Unix sockets that carry control messages |
-//! | `closer` | threads that close descriptors received from peers |
 //! | `pending_acks` | sends that complete when the peer acknowledges them |
 //! | `record` | the layout of the records in a ring |
 //! | `ring` | the ring buffer of cache lines |
@@ -21,7 +20,6 @@
 //! | `cma` | messages copied directly from the sender's memory, and when this is done |
 //! | `mapped_regions` | the regions of a peer that are mapped here |
 
-mod closer;
 mod cm;
 mod cma;
 mod connection_table;

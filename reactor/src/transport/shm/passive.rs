@@ -21,13 +21,13 @@ use fabric_core::transport::{
 use fabric_core::{Address, RefusalReason, Result};
 use slab::Slab;
 
-use super::closer;
 use super::cm::{self, CmClientMessage, CmEndpoint, CmOffer};
 use super::control::{self, ControlMessage, ReadError};
 use super::endpoint::ShmToken;
 use super::rx_connection::{self, Accepted, REFUSALS_PER_POLL, Rejection, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
+use crate::sys::closer::{self, PeerFd};
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
@@ -381,7 +381,7 @@ impl RequestHandshake {
         CmOffer {
             endpoint: client,
             segment,
-        }: CmOffer,
+        }: CmOffer<PeerFd>,
     ) -> Result<(), Rejection> {
         let peer = self.socket.peer_name().ok_or_else(|| {
             malformed(

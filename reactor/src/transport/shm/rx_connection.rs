@@ -555,9 +555,7 @@ impl RxConnection {
             ControlMessage::MapMr(_) => {
                 return Err("peer does not read the responses to its requests");
             }
-            ControlMessage::UnmapLoan(key) => {
-                self.loan_mappings.retain(|(granted, _)| *granted != key);
-            }
+            ControlMessage::UnmapLoan(key) => self.unmap_loan(key),
             _ => return Err("unexpected control message from a sender"),
         }
         Ok(())

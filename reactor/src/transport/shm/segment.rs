@@ -9,13 +9,13 @@
 //! and payload is copied (`sys::mapping`). A peer that changes payload during a copy corrupts its
 //! own message.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::{Error, Result};
 
 use super::record::MAX_ACKS;
 use super::ring::{LINE_LEN, RingMemory};
-use crate::sys::mapping::{HEAD_LEN, MappedRange, WordMapping};
+use crate::sys::mapping::{HEAD_LEN, MappedRange, MemoryOwner, WordMapping};
 use crate::sys::memfd::{self, PageAllocation};
 use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
@@ -89,20 +89,21 @@ impl Segment {
         let len = lines * LINE_LEN;
         let memory = memfd::create("fabric-shm", HEAD_LEN + len, PageAllocation::OnDemand)?;
         memfd::seal(&memory, true)?;
-        let mapping = WordMapping::map(&memory, len)?;
+        let mapping = WordMapping::map(&memory, len, MemoryOwner::ThisProcess)?;
         Ok((Self { mapping }, memory))
     }
 
     /// Maps a segment that a peer passed and announced with this number of lines.
-    pub(crate) fn map_from_peer(memory: &OwnedFd, lines: usize) -> Result<Self, SegmentError> {
+    pub(crate) fn map_from_peer(memory: impl AsFd, lines: usize) -> Result<Self, SegmentError> {
         if !lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&lines) {
             return Err(SegmentError::Malformed(
                 "number of segment lines is out of bounds",
             ));
         }
         let len = lines * LINE_LEN;
-        memfd::check_received(memory, HEAD_LEN + len).map_err(SegmentError::Malformed)?;
-        let mapping = WordMapping::map(memory, len).map_err(SegmentError::NoResources)?;
+        memfd::check_received(&memory, HEAD_LEN + len).map_err(SegmentError::Malformed)?;
+        let mapping =
+            WordMapping::map(memory, len, MemoryOwner::Peer).map_err(SegmentError::NoResources)?;
         Ok(Self { mapping })
     }
 
@@ -343,7 +344,7 @@ mod tests {
         let size = HEAD_LEN + 64 * LINE_LEN;
         let unsealed = memfd::create("unsealed", size, PageAllocation::OnDemand).unwrap();
         assert!(rejected(&unsealed, 64, "not sealed"));
-        let null = std::fs::File::open("/dev/null").unwrap().into();
+        let null = std::fs::File::open("/dev/null").unwrap();
         assert!(Segment::map_from_peer(&null, 64).is_err());
     }
 

@@ -20,7 +20,7 @@ use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::mapping::{HEAD_LEN, SharedMapping};
+use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
 use crate::sys::memfd::{self, PageAllocation};
 use crate::sys::os_error::os_error;
 
@@ -61,7 +61,7 @@ impl SharedMemory {
             return Err(os_error("fallocate")(Errno::NOMEM));
         }
         let fd = memfd::create("fabric-region", HEAD_LEN + len, PageAllocation::AtCreation)?;
-        let mapping = SharedMapping::map(&fd, len, true)?;
+        let mapping = SharedMapping::map(&fd, len, true, MemoryOwner::ThisProcess)?;
         memfd::seal(&fd, access.contains(Access::REMOTE_WRITE))?;
         mapping.set_valid(true);
         Ok(Self {
@@ -135,15 +135,16 @@ impl RegionMemory for SharedMemory {
 /// # Errors
 /// The defect of the grant, or that this process cannot map it.
 pub(crate) fn map_from_peer(
-    memory: &OwnedFd,
+    memory: impl AsFd,
     len: usize,
     writable: bool,
 ) -> Result<SharedMapping, &'static str> {
     if len > MAX_REGION_LEN {
         return Err("grants a region that is too large");
     }
-    memfd::check_received(memory, HEAD_LEN + len)?;
-    SharedMapping::map(memory, len, writable).map_err(|_| "grants memory that cannot be mapped")
+    memfd::check_received(&memory, HEAD_LEN + len)?;
+    SharedMapping::map(memory, len, writable, MemoryOwner::Peer)
+        .map_err(|_| "grants memory that cannot be mapped")
 }
 
 #[cfg(all(test, not(loom)))]
@@ -228,9 +229,7 @@ mod tests {
                 .unwrap_err()
                 .contains("not sealed")
         );
-        assert!(
-            map_from_peer(&std::fs::File::open("/dev/null").unwrap().into(), 0, false).is_err()
-        );
+        assert!(map_from_peer(std::fs::File::open("/dev/null").unwrap(), 0, false).is_err());
         assert!(matches!(
             SharedMemory::create(usize::MAX, READ_WRITE),
             Err(Error::TooLong { .. })

@@ -9,13 +9,13 @@ use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
 use fabric_core::{Address, RefusalReason, Result};
 
-use super::super::closer;
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{
     self, Accepted, HandshakeOutcome, PendingHandshake, REFUSALS_PER_POLL,
 };
-use super::super::socket::{self, ShmListener};
+use super::super::socket::ShmListener;
 use super::{ShmEndpoint, ShmEndpointKind, ShmToken};
+use crate::sys::closer;
 use crate::sys::os_error::os_error;
 
 /// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
@@ -45,7 +45,7 @@ impl RdmListener {
         socket.watch(wait_set, token)?;
         Ok(Self {
             socket,
-            reserve_fd: socket::reserve_fd().ok(),
+            reserve_fd: closer::reserve_fd().ok(),
         })
     }
 
@@ -76,7 +76,7 @@ impl ShmEndpoint {
                 return;
             }
             if listener.reserve_fd.is_none() {
-                listener.reserve_fd = socket::reserve_fd().ok();
+                listener.reserve_fd = closer::reserve_fd().ok();
             }
             match rx_connection::accept(&listener.socket) {
                 Ok(Some(Accepted::Refused(error))) => {
@@ -109,7 +109,7 @@ impl ShmEndpoint {
                             ControlMessage::Reject(RefusalReason::Resources),
                         );
                     }
-                    listener.reserve_fd = socket::reserve_fd().ok();
+                    listener.reserve_fd = closer::reserve_fd().ok();
                     return;
                 }
             }

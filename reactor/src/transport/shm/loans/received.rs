@@ -21,7 +21,7 @@
 //! the chunk. The slot is then returned as *retired*, and the owner of the chunk does not reuse it.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -33,6 +33,7 @@ use super::super::ring::take_producer_waiting;
 use super::super::segment::Segment;
 use super::super::socket::SocketHandle;
 use super::{LoanPool, SLOTS_PER_PEER};
+use crate::sys::closer::PeerFd;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::SharedMapping;
 
@@ -93,7 +94,7 @@ impl ReceivedLoans {
     pub(crate) fn add_mapping(
         &self,
         mapping: SharedMapping,
-        fd: OwnedFd,
+        fd: PeerFd,
     ) -> Option<Arc<LoanMapping>> {
         if !try_increment(&self.mapped, MAX_MAPPED_CHUNKS) {
             return None;
@@ -119,7 +120,7 @@ pub(crate) struct LoanMapping {
 /// counted while it is open, and a key.
 #[derive(Debug)]
 struct RelaySource {
-    fd: OwnedFd,
+    fd: PeerFd,
     /// Key from the pool of this side's domain.
     key: u64,
     /// `ReceivedLoans::relay_fds` of the endpoint.
@@ -128,7 +129,7 @@ struct RelaySource {
 
 impl RelaySource {
     /// Keeps a descriptor; `None` if the endpoint or the process has reached its limit.
-    fn new(fd: OwnedFd, received: &ReceivedLoans) -> Option<Self> {
+    fn new(fd: PeerFd, received: &ReceivedLoans) -> Option<Self> {
         if !try_increment(&received.relay_fds, max_relay_fds()) {
             return None;
         }
@@ -296,7 +297,7 @@ mod tests {
         let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
         let mapping = shared_memory::map_from_peer(&fd, 1, false).unwrap();
-        received.add_mapping(mapping, fd)
+        received.add_mapping(mapping, fd.into())
     }
 
     /// Returns the number of chunks whose descriptors were kept for relays.

@@ -175,3 +175,135 @@ pub(crate) fn placeholder_address(pid: Option<i32>) -> Address {
     Address::new(Scheme::Shm, &format!("process-{pid}"))
         .unwrap_or_else(|_| unreachable!("process address is a valid name"))
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+    use fabric_core::flags::Access;
+
+    use super::super::super::control::tests::send_with_fds;
+    use super::super::super::control::{ControlEvent, MemoryGrant};
+    use super::super::super::loans::{LoanPool, ReceivedLoans};
+    use super::super::super::ring::LINE_LEN;
+    use super::*;
+    use crate::sys::closer::tests::block_memory_closer;
+    use crate::sys::mapping::HEAD_LEN;
+    use crate::sys::memfd::{self, PageAllocation};
+
+    const LINES: usize = 64;
+    const NAME: &str = "release-test";
+
+    /// Returns sealed memory with the size of a segment.
+    fn memory() -> OwnedFd {
+        let size = HEAD_LEN + LINES * LINE_LEN;
+        let memory = memfd::create(NAME, size, PageAllocation::AtCreation).unwrap();
+        memfd::seal(&memory, true).unwrap();
+        memory
+    }
+
+    /// Returns how often this process has such memory mapped, and how many descriptors it has.
+    fn held() -> (usize, usize) {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        (
+            maps.matches(NAME).count(),
+            links
+                .filter(|link| link.to_string_lossy().contains(NAME))
+                .count(),
+        )
+    }
+
+    fn local_endpoint() -> LocalEndpoint {
+        LocalEndpoint {
+            incarnation: 1,
+            is_rma_target: true,
+            rma_events: false,
+            cma_enabled: false,
+            received_loans: ReceivedLoans::new(LoanPool::default()),
+        }
+    }
+
+    /// Sends this hello with these descriptors, and handles the hello.
+    fn handshake(hello: &[u8], fds: &[BorrowedFd<'_>]) -> (HandshakeOutcome, ShmSocket) {
+        let name = format!("{NAME}-{}", std::process::id());
+        let name = Address::new(Scheme::Shm, &name).unwrap();
+        let listener = ShmListener::open(&name).unwrap();
+        let (client, _) = ShmSocket::connect(&name).unwrap();
+        let Ok(Some(Accepted::Admitted(socket, peer))) = accept(&listener) else {
+            panic!("a connection of this user was not admitted");
+        };
+        send_with_fds(&client, hello, fds);
+        let handshake = PendingHandshake::new(socket, peer);
+        let outcome = handshake.poll_handshake(PeerKey(1), local_endpoint());
+        (outcome, client)
+    }
+
+    /// Memory that a peer names in its messages is closed and unmapped by the closer, and not by
+    /// the thread that holds the lock of the domain.
+    #[test]
+    fn memory_of_peers_is_released_by_the_closer() {
+        let mut hello = b"fab-shm\0\x01\0\x40\0\0\0\x07\0\0\0\0\0\0\0".to_vec();
+        hello.extend(b"peer");
+        let unblock = block_memory_closer();
+        let mut expected = (0, 0);
+        let malformed = [
+            &b"short"[..],
+            &[7; 40],
+            &[7; 400],
+            &[&hello[..], b"/"].concat(),
+        ];
+        for malformed in malformed {
+            let memory = memory();
+            let (outcome, _client) = handshake(malformed, &[memory.as_fd()]);
+            assert!(matches!(outcome, HandshakeOutcome::Rejected(_)));
+            drop(memory);
+            expected.1 += 1;
+            assert_eq!(held(), expected, "{malformed:?}");
+        }
+        let several = memory();
+        let (outcome, _client) = handshake(&hello, &[several.as_fd(), several.as_fd()]);
+        assert!(matches!(outcome, HandshakeOutcome::Rejected(_)));
+        drop(several);
+        expected.1 += 2;
+        assert_eq!(held(), expected);
+
+        // A connection that ends: its segment, its bounce buffer and a loan.
+        let segment = memory();
+        let (outcome, client) = handshake(&hello, &[segment.as_fd()]);
+        let HandshakeOutcome::Established(mut rx) = outcome else {
+            panic!("the hello is valid");
+        };
+        drop(segment);
+        let grant = |rx: &mut RxConnection, key, len, access| {
+            let memory = memory();
+            let grant = MemoryGrant {
+                key,
+                len,
+                access,
+                base: 0,
+                rma_events: false,
+                memory: memory.as_fd(),
+            };
+            control::send_grant(&client, &grant).unwrap();
+            match control::recv_control(rx.socket()) {
+                Ok(Some(ControlEvent::Grant(grant))) => rx.on_grant(grant),
+                other => panic!("{other:?}"),
+            }
+        };
+        let len = LINES * LINE_LEN;
+        assert_eq!(grant(&mut rx, 7, len, Access::REMOTE_READ), Ok(()));
+        assert!(grant(&mut rx, 7, len, Access::REMOTE_READ).is_err());
+        assert!(grant(&mut rx, 0, len, Access::REMOTE_WRITE).is_err());
+        rx.unmap_loan(7);
+        drop((rx, client));
+        // The segment, and three grants that were mapped.
+        assert_eq!(held(), (4, expected.1 + 4));
+
+        drop(unblock);
+        while held() != (0, 0) {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -139,7 +139,11 @@ impl TxChannel {
 
     /// Takes the connection request or accept that is sent in place of the hello. `None` if it was
     /// taken before.
-    pub(super) fn take_offer(&mut self, caps: Caps, private_data: &[u8]) -> Option<CmOffer> {
+    pub(super) fn take_offer(
+        &mut self,
+        caps: Caps,
+        private_data: &[u8],
+    ) -> Option<CmOffer<OwnedFd>> {
         let hello = self.unsent_hello.take()?;
         Some(CmOffer {
             endpoint: CmEndpoint {
