@@ -284,6 +284,12 @@
 //! connection is accepted, and established ones go on. Memory of peers is released on a further
 //! thread.
 //!
+//! All shared memory of a process, its own and that of its peers, takes at most a quarter of the
+//! mappings that Linux permits (`vm.max_map_count`). Beyond it, `alloc`, `loan` and connecting fail
+//! with [`Error::Os`] (`ENOMEM`), and peers that connect are refused. Received loans take at most
+//! half of these mappings. A peer whose share is used up copies its loans into the ring; a peer
+//! that grants more loans nevertheless loses its connection.
+//!
 //! A hostile process of the same user *can*
 //!
 //! * offer a long message in memory whose reads block, and so delay the domain that copies it,

@@ -17,6 +17,7 @@ mod leak_check;
 mod loan_relays;
 mod loan_waits;
 mod loans;
+mod mapping_limit;
 mod memory_corruption;
 mod memory_corruptor;
 mod multi_recv;

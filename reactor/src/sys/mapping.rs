@@ -34,6 +34,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::closer;
 use super::fork_guard::ForkGuard;
+use super::mapping_limit::MappingPermit;
 use super::os_error::os_error;
 use super::sync::{AtomicU32, AtomicU64};
 
@@ -76,6 +77,8 @@ fn panic_out_of_bounds(at: usize, len: usize, body_len: usize) -> ! {
 pub(crate) struct MappedPages {
     start: NonNull<u8>,
     size: usize,
+    /// Dropped after the pages were unmapped.
+    _permit: MappingPermit,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread.
@@ -113,13 +116,15 @@ impl SharedMapping {
     /// Maps the head and `len` bytes of body of this memory, which is sealed and has that size.
     ///
     /// # Errors
-    /// Errors of `mmap`.
+    /// Errors of `mmap`, and `ENOMEM` if this process has as many mappings as `mapping_limit`
+    /// permits.
     pub(crate) fn map(
         memory: impl AsFd,
         len: usize,
         writable: bool,
         owner: MemoryOwner,
     ) -> Result<Self> {
+        let permit = MappingPermit::acquire().ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
         let size = HEAD_LEN
             .checked_add(len)
             .ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
@@ -143,7 +148,11 @@ impl SharedMapping {
             writable,
             owner,
             fork_guard: ForkGuard::current_process(),
-            pages: Some(MappedPages { start: base, size }),
+            pages: Some(MappedPages {
+                start: base,
+                size,
+                _permit: permit,
+            }),
         })
     }
 

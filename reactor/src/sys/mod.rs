@@ -7,6 +7,7 @@
 //! | `uring` | io_uring operations |
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
 //! | `mapping` | mappings of such memory, and access to them |
+//! | `mapping_limit` | how many of these mappings the process has |
 //! | `closer` | threads that close descriptors of peers and unmap memory of peers |
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
@@ -23,6 +24,7 @@ pub(crate) mod datagrams;
 mod epoll;
 pub(crate) mod fork_guard;
 pub(crate) mod mapping;
+pub(crate) mod mapping_limit;
 pub(crate) mod memfd;
 pub(crate) mod os_error;
 pub(crate) mod process_local;

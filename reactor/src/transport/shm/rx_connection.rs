@@ -112,6 +112,8 @@ pub(crate) struct RxConnection {
     ring: Consumer<Segment>,
     /// Chunks that the peer has granted, sorted by key.
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
+    /// Whether the peer was told to grant no further chunks.
+    loans_refused: bool,
     /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid.
     cma_peer: Option<Arc<CmaPeer>>,
     /// Bounce buffer of the peer's RMA requests, once granted.
@@ -152,7 +154,7 @@ impl RxConnection {
         if cma_peer.is_some() {
             segment.set_cma_capable();
         }
-        Self {
+        let mut rx = Self {
             peer_address,
             peer_key,
             source: None,
@@ -165,6 +167,7 @@ impl RxConnection {
             socket,
             ring: Consumer::new(segment),
             loan_mappings: Vec::new(),
+            loans_refused: false,
             cma_peer,
             rma_bounce: None,
             partial: None,
@@ -175,7 +178,9 @@ impl RxConnection {
             doorbells: 0,
             last_active: 0,
             idle: false,
-        }
+        };
+        rx.update_loan_refusal();
+        rx
     }
 
     /// Sends `Accept`: the peer's segment is mapped, and the peer may send.
@@ -417,6 +422,10 @@ impl RxConnection {
         record: RecordRef,
         ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
+        if self.loans_refused {
+            // The record may be of a loan that the peer has copied because it was told so.
+            self.update_loan_refusal();
+        }
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
         let full_len = layout.full_len.map(word);

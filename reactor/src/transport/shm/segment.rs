@@ -41,6 +41,8 @@ const RETIRED_SLOTS_AT: usize = RETURNED_SLOTS_AT + 8 * SLOT_BITMAP_WORDS;
 const CMA_MARKER_AT: usize = 5 * CONTROL_STRIDE;
 /// Flag of the receiver, 4 bytes: the receiver has read the marker from the sender's memory.
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
+/// Flag of the receiver, 4 bytes: the sender is to grant no further chunks for loans.
+const LOANS_REFUSED_AT: usize = CMA_CAPABLE_AT + 8;
 /// Flag of the sender, 4 bytes: its CMA offers are revoked, and the receiver must discard what it
 /// has copied.
 const CMA_OFFERS_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
@@ -178,6 +180,22 @@ impl Segment {
     fn returned_slots_word(&self, word: usize) -> &AtomicU64 {
         self.mapping
             .head_u64(RETURNED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
+    }
+
+    /// Records whether the receiver refuses to map further chunks.
+    pub(crate) fn set_loans_refused(&self, refused: bool) {
+        self.mapping
+            .head_u32(LOANS_REFUSED_AT)
+            .store(u32::from(refused), Ordering::Relaxed);
+    }
+
+    /// Returns whether the receiver refuses to map further chunks, so that the sender copies
+    /// messages that are in chunks the receiver does not have.
+    pub(crate) fn are_loans_refused(&self) -> bool {
+        self.mapping
+            .head_u32(LOANS_REFUSED_AT)
+            .load(Ordering::Relaxed)
+            != 0
     }
 
     // ---- acks

@@ -66,19 +66,15 @@ impl RxConnection {
             self.rma_bounce = Some(mapping?);
             return Ok(());
         }
-        let mapping = if grant.len > loans::MAX_LOAN_BYTES {
-            Err("loan chunk exceeds the maximum size")
-        } else {
-            shared_memory::map_from_peer(&grant.memory, grant.len, false)
-        };
-        if self.loan_mappings.len() >= loans::MAX_LOAN_MAPPINGS || mapping.is_err() {
-            return Err(mapping.err().unwrap_or("too many loan mappings"));
+        if grant.len > loans::MAX_LOAN_BYTES {
+            return Err("loan chunk exceeds the maximum size");
         }
-        let mapping = self
-            .local
-            .received_loans
-            .add_mapping(mapping?, grant.memory)
-            .ok_or("too many loan mappings")?;
+        let received = &self.local.received_loans;
+        let permit = received
+            .reserve(self.loan_mappings.len())
+            .ok_or("loan that was granted although this process has too many mappings")?;
+        let mapping = shared_memory::map_from_peer(&grant.memory, grant.len, false)?;
+        let mapping = received.add_mapping(permit, mapping, grant.memory);
         match self
             .loan_mappings
             .binary_search_by_key(&grant.key, |(key, _)| *key)
@@ -86,12 +82,24 @@ impl RxConnection {
             Ok(_) => return Err("loan chunk granted twice"),
             Err(at) => self.loan_mappings.insert(at, (grant.key, mapping)),
         }
+        self.update_loan_refusal();
         Ok(())
     }
 
     /// Unmaps a chunk that the peer does not lend any more.
     pub(super) fn unmap_loan(&mut self, key: u64) {
         self.loan_mappings.retain(|(granted, _)| *granted != key);
+        self.update_loan_refusal();
+    }
+
+    /// Tells the peer whether it may grant further chunks.
+    pub(super) fn update_loan_refusal(&mut self) {
+        let received = &self.local.received_loans;
+        let refused = !received.permits_grants(self.loan_mappings.len());
+        if refused != self.loans_refused {
+            self.loans_refused = refused;
+            self.ring.memory().set_loans_refused(refused);
+        }
     }
 
     /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant
