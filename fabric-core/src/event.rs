@@ -44,7 +44,8 @@ pub enum EventKind {
     PeerDown {
         /// The peer's name.
         peer: Address,
-        /// The peer's handle in the address vector, if it had one.
+        /// The peer's handle in the address vector, if it had one. `None` if the connection of this
+        /// handle leads to another process, so that this one had only claimed the name.
         source: Option<FiAddr>,
         /// Why the connection ended.
         reason: DownReason,

@@ -299,7 +299,8 @@
 //! * make the lender lose the memory of loans, by reporting them as lost or by ending the
 //!   connection;
 //! * give a false name when it connects: a source is not a proof of identity. A false name does not
-//!   give access to the connection of the process with that name.
+//!   give access to the connection of the process with that name, and the end of the process that
+//!   gave it ends no operation with that process.
 //!
 //! Run processes that must not trust each other as different users.
 

@@ -12,6 +12,7 @@ mod forks;
 mod guide;
 mod health;
 mod hostile;
+mod impostors;
 mod kill;
 mod leak_check;
 mod loan_relays;

@@ -197,6 +197,8 @@ pub(crate) fn run_role() {
         "udp multicast_member" => run(crate::udp::multicast_member(&name)),
         "udp flood" => crate::udp::flood(&name),
         "udp many_senders" => crate::udp::many_senders(&name),
+        "reply_after_request" => run(crate::impostors::reply_after_request(&name)),
+        "impostor" => crate::impostors::impostor(&name),
         "connect_flood" => crate::other_users::connect_flood(&name),
         "lingering_flood" => crate::blocking_close::lingering_flood(&name),
         "huge_sender" => run(resource_limits::huge_sender(&name, usize::MAX)),

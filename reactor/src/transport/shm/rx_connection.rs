@@ -57,16 +57,16 @@ const MAX_DEFERRED_PASSES: u8 = 8;
 /// identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerIdentity {
-    /// Process id reported by the kernel; `None` if the peer is in another PID namespace.
-    pub(crate) pid: Option<i32>,
+    /// Process of the peer, as the kernel reports it ([`PeerCredentials::process`]).
+    pub(crate) process: Option<u64>,
     /// Random incarnation number that the endpoint announces in the handshake.
     pub(crate) incarnation: u64,
 }
 
 impl From<PeerIdentity> for Incarnation {
     fn from(identity: PeerIdentity) -> Self {
-        let pid = identity.pid.unwrap_or_default();
-        Self(u128::from(identity.incarnation) | (pid as u128) << 64 & (u128::MAX >> 1))
+        let process = u128::from(identity.process.unwrap_or_default());
+        Self(u128::from(identity.incarnation) | process << 64 & (u128::MAX >> 1))
     }
 }
 
@@ -160,7 +160,7 @@ impl RxConnection {
             source: None,
             addr_at_connect: None,
             identity: PeerIdentity {
-                pid: credentials.pid,
+                process: credentials.process,
                 incarnation,
             },
             local,

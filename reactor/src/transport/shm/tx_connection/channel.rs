@@ -104,7 +104,7 @@ impl TxChannel {
             }),
             socket,
             peer_identity: PeerIdentity {
-                pid: credentials.pid,
+                process: credentials.process,
                 incarnation: 0,
             },
             ring: Producer::new(segment),
