@@ -323,11 +323,13 @@ pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
 /// Sends a control message without blocking. Returns false if the socket is full. Returns true if
 /// the message was sent or the peer has ended, which the next read of the socket reports.
 pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bool {
+    !matches!(send_message(socket, message), Err(Errno::AGAIN))
+}
+
+/// Sends a control message without blocking.
+pub(super) fn send_message(socket: impl AsFd, message: ControlMessage) -> rustix::io::Result<()> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    !matches!(
-        rustix::net::send(socket, &encode_control(message), flags),
-        Err(Errno::AGAIN)
-    )
+    rustix::net::send(socket, &encode_control(message), flags).map(drop)
 }
 
 /// Sends a memory grant without blocking.

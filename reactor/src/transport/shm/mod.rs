@@ -9,6 +9,7 @@
 //! | `passive` | a passive endpoint: its name, and the connection requests of clients |
 //! | `cm` | connection management messages of connected endpoints |
 //! | `control` | handshake and control messages |
+//! | `doorbell` | waking a peer that sleeps |
 //! | `socket` | the Unix sockets that carry control messages |
 //! | `pending_acks` | sends that complete when the peer acknowledges them |
 //! | `record` | the layout of the records in a ring |
@@ -24,6 +25,7 @@ mod cm;
 mod cma;
 mod connection_table;
 mod control;
+mod doorbell;
 mod endpoint;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;

@@ -25,6 +25,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, READS_PER_POLL, ReadError};
+use super::doorbell;
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
     CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
@@ -359,7 +360,7 @@ impl RxConnection {
     /// Wakes the peer, whose flag in the segment says that it sleeps.
     #[cold]
     fn ring_doorbell(&mut self) {
-        control::send_control(&self.socket, ControlMessage::Doorbell);
+        doorbell::ring(&self.socket);
         self.doorbells += 1;
     }
 

@@ -35,7 +35,7 @@ use std::sync::{Arc, OnceLock};
 use fabric_core::buf::{CopySource, PeerMemory};
 use fabric_core::mr::RegionMemory;
 
-use super::super::control::{self, ControlMessage};
+use super::super::doorbell;
 use super::super::ring::take_producer_waiting;
 use super::super::segment::Segment;
 use super::super::socket::SocketHandle;
@@ -329,9 +329,7 @@ impl Drop for LoanGuard {
         }
         self.segment.return_slot(self.slot);
         if take_producer_waiting(&self.segment) {
-            self.socket.with_socket(|socket| {
-                control::try_send_control(socket, ControlMessage::Doorbell);
-            });
+            doorbell::ring_if_open(&self.socket);
         }
     }
 }

@@ -17,7 +17,8 @@ use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
 use super::super::cm::{CmEndpoint, CmOffer};
-use super::super::control::{self, ControlMessage};
+use super::super::control;
+use super::super::doorbell;
 use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
 use super::super::pending_acks::PendingAcks;
@@ -354,7 +355,7 @@ impl TxChannel {
         match self.ring.consumer_state() {
             ConsumerState::Awake => PushOutcome::Pushed,
             ConsumerState::Asleep => {
-                control::send_control(&self.socket, ControlMessage::Doorbell);
+                doorbell::ring(&self.socket);
                 self.counters.doorbells += 1;
                 PushOutcome::Pushed
             }
