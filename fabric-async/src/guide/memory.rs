@@ -276,8 +276,8 @@
 //! checked before anything is received from it; another user gets [`Error::OtherUser`], and a poll
 //! refuses at most two such connections, so they do not delay peers of this user. Between processes
 //! of one user, nothing that a peer writes is trusted: lengths, tags and kinds are copied out of
-//! shared memory once and then checked, and the memory is sealed so that it cannot shrink. A peer
-//! that breaks the protocol loses its connection, and the [`DownReason`] of
+//! shared memory once and then checked, and the memory is allocated, and sealed so that it cannot
+//! shrink. A peer that breaks the protocol loses its connection, and the [`DownReason`] of
 //! [`EventKind::PeerDown`] says why. Connections that this endpoint refused are an
 //! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight `fab-close`
 //! threads, because `close` may block; while all of these are blocked and 64 descriptors wait, no
@@ -295,6 +295,8 @@
 //! * offer a long message in memory whose reads block, and so delay the domain that copies it,
 //!   unless [single copy](#single-copy) is off;
 //! * change the bytes of its own messages while they are copied;
+//! * free pages of memory that it can write, with `fallocate`: if the machine has no memory when
+//!   such a page is used again (strict overcommit), the access raises `SIGBUS`;
 //! * use up the budget for unexpected messages, and descriptors, one connection after another;
 //! * make the lender lose the memory of loans, by reporting them as lost or by ending the
 //!   connection;

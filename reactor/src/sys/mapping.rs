@@ -570,7 +570,7 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, count: usize) {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use super::super::memfd::{self, PageAllocation};
+    use super::super::memfd;
     use super::*;
 
     fn panics<R>(access: impl FnOnce() -> R) -> bool {
@@ -579,7 +579,7 @@ mod tests {
 
     #[test]
     fn accesses_outside_of_a_word_mapping_panic_or_wrap() {
-        let memory = memfd::create("words", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
+        let memory = memfd::create("words", HEAD_LEN + 64).unwrap();
         let mapping = WordMapping::map(&memory, 64, MemoryOwner::ThisProcess).unwrap();
         mapping.write(56, &7u64.to_ne_bytes());
         for at in [56, 63, 120, usize::MAX] {
@@ -604,7 +604,7 @@ mod tests {
 
     #[test]
     fn read_only_mapping_is_read_and_not_written() {
-        let memory = memfd::create("read-only", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
+        let memory = memfd::create("read-only", HEAD_LEN + 64).unwrap();
         let writable = SharedMapping::map(&memory, 64, true, MemoryOwner::ThisProcess).unwrap();
         writable.write(8, &7u64.to_ne_bytes());
         writable.set_valid(true);

@@ -1,9 +1,9 @@
 //! Segments: the shared memory of one direction of a connection.
 //!
 //! A segment holds control words in its first page, and the lines of the ring behind them. The
-//! sender creates the segment (a memfd), seals its size, and passes the descriptor to the receiver
-//! in the hello. The receiver maps a segment only if the memory is sealed and has the announced
-//! size (`sys::memfd`).
+//! sender creates and allocates the segment (a memfd), seals its size, and passes the descriptor to
+//! the receiver in the hello. The receiver maps a segment only if the memory is sealed, has the
+//! announced size and is allocated (`sys::memfd`).
 //!
 //! A peer may change the segment at any time. Control words and headers are accessed as atomics,
 //! and payload is copied (`sys::mapping`). A peer that changes payload during a copy corrupts its
@@ -16,7 +16,7 @@ use fabric_core::{Error, Result};
 use super::record::MAX_ACKS;
 use super::ring::{LINE_LEN, RingMemory};
 use crate::sys::mapping::{HEAD_LEN, MappedRange, MemoryOwner, WordMapping};
-use crate::sys::memfd::{self, PageAllocation};
+use crate::sys::memfd;
 use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 // Layout of a segment: byte offsets of the control words in the head. The body is the ring.
@@ -39,7 +39,7 @@ pub(crate) const SLOT_BITMAP_WORDS: usize = 4;
 const RETIRED_SLOTS_AT: usize = RETURNED_SLOTS_AT + 8 * SLOT_BITMAP_WORDS;
 /// The sender's [`CmaMarker`]: address and value, 8 bytes each.
 const CMA_MARKER_AT: usize = 5 * CONTROL_STRIDE;
-/// Flag of the receiver, 4 bytes: the receiver has read the marker from the sender's memory.
+/// Flag of the receiver, 4 bytes: the kernel lets the receiver read the sender's memory.
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
 /// Flag of the receiver, 4 bytes: the sender is to grant no further chunks for loans.
 const LOANS_REFUSED_AT: usize = CMA_CAPABLE_AT + 8;
@@ -89,7 +89,7 @@ impl Segment {
     /// pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let len = lines * LINE_LEN;
-        let memory = memfd::create("fabric-shm", HEAD_LEN + len, PageAllocation::OnDemand)?;
+        let memory = memfd::create("fabric-shm", HEAD_LEN + len)?;
         memfd::seal(&memory, true)?;
         let mapping = WordMapping::map(&memory, len, MemoryOwner::ThisProcess)?;
         Ok((Self { mapping }, memory))
@@ -264,14 +264,15 @@ impl Segment {
         }
     }
 
-    /// Records that the receiver has read the marker, before the accept message is sent.
+    /// Records that the receiver may read the sender's memory, before the accept message is sent.
     pub(crate) fn set_cma_capable(&self) {
         self.mapping
             .head_u32(CMA_CAPABLE_AT)
             .store(1, Ordering::Relaxed);
     }
 
-    /// Returns whether the receiver has read the marker; valid once the accept message has arrived.
+    /// Returns whether the receiver may read this process's memory; valid once the accept message has
+    /// arrived.
     pub(crate) fn is_cma_capable(&self) -> bool {
         self.mapping
             .head_u32(CMA_CAPABLE_AT)
@@ -360,7 +361,7 @@ mod tests {
         assert!(rejected(&fd, 65, "out of bounds"));
         assert!(rejected(&fd, 1 << 40, "out of bounds"));
         let size = HEAD_LEN + 64 * LINE_LEN;
-        let unsealed = memfd::create("unsealed", size, PageAllocation::OnDemand).unwrap();
+        let unsealed = memfd::create("unsealed", size).unwrap();
         assert!(rejected(&unsealed, 64, "not sealed"));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(Segment::map_from_peer(&null, 64).is_err());

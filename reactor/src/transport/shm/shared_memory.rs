@@ -1,9 +1,9 @@
 //! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks
 //! of loans, and bounce buffers.
 //!
-//! The owner creates the memory (a memfd), seals its size, and sends the descriptor in a grant. A
-//! peer maps the memory only if it is sealed and has the announced size. So no access within the
-//! mapping can fault, whatever the owner does. Memory that peers may only read is sealed against
+//! The owner creates and allocates the memory (a memfd), seals its size, and sends the descriptor in
+//! a grant. A peer maps the memory only if it is sealed, has the announced size and is allocated
+//! (`sys::memfd`). Memory that peers may only read is sealed against
 //! writable mappings other than the owner's.
 //!
 //! Decision: the validity of a region is a word in its first page, which every access of a peer
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
-use crate::sys::memfd::{self, PageAllocation};
+use crate::sys::memfd;
 use crate::sys::os_error::os_error;
 
 /// Maximum bytes of data.
@@ -60,7 +60,7 @@ impl SharedMemory {
         {
             return Err(os_error("fallocate")(Errno::NOMEM));
         }
-        let fd = memfd::create("fabric-region", HEAD_LEN + len, PageAllocation::AtCreation)?;
+        let fd = memfd::create("fabric-region", HEAD_LEN + len)?;
         let mapping = SharedMapping::map(&fd, len, true, MemoryOwner::ThisProcess)?;
         memfd::seal(&fd, access.contains(Access::REMOTE_WRITE))?;
         mapping.set_valid(true);
@@ -223,7 +223,7 @@ mod tests {
                 .unwrap_err()
                 .contains("too large")
         );
-        let unsealed = memfd::create("unsealed", HEAD_LEN + 100, PageAllocation::OnDemand).unwrap();
+        let unsealed = memfd::create("unsealed", HEAD_LEN + 100).unwrap();
         assert!(
             map_from_peer(&unsealed, 100, true)
                 .unwrap_err()

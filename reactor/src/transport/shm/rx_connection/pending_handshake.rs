@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::sys::closer::tests::block_memory_closer;
     use crate::sys::mapping::HEAD_LEN;
-    use crate::sys::memfd::{self, PageAllocation};
+    use crate::sys::memfd;
 
     const LINES: usize = 64;
     const NAME: &str = "release-test";
@@ -197,7 +197,7 @@ mod tests {
     /// Returns sealed memory with the size of a segment.
     fn memory() -> OwnedFd {
         let size = HEAD_LEN + LINES * LINE_LEN;
-        let memory = memfd::create(NAME, size, PageAllocation::AtCreation).unwrap();
+        let memory = memfd::create(NAME, size).unwrap();
         memfd::seal(&memory, true).unwrap();
         memory
     }
