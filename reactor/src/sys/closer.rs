@@ -2,8 +2,9 @@
 //!
 //! Closing a descriptor can take as long as the peer likes: a TCP socket that lingers, or a file of
 //! a file system in user space. Releasing memory takes time in proportion to the memory, which the
-//! peer chooses. So a thread that makes progress closes no descriptor of a peer and unmaps no memory
-//! of a peer: a [`PeerFd`] and the mapping of a peer's memory are queued here when they are dropped.
+//! peer chooses. So a thread that makes progress closes no descriptor of a peer and unmaps no
+//! memory of a peer: a [`PeerFd`] and the mapping of a peer's memory are queued here when they are
+//! dropped.
 //!
 //! There are two closers. The closes of one may block, so it has up to [`MAX_THREADS`] threads. The
 //! other releases memory, with one thread: that takes time, but does not block, and goes on while
@@ -205,8 +206,8 @@ impl Closer {
         is_full
     }
 
-    /// Starts up to `wanted` threads, as far as `max_threads` and the system allow. If no thread can
-    /// be started, items wait for an existing thread or for the next call.
+    /// Starts up to `wanted` threads, as far as `max_threads` and the system allow. If no thread
+    /// can be started, items wait for an existing thread or for the next call.
     fn start_threads(&'static self, state: &mut CloserState, wanted: usize) {
         for _ in 0..wanted.min(self.max_threads.saturating_sub(state.threads)) {
             let is_permanent = state.threads == 0;

@@ -18,8 +18,8 @@ use super::os_error::os_error;
 /// Creates memory of `size` bytes, zeroed, allocated and not sealed. The name is for diagnostics.
 ///
 /// # Errors
-/// Errors of the operating system, such as `ENOSPC` if there is not enough memory, and `EFBIG` for a
-/// size above `RLIMIT_FSIZE`. With such a size, the call would raise `SIGXFSZ`.
+/// Errors of the operating system, such as `ENOSPC` if there is not enough memory, and `EFBIG` for
+/// a size above `RLIMIT_FSIZE`. With such a size, the call would raise `SIGXFSZ`.
 pub(crate) fn create(name: &str, size: usize) -> Result<OwnedFd> {
     let (size, call) = (size as u64, "fallocate");
     if getrlimit(Resource::Fsize)

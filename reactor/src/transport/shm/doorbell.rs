@@ -1,9 +1,9 @@
 //! Doorbells, which are rung again if the kernel has no memory for the message.
 //!
 //! The side that rings has cleared the flag of the peer that sleeps, so a doorbell that is lost
-//! leaves the peer asleep. A full socket (`EAGAIN`) has unread messages, which wake the peer. If the
-//! kernel has no memory (`ENOBUFS`, `ENOMEM`), a thread rings every millisecond until the message
-//! is sent or the socket is closed. The thread exists only meanwhile. Passes need not know.
+//! leaves the peer asleep. A full socket (`EAGAIN`) has unread messages, which wake the peer. If
+//! the kernel has no memory (`ENOBUFS`, `ENOMEM`), a thread rings every millisecond until the
+//! message is sent or the socket is closed. The thread exists only meanwhile. Passes need not know.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -271,8 +271,8 @@ impl Segment {
             .store(1, Ordering::Relaxed);
     }
 
-    /// Returns whether the receiver may read this process's memory; valid once the accept message has
-    /// arrived.
+    /// Returns whether the receiver may read this process's memory; valid once the accept message
+    /// has arrived.
     pub(crate) fn is_cma_capable(&self) -> bool {
         self.mapping
             .head_u32(CMA_CAPABLE_AT)

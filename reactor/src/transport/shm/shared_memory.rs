@@ -1,10 +1,10 @@
 //! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks
 //! of loans, and bounce buffers.
 //!
-//! The owner creates and allocates the memory (a memfd), seals its size, and sends the descriptor in
-//! a grant. A peer maps the memory only if it is sealed, has the announced size and is allocated
-//! (`sys::memfd`). Memory that peers may only read is sealed against
-//! writable mappings other than the owner's.
+//! The owner creates and allocates the memory (a memfd), seals its size, and sends the descriptor
+//! in a grant. A peer maps the memory only if it is sealed, has the announced size and is allocated
+//! (`sys::memfd`). Memory that peers may only read is sealed against writable mappings other than
+//! the owner's.
 //!
 //! Decision: the validity of a region is a word in its first page, which every access of a peer
 //! checks, in its own cache as long as the word does not change. So revoking a key needs no round

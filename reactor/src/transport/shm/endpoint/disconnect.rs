@@ -6,10 +6,10 @@
 //! both have the same process and incarnation. Receives directed to the peer fail only if no
 //! connection leads to another endpoint of that name. So no process can end another peer's
 //! connection or receives by its name, and the end of an old endpoint does not end a new one of
-//! that name. (Kernels before 6.9 do not identify a process in another PID namespace: then no connection
-//! ends with that of the opposite direction.) An endpoint that closes also marks its rings as
-//! closed. The sender reads the mark with each message, so a message to a closed endpoint fails at
-//! once.
+//! that name. (Kernels before 6.9 do not identify a process in another PID namespace: then no
+//! connection ends with that of the opposite direction.) An endpoint that closes also marks its
+//! rings as closed. The sender reads the mark with each message, so a message to a closed endpoint
+//! fails at once.
 //!
 //! The connection of a connected endpoint ends in both directions at once: see `connected`.
 //!

@@ -8,10 +8,10 @@
 //!
 //! # Limits
 //!
-//! Each mapped chunk takes one of the mappings of the process ([`mapping_limit`]). A peer whose share
-//! is used up, and every peer while the process has few left, is told so by a flag in the segment.
-//! The peer then lends chunks that it has granted before, and copies other messages into the ring.
-//! A peer that grants chunks nevertheless loses its connection.
+//! Each mapped chunk takes one of the mappings of the process ([`mapping_limit`]). A peer whose
+//! share is used up, and every peer while the process has few left, is told so by a flag in the
+//! segment. The peer then lends chunks that it has granted before, and copies other messages into
+//! the ring. A peer that grants chunks nevertheless loses its connection.
 //!
 //! # Relays
 //!

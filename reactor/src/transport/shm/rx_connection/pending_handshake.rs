@@ -3,8 +3,8 @@
 //! [`accept`] accepts a connection and checks the user of the peer. A peer of another user is
 //! refused at once, before the connection takes a slot or is watched. A peer of this user may send
 //! descriptors, and gets `Ready`. A [`PendingHandshake`] then waits for the hello. `rx_table` keeps
-//! the pending handshakes of an endpoint; `passive` uses [`accept`] and [`Rejection`] for connection
-//! requests too.
+//! the pending handshakes of an endpoint; `passive` uses [`accept`] and [`Rejection`] for
+//! connection requests too.
 
 use std::time::{Duration, Instant};
 
