@@ -45,7 +45,8 @@ pub enum EventKind {
     PeerDown {
         /// The peer's name.
         peer: Address,
-        /// The peer's handle in the address vector, if it had one.
+        /// The peer's handle in the address vector, if it had one. `None` if the connection of this
+        /// handle leads to another process, so that this one had only claimed the name.
         source: Option<FiAddr>,
         /// Why the connection ended.
         reason: DownReason,
@@ -82,11 +83,17 @@ pub enum EventKind {
         /// Why the connection ended.
         reason: DownReason,
     },
-    /// This endpoint refused the connection of a peer. (Where the peer refuses, the connect of this
+    /// This endpoint refused connections of peers. (Where the peer refuses, the connect of this
     /// endpoint fails: [`EventKind::ConnectFailed`].)
+    ///
+    /// While the event is in the queue, further refusals of the endpoint for the same reason, or of
+    /// the same other user, are counted in it. An event queue holds up to 16 of these events beside
+    /// its capacity, so refused peers cannot fill the queue.
     InboundRefused {
-        /// The reason.
+        /// The reason of the first refusal, which names its peer.
         error: Error,
+        /// The number of refused connections.
+        count: u64,
     },
     /// Unexpected messages of peers that had left were discarded, because the budget for unexpected
     /// messages was used up.
@@ -113,6 +120,37 @@ pub enum EventKind {
         /// The number of discarded events.
         lost: u64,
     },
+}
+
+impl EventKind {
+    /// Adds the refusals of `other` to this event. Returns false, without a change, unless both are
+    /// refusals for the same reason or of the same other user; for the progress engine.
+    #[doc(hidden)]
+    pub fn merge_refusals(&mut self, other: &Self) -> bool {
+        let (
+            Self::InboundRefused { error, count },
+            Self::InboundRefused {
+                error: other_error,
+                count: added,
+            },
+        ) = (self, other)
+        else {
+            return false;
+        };
+        let merges = match (&*error, other_error) {
+            (Error::OtherUser { theirs, .. }, Error::OtherUser { theirs: other, .. }) => {
+                theirs == other
+            }
+            (Error::Protocol { what, .. }, Error::Protocol { what: other, .. }) => what == other,
+            (
+                Error::ConnectionRefused { reason, .. },
+                Error::ConnectionRefused { reason: other, .. },
+            ) => reason == other,
+            (error, other) => error == other,
+        };
+        *count += if merges { *added } else { 0 };
+        merges
+    }
 }
 
 /// Why a connection to a peer ended.

@@ -13,7 +13,7 @@
 //! | capabilities | untagged and tagged messages, multi-receive, directed receives, sources, fences, one-sided and atomic operations, remote events (`FI_RMA_EVENT`), local and, over `tcp`, remote communication; over `udp` untagged messages, sources and multicast | what a service needs, and what costs nothing until used | [`Hints::caps`] |
 //! | completion queue | 1024 entries, for both directions, and for [writes with data](super::one_sided#what-the-target-is-told) | as many as transmit credits | [`Domain::completion_queue`] |
 //! | progress timeout | 30 seconds | longer than a lossy network needs; a peer that stops in the middle of a message does not hold a receive for ever | [`BindOptions::progress_timeout`] |
-//! | event queue | 256 events | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
+//! | event queue | 256 events, and 16 refusals of connections | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
 //! | address vector | auto-inserting | a server can reply to every client | [`Domain::address_vector`] inserts nothing by itself, as in libfabric |
 //! | name | process id and a number | unique, and removed with the process | `shm://name` |
 //!
@@ -69,8 +69,11 @@
 //! | unexpected messages | 16 MiB per endpoint, each with 320 bytes on top; half of what the others leave per peer, and always 4 KiB | bounds what peers make an endpoint hold, and leaves room for each of them |
 //! | pass | 64 KiB, at most 64 records, per peer | no peer delays the others, and no poll takes long |
 //! | pending connections | 1024 to be accepted, 64 in the handshake | the oldest handshake is evicted |
+//! | connections of other users | two refused in a poll | they can come without end |
 //! | clients of a passive endpoint | 256 without a request, for 10 seconds; 128 requests | as over `tcp` |
-//! | closing threads | 8, and 64 descriptors that wait for one | a peer's descriptor may take long to close |
+//! | closing threads | 8 for descriptors and 1 for memory; 64 items that wait for one | a peer's descriptor or memory may take long to close |
+//! | mappings of shared memory | a quarter of `vm.max_map_count` per process, with those of peers | a process without mappings cannot allocate memory |
+//! | mappings of received loans | half of these per process; of one peer an eighth of that half, at most 768 | further loans are copied by their senders |
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |
 //! | memory of a long message | reserved once, at the announced length | nothing is copied again; pages are used as bytes arrive |
 //!

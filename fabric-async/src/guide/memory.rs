@@ -292,25 +292,36 @@
 //! # Trust
 //!
 //! `shm` connects processes of one effective user only. The kernel's credentials of a peer are
-//! checked before anything is received from it; another user gets [`Error::OtherUser`]. Between
-//! processes of one user, nothing that a peer writes is trusted: lengths, tags and kinds are copied
-//! out of shared memory once and then checked, and the memory is sealed so that it cannot shrink. A
-//! peer that breaks the protocol loses its connection, and the [`DownReason`] of
-//! [`EventKind::PeerDown`] says why. A connection that this endpoint refused is an
+//! checked before anything is received from it; another user gets [`Error::OtherUser`], and a poll
+//! refuses at most two such connections, so they do not delay peers of this user. Between processes
+//! of one user, nothing that a peer writes is trusted: lengths, tags and kinds are copied out of
+//! shared memory once and then checked, and the memory is allocated, and sealed so that it cannot
+//! shrink. A peer that breaks the protocol loses its connection, and the [`DownReason`] of
+//! [`EventKind::PeerDown`] says why. Connections that this endpoint refused are an
 //! [`EventKind::InboundRefused`]. Descriptors from peers are closed on up to eight `fab-close`
 //! threads, because `close` may block; while all of these are blocked and 64 descriptors wait, no
-//! connection is accepted, and established ones go on.
+//! connection is accepted, and established ones go on. Memory of peers is released on a further
+//! thread.
+//!
+//! All shared memory of a process, its own and that of its peers, takes at most a quarter of the
+//! mappings that Linux permits (`vm.max_map_count`). Beyond it, `alloc`, `loan` and connecting fail
+//! with [`Error::Os`] (`ENOMEM`), and peers that connect are refused. Received loans take at most
+//! half of these mappings. A peer whose share is used up copies its loans into the ring; a peer
+//! that grants more loans nevertheless loses its connection.
 //!
 //! A hostile process of the same user *can*
 //!
 //! * offer a long message in memory whose reads block, and so delay the domain that copies it,
 //!   unless [single copy](#single-copy) is off;
 //! * change the bytes of its own messages while they are copied;
+//! * free pages of memory that it can write, with `fallocate`: if the machine has no memory when
+//!   such a page is used again (strict overcommit), the access raises `SIGBUS`;
 //! * use up descriptors, one connection after another;
 //! * make the lender lose the memory of loans, by reporting them as lost or by ending the
 //!   connection;
 //! * give a false name when it connects: a source is not a proof of identity. A false name does not
-//!   give access to the connection of the process with that name.
+//!   give access to the connection of the process with that name, and the end of the process that
+//!   gave it ends no operation with that process.
 //!
 //! Run processes that must not trust each other as different users.
 

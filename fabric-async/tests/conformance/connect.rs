@@ -405,6 +405,7 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
             assert_eq!(rejected.endpoint_id, pep.id());
             let EventKind::InboundRefused {
                 error: Error::Protocol { .. },
+                ..
             } = rejected.kind
             else {
                 panic!("{rejected:?}")

@@ -8,13 +8,13 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use fabric_async::{ConnectedEndpoint, Endpoint, Error, EventKind};
+use fabric_async::{ConnectedEndpoint, Endpoint, Error};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use crate::connected_shm_hostile::{ACCEPT, accept_raw_client, encode_cm, segment};
-use crate::health::assert_still_works;
+use crate::health::{assert_still_works, take_refused_count};
 use crate::hostile::{connect_raw, connect_raw_to, encode_hello, sealed_memfd, try_send_with_fds};
 use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::rma::RawShmListener;
@@ -157,17 +157,14 @@ fn descriptors_of_another_user_delay_no_peer() {
                 };
                 attacker.signal_start();
                 let mut refused = 0;
-                while refused < ATTACKS {
+                while refused < ATTACKS as u64 {
                     // The connected peer is served during the attack.
                     ep.send(bystander, "ping").await.unwrap();
                     assert_eq!(
                         &ep.recv().tag(4).from(bystander).await.unwrap()[..],
                         b"ping"
                     );
-                    while let Some(event) = events.try_read() {
-                        refused +=
-                            usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
-                    }
+                    refused += take_refused_count(&mut events);
                 }
                 // Peers that connect and leave use no descriptors afterwards. The attacker's
                 // descriptors may be open still, if the kernel permitted them.
@@ -325,10 +322,7 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 while refused < 2 {
                     bystander.send(to_ep, "ping").await.unwrap();
                     assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
-                    while let Some(event) = events.try_read() {
-                        refused +=
-                            usize::from(matches!(event.kind, EventKind::InboundRefused { .. }));
-                    }
+                    refused += take_refused_count(&mut events);
                 }
                 drop((files, first, second));
                 assert_still_works(&ep).await;

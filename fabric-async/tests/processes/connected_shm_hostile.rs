@@ -32,7 +32,7 @@ const ATTEMPTS: usize = 8000;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
 /// Opens a passive endpoint at a generated name, with its event queue.
-async fn listen() -> (PassiveEndpoint, EventQueue) {
+pub(crate) async fn listen() -> (PassiveEndpoint, EventQueue) {
     let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
     let info = discover(&hints).unwrap().swap_remove(0);
     let fabric = Fabric::open(&info).unwrap();

@@ -21,10 +21,20 @@ pub(crate) async fn assert_still_works(ep: &Endpoint) {
 /// Returns the reason of the next connection that the endpoint rejects.
 pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
     loop {
-        if let EventKind::InboundRefused { error } = events.read().await.kind {
+        if let EventKind::InboundRefused { error, .. } = events.read().await.kind {
             return error;
         }
     }
+}
+
+/// Takes all events, and returns how many connections they report as refused.
+pub(crate) fn take_refused_count(events: &mut EventQueue) -> u64 {
+    let events = std::iter::from_fn(|| events.try_read());
+    let counts = events.map(|event| match event.kind {
+        EventKind::InboundRefused { count, .. } => count,
+        _ => 0,
+    });
+    counts.sum()
 }
 
 /// Returns the reason of the next connection that ends.

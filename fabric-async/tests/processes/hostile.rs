@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_async::{Access, DownReason, Endpoint, Error, EventKind};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType,
@@ -56,7 +56,7 @@ pub(crate) fn encode_hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
 
 pub(crate) fn sealed_memfd(size: usize, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&fd, size as u64).unwrap();
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, size as u64).unwrap();
     rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
     fd
 }
@@ -95,8 +95,11 @@ fn malformed_hello_is_rejected_with_reason() {
             sealed_memfd(SEGMENT_LEN, SealFlags::empty()),
             sealed_memfd(4096, all),
         );
+        let sparse = sealed_memfd(SEGMENT_LEN, all);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&sparse, punch, 0, 4096).unwrap();
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-        let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 11] = [
+        let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 12] = [
             (
                 "not sealed memory",
                 encode_hello("x", 1, RING_LINES),
@@ -126,6 +129,11 @@ fn malformed_hello_is_rejected_with_reason() {
                 "announced size",
                 encode_hello("x", 1, RING_LINES),
                 vec![&small],
+            ),
+            (
+                "not allocated",
+                encode_hello("x", 1, RING_LINES),
+                vec![&sparse],
             ),
             ("out of bounds", encode_hello("x", 1, u32::MAX), vec![&good]),
         ];

@@ -122,7 +122,7 @@ impl ConnectedFixture {
         let events = std::iter::from_fn(|| self.events.try_read());
         events
             .filter_map(|event| match event.kind {
-                EventKind::InboundRefused { error } => Some(error),
+                EventKind::InboundRefused { error, .. } => Some(error),
                 _ => None,
             })
             .collect()
@@ -338,7 +338,7 @@ fn tcp_listener_at_fd_limit_accepts_when_fds_are_free() {
                     .await
                     .unwrap();
                 let error = loop {
-                    if let EventKind::InboundRefused { error } = events.read().await.kind {
+                    if let EventKind::InboundRefused { error, .. } = events.read().await.kind {
                         break error;
                     }
                 };

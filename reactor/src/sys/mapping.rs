@@ -36,6 +36,9 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::atomic_copy;
+use super::closer;
+use super::fork_guard::ForkGuard;
+use super::mapping_limit::MappingPermit;
 use super::os_error::os_error;
 use super::sync::{AtomicU32, AtomicU64};
 
@@ -73,19 +76,59 @@ fn panic_out_of_bounds(at: usize, len: usize, body_len: usize) -> ! {
     panic!("access of {len} bytes at byte {at} of shared memory of {body_len} bytes")
 }
 
+/// The pages of a mapping, which are unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct MappedPages {
+    start: NonNull<u8>,
+    size: usize,
+    /// Dropped after the pages were unmapped.
+    _permit: MappingPermit,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for MappedPages {}
+// SAFETY: as above.
+unsafe impl Sync for MappedPages {}
+
+impl Drop for MappedPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping belongs to this value, and no reference to it is left.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.size) };
+    }
+}
+
+/// Which process has created the memory of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryOwner {
+    ThisProcess,
+    /// A peer, which chooses how much memory its release frees. So a closer unmaps the memory.
+    Peer,
+}
+
 /// A shared mapping, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     body: Body,
     writable: bool,
+    owner: MemoryOwner,
+    fork_guard: ForkGuard,
+    /// Some until the drop.
+    pages: Option<MappedPages>,
 }
 
 impl SharedMapping {
     /// Maps the head and `len` bytes of body of this memory, which is sealed and has that size.
     ///
     /// # Errors
-    /// Errors of `mmap`.
-    pub(crate) fn map(memory: impl AsFd, len: usize, writable: bool) -> Result<Self> {
+    /// Errors of `mmap`, and `ENOMEM` if this process has as many mappings as `mapping_limit`
+    /// permits.
+    pub(crate) fn map(
+        memory: impl AsFd,
+        len: usize,
+        writable: bool,
+        owner: MemoryOwner,
+    ) -> Result<Self> {
+        let permit = MappingPermit::acquire().ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
         let size = HEAD_LEN
             .checked_add(len)
             .ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
@@ -98,10 +141,22 @@ impl SharedMapping {
         let base = unsafe { rustix::mm::mmap(any, size, protection, MapFlags::SHARED, memory, 0) };
         let base = base.map_err(os_error("mmap"))?.cast::<u8>();
         // SAFETY: the mapping is longer than the head, and the kernel chooses no address near 0.
-        let start = unsafe { NonNull::new_unchecked(base.add(HEAD_LEN)) };
+        let (base, start) = unsafe {
+            (
+                NonNull::new_unchecked(base),
+                NonNull::new_unchecked(base.add(HEAD_LEN)),
+            )
+        };
         Ok(Self {
             body: Body { start, len },
             writable,
+            owner,
+            fork_guard: ForkGuard::current_process(),
+            pages: Some(MappedPages {
+                start: base,
+                size,
+                _permit: permit,
+            }),
         })
     }
 
@@ -277,9 +332,12 @@ impl RegionMemory for SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        let (start, len) = (self.body.start.as_ptr(), HEAD_LEN + self.body.len);
-        // SAFETY: the mapping belongs to this value, and no reference to it is left.
-        let _ = unsafe { rustix::mm::munmap(start.sub(HEAD_LEN).cast(), len) };
+        if self.owner == MemoryOwner::Peer
+            && self.fork_guard.in_original_process()
+            && let Some(pages) = self.pages.take()
+        {
+            closer::unmap(pages);
+        }
     }
 }
 
@@ -308,12 +366,12 @@ impl WordMapping {
     ///
     /// # Errors
     /// Errors of `mmap`.
-    pub(crate) fn map(memory: impl AsFd, len: usize) -> Result<Self> {
+    pub(crate) fn map(memory: impl AsFd, len: usize, owner: MemoryOwner) -> Result<Self> {
         assert!(
             len.is_power_of_two() && len >= 8,
             "length of shared memory is not a power of two"
         );
-        let mapping = SharedMapping::map(memory, len, true)?;
+        let mapping = SharedMapping::map(memory, len, true, owner)?;
         Ok(Self {
             body: mapping.body,
             last_word: len - 8,
@@ -572,7 +630,7 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, count: usize) {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use super::super::memfd::{self, PageAllocation};
+    use super::super::memfd;
     use super::*;
 
     fn panics<R>(access: impl FnOnce() -> R) -> bool {
@@ -581,8 +639,8 @@ mod tests {
 
     #[test]
     fn accesses_outside_of_a_word_mapping_panic_or_wrap() {
-        let memory = memfd::create("words", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
-        let mapping = WordMapping::map(&memory, 64).unwrap();
+        let memory = memfd::create("words", HEAD_LEN + 64).unwrap();
+        let mapping = WordMapping::map(&memory, 64, MemoryOwner::ThisProcess).unwrap();
         mapping.write(56, &7u64.to_ne_bytes());
         for at in [56, 63, 120, usize::MAX] {
             assert_eq!(mapping.word(at).load(Ordering::Relaxed), 7, "byte {at}");
@@ -596,17 +654,21 @@ mod tests {
         mapping.head_u64(HEAD_LEN - 8).store(1, Ordering::Relaxed);
         assert!(panics(|| mapping.head_u64(HEAD_LEN)));
         assert!(panics(|| mapping.head_u32(2)));
-        assert!(panics(|| WordMapping::map(&memory, 65)));
-        assert!(SharedMapping::map(&memory, usize::MAX, true).is_err());
+        assert!(panics(|| WordMapping::map(
+            &memory,
+            65,
+            MemoryOwner::ThisProcess
+        )));
+        assert!(SharedMapping::map(&memory, usize::MAX, true, MemoryOwner::ThisProcess).is_err());
     }
 
     #[test]
     fn read_only_mapping_is_read_and_not_written() {
-        let memory = memfd::create("read-only", HEAD_LEN + 64, PageAllocation::OnDemand).unwrap();
-        let writable = SharedMapping::map(&memory, 64, true).unwrap();
+        let memory = memfd::create("read-only", HEAD_LEN + 64).unwrap();
+        let writable = SharedMapping::map(&memory, 64, true, MemoryOwner::ThisProcess).unwrap();
         writable.write(8, &7u64.to_ne_bytes());
         writable.set_valid(true);
-        let mapping = SharedMapping::map(&memory, 64, false).unwrap();
+        let mapping = SharedMapping::map(&memory, 64, false, MemoryOwner::ThisProcess).unwrap();
         assert!(mapping.is_open());
         let read = |datatype| mapping.execute_atomic(8, AtomicOp::Read, datatype, 0, 0);
         for datatype in [Datatype::U8, Datatype::U16, Datatype::U32, Datatype::U64] {

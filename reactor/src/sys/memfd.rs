@@ -1,11 +1,12 @@
 //! Anonymous memory that is passed to peers by descriptor (memfd): creation, seals, and the check
 //! of memory that a peer has passed.
 //!
-//! The creator seals the size of the memory. A process maps the memory of a peer only if it is
-//! sealed and has the announced size. So no access within the mapping can fault, whatever the peer
-//! does.
+//! The creator allocates the memory and seals its size. A process maps the memory of a peer only if
+//! it is sealed, has the announced size and is allocated. So no access within the mapping faults,
+//! also when no memory is left, unless a process that can write the memory frees pages of it
+//! (`FALLOC_FL_PUNCH_HOLE`).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::Result;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -14,26 +15,13 @@ use rustix::process::{Resource, getrlimit};
 
 use super::os_error::os_error;
 
-/// When the pages of new memory are allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PageAllocation {
-    /// When they are touched first. A page that cannot be allocated raises `SIGBUS`.
-    OnDemand,
-    /// At creation, which fails if there is not enough memory.
-    AtCreation,
-}
-
-/// Creates memory of `size` bytes, zeroed and not sealed. The name is for diagnostics.
+/// Creates memory of `size` bytes, zeroed, allocated and not sealed. The name is for diagnostics.
 ///
 /// # Errors
-/// Errors of the operating system, and `EFBIG` for a size above `RLIMIT_FSIZE`. With such a size,
-/// the call would raise `SIGXFSZ`.
-pub(crate) fn create(name: &str, size: usize, allocation: PageAllocation) -> Result<OwnedFd> {
-    let size = size as u64;
-    let call = match allocation {
-        PageAllocation::OnDemand => "ftruncate",
-        PageAllocation::AtCreation => "fallocate",
-    };
+/// Errors of the operating system, such as `ENOSPC` if there is not enough memory, and `EFBIG` for
+/// a size above `RLIMIT_FSIZE`. With such a size, the call would raise `SIGXFSZ`.
+pub(crate) fn create(name: &str, size: usize) -> Result<OwnedFd> {
+    let (size, call) = (size as u64, "fallocate");
     if getrlimit(Resource::Fsize)
         .current
         .is_some_and(|limit| size > limit)
@@ -45,13 +33,8 @@ pub(crate) fn create(name: &str, size: usize, allocation: PageAllocation) -> Res
     let memory = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags))
         .map_err(os_error("memfd_create"))?;
-    match allocation {
-        PageAllocation::OnDemand => rustix::fs::ftruncate(&memory, size),
-        PageAllocation::AtCreation => {
-            rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, size)
-        }
-    }
-    .map_err(os_error(call))?;
+    // A page that is allocated when it is touched first raises `SIGBUS` if there is no memory.
+    rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, size).map_err(os_error(call))?;
     Ok(memory)
 }
 
@@ -66,16 +49,17 @@ pub(crate) fn seal(memory: &OwnedFd, writable: bool) -> Result<()> {
 }
 
 /// Returns whether a descriptor is memory that can be sealed. Closing such a descriptor does not
-/// block.
-pub(crate) fn is_memory(fd: &OwnedFd) -> bool {
+/// block, but takes long if it frees much memory.
+pub(crate) fn is_memory(fd: impl AsFd) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }
 
-/// Checks that a descriptor of a peer is sealed memory of `size` bytes.
+/// Checks that a descriptor of a peer is sealed memory of `size` bytes, all of them allocated.
 ///
 /// # Errors
 /// The defect of the memory.
-pub(crate) fn check_received(memory: &OwnedFd, size: usize) -> Result<(), &'static str> {
+pub(crate) fn check_received(memory: impl AsFd, size: usize) -> Result<(), &'static str> {
+    let memory = memory.as_fd();
     let seals =
         rustix::fs::fcntl_get_seals(memory).map_err(|_| "shared memory cannot be sealed")?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
@@ -92,5 +76,27 @@ pub(crate) fn check_received(memory: &OwnedFd, size: usize) -> Result<(), &'stat
     if usize::try_from(status.st_size) != Ok(size) {
         return Err("shared memory does not have the announced size");
     }
+    // Swapped pages count too. The unit is 512 bytes (`stat(3type)`).
+    let allocated = u64::try_from(status.st_blocks).unwrap_or(0) * 512;
+    if allocated < size as u64 {
+        return Err("shared memory is not allocated");
+    }
     Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_allocated_is_refused() {
+        let size = 3 * 4096;
+        let memory = create("memfd-test", size).unwrap();
+        seal(&memory, true).unwrap();
+        assert_eq!(check_received(&memory, size), Ok(()));
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&memory, punch, 4096, 4096).unwrap();
+        let refused = check_received(&memory, size);
+        assert_eq!(refused, Err("shared memory is not allocated"));
+    }
 }

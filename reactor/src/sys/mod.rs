@@ -8,6 +8,8 @@
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
 //! | `mapping` | mappings of such memory, and access to them |
 //! | `atomic_copy` | copies of memory that others access at the same time |
+//! | `mapping_limit` | how many of these mappings the process has |
+//! | `closer` | threads that close descriptors of peers and unmap memory of peers |
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
 //! | `datagrams` | many datagrams with one call |
@@ -19,11 +21,13 @@
 //! | `microbench` | the type of microbenchmarks |
 
 mod atomic_copy;
+pub(crate) mod closer;
 pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]
 mod epoll;
 pub(crate) mod fork_guard;
 pub(crate) mod mapping;
+pub(crate) mod mapping_limit;
 pub(crate) mod memfd;
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) mod microbench;

@@ -44,6 +44,17 @@ impl<'d> ReadTarget<'d> {
     }
 }
 
+/// An address of the kernel, which no process has mapped.
+const KERNEL_ADDRESS: u64 = 0xffff_8000_0000_0000;
+
+/// Returns whether the kernel lets this process read the memory of the process `pid`. Accesses no
+/// memory of that process, which might respond slowly: the address is in no process.
+pub(crate) fn is_read_permitted(pid: i32) -> bool {
+    let mut byte = [MaybeUninit::uninit()];
+    // The kernel checks the permission before the address.
+    read_once(pid, (KERNEL_ADDRESS, 0), &mut byte, &mut []) == Err(Errno::FAULT)
+}
+
 /// Fills `into` from this address of the process `pid`, and then `last` from the address
 /// `last_address`. Makes as many calls as needed; the last call reads the end of `into` together
 /// with `last`. Returns the bytes of `into`; those that were not read are zeros.

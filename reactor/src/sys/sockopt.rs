@@ -21,7 +21,12 @@ pub(crate) struct PeerCredentials {
     pub(crate) uid: u32,
     /// `None` for a process that is not visible in this PID namespace.
     pub(crate) pid: Option<i32>,
+    /// A number that no other process has while this one exists; `None` if it is not known.
+    pub(crate) process: Option<u64>,
 }
+
+/// Set in the number of a process that is not visible, to tell it from process ids.
+const INVISIBLE_PROCESS: u64 = 1 << 62;
 
 /// Returns the credentials of the peer (`SO_PEERCRED`). The type of `rustix` cannot express the
 /// process id of an invisible process, which is 0.
@@ -35,12 +40,28 @@ pub(crate) fn peer_credentials(socket: impl AsFd) -> Result<PeerCredentials> {
         gid: u32::MAX,
     };
     // SAFETY: the fields are integers, which may have any value.
-    let peer = unsafe { get_option(socket, libc::SO_PEERCRED, credentials) }
+    let peer = unsafe { get_option(&socket, libc::SO_PEERCRED, credentials) }
         .map_err(os_error("getsockopt(SO_PEERCRED)"))?;
+    let pid = (peer.pid != 0).then_some(peer.pid);
     Ok(PeerCredentials {
         uid: peer.uid,
-        pid: (peer.pid != 0).then_some(peer.pid),
+        pid,
+        process: match pid {
+            Some(pid) => u64::try_from(pid).ok(),
+            None => pidfd_inode(&socket).map(|inode| inode | INVISIBLE_PROCESS),
+        },
     })
+}
+
+/// Returns the inode number of the pidfd of the peer, which is unique for a process. `None` on
+/// kernels before 6.9.
+fn pidfd_inode(socket: impl AsFd) -> Option<u64> {
+    const PIDFS_MAGIC: u64 = 0x5049_4446;
+    let pidfd = peer_pidfd(socket).ok()?;
+    let file_system = rustix::fs::fstatfs(&pidfd).ok()?;
+    // Older kernels have one inode for all pidfds.
+    let is_unique = file_system.f_type as u64 == PIDFS_MAGIC;
+    is_unique.then_some(rustix::fs::fstat(&pidfd).ok()?.st_ino)
 }
 
 /// Returns a pidfd of the peer's process.

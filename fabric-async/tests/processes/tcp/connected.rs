@@ -322,10 +322,12 @@ fn connections_without_a_request_time_out() {
             .await
             .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
-        for _ in 0..2 {
-            let EventKind::InboundRefused { error } = eq.read().await.kind else {
+        let mut refused = 0;
+        while refused < 2 {
+            let EventKind::InboundRefused { error, count } = eq.read().await.kind else {
                 panic!("expected a rejection")
             };
+            refused += count;
             assert!(
                 error.to_string().contains("no connection request"),
                 "{error}"

@@ -90,14 +90,19 @@ impl EngineContext for DomainState {
         let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
             return;
         };
-        if !matches!(kind, EventKind::OperationFailed { .. }) {
-            self.deferred
-                .trace(TraceEvent::EndpointEvent(bindings.object_id, kind.clone()));
+        let is_traced = !matches!(kind, EventKind::OperationFailed { .. });
+        let trace = is_traced.then(|| TraceEvent::EndpointEvent(bindings.object_id, kind.clone()));
+        let mut is_merged = false;
+        if let Some(eq) = bindings.eq.as_ref().or(self.domain_eq.as_ref()) {
+            let pushed = eq.push(Event::new(bindings.object_id, bindings.context, kind));
+            is_merged = pushed.is_merged;
+            if let Some(waker) = pushed.waker {
+                self.deferred.wake(waker);
+            }
         }
-        if let Some(eq) = bindings.eq.as_ref().or(self.domain_eq.as_ref())
-            && let Some(waker) = eq.push(Event::new(bindings.object_id, bindings.context, kind))
-        {
-            self.deferred.wake(waker);
+        // Refused peers must not flood the subscriber either.
+        if let Some(trace) = trace.filter(|_| !is_merged) {
+            self.deferred.trace(trace);
         }
     }
 

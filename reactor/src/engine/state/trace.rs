@@ -92,7 +92,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
                 "connection shut down"
             );
         }
-        EventKind::InboundRefused { error } => {
+        EventKind::InboundRefused { error, .. } => {
             tracing::warn!(
                 target: "fabric::connection", endpoint, %error,
                 "inbound connection refused"

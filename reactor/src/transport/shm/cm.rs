@@ -32,6 +32,7 @@ use rustix::io::Errno;
 
 use super::control::{self, CM_MAGIC, ControlMessage, ControlRead, HandshakeMessage, ReadError};
 use super::socket::ShmSocket;
+use crate::sys::closer::PeerFd;
 
 const REQUEST: u16 = 1;
 const ACCEPT: u16 = 2;
@@ -59,18 +60,18 @@ pub(crate) struct CmEndpoint {
     pub(crate) private_data: Vec<u8>,
 }
 
-/// A connection request or an accept.
+/// A connection request or an accept; `F` is the descriptor, received or to be sent.
 #[derive(Debug)]
-pub(crate) struct CmOffer {
+pub(crate) struct CmOffer<F> {
     pub(crate) endpoint: CmEndpoint,
     /// Segment with the ring in which this endpoint sends.
-    pub(crate) segment: OwnedFd,
+    pub(crate) segment: F,
 }
 
 /// The first message of a client on one of its sockets.
 #[derive(Debug)]
 pub(crate) enum CmClientMessage {
-    Request(CmOffer),
+    Request(CmOffer<PeerFd>),
     /// The socket is the reverse socket of the request that was given this nonce.
     Reverse(u64),
 }
@@ -83,7 +84,7 @@ pub(crate) enum CmAnswer {
     /// The request is valid: the client is to connect the reverse socket and send this nonce.
     Nonce(u64),
     /// The program has accepted.
-    Accepted(CmOffer),
+    Accepted(CmOffer<PeerFd>),
     /// The program has rejected, with this private data.
     Rejected(Vec<u8>),
     /// The passive endpoint, or an endpoint of another type, has refused the connection.
@@ -91,12 +92,15 @@ pub(crate) enum CmAnswer {
 }
 
 /// Sends a connection request. Does not block.
-pub(crate) fn send_request(socket: &ShmSocket, client: &CmOffer) -> rustix::io::Result<()> {
+pub(crate) fn send_request(
+    socket: &ShmSocket,
+    client: &CmOffer<OwnedFd>,
+) -> rustix::io::Result<()> {
     send_offer(socket, REQUEST, client)
 }
 
 /// Sends an accept. Does not block.
-pub(crate) fn send_accept(socket: &ShmSocket, server: &CmOffer) -> rustix::io::Result<()> {
+pub(crate) fn send_accept(socket: &ShmSocket, server: &CmOffer<OwnedFd>) -> rustix::io::Result<()> {
     send_offer(socket, ACCEPT, server)
 }
 
@@ -125,7 +129,7 @@ fn send(
     socket.send(&[&head[..], body].concat(), fds)
 }
 
-fn send_offer(socket: &ShmSocket, code: u16, offer: &CmOffer) -> rustix::io::Result<()> {
+fn send_offer(socket: &ShmSocket, code: u16, offer: &CmOffer<OwnedFd>) -> rustix::io::Result<()> {
     let endpoint = &offer.endpoint;
     let caps = CAP_BITS
         .iter()
@@ -150,7 +154,7 @@ fn split_head(bytes: &[u8]) -> ControlRead<(u16, &[u8])> {
 }
 
 /// Parses the body of a request or accept that arrived with these descriptors.
-fn parse_offer(bytes: &[u8], memory: Vec<OwnedFd>) -> Result<CmOffer, ReadError> {
+fn parse_offer(bytes: &[u8], memory: Vec<PeerFd>) -> Result<CmOffer<PeerFd>, ReadError> {
     let (lines, rest) = bytes.split_first_chunk().ok_or(TOO_SHORT)?;
     let (incarnation, rest) = rest.split_first_chunk().ok_or(TOO_SHORT)?;
     let (bits, private_data) = rest.split_first_chunk().ok_or(TOO_SHORT)?;
@@ -198,7 +202,7 @@ pub(crate) fn recv_client_message(socket: &ShmSocket) -> ControlRead<CmClientMes
 
 pub(super) fn parse_client_message(
     bytes: &[u8],
-    memory: Vec<OwnedFd>,
+    memory: Vec<PeerFd>,
 ) -> Result<CmClientMessage, ReadError> {
     let (code, body) = split_head(bytes)?.ok_or("not a shm connection request (wrong magic)")?;
     match code {
@@ -218,7 +222,7 @@ pub(crate) fn recv_answer(socket: &ShmSocket) -> ControlRead<CmAnswer> {
     parse_answer(message.bytes, message.into_memory()?).map(Some)
 }
 
-pub(super) fn parse_answer(bytes: &[u8], memory: Vec<OwnedFd>) -> Result<CmAnswer, ReadError> {
+pub(super) fn parse_answer(bytes: &[u8], memory: Vec<PeerFd>) -> Result<CmAnswer, ReadError> {
     let has_fds = !memory.is_empty();
     match split_head(bytes)? {
         None if has_fds => Err("descriptors on a control message".into()),

@@ -14,8 +14,9 @@
 //!
 //! The kernel permits `process_vm_readv` between processes of one user that may trace each other.
 //! PID namespaces, Yama, seccomp filters and non-dumpable processes may prevent the call. So the
-//! handshake tries it: between hello and accept the receiver reads a random number, the *marker*,
-//! from the sender's memory. Each direction of a connection is tried by itself. If the call fails,
+//! handshake tries it: between hello and accept the receiver makes a call that reads nothing. The
+//! handshake does not read memory of the sender, because memory that responds slowly would delay
+//! the domain. Each direction of a connection is tried by itself. If the call is not permitted,
 //! messages go through the ring.
 //!
 //! # Which bytes can be trusted
@@ -24,8 +25,8 @@
 //! have executed another program, or have taken the buffer back because its endpoint closed. So a
 //! chunk is used only if three checks succeed after it was copied:
 //!
-//! 1. The marker, read by the same call behind the chunk, is unchanged: the memory is not that of
-//!    another program or process.
+//! 1. The *marker*, a random number in the sender's memory, is read by the same call behind the
+//!    chunk and has the published value: the memory is not that of another program or process.
 //! 2. The process has not ended, according to the pidfd that was opened when the process connected.
 //!    The pid of a process is not reused before the process has ended.
 //! 3. The sender has not revoked its offers. The sender sets a flag in the segment *before* it
@@ -99,8 +100,8 @@ pub(crate) struct CmaPeer {
 }
 
 impl CmaPeer {
-    /// Reads the marker of the process with this pid, which has connected over `socket`. `None` if
-    /// the sender does not permit single copy, or if its memory cannot be read.
+    /// Creates the peer with this pid, which has connected over `socket`. `None` if the sender does
+    /// not permit single copy, or if the kernel does not let this process read its memory.
     pub(crate) fn new(
         peer: &Address,
         pid: i32,
@@ -108,10 +109,10 @@ impl CmaPeer {
         segment: &Segment,
     ) -> Option<Self> {
         let marker = segment.cma_marker();
-        if marker.value == 0 {
+        if marker.value == 0 || !process_memory::is_read_permitted(pid) {
             return None;
         }
-        let cma_peer = Self {
+        Some(Self {
             peer: peer.clone(),
             pid,
             pidfd: socket.peer_pidfd(pid)?,
@@ -122,10 +123,7 @@ impl CmaPeer {
             down_reason: OnceLock::new(),
             messages: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
-        };
-        let nothing: &mut [u8] = &mut [];
-        let (_, read) = cma_peer.read(marker.address, nothing.into());
-        read.is_ok().then_some(cma_peer)
+        })
     }
 
     /// Fills `into` from this address of the process, and verifies that the bytes are the sender's.
@@ -320,7 +318,7 @@ mod tests {
     use super::*;
 
     /// Connects this process to itself. Returns this process as the peer, and the segment, in which
-    /// the peer has published `marker`; `None` if the marker cannot be read.
+    /// the peer has published `marker`; `None` if the peer permits no single copy.
     fn peer_with_marker(name: &str, marker: CmaMarker) -> Option<(CmaPeer, Segment)> {
         let at = Address::new(Scheme::Shm, &format!("{name}-{}", std::process::id())).unwrap();
         let listener = ShmListener::open(&at).unwrap();
@@ -448,17 +446,33 @@ mod tests {
         value.store(2, Ordering::Relaxed);
         assert_reads_zeros(peer, Error::is_peer_unavailable);
         let CmaMarker { address, value } = local_marker();
-        assert!(
-            peer_with_marker("cma-false", marker(address, value ^ 1)).is_none(),
-            "the published value is wrong"
-        );
-        assert!(
-            peer_with_marker("cma-nowhere", marker(8, 1)).is_none(),
-            "the published address is not mapped"
-        );
+        let (peer, _) = peer_with_marker("cma-false", marker(address, value ^ 1)).unwrap();
+        assert_reads_zeros(peer, Error::is_peer_unavailable);
         assert!(
             peer_with_marker("cma-none", marker(0, 0)).is_none(),
             "no marker was published"
+        );
+    }
+
+    /// A marker at an address that is not mapped shows that the handshake does not access the
+    /// marker: its memory may respond slowly.
+    #[test]
+    fn handshake_does_not_access_the_memory_of_the_sender() {
+        let nowhere = CmaMarker {
+            address: 8,
+            value: 1,
+        };
+        let (peer, _) = peer_with_marker("cma-nowhere", nowhere).unwrap();
+        assert_reads_zeros(peer, |error| matches!(error, Error::Protocol { .. }));
+    }
+
+    #[test]
+    fn process_whose_memory_may_not_be_read_is_no_cma_peer() {
+        let (peer, _) = local_peer("cma-permitted");
+        assert!(process_memory::is_read_permitted(peer.pid));
+        assert!(
+            !process_memory::is_read_permitted(i32::MAX),
+            "no such process"
         );
     }
 

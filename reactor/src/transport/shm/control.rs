@@ -20,14 +20,15 @@
 //! saves two descriptors per connection. The side that sleeps sets a flag in the segment, and the
 //! side that rings clears the flag.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use fabric_core::flags::Access;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::socket::{self, SeqpacketRecv, ShmSocket};
+use super::socket::{SeqpacketRecv, ShmSocket};
+use crate::sys::closer::PeerFd;
 use crate::sys::memfd;
 use crate::sys::os_error::os_error;
 
@@ -83,7 +84,7 @@ pub(crate) struct ShmHello {
     /// Number of lines of the segment.
     pub(crate) lines: usize,
     /// Memory of the segment.
-    pub(crate) segment: OwnedFd,
+    pub(crate) segment: PeerFd,
 }
 
 /// A control message: a message without a descriptor. *Sender* and *receiver* are the ends of the
@@ -135,7 +136,7 @@ pub(crate) struct MemoryGrant<T> {
 #[derive(Debug)]
 pub(crate) enum ControlEvent {
     Message(ControlMessage),
-    Grant(MemoryGrant<OwnedFd>),
+    Grant(MemoryGrant<PeerFd>),
     /// A grant of this key whose descriptor was lost: this process has reached `RLIMIT_NOFILE`.
     GrantWithoutFd(u64),
 }
@@ -182,7 +183,7 @@ impl ReadError {
 /// A message of a handshake with its descriptors that are memory. Other descriptors were closed.
 pub(super) struct HandshakeMessage<'a> {
     pub(super) bytes: &'a [u8],
-    memory: Vec<OwnedFd>,
+    memory: Vec<PeerFd>,
     has_other_fds: bool,
 }
 
@@ -199,9 +200,9 @@ impl<'a> HandshakeMessage<'a> {
             SeqpacketRecv::Message(len, fds) => (len, fds),
         };
         // A descriptor without seals may be a file whose close blocks.
-        let (memory, others): (_, Vec<_>) = fds.into_iter().partition(memfd::is_memory);
+        let (memory, others): (_, Vec<_>) = fds.into_iter().partition(|fd| memfd::is_memory(fd));
         let has_other_fds = !others.is_empty();
-        socket::close_in_background(others);
+        drop(others);
         Ok(Some(Self {
             bytes: &buffer[..len],
             memory,
@@ -213,7 +214,7 @@ impl<'a> HandshakeMessage<'a> {
     ///
     /// # Errors
     /// The message came with a descriptor that is not memory.
-    pub(super) fn into_memory(self) -> Result<Vec<OwnedFd>, ReadError> {
+    pub(super) fn into_memory(self) -> Result<Vec<PeerFd>, ReadError> {
         if self.has_other_fds {
             return Err("descriptor is not sealed memory".into());
         }
@@ -271,7 +272,7 @@ pub(super) fn is_hello(bytes: &[u8]) -> bool {
 }
 
 /// Parses a hello that arrived with these descriptors.
-pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<ShmHello, ReadError> {
+pub(super) fn parse_hello(bytes: &[u8], fds: Vec<PeerFd>) -> Result<ShmHello, ReadError> {
     if bytes.starts_with(&CM_MAGIC) {
         return Err(ReadError::WrongEpType);
     }
@@ -305,8 +306,8 @@ pub(super) fn check_version(version: [u8; 2]) -> Result<(), ReadError> {
 }
 
 /// Returns the only descriptor of a message that carries a segment.
-pub(super) fn only_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, ReadError> {
-    match <[OwnedFd; 1]>::try_from(fds) {
+pub(super) fn only_fd(fds: Vec<PeerFd>) -> Result<PeerFd, ReadError> {
+    match <[PeerFd; 1]>::try_from(fds) {
         Ok([fd]) => Ok(fd),
         Err(_) => Err(NOT_ONE_FD.into()),
     }
@@ -322,11 +323,13 @@ pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
 /// Sends a control message without blocking. Returns false if the socket is full. Returns true if
 /// the message was sent or the peer has ended, which the next read of the socket reports.
 pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bool {
+    !matches!(send_message(socket, message), Err(Errno::AGAIN))
+}
+
+/// Sends a control message without blocking.
+pub(super) fn send_message(socket: impl AsFd, message: ControlMessage) -> rustix::io::Result<()> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    !matches!(
-        rustix::net::send(socket, &encode_control(message), flags),
-        Err(Errno::AGAIN)
-    )
+    rustix::net::send(socket, &encode_control(message), flags).map(drop)
 }
 
 /// Sends a memory grant without blocking.
@@ -414,22 +417,18 @@ pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
             None => Ok(Some(ControlEvent::Message(parse_control(bytes)?))),
         };
     }
-    let (fds, defect) = match (<[OwnedFd; 1]>::try_from(fds), parse_grant(bytes)) {
-        (Ok([memory]), Some(grant)) => {
-            return Ok(Some(ControlEvent::Grant(MemoryGrant {
-                key: grant.key,
-                len: grant.len,
-                access: grant.access,
-                base: grant.base,
-                rma_events: grant.rma_events,
-                memory,
-            })));
-        }
-        (Ok([fd]), None) => (vec![fd], FDS_WITHOUT_GRANT),
-        (Err(fds), _) => (fds, NOT_ONE_FD),
-    };
-    socket::close_in_background(fds);
-    Err(defect.into())
+    match (<[PeerFd; 1]>::try_from(fds), parse_grant(bytes)) {
+        (Ok([memory]), Some(grant)) => Ok(Some(ControlEvent::Grant(MemoryGrant {
+            key: grant.key,
+            len: grant.len,
+            access: grant.access,
+            base: grant.base,
+            rma_events: grant.rma_events,
+            memory,
+        }))),
+        (Ok(_), None) => Err(FDS_WITHOUT_GRANT.into()),
+        (Err(_), _) => Err(NOT_ONE_FD.into()),
+    }
 }
 
 /// Parses a memory grant, without its descriptor; `None` if the message is not a valid grant.
@@ -510,10 +509,10 @@ pub(super) fn parse_control(bytes: &[u8]) -> Result<ControlMessage, ReadError> {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(super) mod tests {
     use std::io::IoSlice;
     use std::mem::MaybeUninit;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use rustix::net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SocketFlags, SocketType,
@@ -638,7 +637,11 @@ mod tests {
         (near.into(), far)
     }
 
-    fn send_with_fds(socket: &ShmSocket, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    pub(in super::super) fn send_with_fds(
+        socket: &ShmSocket,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));

@@ -6,7 +6,7 @@ use super::control::parse_hello;
 use super::record::RecordLayout;
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, RingMemory};
 use super::ring_heap::HeapRing;
-use super::socket;
+use crate::sys::closer::{self, PeerFd};
 use crate::sys::sync::Ordering;
 
 /// Lines of the ring in [`ring`].
@@ -21,8 +21,7 @@ pub fn hello(bytes: &[u8]) -> bool {
     if let Ok(hello) = parse_hello(bytes, Vec::new()) {
         panic!("a hello without descriptors was accepted: {hello:?}");
     }
-    let fds = vec![socket::reserve_fd().expect("eventfd for the reserve descriptor")];
-    parse_hello(bytes, fds).is_ok()
+    parse_hello(bytes, vec![received_fd()]).is_ok()
 }
 
 /// Parses the bytes as a connection request to a passive endpoint, and as the answer of a passive
@@ -32,7 +31,6 @@ pub fn hello(bytes: &[u8]) -> bool {
 /// If a request or an accept without its descriptor is accepted, which is the defect that the
 /// target looks for, or if this process has no descriptor left.
 pub fn connect(bytes: &[u8]) -> bool {
-    let fd = || socket::reserve_fd().expect("eventfd for the reserve descriptor");
     let client_without_fd = parse_client_message(bytes, Vec::new());
     if let Ok(CmClientMessage::Request(request)) = client_without_fd {
         panic!("a request without a descriptor was accepted: {request:?}");
@@ -41,12 +39,19 @@ pub fn connect(bytes: &[u8]) -> bool {
     if let Ok(CmAnswer::Accepted(accept)) = answer_without_fd {
         panic!("an accept without a descriptor was accepted: {accept:?}");
     }
-    let client_with_fd = parse_client_message(bytes, vec![fd()]);
-    let answer_with_fd = parse_answer(bytes, vec![fd()]);
+    let client_with_fd = parse_client_message(bytes, vec![received_fd()]);
+    let answer_with_fd = parse_answer(bytes, vec![received_fd()]);
     client_without_fd.is_ok()
         || answer_without_fd.is_ok()
         || client_with_fd.is_ok()
         || answer_with_fd.is_ok()
+}
+
+/// Returns a descriptor as if a peer had sent it. Waits while many of them are being closed.
+fn received_fd() -> PeerFd {
+    closer::wait_for_room();
+    let fd = closer::reserve_fd().expect("eventfd for the reserve descriptor");
+    fd.into()
 }
 
 /// Consumes the records of a ring whose memory holds these bytes, followed by zeros. Returns the

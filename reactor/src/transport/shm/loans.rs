@@ -56,8 +56,9 @@ pub(crate) const MAX_LOAN_BYTES: usize = 4 << 30;
 pub(crate) const SLOTS_PER_PEER: usize = 256;
 /// Number of granted chunks from which the sender tells the peer to unmap those not lent now.
 const MAX_GRANTED_CHUNKS: usize = 64;
-/// Maximum number of chunks that one peer may grant; more are a protocol violation.
-pub(crate) const MAX_LOAN_MAPPINGS: usize = 1024;
+/// Maximum number of chunks that one peer may grant; more are a protocol violation. `received` has
+/// further limits.
+const MAX_LOAN_MAPPINGS: usize = 1024;
 const _: () = assert!(MAX_LOAN_MAPPINGS >= MAX_GRANTED_CHUNKS + SLOTS_PER_PEER);
 
 // State word of a chunk: `FREE`, `HELD` or `LENT`, plus a multiple of `GENERATION`.

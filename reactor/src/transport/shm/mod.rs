@@ -10,8 +10,8 @@
 //! | `passive`, `conn_req` | a passive endpoint: its name; the connection requests of clients |
 //! | `cm` | connection management messages of connected endpoints |
 //! | `control` | handshake and control messages |
+//! | `doorbell` | waking a peer that sleeps |
 //! | `socket`, `token` | the Unix sockets that carry control messages; their epoll tokens |
-//! | `closer` | threads that close descriptors received from peers |
 //! | `pending_acks` | sends that complete when the peer acknowledges them |
 //! | `record` | the layout of the records in a ring |
 //! | `ring` | the ring buffer of cache lines |
@@ -22,12 +22,12 @@
 //! | `cma` | messages copied directly from the sender's memory, and when this is done |
 //! | `mapped_regions` | the regions of a peer that are mapped here |
 
-mod closer;
 mod cm;
 mod cma;
 mod conn_req;
 mod connection_table;
 mod control;
+mod doorbell;
 mod endpoint;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;

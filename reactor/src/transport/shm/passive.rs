@@ -21,18 +21,18 @@ use fabric_core::transport::{
 use fabric_core::{Address, RefusalReason, Result};
 use slab::Slab;
 
-use super::closer;
 use super::cm::{self, CmClientMessage, CmOffer};
 use super::conn_req::{CheckedRequest, PendingRequest, ShmConnReqHandle};
 use super::control::{self, ControlMessage, ReadError};
-use super::rx_connection::{Rejection, admit, placeholder_address};
+use super::rx_connection::{self, Accepted, REFUSALS_PER_POLL, Rejection, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::token::ShmToken;
+use crate::sys::closer::{self, PeerFd};
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
-/// Connections accepted in one poll.
+/// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
 const ACCEPTS_PER_POLL: usize = 64;
 /// Limit of pending handshakes. At the limit the oldest one is evicted for a new one.
 const MAX_PENDING_HANDSHAKES: usize = 256;
@@ -74,8 +74,7 @@ enum AcceptState {
 /// A socket of a client that has not completed its request.
 struct RequestHandshake {
     socket: ShmSocket,
-    /// Whether the client's user was checked and `Ready` was sent.
-    admitted: bool,
+    client: PeerCredentials,
     /// The request, which waits for the reverse socket; `None` until it has arrived, and on a
     /// reverse socket.
     request: Option<CheckedRequest>,
@@ -152,8 +151,10 @@ impl ShmPassiveEndpoint {
         &self.name
     }
 
-    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog.
+    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog, or refuses up to
+    /// [`REFUSALS_PER_POLL`] of other users.
     fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        let mut refused = 0;
         for _ in 0..ACCEPTS_PER_POLL {
             if self.accept_state != AcceptState::Accepting {
                 return;
@@ -164,12 +165,21 @@ impl ShmPassiveEndpoint {
             if closer::register_if_full(&self.wait_set) {
                 return self.pause_accept();
             }
-            match self.listener.accept() {
-                Ok(Some(socket)) => self.add_handshake(ctx, socket),
+            match rx_connection::accept(&self.listener) {
+                Ok(Some(Accepted::Admitted(socket, client))) => {
+                    self.add_handshake(ctx, socket, client);
+                }
+                Ok(Some(Accepted::Refused(error))) => {
+                    ctx.event(EventKind::InboundRefused { error, count: 1 });
+                    refused += 1;
+                    if refused == REFUSALS_PER_POLL {
+                        return;
+                    }
+                }
                 Ok(None) => return,
                 Err(errno) => {
                     let error = os_error("accept4")(errno);
-                    ctx.event(EventKind::InboundRefused { error });
+                    ctx.event(EventKind::InboundRefused { error, count: 1 });
                     return self.pause_accept();
                 }
             }
@@ -201,12 +211,12 @@ impl ShmPassiveEndpoint {
         self.accept(ctx);
     }
 
-    /// Adds a connection that the kernel has accepted. Evicts the oldest handshake if there are too
-    /// many.
+    /// Adds a client that was admitted. Evicts the oldest handshake if there are too many.
     fn add_handshake(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         mut socket: ShmSocket,
+        client: PeerCredentials,
     ) {
         let index = self.handshakes.vacant_key();
         let token = ShmToken::Rx(index as u32).pack(self.id);
@@ -216,7 +226,7 @@ impl ShmPassiveEndpoint {
         }
         self.handshakes.insert(RequestHandshake {
             socket,
-            admitted: false,
+            client,
             request: None,
             deadline: Instant::now() + REQUEST_TIMEOUT,
         });
@@ -231,15 +241,12 @@ impl ShmPassiveEndpoint {
         }
     }
 
-    /// Checks the client, and receives the message of its socket.
+    /// Receives the message of a client.
     fn poll_handshake(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, index: usize) {
         let Some(handshake) = self.handshakes.get_mut(index) else {
             return;
         };
-        let client = match admit(&handshake.socket, &mut handshake.admitted) {
-            Ok(client) => client,
-            Err(rejection) => return self.reject(ctx, index, rejection),
-        };
+        let client = handshake.client;
         let message = match cm::recv_client_message(&handshake.socket) {
             Ok(Some(message)) => message,
             Ok(None) => return,
@@ -312,7 +319,7 @@ impl ShmPassiveEndpoint {
         let Rejection { reason, error } = rejection;
         if let Some(handshake) = self.take_handshake(index) {
             control::send_control(&handshake.socket, ControlMessage::Reject(reason));
-            ctx.event(EventKind::InboundRefused { error });
+            ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
     }
 
@@ -352,8 +359,7 @@ impl ShmPassiveEndpoint {
                 self.handshake_order.rotate_left(1);
                 continue;
             }
-            let client = handshake.socket.credentials().ok();
-            let peer = placeholder_address(client.and_then(|client| client.pid));
+            let peer = placeholder_address(handshake.client.pid);
             let what = "no connection request before the handshake timeout (10 s)";
             let rejection = Rejection::protocol(RefusalReason::Malformed, peer, what);
             self.reject(ctx, oldest, rejection);
@@ -376,7 +382,7 @@ impl RequestHandshake {
         CmOffer {
             endpoint: client,
             segment,
-        }: CmOffer,
+        }: CmOffer<PeerFd>,
     ) -> Result<(), Rejection> {
         let peer = self.socket.peer_name().ok_or_else(|| {
             malformed(

@@ -26,6 +26,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, READS_PER_POLL, ReadError};
+use super::doorbell;
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
     CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
@@ -40,9 +41,12 @@ use crate::sys::mapping::{MappedRange, SharedMapping};
 use granted_regions::GrantedRegions;
 
 pub(crate) use pending_handshake::{
-    HandshakeOutcome, PendingHandshake, Rejection, admit, placeholder_address,
+    Accepted, HandshakeOutcome, PendingHandshake, Rejection, accept, placeholder_address,
 };
 
+/// Connections of other users that one poll refuses. Their processes can connect without end, and a
+/// thread that serves peers of this user must not be busy with them.
+pub(crate) const REFUSALS_PER_POLL: usize = 2;
 /// Maximum number of records received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 /// Lines, 64 KiB, after which a pass stops receiving from one peer.
@@ -56,16 +60,16 @@ const MAX_DEFERRED_PASSES: u8 = 8;
 /// identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerIdentity {
-    /// Process id reported by the kernel; `None` if the peer is in another PID namespace.
-    pub(crate) pid: Option<i32>,
+    /// Process of the peer, as the kernel reports it ([`PeerCredentials::process`]).
+    pub(crate) process: Option<u64>,
     /// Random incarnation number that the endpoint announces in the handshake.
     pub(crate) incarnation: u64,
 }
 
 impl From<PeerIdentity> for Incarnation {
     fn from(identity: PeerIdentity) -> Self {
-        let pid = identity.pid.unwrap_or_default();
-        Self(u128::from(identity.incarnation) | (pid as u128) << 64 & (u128::MAX >> 1))
+        let process = u128::from(identity.process.unwrap_or_default());
+        Self(u128::from(identity.incarnation) | process << 64 & (u128::MAX >> 1))
     }
 }
 
@@ -111,6 +115,8 @@ pub(crate) struct RxConnection {
     ring: Consumer<Segment>,
     /// Chunks that the peer has granted, sorted by key.
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
+    /// Whether the peer was told to grant no further chunks.
+    loans_refused: bool,
     /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid.
     cma_peer: Option<Arc<CmaPeer>>,
     /// Bounce buffer of the peer's RMA requests, once granted.
@@ -153,19 +159,20 @@ impl RxConnection {
         if cma_peer.is_some() {
             segment.set_cma_capable();
         }
-        Self {
+        let mut rx = Self {
             peer_address,
             peer_key,
             source: None,
             addr_at_connect: None,
             identity: PeerIdentity {
-                pid: credentials.pid,
+                process: credentials.process,
                 incarnation,
             },
             local,
             socket,
             ring: Consumer::new(segment),
             loan_mappings: Vec::new(),
+            loans_refused: false,
             cma_peer,
             rma_bounce: None,
             granted_regions: GrantedRegions::default(),
@@ -177,7 +184,9 @@ impl RxConnection {
             doorbells: 0,
             last_active: 0,
             idle: false,
-        }
+        };
+        rx.update_loan_refusal();
+        rx
     }
 
     /// Sends `Accept`: the peer's segment is mapped, and the peer may send.
@@ -356,7 +365,7 @@ impl RxConnection {
     /// Wakes the peer, whose flag in the segment says that it sleeps.
     #[cold]
     fn ring_doorbell(&mut self) {
-        control::send_control(&self.socket, ControlMessage::Doorbell);
+        doorbell::ring(&self.socket);
         self.doorbells += 1;
     }
 
@@ -419,6 +428,10 @@ impl RxConnection {
         record: RecordRef,
         ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
+        if self.loans_refused {
+            // The record may be of a loan that the peer has copied because it was told so.
+            self.update_loan_refusal();
+        }
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
         let full_len = layout.full_len.map(word);
@@ -568,9 +581,7 @@ impl RxConnection {
             ControlMessage::MapMr(_) => {
                 return Err("peer does not read the responses to its requests");
             }
-            ControlMessage::UnmapLoan(key) => {
-                self.loan_mappings.retain(|(granted, _)| *granted != key);
-            }
+            ControlMessage::UnmapLoan(key) => self.unmap_loan(key),
             _ => return Err("unexpected control message from a sender"),
         }
         Ok(())

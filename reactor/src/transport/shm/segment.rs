@@ -1,22 +1,22 @@
 //! Segments: the shared memory of one direction of a connection.
 //!
 //! A segment holds control words in its first page, and the lines of the ring behind them. The
-//! sender creates the segment (a memfd), seals its size, and passes the descriptor to the receiver
-//! in the hello. The receiver maps a segment only if the memory is sealed and has the announced
-//! size (`sys::memfd`).
+//! sender creates and allocates the segment (a memfd), seals its size, and passes the descriptor to
+//! the receiver in the hello. The receiver maps a segment only if the memory is sealed, has the
+//! announced size and is allocated (`sys::memfd`).
 //!
 //! A peer may change the segment at any time. Control words and headers are accessed as atomics,
 //! and payload is copied (`sys::mapping`). A peer that changes payload during a copy corrupts its
 //! own message.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::{Error, Result};
 
 use super::record::MAX_ACKS;
 use super::ring::{LINE_LEN, RingMemory};
-use crate::sys::mapping::{HEAD_LEN, MappedRange, WordMapping};
-use crate::sys::memfd::{self, PageAllocation};
+use crate::sys::mapping::{HEAD_LEN, MappedRange, MemoryOwner, WordMapping};
+use crate::sys::memfd;
 use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 // Layout of a segment: byte offsets of the control words in the head. The body is the ring.
@@ -39,8 +39,10 @@ pub(crate) const SLOT_BITMAP_WORDS: usize = 4;
 const RETIRED_SLOTS_AT: usize = RETURNED_SLOTS_AT + 8 * SLOT_BITMAP_WORDS;
 /// The sender's [`CmaMarker`]: address and value, 8 bytes each.
 const CMA_MARKER_AT: usize = 5 * CONTROL_STRIDE;
-/// Flag of the receiver, 4 bytes: the receiver has read the marker from the sender's memory.
+/// Flag of the receiver, 4 bytes: the kernel lets the receiver read the sender's memory.
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
+/// Flag of the receiver, 4 bytes: the sender is to grant no further chunks for loans.
+const LOANS_REFUSED_AT: usize = CMA_CAPABLE_AT + 8;
 /// Flag of the sender, 4 bytes: its CMA offers are revoked, and the receiver must discard what it
 /// has copied.
 const CMA_OFFERS_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
@@ -87,22 +89,23 @@ impl Segment {
     /// pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let len = lines * LINE_LEN;
-        let memory = memfd::create("fabric-shm", HEAD_LEN + len, PageAllocation::OnDemand)?;
+        let memory = memfd::create("fabric-shm", HEAD_LEN + len)?;
         memfd::seal(&memory, true)?;
-        let mapping = WordMapping::map(&memory, len)?;
+        let mapping = WordMapping::map(&memory, len, MemoryOwner::ThisProcess)?;
         Ok((Self { mapping }, memory))
     }
 
     /// Maps a segment that a peer passed and announced with this number of lines.
-    pub(crate) fn map_from_peer(memory: &OwnedFd, lines: usize) -> Result<Self, SegmentError> {
+    pub(crate) fn map_from_peer(memory: impl AsFd, lines: usize) -> Result<Self, SegmentError> {
         if !lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&lines) {
             return Err(SegmentError::Malformed(
                 "number of segment lines is out of bounds",
             ));
         }
         let len = lines * LINE_LEN;
-        memfd::check_received(memory, HEAD_LEN + len).map_err(SegmentError::Malformed)?;
-        let mapping = WordMapping::map(memory, len).map_err(SegmentError::NoResources)?;
+        memfd::check_received(&memory, HEAD_LEN + len).map_err(SegmentError::Malformed)?;
+        let mapping =
+            WordMapping::map(memory, len, MemoryOwner::Peer).map_err(SegmentError::NoResources)?;
         Ok(Self { mapping })
     }
 
@@ -179,6 +182,22 @@ impl Segment {
             .head_u64(RETURNED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
     }
 
+    /// Records whether the receiver refuses to map further chunks.
+    pub(crate) fn set_loans_refused(&self, refused: bool) {
+        self.mapping
+            .head_u32(LOANS_REFUSED_AT)
+            .store(u32::from(refused), Ordering::Relaxed);
+    }
+
+    /// Returns whether the receiver refuses to map further chunks, so that the sender copies
+    /// messages that are in chunks the receiver does not have.
+    pub(crate) fn are_loans_refused(&self) -> bool {
+        self.mapping
+            .head_u32(LOANS_REFUSED_AT)
+            .load(Ordering::Relaxed)
+            != 0
+    }
+
     // ---- acks
 
     /// Acknowledges the message with this ack id, which must be below `MAX_ACKS`.
@@ -245,14 +264,15 @@ impl Segment {
         }
     }
 
-    /// Records that the receiver has read the marker, before the accept message is sent.
+    /// Records that the receiver may read the sender's memory, before the accept message is sent.
     pub(crate) fn set_cma_capable(&self) {
         self.mapping
             .head_u32(CMA_CAPABLE_AT)
             .store(1, Ordering::Relaxed);
     }
 
-    /// Returns whether the receiver has read the marker; valid once the accept message has arrived.
+    /// Returns whether the receiver may read this process's memory; valid once the accept message
+    /// has arrived.
     pub(crate) fn is_cma_capable(&self) -> bool {
         self.mapping
             .head_u32(CMA_CAPABLE_AT)
@@ -341,9 +361,9 @@ mod tests {
         assert!(rejected(&fd, 65, "out of bounds"));
         assert!(rejected(&fd, 1 << 40, "out of bounds"));
         let size = HEAD_LEN + 64 * LINE_LEN;
-        let unsealed = memfd::create("unsealed", size, PageAllocation::OnDemand).unwrap();
+        let unsealed = memfd::create("unsealed", size).unwrap();
         assert!(rejected(&unsealed, 64, "not sealed"));
-        let null = std::fs::File::open("/dev/null").unwrap().into();
+        let null = std::fs::File::open("/dev/null").unwrap();
         assert!(Segment::map_from_peer(&null, 64).is_err());
     }
 

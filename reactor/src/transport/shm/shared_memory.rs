@@ -1,10 +1,10 @@
 //! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks
 //! of loans, and bounce buffers.
 //!
-//! The owner creates the memory (a memfd), seals its size, and sends the descriptor in a grant. A
-//! peer maps the memory only if it is sealed and has the announced size. So no access within the
-//! mapping can fault, whatever the owner does. Memory that peers may only read is sealed against
-//! writable mappings other than the owner's.
+//! The owner creates and allocates the memory (a memfd), seals its size, and sends the descriptor
+//! in a grant. A peer maps the memory only if it is sealed, has the announced size and is allocated
+//! (`sys::memfd`). Memory that peers may only read is sealed against writable mappings other than
+//! the owner's.
 //!
 //! Decision: the validity of a region is a word in its first page, which every access of a peer
 //! checks, in its own cache as long as the word does not change. So revoking a key needs no round
@@ -20,8 +20,8 @@ use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::mapping::{HEAD_LEN, SharedMapping};
-use crate::sys::memfd::{self, PageAllocation};
+use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
+use crate::sys::memfd;
 use crate::sys::os_error::os_error;
 
 /// Maximum bytes of data.
@@ -60,8 +60,8 @@ impl SharedMemory {
         {
             return Err(os_error("fallocate")(Errno::NOMEM));
         }
-        let fd = memfd::create("fabric-region", HEAD_LEN + len, PageAllocation::AtCreation)?;
-        let mapping = SharedMapping::map(&fd, len, true)?;
+        let fd = memfd::create("fabric-region", HEAD_LEN + len)?;
+        let mapping = SharedMapping::map(&fd, len, true, MemoryOwner::ThisProcess)?;
         memfd::seal(&fd, access.contains(Access::REMOTE_WRITE))?;
         mapping.set_valid(true);
         Ok(Self {
@@ -135,15 +135,16 @@ impl RegionMemory for SharedMemory {
 /// # Errors
 /// The defect of the grant, or that this process cannot map it.
 pub(crate) fn map_from_peer(
-    memory: &OwnedFd,
+    memory: impl AsFd,
     len: usize,
     writable: bool,
 ) -> Result<SharedMapping, &'static str> {
     if len > MAX_REGION_LEN {
         return Err("grants a region that is too large");
     }
-    memfd::check_received(memory, HEAD_LEN + len)?;
-    SharedMapping::map(memory, len, writable).map_err(|_| "grants memory that cannot be mapped")
+    memfd::check_received(&memory, HEAD_LEN + len)?;
+    SharedMapping::map(memory, len, writable, MemoryOwner::Peer)
+        .map_err(|_| "grants memory that cannot be mapped")
 }
 
 #[cfg(all(test, not(loom)))]
@@ -222,15 +223,13 @@ mod tests {
                 .unwrap_err()
                 .contains("too large")
         );
-        let unsealed = memfd::create("unsealed", HEAD_LEN + 100, PageAllocation::OnDemand).unwrap();
+        let unsealed = memfd::create("unsealed", HEAD_LEN + 100).unwrap();
         assert!(
             map_from_peer(&unsealed, 100, true)
                 .unwrap_err()
                 .contains("not sealed")
         );
-        assert!(
-            map_from_peer(&std::fs::File::open("/dev/null").unwrap().into(), 0, false).is_err()
-        );
+        assert!(map_from_peer(std::fs::File::open("/dev/null").unwrap(), 0, false).is_err());
         assert!(matches!(
             SharedMemory::create(usize::MAX, READ_WRITE),
             Err(Error::TooLong { .. })

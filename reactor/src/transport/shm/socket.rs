@@ -16,7 +16,7 @@
 //!   sends is never used: its creator can hold a duplicate and set options (`SO_PEEK_OFF`).
 //! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
 //! * A connection that still holds descriptors is closed by the [`closer`], and so are received
-//!   descriptors that are not memory.
+//!   descriptors ([`PeerFd`]).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -33,9 +33,8 @@ use rustix::net::{
     SocketType,
 };
 
-use super::closer;
+use crate::sys::closer::{self, PeerFd};
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::memfd;
 use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::sys::sockopt;
 use crate::sys::watched_fd::WatchedFd;
@@ -136,7 +135,7 @@ fn stands_for_several_users(uid: u32) -> bool {
 pub(crate) enum SeqpacketRecv {
     WouldBlock,
     /// A message of this many bytes, and the descriptors that came with it.
-    Message(usize, Vec<OwnedFd>),
+    Message(usize, Vec<PeerFd>),
     /// A message of this many bytes whose only descriptor was closed, because this process has
     /// reached its descriptor limit.
     ControlTruncated(usize),
@@ -155,9 +154,7 @@ impl ShmListener {
         let socket = new_socket()?;
         // Set before `listen`, so that every connection inherits the option.
         sockopt::set_passrights(&socket, false);
-        let mut reserve = closer::lock_reserve();
-        *reserve = reserve.take().or_else(|| reserve_fd().ok());
-        drop(reserve);
+        closer::restore_reserve(closer::lock_reserve());
         bind(&socket, at)?;
         rustix::net::listen(&socket, BACKLOG).map_err(os_error("listen"))?;
         let socket = WatchedFd::new(socket);
@@ -345,12 +342,12 @@ impl ShmSocket {
         if let PeekedMessage::Message { flags, fds, .. } = &mut peeked
             && flags.contains(ReturnFlags::CTRUNC)
         {
-            closer::enqueue(std::mem::take(fds));
+            fds.clear();
             reserve = Some(closer::lock_reserve());
             drop(reserve.as_mut().and_then(|reserve| reserve.take()));
             peeked = self.peek(bytes);
         }
-        let (len, flags, mut fds) = match peeked {
+        let (len, flags, fds) = match peeked {
             PeekedMessage::Nothing => return SeqpacketRecv::WouldBlock,
             PeekedMessage::HungUp => return SeqpacketRecv::HungUp,
             PeekedMessage::Message { len, flags, fds } => (len, flags, fds),
@@ -360,11 +357,9 @@ impl ShmSocket {
             self.remove_peeked();
         }
         // Returns the message, or closes what was received of the message and reports why.
-        if reserve.is_some() || !has_all_fds || flags.contains(ReturnFlags::TRUNC) {
-            close_in_background(std::mem::take(&mut fds));
-        }
-        if let Some(mut reserve) = reserve {
-            *reserve = reserve_fd().ok();
+        if let Some(reserve) = reserve {
+            drop(fds);
+            closer::restore_reserve(reserve);
             return if has_all_fds {
                 SeqpacketRecv::ControlTruncated(len)
             } else {
@@ -393,7 +388,7 @@ impl ShmSocket {
         let mut fds = Vec::new();
         for part in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = part {
-                fds.extend(rights);
+                fds.extend(rights.map(PeerFd::from));
             }
         }
         match message {
@@ -451,15 +446,8 @@ enum PeekedMessage {
     Message {
         len: usize,
         flags: ReturnFlags,
-        fds: Vec<OwnedFd>,
+        fds: Vec<PeerFd>,
     },
-}
-
-/// Closes descriptors of a peer without blocking: memory in this thread, and others on the closing
-/// threads.
-pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
-    let is_other = |fd: &OwnedFd| !memfd::is_memory(fd);
-    closer::enqueue(fds.into_iter().filter(is_other).collect());
 }
 
 impl AsFd for ShmSocket {
@@ -486,7 +474,7 @@ impl Drop for ShmSocket {
         // closes the descriptor.
         let fd = self.fd.take().and_then(Arc::into_inner);
         if !is_drained {
-            closer::enqueue(fd.into_iter().collect());
+            fd.into_iter().for_each(closer::close);
         }
     }
 }
@@ -500,14 +488,8 @@ impl SocketHandle {
         act(fd.as_fd());
         // The socket may have been dropped during `act`, so that this is the last reference. Its
         // messages may hold descriptors.
-        closer::enqueue(Arc::into_inner(fd).into_iter().collect());
+        Arc::into_inner(fd).into_iter().for_each(closer::close);
     }
-}
-
-/// Creates a descriptor (an eventfd) that is closed when another one is needed at the descriptor
-/// limit.
-pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
-    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
 
 /// Creates an unconnected socket.

@@ -489,6 +489,16 @@ impl TxConnection {
         Some(self.state.established()?.peer_identity)
     }
 
+    /// Returns whether the connection leads to another endpoint than that of this identity, as far
+    /// as this is known: to another process, or, once it is established, to another incarnation.
+    pub(crate) fn leads_elsewhere(&self, identity: PeerIdentity) -> bool {
+        let is_other_process = self
+            .state
+            .channel()
+            .is_some_and(|channel| channel.peer_identity.process != identity.process);
+        is_other_process || self.identity().is_some_and(|own| own != identity)
+    }
+
     /// Returns whether long messages are sent to the peer as CMA offers.
     pub(crate) fn uses_cma(&self) -> bool {
         let channel = self.state.established();

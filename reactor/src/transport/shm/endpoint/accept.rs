@@ -9,15 +9,17 @@ use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
 use fabric_core::{Address, RefusalReason, Result};
 
-use super::super::closer;
 use super::super::control::{self, ControlMessage};
-use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
-use super::super::socket::{self, ShmListener};
+use super::super::rx_connection::{
+    self, Accepted, HandshakeOutcome, PendingHandshake, REFUSALS_PER_POLL,
+};
+use super::super::socket::ShmListener;
 use super::super::token::ShmToken;
 use super::{ShmEndpoint, ShmEndpointKind};
+use crate::sys::closer;
 use crate::sys::os_error::os_error;
 
-/// Connections accepted in one poll.
+/// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
 const ACCEPTS_PER_POLL: usize = 64;
 /// Limit of pending handshakes. At the limit further connections stay in the backlog until a
 /// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is
@@ -44,7 +46,7 @@ impl RdmListener {
         socket.watch(wait_set, token)?;
         Ok(Self {
             socket,
-            reserve_fd: socket::reserve_fd().ok(),
+            reserve_fd: closer::reserve_fd().ok(),
         })
     }
 
@@ -54,11 +56,13 @@ impl RdmListener {
 }
 
 impl ShmEndpoint {
-    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog.
+    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog, or refuses up to
+    /// [`REFUSALS_PER_POLL`] of other users.
     ///
     /// A handshake takes a round trip, so many may be pending at once. At the limit of pending
     /// handshakes the listener stays readable and keeps the domain awake.
     pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        let mut refused = 0;
         for _ in 0..ACCEPTS_PER_POLL {
             let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
                 return;
@@ -73,15 +77,22 @@ impl ShmEndpoint {
                 return;
             }
             if listener.reserve_fd.is_none() {
-                listener.reserve_fd = socket::reserve_fd().ok();
+                listener.reserve_fd = closer::reserve_fd().ok();
             }
-            match listener.socket.accept() {
-                Ok(Some(mut socket)) => {
+            match rx_connection::accept(&listener.socket) {
+                Ok(Some(Accepted::Refused(error))) => {
+                    ctx.event(EventKind::InboundRefused { error, count: 1 });
+                    refused += 1;
+                    if refused == REFUSALS_PER_POLL {
+                        return;
+                    }
+                }
+                Ok(Some(Accepted::Admitted(mut socket, peer))) => {
                     let rx_index = self.rx_connections.vacant_key();
                     let token = ShmToken::Rx(rx_index as u32).pack(self.id);
                     if socket.watch(&self.wait_set, token).is_ok() {
                         self.rx_connections
-                            .insert_handshake(PendingHandshake::new(socket));
+                            .insert_handshake(PendingHandshake::new(socket, peer));
                         self.on_rx_ready(ctx, rx_index);
                     }
                 }
@@ -93,13 +104,13 @@ impl ShmEndpoint {
                     listener.reserve_fd = None;
                     if let Ok(Some(socket)) = listener.socket.accept() {
                         let error = os_error("accept4")(errno);
-                        ctx.event(EventKind::InboundRefused { error });
+                        ctx.event(EventKind::InboundRefused { error, count: 1 });
                         control::send_control(
                             &socket,
                             ControlMessage::Reject(RefusalReason::Resources),
                         );
                     }
-                    listener.reserve_fd = socket::reserve_fd().ok();
+                    listener.reserve_fd = closer::reserve_fd().ok();
                     return;
                 }
             }
@@ -159,7 +170,9 @@ impl ShmEndpoint {
                 ctx.event(EventKind::PeerConnected { peer: name, source });
                 self.progress_rx(ctx);
             }
-            HandshakeOutcome::Rejected(error) => ctx.event(EventKind::InboundRefused { error }),
+            HandshakeOutcome::Rejected(error) => {
+                ctx.event(EventKind::InboundRefused { error, count: 1 });
+            }
             HandshakeOutcome::Disconnected => {}
         }
     }

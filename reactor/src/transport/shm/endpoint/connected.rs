@@ -30,6 +30,7 @@ use super::super::token::ShmToken;
 use super::super::tx_connection::TxConnection;
 use super::disconnect::end_tx_connection;
 use super::{ShmConfig, ShmEndpoint, ShmEndpointKind};
+use crate::sys::closer::PeerFd;
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
@@ -79,7 +80,7 @@ enum AnswerStep {
     /// The request was sent, and another message may have arrived.
     RequestSent,
     /// The program of the server, whose process has these credentials, has accepted.
-    Accepted(CmOffer, PeerCredentials),
+    Accepted(CmOffer<PeerFd>, PeerCredentials),
     /// The request is valid: the reverse socket is to be connected to a process with these
     /// credentials, and to send this nonce.
     ConnectReverse(u64, PeerCredentials),
@@ -347,7 +348,7 @@ impl ShmEndpoint {
         CmOffer {
             endpoint: server,
             segment,
-        }: CmOffer,
+        }: CmOffer<PeerFd>,
         credentials: PeerCredentials,
     ) -> Result<()> {
         let Some(MsgConnection {

@@ -1,23 +1,26 @@
 //! How connections end in either direction, and which operations and events report it.
 //!
 //! Any process can claim a name, and a name is reused after its endpoint has closed. So a peer is
-//! identified by its process id, which the kernel reports if both processes are in one PID
-//! namespace, and by a random incarnation number of its endpoint. When a connection ends, the
-//! connection of the opposite direction ends with it only if both have the same process id and
-//! incarnation. So no process can end another peer's connection by its name, and the end of an old
-//! endpoint does not end a new one of that name. An endpoint that closes also marks its rings as
-//! closed. The sender reads the mark with each message, so a message to a closed endpoint fails at
-//! once.
+//! identified by its process, which the kernel reports, and by a random incarnation number of its
+//! endpoint. When a connection ends, the connection of the opposite direction ends with it only if
+//! both have the same process and incarnation. Receives directed to the peer fail only if no
+//! connection leads to another endpoint of that name. So no process can end another peer's
+//! connection or receives by its name, and the end of an old endpoint does not end a new one of
+//! that name. (Kernels before 6.9 do not identify a process in another PID namespace: then no
+//! connection ends with that of the opposite direction.) An endpoint that closes also marks its
+//! rings as closed. The sender reads the mark with each message, so a message to a closed endpoint
+//! fails at once.
 //!
 //! The connection of a connected endpoint ends in both directions at once: see `connected`.
 //!
 //! When a peer's process dies, directed receives fail with `PeerGone` and the death is an event. An
 //! any-source receive whose sender dies midway keeps waiting.
 
-use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
+use fabric_core::{Error, FiAddr};
 
+use super::super::rx_connection::PeerIdentity;
 use super::super::tx_connection::{ConnectionEnd, TxConnection};
 use super::{ShmEndpoint, ShmEndpointKind};
 
@@ -98,12 +101,14 @@ impl ShmEndpoint {
                 return;
             }
             tx.mark_end_reported(identity);
-            if endpoint_is_gone && tx.identity() == Some(identity) {
+            let is_known = identity.process.is_some();
+            if endpoint_is_gone && is_known && tx.identity() == Some(identity) {
                 // Later sends must not complete as if they had arrived.
                 end_tx_connection(tx, ctx, &Error::PeerGone(name.clone()));
             }
         });
         let source = source.or_else(|| ctx.fi_addr_of(&name));
+        let source = source.filter(|source| !self.leads_elsewhere(*source, identity));
         ctx.event(EventKind::PeerDown {
             peer: name,
             source,
@@ -164,6 +169,13 @@ impl ShmEndpoint {
         !incoming.is_empty() || !outgoing.is_empty()
     }
 
+    /// Returns whether the connection to the peer of this handle leads to another endpoint than
+    /// that of this identity: a process that has claimed the name of the peer is not the peer.
+    fn leads_elsewhere(&self, addr: FiAddr, identity: PeerIdentity) -> bool {
+        self.tx_connection(addr)
+            .is_some_and(|tx| tx.leads_elsewhere(identity))
+    }
+
     /// Removes a connection that has ended and whose ring is empty.
     pub(super) fn remove_rx_connection(
         &mut self,
@@ -184,6 +196,7 @@ impl ShmEndpoint {
         if let Some(source) = peer
             .source
             .filter(|source| others.all(|other| other.source != Some(*source)))
+            .filter(|source| !self.leads_elsewhere(*source, peer.identity))
         {
             ctx.fail_directed_to_disconnected(source, &peer.peer_address, &gone);
         }

@@ -6,6 +6,13 @@
 //! returns the slot by its bit in the segment, and rings the doorbell if the sender waits for
 //! returned slots. Other senders collect the bits when they next need a chunk or a slot.
 //!
+//! # Limits
+//!
+//! Each mapped chunk takes one of the mappings of the process ([`mapping_limit`]). A peer whose
+//! share is used up, and every peer while the process has few left, is told so by a flag in the
+//! segment. The peer then lends chunks that it has granted before, and copies other messages into
+//! the ring. A peer that grants chunks nevertheless loses its connection.
+//!
 //! # Relays
 //!
 //! A received loan that is sent on is *relayed* without a copy. The relaying side grants the chunk
@@ -21,37 +28,66 @@
 //! the chunk. The slot is then returned as *retired*, and the owner of the chunk does not reuse it.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{CopySource, PeerMemory};
 use fabric_core::mr::RegionMemory;
 
-use super::super::control::{self, ControlMessage};
+use super::super::doorbell;
 use super::super::ring::take_producer_waiting;
 use super::super::segment::Segment;
 use super::super::socket::SocketHandle;
-use super::{LoanPool, SLOTS_PER_PEER};
+use super::{LoanPool, MAX_LOAN_MAPPINGS, SLOTS_PER_PEER};
+use crate::sys::closer::PeerFd;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::SharedMapping;
+use crate::sys::mapping_limit::{self, MappingCount, MappingPermit};
 
 /// Counters of the chunks that peers have granted to an endpoint; clones share the counters.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedLoans {
-    /// Number of mapped chunks of the endpoint, at most [`MAX_MAPPED_CHUNKS`].
-    mapped: Arc<AtomicUsize>,
+    /// The mapped chunks of the process.
+    mapped: &'static MappedChunks,
     /// Number of descriptors that the endpoint keeps for relays, at most [`max_relay_fds`].
     relay_fds: Arc<AtomicUsize>,
     /// The pool of the endpoint's domain, which assigns the keys of relayed chunks.
     pool: LoanPool,
 }
 
-const MAX_MAPPED_CHUNKS: usize = 32_768;
+/// The mapped chunks of all endpoints of a process.
+#[derive(Debug)]
+struct MappedChunks {
+    count: MappingCount,
+    limit: fn() -> usize,
+}
+
+/// Chunks may take half of the mappings of shared memory, and leave the rest for segments and
+/// regions.
+static PROCESS_CHUNKS: MappedChunks = MappedChunks {
+    count: MappingCount::new(),
+    limit: || mapping_limit::max_mappings() / 2,
+};
+
 const MAX_RELAY_FDS: usize = 256;
 
 /// Number of descriptors that this process keeps for relays.
 static PROCESS_RELAY_FDS: AtomicUsize = AtomicUsize::new(0);
+
+impl MappedChunks {
+    /// Returns whether three quarters of the chunks are in use: the rest is for grants that peers
+    /// have sent already.
+    fn is_scarce(&self) -> bool {
+        self.count.get() >= (self.limit)() / 4 * 3
+    }
+
+    /// Returns how many chunks of one peer are mapped before the peer is told to copy: at most an
+    /// eighth of those of the process.
+    fn share_of_peer(&self) -> usize {
+        ((self.limit)() / 8).min(MAX_LOAN_MAPPINGS - SLOTS_PER_PEER)
+    }
+}
 
 /// Returns how many descriptors this process may keep for relays: a quarter of `RLIMIT_NOFILE`.
 fn max_process_relay_fds() -> usize {
@@ -82,27 +118,42 @@ fn try_increment(count: &AtomicUsize, limit: usize) -> bool {
 impl ReceivedLoans {
     pub(crate) fn new(pool: LoanPool) -> Self {
         Self {
-            mapped: Arc::default(),
+            mapped: &PROCESS_CHUNKS,
             relay_fds: Arc::default(),
             pool,
         }
     }
 
-    /// Counts a chunk that a peer has granted and that was mapped; `None` if the endpoint has too
-    /// many chunks. The descriptor is kept for relays unless a limit is reached.
-    pub(crate) fn add_mapping(
-        &self,
-        mapping: SharedMapping,
-        fd: OwnedFd,
-    ) -> Option<Arc<LoanMapping>> {
-        if !try_increment(&self.mapped, MAX_MAPPED_CHUNKS) {
+    /// Returns whether a peer may grant further chunks, if `of_peer` of its chunks are mapped.
+    /// Otherwise the peer is told to copy the messages.
+    pub(crate) fn permits_grants(&self, of_peer: usize) -> bool {
+        of_peer < self.mapped.share_of_peer() && !self.mapped.is_scarce()
+    }
+
+    /// Counts a chunk that a peer has granted and that is to be mapped. `of_peer` of its chunks are
+    /// mapped already. `None` if the process has too many chunks, or the peer has granted more than
+    /// could be on the way when it was told to copy.
+    pub(crate) fn reserve(&self, of_peer: usize) -> Option<MappingPermit> {
+        let mapped = self.mapped;
+        if of_peer >= mapped.share_of_peer() + SLOTS_PER_PEER {
             return None;
         }
-        Some(Arc::new(LoanMapping {
+        mapped.count.acquire((mapped.limit)())
+    }
+
+    /// Adds a chunk that was mapped. Its descriptor is kept for relays unless a limit is reached.
+    pub(crate) fn add_mapping(
+        &self,
+        permit: MappingPermit,
+        mapping: SharedMapping,
+        fd: PeerFd,
+    ) -> Arc<LoanMapping> {
+        Arc::new(LoanMapping {
             mapping,
             relay_source: RelaySource::new(fd, self),
             received: self.clone(),
-        }))
+            _permit: permit,
+        })
     }
 }
 
@@ -113,13 +164,14 @@ pub(crate) struct LoanMapping {
     /// `None` if the descriptor was not kept, so messages in the chunk cannot be relayed.
     relay_source: Option<RelaySource>,
     received: ReceivedLoans,
+    _permit: MappingPermit,
 }
 
 /// What another peer is granted when a message in a received chunk is relayed: the descriptor,
 /// counted while it is open, and a key.
 #[derive(Debug)]
 struct RelaySource {
-    fd: OwnedFd,
+    fd: PeerFd,
     /// Key from the pool of this side's domain.
     key: u64,
     /// `ReceivedLoans::relay_fds` of the endpoint.
@@ -128,7 +180,7 @@ struct RelaySource {
 
 impl RelaySource {
     /// Keeps a descriptor; `None` if the endpoint or the process has reached its limit.
-    fn new(fd: OwnedFd, received: &ReceivedLoans) -> Option<Self> {
+    fn new(fd: PeerFd, received: &ReceivedLoans) -> Option<Self> {
         if !try_increment(&received.relay_fds, max_relay_fds()) {
             return None;
         }
@@ -171,7 +223,6 @@ impl LoanMapping {
 
 impl Drop for LoanMapping {
     fn drop(&mut self) {
-        self.received.mapped.fetch_sub(1, Ordering::Relaxed);
         if self.relay_source.is_some() {
             self.received.pool.count_removed();
         }
@@ -278,9 +329,7 @@ impl Drop for LoanGuard {
         }
         self.segment.return_slot(self.slot);
         if take_producer_waiting(&self.segment) {
-            self.socket.with_socket(|socket| {
-                control::try_send_control(socket, ControlMessage::Doorbell);
-            });
+            doorbell::ring_if_open(&self.socket);
         }
     }
 }
@@ -292,11 +341,24 @@ mod tests {
     use super::super::super::shared_memory::{self, SharedMemory};
     use super::*;
 
-    fn add_mapping(received: &ReceivedLoans) -> Option<Arc<LoanMapping>> {
+    /// Counters apart from those of the process, with this limit.
+    fn new_received(limit: fn() -> usize) -> ReceivedLoans {
+        let mapped = Box::leak(Box::new(MappedChunks {
+            count: MappingCount::new(),
+            limit,
+        }));
+        ReceivedLoans {
+            mapped,
+            ..ReceivedLoans::new(LoanPool::default())
+        }
+    }
+
+    fn add_mapping(received: &ReceivedLoans, of_peer: usize) -> Option<Arc<LoanMapping>> {
+        let permit = received.reserve(of_peer)?;
         let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
         let mapping = shared_memory::map_from_peer(&fd, 1, false).unwrap();
-        received.add_mapping(mapping, fd)
+        Some(received.add_mapping(permit, mapping, fd.into()))
     }
 
     /// Returns the number of chunks whose descriptors were kept for relays.
@@ -308,18 +370,37 @@ mod tests {
     }
 
     #[test]
-    fn mapped_chunks_and_relay_fds_of_an_endpoint_are_bounded() {
-        let received = ReceivedLoans::new(LoanPool::default());
-        let mut held: Vec<_> = (0..MAX_MAPPED_CHUNKS)
-            .map(|_| add_mapping(&received))
+    fn chunks_of_a_peer_and_of_the_process_are_bounded() {
+        let received = new_received(|| 800);
+        let hostile: Vec<_> = (0..)
+            .map_while(|of_peer| add_mapping(&received, of_peer))
             .collect();
-        assert!(held.iter().all(Option::is_some) && add_mapping(&received).is_none());
+        assert_eq!(hostile.len(), 100 + SLOTS_PER_PEER);
+        assert!(received.permits_grants(99) && !received.permits_grants(100));
+        // Further peers fill the process, and share its limit with another endpoint.
+        let endpoint = received.clone();
+        let others: Vec<_> = (0..)
+            .map_while(|count| add_mapping(&endpoint, count % 100))
+            .collect();
+        assert_eq!(hostile.len() + others.len(), 800);
+        assert!(!received.permits_grants(0) && add_mapping(&received, 0).is_none());
+        assert_eq!(received.mapped.count.get(), 800);
+        drop(hostile);
+        assert!(received.permits_grants(0) && add_mapping(&received, 0).is_some());
+    }
+
+    #[test]
+    fn relay_fds_of_an_endpoint_are_bounded() {
+        let received = new_received(|| 100_000);
+        let mut held: Vec<_> = (0..2 * MAX_RELAY_FDS)
+            .map(|_| add_mapping(&received, 0))
+            .collect();
         assert_eq!(kept_fds(&held), max_relay_fds());
         // The descriptors that one endpoint keeps leave some for the others.
-        let other = [add_mapping(&ReceivedLoans::new(LoanPool::default()))];
+        let other = [add_mapping(&new_received(|| 100_000), 0)];
         assert_eq!(kept_fds(&other), 1);
         held.clear();
-        let again = [add_mapping(&received)];
+        let again = [add_mapping(&received, 0)];
         assert_eq!(kept_fds(&again), 1, "closed descriptors are not counted");
     }
 }

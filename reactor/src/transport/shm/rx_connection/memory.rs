@@ -7,7 +7,6 @@
 //! memory of a region to the peer, and `serve_rma_request` accesses a region that is not granted.
 
 use std::any::Any;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use fabric_core::buf::PeerMemory;
@@ -24,8 +23,8 @@ use super::super::loans::{self, LoanGuard, LoanMapping, ReturnOnDrop};
 use super::super::ring::ShmProtocolViolation;
 use super::super::rma_bounce::{self, RmaRequest};
 use super::super::shared_memory::{self, SharedMemory};
-use super::super::socket;
 use super::RxConnection;
+use crate::sys::closer::PeerFd;
 
 /// Maximum number of `on_readable` calls in search of a grant. Each reads up to `READS_PER_POLL`
 /// messages; all together read more messages than a socket has room for.
@@ -55,10 +54,9 @@ impl RxConnection {
     ///
     /// # Errors
     /// The protocol violation.
-    pub(super) fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> Result<(), &'static str> {
+    pub(super) fn on_grant(&mut self, grant: MemoryGrant<PeerFd>) -> Result<(), &'static str> {
         if grant.access.contains(Access::REMOTE_WRITE) {
             let mapping = shared_memory::map_from_peer(&grant.memory, grant.len, true);
-            socket::close_in_background(vec![grant.memory]);
             if !self.local.is_rma_target {
                 return Err("bounce buffer for an endpoint that is not an RMA target");
             }
@@ -68,20 +66,15 @@ impl RxConnection {
             self.rma_bounce = Some(mapping?);
             return Ok(());
         }
-        let mapping = if grant.len > loans::MAX_LOAN_BYTES {
-            Err("loan chunk exceeds the maximum size")
-        } else {
-            shared_memory::map_from_peer(&grant.memory, grant.len, false)
-        };
-        if self.loan_mappings.len() >= loans::MAX_LOAN_MAPPINGS || mapping.is_err() {
-            socket::close_in_background(vec![grant.memory]);
-            return Err(mapping.err().unwrap_or("too many loan mappings"));
+        if grant.len > loans::MAX_LOAN_BYTES {
+            return Err("loan chunk exceeds the maximum size");
         }
-        let mapping = self
-            .local
-            .received_loans
-            .add_mapping(mapping?, grant.memory)
-            .ok_or("too many loan mappings")?;
+        let received = &self.local.received_loans;
+        let permit = received
+            .reserve(self.loan_mappings.len())
+            .ok_or("loan that was granted although this process has too many mappings")?;
+        let mapping = shared_memory::map_from_peer(&grant.memory, grant.len, false)?;
+        let mapping = received.add_mapping(permit, mapping, grant.memory);
         match self
             .loan_mappings
             .binary_search_by_key(&grant.key, |(key, _)| *key)
@@ -89,7 +82,24 @@ impl RxConnection {
             Ok(_) => return Err("loan chunk granted twice"),
             Err(at) => self.loan_mappings.insert(at, (grant.key, mapping)),
         }
+        self.update_loan_refusal();
         Ok(())
+    }
+
+    /// Unmaps a chunk that the peer does not lend any more.
+    pub(super) fn unmap_loan(&mut self, key: u64) {
+        self.loan_mappings.retain(|(granted, _)| *granted != key);
+        self.update_loan_refusal();
+    }
+
+    /// Tells the peer whether it may grant further chunks.
+    pub(super) fn update_loan_refusal(&mut self) {
+        let received = &self.local.received_loans;
+        let refused = !received.permits_grants(self.loan_mappings.len());
+        if refused != self.loans_refused {
+            self.loans_refused = refused;
+            self.ring.memory().set_loans_refused(refused);
+        }
     }
 
     /// Reads the socket until `is_present` holds, or the socket has no more messages: the grant

@@ -1,8 +1,10 @@
 //! The receiving side of the handshake, from the accepted socket to `Accept` or `Reject`.
 //!
-//! A [`PendingHandshake`] checks the user of the peer, permits descriptors and sends `Ready`, and
-//! then waits for the hello. `rx_table` keeps the pending handshakes of an endpoint; `passive` uses
-//! [`admit`] and [`Rejection`] for connection requests too.
+//! [`accept`] accepts a connection and checks the user of the peer. A peer of another user is
+//! refused at once, before the connection takes a slot or is watched. A peer of this user may send
+//! descriptors, and gets `Ready`. A [`PendingHandshake`] then waits for the hello. `rx_table` keeps
+//! the pending handshakes of an endpoint; `passive` uses [`accept`] and [`Rejection`] for
+//! connection requests too.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, ReadError, VERSION};
 use super::super::segment::{Segment, SegmentError};
-use super::super::socket::{PeerCredentials, ShmSocket};
+use super::super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::{LocalEndpoint, RxConnection};
 use crate::sys::os_error::os_error;
 
@@ -20,8 +22,7 @@ use crate::sys::os_error::os_error;
 #[derive(Debug)]
 pub(crate) struct PendingHandshake {
     socket: ShmSocket,
-    /// Whether descriptors were permitted and `Ready` was sent.
-    admitted: bool,
+    peer: PeerCredentials,
     accepted_at: Instant,
 }
 
@@ -38,11 +39,11 @@ pub(crate) enum HandshakeOutcome {
 }
 
 impl PendingHandshake {
-    /// Begins the handshake over a socket that was just accepted.
-    pub(crate) fn new(socket: ShmSocket) -> Self {
+    /// Begins the handshake with a peer that was just admitted.
+    pub(crate) fn new(socket: ShmSocket, peer: PeerCredentials) -> Self {
         Self {
             socket,
-            admitted: false,
+            peer,
             accepted_at: Instant::now(),
         }
     }
@@ -52,17 +53,14 @@ impl PendingHandshake {
         self.accepted_at.elapsed()
     }
 
-    /// Checks the peer, receives its hello, and sends `Accept` or `Reject`. `key` identifies the
+    /// Receives the hello of the peer, and sends `Accept` or `Reject`. `key` identifies the
     /// connection in the receive queue.
-    pub(crate) fn poll_handshake(mut self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
+    pub(crate) fn poll_handshake(self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
         let reject = |socket: &ShmSocket, rejection: Rejection| {
             control::send_control(socket, ControlMessage::Reject(rejection.reason));
             HandshakeOutcome::Rejected(rejection.error)
         };
-        let peer = match admit(&self.socket, &mut self.admitted) {
-            Ok(peer) => peer,
-            Err(rejection) => return reject(&self.socket, rejection),
-        };
+        let peer = self.peer;
         let hello = match control::recv_hello(&self.socket) {
             Ok(Some(hello)) => hello,
             Ok(None) => return HandshakeOutcome::Pending(self),
@@ -136,20 +134,39 @@ impl Rejection {
     }
 }
 
-/// Checks the user of a peer that has connected. If `admitted` is not set, permits descriptors,
-/// sends `Ready` and sets `admitted`. Returns the credentials of the peer.
-pub(crate) fn admit(socket: &ShmSocket, admitted: &mut bool) -> Result<PeerCredentials, Rejection> {
-    let refused = |reason| move |error| Rejection { reason, error };
-    let peer = socket
-        .credentials()
-        .map_err(refused(RefusalReason::Malformed))?;
-    peer.check_user(&placeholder_address(peer.pid))
-        .map_err(refused(RefusalReason::User))?;
-    if !std::mem::replace(admitted, true) {
-        socket.admit_rights();
-        control::send_control(socket, ControlMessage::Ready);
-    }
-    Ok(peer)
+/// A connection that was accepted from a backlog.
+pub(crate) enum Accepted {
+    /// The peer is of this user, and was sent `Ready`.
+    Admitted(ShmSocket, PeerCredentials),
+    /// The peer is of another user, or its user is not known. The connection was rejected and
+    /// closed, with this local error.
+    Refused(Error),
+}
+
+/// Accepts a connection and checks the user of its peer. Permits descriptors and sends `Ready`, or
+/// refuses the connection. `None` if no connection is waiting.
+///
+/// # Errors
+/// Errors of `accept4`.
+pub(crate) fn accept(listener: &ShmListener) -> Result<Option<Accepted>, Errno> {
+    let Some(socket) = listener.accept()? else {
+        return Ok(None);
+    };
+    let checked = socket.credentials().and_then(|peer| {
+        peer.check_user(&placeholder_address(peer.pid))?;
+        Ok(peer)
+    });
+    Ok(Some(match checked {
+        Ok(peer) => {
+            socket.admit_rights();
+            control::send_control(&socket, ControlMessage::Ready);
+            Accepted::Admitted(socket, peer)
+        }
+        Err(error) => {
+            control::send_control(&socket, ControlMessage::Reject(RefusalReason::User));
+            Accepted::Refused(error)
+        }
+    }))
 }
 
 /// Returns an address for error messages about a process whose endpoint name is not known.
@@ -157,4 +174,136 @@ pub(crate) fn placeholder_address(pid: Option<i32>) -> Address {
     let pid = pid.map_or("unknown".into(), |pid| pid.to_string());
     Address::new(Scheme::Shm, &format!("process-{pid}"))
         .unwrap_or_else(|_| unreachable!("process address is a valid name"))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+    use fabric_core::flags::Access;
+
+    use super::super::super::control::tests::send_with_fds;
+    use super::super::super::control::{ControlEvent, MemoryGrant};
+    use super::super::super::loans::{LoanPool, ReceivedLoans};
+    use super::super::super::ring::LINE_LEN;
+    use super::*;
+    use crate::sys::closer::tests::block_memory_closer;
+    use crate::sys::mapping::HEAD_LEN;
+    use crate::sys::memfd;
+
+    const LINES: usize = 64;
+    const NAME: &str = "release-test";
+
+    /// Returns sealed memory with the size of a segment.
+    fn memory() -> OwnedFd {
+        let size = HEAD_LEN + LINES * LINE_LEN;
+        let memory = memfd::create(NAME, size).unwrap();
+        memfd::seal(&memory, true).unwrap();
+        memory
+    }
+
+    /// Returns how often this process has such memory mapped, and how many descriptors it has.
+    fn held() -> (usize, usize) {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        (
+            maps.matches(NAME).count(),
+            links
+                .filter(|link| link.to_string_lossy().contains(NAME))
+                .count(),
+        )
+    }
+
+    fn local_endpoint() -> LocalEndpoint {
+        LocalEndpoint {
+            incarnation: 1,
+            is_rma_target: true,
+            rma_events: false,
+            cma_enabled: false,
+            received_loans: ReceivedLoans::new(LoanPool::default()),
+        }
+    }
+
+    /// Sends this hello with these descriptors, and handles the hello.
+    fn handshake(hello: &[u8], fds: &[BorrowedFd<'_>]) -> (HandshakeOutcome, ShmSocket) {
+        let name = format!("{NAME}-{}", std::process::id());
+        let name = Address::new(Scheme::Shm, &name).unwrap();
+        let listener = ShmListener::open(&name).unwrap();
+        let (client, _) = ShmSocket::connect(&name).unwrap();
+        let Ok(Some(Accepted::Admitted(socket, peer))) = accept(&listener) else {
+            panic!("a connection of this user was not admitted");
+        };
+        send_with_fds(&client, hello, fds);
+        let handshake = PendingHandshake::new(socket, peer);
+        let outcome = handshake.poll_handshake(PeerKey(1), local_endpoint());
+        (outcome, client)
+    }
+
+    /// Memory that a peer names in its messages is closed and unmapped by the closer, and not by
+    /// the thread that holds the lock of the domain.
+    #[test]
+    fn memory_of_peers_is_released_by_the_closer() {
+        let mut hello = b"fab-shm\0\x01\0\x40\0\0\0\x07\0\0\0\0\0\0\0".to_vec();
+        hello.extend(b"peer");
+        let unblock = block_memory_closer();
+        let mut expected = (0, 0);
+        let malformed = [
+            &b"short"[..],
+            &[7; 40],
+            &[7; 400],
+            &[&hello[..], b"/"].concat(),
+        ];
+        for malformed in malformed {
+            let memory = memory();
+            let (outcome, _client) = handshake(malformed, &[memory.as_fd()]);
+            assert!(matches!(outcome, HandshakeOutcome::Rejected(_)));
+            drop(memory);
+            expected.1 += 1;
+            assert_eq!(held(), expected, "{malformed:?}");
+        }
+        let several = memory();
+        let (outcome, _client) = handshake(&hello, &[several.as_fd(), several.as_fd()]);
+        assert!(matches!(outcome, HandshakeOutcome::Rejected(_)));
+        drop(several);
+        expected.1 += 2;
+        assert_eq!(held(), expected);
+
+        // A connection that ends: its segment, its bounce buffer and a loan.
+        let segment = memory();
+        let (outcome, client) = handshake(&hello, &[segment.as_fd()]);
+        let HandshakeOutcome::Established(mut rx) = outcome else {
+            panic!("the hello is valid");
+        };
+        drop(segment);
+        let grant = |rx: &mut RxConnection, key, len, access| {
+            let memory = memory();
+            let grant = MemoryGrant {
+                key,
+                len,
+                access,
+                base: 0,
+                rma_events: false,
+                memory: memory.as_fd(),
+            };
+            control::send_grant(&client, &grant).unwrap();
+            match control::recv_control(rx.socket()) {
+                Ok(Some(ControlEvent::Grant(grant))) => rx.on_grant(grant),
+                other => panic!("{other:?}"),
+            }
+        };
+        let len = LINES * LINE_LEN;
+        assert_eq!(grant(&mut rx, 7, len, Access::REMOTE_READ), Ok(()));
+        assert!(grant(&mut rx, 7, len, Access::REMOTE_READ).is_err());
+        assert!(grant(&mut rx, 0, len, Access::REMOTE_WRITE).is_err());
+        rx.unmap_loan(7);
+        drop((rx, client));
+        // The segment, and three grants that were mapped.
+        assert_eq!(held(), (4, expected.1 + 4));
+
+        drop(unblock);
+        while held() != (0, 0) {
+            std::thread::yield_now();
+        }
+    }
 }

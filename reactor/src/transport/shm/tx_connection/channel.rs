@@ -17,8 +17,7 @@ use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
 use super::super::cm::{CmEndpoint, CmOffer};
-use super::super::cma;
-use super::super::control::{self, ControlMessage};
+use super::super::control;
 use super::super::loans::OutstandingSlots;
 use super::super::mapped_regions::MappedRegions;
 use super::super::pending_acks::PendingAcks;
@@ -32,6 +31,7 @@ use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::tx_settings::TxSettings;
+use super::super::{cma, doorbell};
 use super::{PayloadPath, PushOutcome, QueuedTx};
 
 /// Lines of a new segment: 128 KiB.
@@ -105,7 +105,7 @@ impl TxChannel {
             }),
             socket,
             peer_identity: PeerIdentity {
-                pid: credentials.pid,
+                process: credentials.process,
                 incarnation: 0,
             },
             ring: Producer::new(segment),
@@ -140,7 +140,11 @@ impl TxChannel {
 
     /// Takes the connection request or accept that is sent in place of the hello. `None` if it was
     /// taken before.
-    pub(super) fn take_offer(&mut self, caps: Caps, private_data: &[u8]) -> Option<CmOffer> {
+    pub(super) fn take_offer(
+        &mut self,
+        caps: Caps,
+        private_data: &[u8],
+    ) -> Option<CmOffer<OwnedFd>> {
         let hello = self.unsent_hello.take()?;
         Some(CmOffer {
             endpoint: CmEndpoint {
@@ -351,7 +355,7 @@ impl TxChannel {
         match self.ring.consumer_state() {
             ConsumerState::Awake => PushOutcome::Pushed,
             ConsumerState::Asleep => {
-                control::send_control(&self.socket, ControlMessage::Doorbell);
+                doorbell::ring(&self.socket);
                 self.counters.doorbells += 1;
                 PushOutcome::Pushed
             }

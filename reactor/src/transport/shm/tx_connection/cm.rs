@@ -1,6 +1,7 @@
 //! The sending end of a connected endpoint (`FI_EP_MSG`) before it is established: connection
 //! request and accept take the place of the hello.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
@@ -52,7 +53,7 @@ impl TxConnection {
         &mut self,
         caps: Caps,
         private_data: &[u8],
-        send: impl FnOnce(&ShmSocket, &CmOffer) -> rustix::io::Result<()>,
+        send: impl FnOnce(&ShmSocket, &CmOffer<OwnedFd>) -> rustix::io::Result<()>,
     ) -> rustix::io::Result<()> {
         let TxConnectionState::Connecting(channel) = &mut self.state else {
             return Ok(());

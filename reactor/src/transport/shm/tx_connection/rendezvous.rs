@@ -27,7 +27,7 @@ use super::{PushOutcome, QueuedTx};
 impl TxChannel {
     /// Lends `payload` to the peer, if the payload is in a loan of this domain (`tx_op.loan`) or in
     /// a received loan. `None` if the message must be copied: the payload is in no loan, the peer
-    /// holds too many slots, or the chunk cannot be granted.
+    /// holds too many slots, or the chunk cannot be granted or the peer refuses to map it.
     #[cold]
     pub(super) fn send_loan(
         &mut self,
@@ -47,6 +47,9 @@ impl TxChannel {
                 .prepare(tx_op.loan?, payload.as_contiguous()?, segment)?,
         };
         if !self.outstanding.is_granted(&prepared) {
+            if segment.are_loans_refused() {
+                return None;
+            }
             self.grant_chunk(&prepared)?;
         }
         let location = encode_location(prepared.key(), prepared.slot);

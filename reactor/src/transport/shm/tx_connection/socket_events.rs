@@ -5,7 +5,6 @@
 //! fit the state is a protocol violation, which ends the connection. The endpoint handles the
 //! [`ConnectionEnd`].
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use fabric_core::event::DownReason;
@@ -19,8 +18,8 @@ use super::super::control::{
 use super::super::mapped_regions::{MappedRegion, MappedRegions};
 use super::super::rx_connection::PeerIdentity;
 use super::super::shared_memory;
-use super::super::socket;
 use super::{TxConnection, TxConnectionState};
+use crate::sys::closer::PeerFd;
 
 const UNSOLICITED_GRANT: &str = "unsolicited memory grant";
 const UNSOLICITED_RESPONSE: &str = "unsolicited response";
@@ -176,7 +175,7 @@ impl TxConnection {
     }
 
     /// Handles a memory grant: maps the region.
-    fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> Result<(), TxEndCause> {
+    fn on_grant(&mut self, grant: MemoryGrant<PeerFd>) -> Result<(), TxEndCause> {
         let MemoryGrant {
             key,
             len,
@@ -187,7 +186,6 @@ impl TxConnection {
         } = grant;
         let mapping =
             shared_memory::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
-        socket::close_in_background(vec![memory]);
         let region = mapping.map(|mapping| MappedRegion {
             key,
             mapping: Arc::new(mapping),

@@ -81,7 +81,7 @@ impl TcpEndpoint {
                     self.listener_state = ListenerState::after_error();
                     self.arm_timer();
                     let error = Error::os("accept4", errno.raw_os_error());
-                    return ctx.event(EventKind::InboundRefused { error });
+                    return ctx.event(EventKind::InboundRefused { error, count: 1 });
                 }
             }
         }
@@ -139,7 +139,7 @@ impl TcpEndpoint {
         self.inbound.retain(|inbound| *inbound != connection_index);
         self.connections.try_remove(connection_index);
         if let Some(error) = error {
-            ctx.event(EventKind::InboundRefused { error });
+            ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
     }
 

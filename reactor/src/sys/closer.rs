@@ -1,44 +1,75 @@
-//! Threads that close descriptors received from peers.
+//! Threads that close descriptors of peers and unmap memory of peers.
 //!
-//! Closing such a descriptor can take as long as the peer likes: a TCP socket that lingers, or a
-//! file of a file system in user space. So a thread that makes progress closes no descriptor of a
-//! peer, unless the descriptor is known to be memory.
+//! Closing a descriptor can take as long as the peer likes: a TCP socket that lingers, or a file of
+//! a file system in user space. Releasing memory takes time in proportion to the memory, which the
+//! peer chooses. So a thread that makes progress closes no descriptor of a peer and unmaps no
+//! memory of a peer: a [`PeerFd`] and the mapping of a peer's memory are queued here when they are
+//! dropped.
 //!
-//! **Invariant.** A descriptor waits in the queue only while [`MAX_THREADS`] threads are closing
-//! others, or while the system cannot start a thread: each queued descriptor for which no thread
-//! waits starts one. With [`QUEUE_LIMIT`] descriptors in the queue the closer is full, and
-//! endpoints stop accepting connections until a thread has taken descriptors from the queue.
+//! There are two closers. The closes of one may block, so it has up to [`MAX_THREADS`] threads. The
+//! other releases memory, with one thread: that takes time, but does not block, and goes on while
+//! all threads of the first closer are blocked.
 //!
-//! A forked child has none of its parent's threads, so it creates a closer of its own.
+//! **Invariant.** An item waits in the queue only while as many threads as permitted are busy with
+//! others, or while the system cannot start a thread: each queued item for which no thread waits
+//! starts one. With [`QUEUE_LIMIT`] items in the queue a closer is full, and endpoints stop
+//! accepting connections until a thread has taken items from the queue.
+//!
+//! A forked child has none of its parent's threads, so it creates closers of its own. What a child
+//! has inherited it releases in place: the parent holds it too.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use fabric_core::transport::WaitSet;
+use rustix::io::Errno;
 
-use crate::sys::process_local::ProcessLocal;
+use super::fork_guard::ForkGuard;
+use super::mapping::MappedPages;
+use super::memfd;
+use super::process_local::ProcessLocal;
 
-/// Maximum number of closing threads. The first one is permanent; the others end when the queue is
-/// empty.
+/// Maximum number of threads that close descriptors. The first one is permanent; the others end
+/// when the queue is empty.
 const MAX_THREADS: usize = 8;
-/// Number of queued descriptors at which endpoints stop accepting connections.
+/// Number of queued items at which endpoints stop accepting connections.
 const QUEUE_LIMIT: usize = 64;
 
-/// The closing threads of one process and the descriptors that wait for them.
+/// A descriptor that a peer has sent, which a closer closes when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PeerFd {
+    /// Some until the drop.
+    fd: Option<OwnedFd>,
+    fork_guard: ForkGuard,
+}
+
+/// What a closer releases by dropping it.
+enum Discarded {
+    /// Closed when it is dropped.
+    Fd(#[expect(dead_code)] OwnedFd),
+    /// Unmapped when it is dropped.
+    Pages(#[expect(dead_code)] MappedPages),
+}
+
+/// The closing threads of one process and the items that wait for them.
 struct Closer {
     state: Mutex<CloserState>,
+    max_threads: usize,
     /// Wakes the permanent thread.
     work_available: Condvar,
     /// The descriptor that [`lock_reserve`] returns.
     reserve: Mutex<Option<OwnedFd>>,
+    /// Whether the reserve descriptor could not be created anew.
+    reserve_is_missing: AtomicBool,
 }
 
 /// The queue and the threads of a closer.
 #[derive(Default)]
 struct CloserState {
-    /// Descriptors to be closed.
-    queue: VecDeque<OwnedFd>,
+    /// Items to be released.
+    queue: VecDeque<Discarded>,
     /// Number of threads.
     threads: usize,
     /// Whether the permanent thread waits for work.
@@ -53,35 +84,95 @@ impl CloserState {
     }
 }
 
-static CLOSER: ProcessLocal<Closer> = ProcessLocal::new(Closer::new);
+/// Closes descriptors whose close may block.
+static FD_CLOSER: ProcessLocal<Closer> = ProcessLocal::new(|| Closer::new(MAX_THREADS));
+/// Closes descriptors of memory, and unmaps memory.
+static MEMORY_CLOSER: ProcessLocal<Closer> = ProcessLocal::new(|| Closer::new(1));
 
-/// Queues descriptors for the closing threads; does not block.
-pub(crate) fn enqueue(fds: Vec<OwnedFd>) {
-    if !fds.is_empty() {
-        CLOSER.get().enqueue(fds);
+/// Queues a descriptor whose close may block; does not block.
+pub(crate) fn close(fd: OwnedFd) {
+    FD_CLOSER.get().enqueue(Discarded::Fd(fd));
+}
+
+/// Queues a mapping of a peer's memory, to be unmapped; does not block.
+pub(crate) fn unmap(pages: MappedPages) {
+    MEMORY_CLOSER.get().enqueue(Discarded::Pages(pages));
+}
+
+/// Returns whether the queue of a closer is full. If so, registers the domain's epoll set, which is
+/// woken once when the queue has room again.
+pub(crate) fn register_if_full(wait_set: &Arc<dyn WaitSet>) -> bool {
+    FD_CLOSER.get().register_if_full(wait_set) || MEMORY_CLOSER.get().register_if_full(wait_set)
+}
+
+/// Waits until the queue of descriptors has room.
+#[cfg(all(any(test, feature = "fuzz"), not(loom)))]
+pub(crate) fn wait_for_room() {
+    while FD_CLOSER.get().lock().is_full() {
+        std::thread::yield_now();
     }
 }
 
-/// Returns whether the queue is full. If so, registers the domain's epoll set, which is woken once
-/// when the queue has room again.
-pub(crate) fn register_if_full(wait_set: &Arc<dyn WaitSet>) -> bool {
-    CLOSER.get().register_if_full(wait_set)
+/// Creates a descriptor (an eventfd) that is closed when another one is needed at the descriptor
+/// limit.
+pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+}
+
+/// Creates the locked reserve descriptor anew. If no descriptor is free, a thread does so after its
+/// next close: what was received with the reserve descriptor may still wait in the queue.
+pub(crate) fn restore_reserve(mut reserve: MutexGuard<'static, Option<OwnedFd>>) {
+    *reserve = reserve.take().or_else(|| reserve_fd().ok());
+    let is_missing = &FD_CLOSER.get().reserve_is_missing;
+    is_missing.store(reserve.is_none(), Ordering::Relaxed);
 }
 
 /// Locks the reserve descriptor. A caller at the descriptor limit closes the reserve descriptor,
-/// receives and closes a message with one descriptor, and creates the reserve descriptor anew.
+/// receives and drops a message with one descriptor, and [restores](restore_reserve) the reserve.
 pub(crate) fn lock_reserve() -> MutexGuard<'static, Option<OwnedFd>> {
-    let reserve = CLOSER.get().reserve.lock();
+    let reserve = FD_CLOSER.get().reserve.lock();
     reserve.unwrap_or_else(|e| e.into_inner())
 }
 
+impl From<OwnedFd> for PeerFd {
+    fn from(fd: OwnedFd) -> Self {
+        Self {
+            fd: Some(fd),
+            fork_guard: ForkGuard::current_process(),
+        }
+    }
+}
+
+impl AsFd for PeerFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let fd = self.fd.as_ref().expect("descriptor is open until drop");
+        fd.as_fd()
+    }
+}
+
+impl Drop for PeerFd {
+    fn drop(&mut self) {
+        if !self.fork_guard.in_original_process() {
+            return;
+        }
+        let Some(fd) = self.fd.take() else { return };
+        if memfd::is_memory(&fd) {
+            MEMORY_CLOSER.get().enqueue(Discarded::Fd(fd));
+        } else {
+            close(fd);
+        }
+    }
+}
+
 impl Closer {
-    /// Creates a closer without threads.
-    fn new() -> Self {
+    /// Creates a closer, without threads yet.
+    fn new(max_threads: usize) -> Self {
         Self {
             state: Mutex::default(),
+            max_threads,
             work_available: Condvar::new(),
             reserve: Mutex::default(),
+            reserve_is_missing: AtomicBool::new(false),
         }
     }
 
@@ -89,9 +180,9 @@ impl Closer {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn enqueue(&'static self, fds: Vec<OwnedFd>) {
+    fn enqueue(&'static self, discarded: Discarded) {
         let mut state = self.lock();
-        state.queue.extend(fds);
+        state.queue.push_back(discarded);
         let idle_threads = usize::from(std::mem::take(&mut state.permanent_is_idle));
         if idle_threads > 0 {
             self.work_available.notify_one();
@@ -115,10 +206,10 @@ impl Closer {
         is_full
     }
 
-    /// Starts up to `wanted` threads, as far as [`MAX_THREADS`] and the system allow. If no thread
-    /// can be started, descriptors wait for an existing thread or for the next call.
+    /// Starts up to `wanted` threads, as far as `max_threads` and the system allow. If no thread
+    /// can be started, items wait for an existing thread or for the next call.
     fn start_threads(&'static self, state: &mut CloserState, wanted: usize) {
-        for _ in 0..wanted.min(MAX_THREADS.saturating_sub(state.threads)) {
+        for _ in 0..wanted.min(self.max_threads.saturating_sub(state.threads)) {
             let is_permanent = state.threads == 0;
             let spawned = std::thread::Builder::new()
                 .name("fab-close".into())
@@ -130,12 +221,12 @@ impl Closer {
         }
     }
 
-    /// Closes descriptors until the queue is empty. Then the permanent thread sleeps until more are
+    /// Releases items until the queue is empty. Then the permanent thread sleeps until more are
     /// queued, and another thread returns.
     fn run(&self, is_permanent: bool) {
         let mut state = self.lock();
         loop {
-            if let Some(fd) = state.queue.pop_front() {
+            if let Some(discarded) = state.queue.pop_front() {
                 let wait_sets = if state.is_full() {
                     Vec::new()
                 } else {
@@ -145,7 +236,10 @@ impl Closer {
                 for wait_set in wait_sets.iter().filter_map(Weak::upgrade) {
                     wait_set.wake();
                 }
-                drop(fd);
+                drop(discarded);
+                if FD_CLOSER.get().reserve_is_missing.load(Ordering::Relaxed) {
+                    restore_reserve(lock_reserve());
+                }
                 state = self.lock();
             } else if is_permanent {
                 state.permanent_is_idle = true;
@@ -163,7 +257,7 @@ impl Closer {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(crate) mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::BorrowedFd;
@@ -193,7 +287,7 @@ mod tests {
 
     /// Returns a closer apart from that of the process.
     fn new_closer() -> &'static Closer {
-        Box::leak(Box::new(Closer::new()))
+        Box::leak(Box::new(Closer::new(MAX_THREADS)))
     }
 
     /// Returns a descriptor whose close does not block.
@@ -214,6 +308,18 @@ mod tests {
         (lingering.into(), other_end)
     }
 
+    /// Blocks the thread that releases memory until the result is dropped.
+    pub(crate) fn block_memory_closer() -> TcpStream {
+        let (lingering, other_end) = lingering_socket();
+        MEMORY_CLOSER.get().enqueue(Discarded::Fd(lingering));
+        other_end
+    }
+
+    fn enqueue_all(closer: &'static Closer, fds: Vec<OwnedFd>) {
+        let fds = fds.into_iter().map(Discarded::Fd);
+        fds.for_each(|fd| closer.enqueue(fd));
+    }
+
     /// While fewer closes block than there may be threads, a pipe is closed: its reader sees the
     /// end of the pipe.
     #[test]
@@ -221,10 +327,10 @@ mod tests {
         let closer = new_closer();
         let (fds, other_ends): (Vec<_>, Vec<_>) =
             (1..MAX_THREADS).map(|_| lingering_socket()).unzip();
-        closer.enqueue(fds);
+        enqueue_all(closer, fds);
         for _ in 0..100 {
             let (mut reader, writer) = std::io::pipe().unwrap();
-            closer.enqueue(vec![writer.into()]);
+            closer.enqueue(Discarded::Fd(writer.into()));
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
         drop(other_ends);
@@ -238,13 +344,13 @@ mod tests {
         for _ in 0..2 {
             let (fds, other_ends): (Vec<_>, Vec<_>) =
                 (0..MAX_THREADS).map(|_| lingering_socket()).unzip();
-            closer.enqueue(fds);
+            enqueue_all(closer, fds);
             // Every thread takes a descriptor that blocks; then others stay queued.
             while !closer.lock().queue.is_empty() {
                 std::thread::yield_now();
             }
             while !closer.register_if_full(&wait_set) {
-                closer.enqueue(vec![plain_fd()]);
+                closer.enqueue(Discarded::Fd(plain_fd()));
             }
             assert!(closer.register_if_full(&wait_set), "registered twice");
             assert!(wakes.try_recv().is_err());
@@ -265,8 +371,9 @@ mod tests {
         let (wait_set, wakes) = wake_reporter();
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut state = closer.lock();
-        state.queue.extend((0..QUEUE_LIMIT).map(|_| plain_fd()));
-        state.queue.push_back(writer.into());
+        let fds = (0..QUEUE_LIMIT).map(|_| plain_fd());
+        let fds = fds.chain([writer.into()]).map(Discarded::Fd);
+        state.queue.extend(fds);
         drop(state);
         assert!(closer.register_if_full(&wait_set));
         wakes.recv().unwrap();
