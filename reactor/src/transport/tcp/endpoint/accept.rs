@@ -124,9 +124,7 @@ impl TcpEndpoint {
         if self.inbound.len() > limit {
             self.remove_inbound(ctx, self.inbound[0], None);
         }
-        if self.inbound.len() == 1 {
-            self.arm_timer();
-        }
+        self.arm_connection_timer(connection_index);
     }
 
     /// Removes an inbound handshake, and reports the error, if any, as an event.
@@ -138,6 +136,7 @@ impl TcpEndpoint {
     ) {
         self.inbound.retain(|inbound| *inbound != connection_index);
         self.connections.try_remove(connection_index);
+        self.connection_deadlines.remove(connection_index);
         if let Some(error) = error {
             ctx.event(EventKind::InboundRefused { error });
         }

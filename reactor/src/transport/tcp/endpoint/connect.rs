@@ -79,14 +79,11 @@ impl TcpEndpoint {
             &context,
         )?;
         let handshake = OutboundHandshake::new((peer_index, payload), socket, deadline, attempt);
-        let needs_timer = handshake.local_deadline().is_some();
-        peer.connection = Some(
-            self.connections
-                .insert(ConnectionState::Outbound(handshake)),
-        );
-        if needs_timer {
-            self.arm_timer();
-        }
+        let connection_index = self
+            .connections
+            .insert(ConnectionState::Outbound(handshake));
+        peer.connection = Some(connection_index);
+        self.arm_connection_timer(connection_index);
         Ok(())
     }
 
@@ -124,7 +121,7 @@ impl TcpEndpoint {
         };
         if matches!(step, HandshakeStep::Pending) {
             // From now on the timer, not the kernel, enforces the deadline.
-            self.arm_timer();
+            self.arm_connection_timer(connection_index);
         }
         self.on_handshake_step(ctx, connection_index, step);
     }
@@ -290,7 +287,9 @@ impl TcpEndpoint {
         });
         // Two endpoints that connect to each other must not retry in lockstep.
         let jitter = RandomState::new().hash_one(peer_index) % 1000;
-        peer.retry = Some((now + delay + Duration::from_micros(jitter), delay));
+        let retry_at = now + delay + Duration::from_micros(jitter);
+        peer.retry = Some((retry_at, delay));
+        self.retry_deadlines.set(peer_index, retry_at);
         self.arm_timer();
     }
 }

@@ -60,6 +60,8 @@ impl TcpEndpoint {
             .insert(ConnectionState::Established(Box::new(connection)));
         self.peers[peer].established.push(connection_index);
         self.mark_active(connection_index);
+        // The handshake, which has ended, had this index.
+        self.connection_deadlines.remove(connection_index);
         self.arm_timer();
         connection_index
     }

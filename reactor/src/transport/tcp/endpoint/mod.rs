@@ -9,13 +9,14 @@
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `connections` | established connections: added, closed |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
-//! | `timer` | deadlines |
+//! | `timer`, `deadlines` | deadlines |
 
 mod accept;
 mod calls;
 mod connect;
 mod connected;
 mod connections;
+mod deadlines;
 mod passive;
 mod sending;
 mod timer;
@@ -44,6 +45,7 @@ use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
+use deadlines::Deadlines;
 use passive::ConnReqQueue;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
@@ -202,6 +204,12 @@ pub(crate) struct TcpEndpoint {
     scratch: Box<[u8]>,
     /// The timer of all deadlines; `None` if the endpoint has none.
     timer: Option<Timer>,
+    /// The deadline to which the timer is set.
+    timer_deadline: Option<Instant>,
+    /// Deadlines of connections, by their index.
+    connection_deadlines: Deadlines,
+    /// When connects to refusing peers are retried, by the position of the peer.
+    retry_deadlines: Deadlines,
     /// The io_uring instance, if that is the backend.
     uring: Option<EndpointUring>,
     /// Whether peers may access memory of the domain.
@@ -285,6 +293,9 @@ impl TcpEndpoint {
             protocol: WireProtocol::Native,
             scratch: Box::default(),
             timer: None,
+            timer_deadline: None,
+            connection_deadlines: Deadlines::default(),
+            retry_deadlines: Deadlines::default(),
             uring,
             is_rma_target: false,
             rma_events: false,
