@@ -105,6 +105,12 @@
 //! ([`SocketOptions::idle_timeout`]), or, if bytes are on their way to it, when the kernel gives
 //! up.
 //!
+//! A connection request names the port at which its endpoint listens, and everybody can name any
+//! port. So a request does not replace a connection whose peer is alive. The endpoint rejects the
+//! request, lets the kernel probe its connection, and connects to the named address itself, at most
+//! every 100 ms: the process that listens there accepts only if it has lost its connection. A peer
+//! that was restarted, or has lost its connection, is thus connected again within about a second.
+//!
 //! [Connected endpoints](super::connected_endpoints) use the same wire format, and the rest of this
 //! chapter holds for them too.
 //!
@@ -186,8 +192,9 @@
 //! Everything from a peer is checked before use, and an announced length allocates no memory until
 //! its bytes arrive. A peer that violates the protocol loses its connection. A connection has ten
 //! seconds to complete its handshake; at most 64 may be pending. There is no authentication and no
-//! encryption: every process that reaches the port can be a peer, and a process that uses another
-//! machine's IP address can impersonate its endpoints. Use WireGuard or IPsec on networks that are
+//! encryption: every process that reaches the port can be a peer, also under the address of an
+//! endpoint of its machine that has no connection yet, and a process that uses another machine's IP
+//! address can impersonate its endpoints. Use WireGuard or IPsec on networks that are
 //! not trusted.
 //!
 //! # epoll and io_uring

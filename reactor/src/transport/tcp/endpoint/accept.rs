@@ -174,19 +174,30 @@ impl TcpEndpoint {
         let Ok(name) = self.network.address(listen_addr) else {
             return;
         };
-        let peer = self.find_or_add_peer(listen_addr, &name);
+        let mut peer = self.find_or_add_peer(listen_addr, &name);
+        if self.is_closed_by_peer(peer) {
+            self.close_replaced(ctx, peer);
+            // `close_replaced` may have removed the peer.
+            peer = self.find_or_add_peer(listen_addr, &name);
+        }
         let resolution = resolve_simultaneous_connect(
             self.local_addr,
             listen_addr,
             &request,
             self.existing_connection(peer),
+            self.is_own_connect(peer, handshake.peer_addr),
         );
-        if resolution == Resolution::Reject {
-            handshake.send_control(CmKind::Reject, None, &request.reject());
-            return linger::close(handshake.into_socket(), &[]);
-        }
-        if resolution == Resolution::Replace {
-            self.close_replaced(ctx, peer);
+        match resolution {
+            Resolution::Accept | Resolution::AcceptLoopback => {}
+            Resolution::Replace => self.close_replaced(ctx, peer),
+            Resolution::Reject | Resolution::RejectAndVerify => {
+                handshake.send_control(CmKind::Reject, None, &request.reject());
+                linger::close(handshake.into_socket(), &[]);
+                if resolution == Resolution::RejectAndVerify {
+                    self.verify_connection(peer);
+                }
+                return self.drop_unused_peer(peer);
+            }
         }
         // Accepts the request. A libfabric peer gets a reply without the vendor extension.
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
@@ -199,7 +210,6 @@ impl TcpEndpoint {
             return self.on_accept_failed(ctx, listen_addr);
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
-        // `close_replaced` may have removed the peer.
         let peer = self.find_or_add_peer(listen_addr, &name);
         let peer_and_instance = (peer, Some(request.instance()));
         let connection = self.add_connection(
@@ -227,15 +237,25 @@ impl TcpEndpoint {
             Some(ConnectionState::Outbound(handshake)) => {
                 ExistingConnection::Connecting(handshake.protocol())
             }
-            Some(ConnectionState::Established(connection)) => {
-                ExistingConnection::Connected(connection.peer_instance)
-            }
+            Some(ConnectionState::Established(_)) => ExistingConnection::Connected,
         }
+    }
+
+    /// Returns whether a connection that was accepted from this address is this endpoint's own
+    /// attempt to connect to itself.
+    fn is_own_connect(&self, peer: usize, from: SocketAddr) -> bool {
+        let connection = self.peers[peer].connection;
+        let state = connection.and_then(|connection| self.connections.get(connection));
+        matches!(state, Some(ConnectionState::Outbound(handshake)) if handshake.connects_from(from))
     }
 
     /// Closes the connection with a peer that sends use, or ends the attempt to connect, before a
     /// new connection is added.
-    fn close_replaced(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, peer: usize) {
+    pub(super) fn close_replaced(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer: usize,
+    ) {
         let Some(replaced) = self.peers[peer].connection else {
             return;
         };

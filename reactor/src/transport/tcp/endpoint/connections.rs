@@ -106,7 +106,7 @@ impl TcpEndpoint {
         });
         // Queued operations and directed receives fail.
         if self.peers[peer].connection == Some(connection_index) {
-            self.peers[peer].connection = None;
+            self.peers[peer].end_tx_connection();
             self.fail_sends(ctx, peer, &error);
         }
         if let Some(source) = source
@@ -137,7 +137,7 @@ impl TcpEndpoint {
         let peer = connection.peer;
         let error = self.peers[peer].connection_error(connection);
         self.fail_sends(ctx, peer, &error);
-        self.peers[peer].connection = None;
+        self.peers[peer].end_tx_connection();
         // Responses may still arrive, unless the stream has ended.
         if let Some(connection) = self.established_mut(connection_index)
             && connection.end_reason().is_some()
@@ -153,6 +153,7 @@ impl TcpEndpoint {
         };
         if peer.fi_addr.is_none()
             && peer.connection.is_none()
+            && peer.verification.is_none()
             && peer.tx_queue.is_empty()
             && peer.established.is_empty()
         {
@@ -163,6 +164,12 @@ impl TcpEndpoint {
 }
 
 impl TcpPeer {
+    /// Ends the use of the established connection for sends. They use the outbound connection that
+    /// verifies the established one, if there is one.
+    pub(super) fn end_tx_connection(&mut self) {
+        self.connection = self.verification.take();
+    }
+
     /// Returns the error of operations for the peer, whose connection has ended.
     pub(super) fn connection_error(&self, connection: &TcpConnection) -> Error {
         let peer = self.address.clone();

@@ -8,6 +8,7 @@
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `connections` | established connections: added, closed |
+//! | `verify` | established connections whose peer's address somebody else claims |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
 //! | `timer`, `deadlines` | deadlines |
 
@@ -20,6 +21,7 @@ mod deadlines;
 mod passive;
 mod sending;
 mod timer;
+mod verify;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -122,6 +124,10 @@ struct TcpPeer {
     fi_addr: Option<FiAddr>,
     /// Index of the connection that sends use: outbound or established.
     connection: Option<usize>,
+    /// Index of the outbound connection that verifies the established one.
+    verification: Option<usize>,
+    /// When the next verification may begin.
+    next_verification: Option<Instant>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
@@ -143,6 +149,8 @@ impl TcpPeer {
             socket_addr,
             fi_addr: None,
             connection: None,
+            verification: None,
+            next_verification: None,
             established: Vec::new(),
             tx_queue: VecDeque::new(),
             retry: None,

@@ -1,4 +1,5 @@
-//! Deadlines of handshakes and of retries, enforced by the endpoint's timerfd.
+//! Deadlines of handshakes, of retries and of connection checks, enforced by the endpoint's
+//! timerfd.
 
 use std::time::Instant;
 
@@ -59,7 +60,7 @@ impl TcpEndpoint {
         self.set_timer(self.earliest_deadline());
     }
 
-    /// Ends a handshake whose deadline has passed. The deadline that has passed may be that of an
+    /// Ends a handshake, or a probe of a peer, whose deadline has passed. The deadline that has passed may be that of an
     /// earlier connection with this index.
     fn on_connection_deadline(
         &mut self,
@@ -83,7 +84,7 @@ impl TcpEndpoint {
                     .rejection("no connection request before the handshake timeout (10 s)");
                 self.remove_inbound(ctx, connection_index, Some(error));
             }
-            (_, ConnectionState::Established(_)) => {}
+            (_, ConnectionState::Established(_)) => self.end_probe(connection_index),
         }
     }
 
@@ -118,7 +119,7 @@ impl ConnectionState {
         match self {
             Self::Inbound(handshake) => Some(handshake.deadline),
             Self::Outbound(handshake) => handshake.local_deadline(),
-            Self::Established(_) => None,
+            Self::Established(connection) => connection.probe_deadline,
         }
     }
 }
