@@ -78,6 +78,9 @@ pub struct EndpointStats {
     /// Unexpected messages that were discarded because the budget was used up. Only datagrams are
     /// discarded; datagrams that the network lost are not counted.
     pub dropped: u64,
+    /// Connections over TCP that this endpoint refused because of a limit. See
+    /// [`SocketOptions::max_inbound`](crate::SocketOptions::max_inbound).
+    pub inbound_refused: u64,
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,
@@ -113,6 +116,8 @@ pub struct TransportStats {
     pub zero_copy_fallbacks: u64,
     /// See [`EndpointStats::dropped`].
     pub dropped: u64,
+    /// See [`EndpointStats::inbound_refused`].
+    pub inbound_refused: u64,
     /// See [`EndpointStats::peers`].
     pub peers: usize,
 }
@@ -130,6 +135,7 @@ impl std::ops::AddAssign for TransportStats {
         self.zero_copy += other.zero_copy;
         self.zero_copy_fallbacks += other.zero_copy_fallbacks;
         self.dropped += other.dropped;
+        self.inbound_refused += other.inbound_refused;
         self.peers += other.peers;
     }
 }
@@ -167,6 +173,7 @@ impl EndpointStats {
             zero_copy,
             zero_copy_fallbacks,
             dropped,
+            inbound_refused,
             peers,
         } = transport;
         self.sent += sent;
@@ -182,6 +189,7 @@ impl EndpointStats {
             zero_copy,
             zero_copy_fallbacks,
             dropped,
+            inbound_refused,
             peers,
             ..self
         }

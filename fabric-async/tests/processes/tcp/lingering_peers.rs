@@ -118,8 +118,8 @@ fn disconnected_peer_that_keeps_sending_blocks_nothing() {
     });
 }
 
-/// A peer closes its connection and connects again at once. A partially sent message is not continued on the
-/// new connection, because its header went over the old one.
+/// A peer closes its connection and connects again at once. A partially sent message is not
+/// continued on the new connection, because its header went over the old one.
 #[test]
 fn partial_message_is_not_continued_after_reconnect() {
     const LONG: usize = 64 << 20;

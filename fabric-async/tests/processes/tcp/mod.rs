@@ -6,6 +6,7 @@ mod connect_responses;
 pub(crate) mod connected;
 mod fairness;
 mod hostile;
+mod inbound_limits;
 mod interfaces;
 mod lingering_peers;
 mod msg_options;

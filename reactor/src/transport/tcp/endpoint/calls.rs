@@ -329,6 +329,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             peers: self.established().count(),
             zero_copy,
             zero_copy_fallbacks,
+            inbound_refused: self.inbound.refused(),
             ..TransportStats::default()
         }
     }

@@ -79,6 +79,7 @@ impl TcpEndpoint {
         };
         self.active_connections
             .retain(|active| *active != connection_index);
+        self.inbound.remove_established(connection_index);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
         self.peers[peer]
             .established

@@ -7,6 +7,7 @@
 //! | `calls` | the calls of the engine: sends, passes, changes of addresses |
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
+//! | `inbound` | limits of inbound connections |
 //! | `connections` | established connections: added, closed |
 //! | `verify` | established connections whose peer's address somebody else claims |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
@@ -18,6 +19,7 @@ mod connect;
 mod connected;
 mod connections;
 mod deadlines;
+mod inbound;
 mod passive;
 mod sending;
 mod timer;
@@ -48,6 +50,7 @@ use crate::transport::net::SocketConfig;
 use accept::ListenerState;
 use connected::MsgEndpointState;
 use deadlines::Deadlines;
+use inbound::InboundConnections;
 use passive::ConnReqQueue;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
@@ -199,8 +202,8 @@ pub(crate) struct TcpEndpoint {
     peer_by_fi_addr: Vec<Option<usize>>,
     /// Connections that every pass polls.
     active_connections: Vec<usize>,
-    /// Inbound handshakes, the oldest first.
-    inbound: VecDeque<usize>,
+    /// Inbound connections that count towards a limit.
+    inbound: InboundConnections,
     listener_state: ListenerState,
     last_peer_key: u32,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
@@ -279,6 +282,7 @@ impl TcpEndpoint {
             uring,
         }: EndpointResources,
     ) -> Self {
+        let limits = kind.inbound_limits(&socket_config.options);
         Self {
             id,
             network,
@@ -294,7 +298,7 @@ impl TcpEndpoint {
             peer_by_socket_addr: HashMap::new(),
             peer_by_fi_addr: Vec::new(),
             active_connections: Vec::new(),
-            inbound: VecDeque::new(),
+            inbound: InboundConnections::new(limits),
             listener_state: ListenerState::Watched,
             last_peer_key: 0,
             last_connection_id: 0,

@@ -60,8 +60,8 @@ impl TcpEndpoint {
         self.set_timer(self.earliest_deadline());
     }
 
-    /// Ends a handshake, or a probe of a peer, whose deadline has passed. The deadline that has passed may be that of an
-    /// earlier connection with this index.
+    /// Ends a handshake, or a probe of a peer, whose deadline has passed. The deadline that has
+    /// passed may be that of an earlier connection with this index.
     fn on_connection_deadline(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,

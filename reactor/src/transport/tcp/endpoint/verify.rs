@@ -5,7 +5,7 @@
 //! been restarted, or has lost the connection, without this side being told. So this side rejects
 //! the request, and then
 //!
-//! * closes its connection first, before it decides, if the peer has closed or reset the connection;
+//! * closes its connection, before it decides, if the peer has closed or reset the connection;
 //! * lets the kernel probe whether the peer still has the connection: the kernel of a machine that
 //!   has not answers with a reset;
 //! * connects to the claimed address. The process that listens there accepts only if it has no
