@@ -167,8 +167,10 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        self.established()
-            .find(|connection| connection.peer_key == peer)?
+        let connection_index = self.connection_keys.connection(peer)?;
+        self.connections
+            .get(connection_index)?
+            .established()?
             .source
     }
 

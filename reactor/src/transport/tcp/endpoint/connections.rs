@@ -2,7 +2,6 @@
 
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
-use fabric_core::matching::PeerKey;
 use fabric_core::tcp::{ByteOrder, Negotiated};
 use fabric_core::transport::{EndpointContext, EngineContext};
 
@@ -21,9 +20,8 @@ impl TcpEndpoint {
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
     ) -> usize {
-        self.last_peer_key = self.last_peer_key.wrapping_add(1);
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        let own_key = PeerKey(self.last_peer_key);
+        let own_key = self.connection_keys.generate();
         // A shared receive queue assigns another key.
         let peer_key = ctx.add_sender(own_key, &self.peers[peer].address);
         let mut connection = TcpConnection::new(
@@ -59,6 +57,7 @@ impl TcpEndpoint {
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
         self.peers[peer].established.push(connection_index);
+        self.connection_keys.insert(peer_key, connection_index);
         self.mark_active(connection_index);
         // The handshake, which has ended, had this index.
         self.connection_deadlines.remove(connection_index);
@@ -80,6 +79,7 @@ impl TcpEndpoint {
         self.active_connections
             .retain(|active| *active != connection_index);
         self.inbound.remove_established(connection_index);
+        self.connection_keys.remove(connection.peer_key);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
         self.peers[peer]
             .established

@@ -8,7 +8,7 @@
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `inbound` | limits of inbound connections |
-//! | `connections` | established connections: added, closed |
+//! | `connections`, `connection_keys` | established connections: added, closed; their keys |
 //! | `verify` | established connections whose peer's address somebody else claims |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
 //! | `timer`, `deadlines` | deadlines |
@@ -17,6 +17,7 @@ mod accept;
 mod calls;
 mod connect;
 mod connected;
+mod connection_keys;
 mod connections;
 mod deadlines;
 mod inbound;
@@ -49,6 +50,7 @@ use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
+use connection_keys::ConnectionKeys;
 use deadlines::Deadlines;
 use inbound::InboundConnections;
 use passive::ConnReqQueue;
@@ -205,7 +207,7 @@ pub(crate) struct TcpEndpoint {
     /// Inbound connections that count towards a limit.
     inbound: InboundConnections,
     listener_state: ListenerState,
-    last_peer_key: u32,
+    connection_keys: ConnectionKeys,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
     /// carry.
     last_connection_id: u32,
@@ -300,7 +302,7 @@ impl TcpEndpoint {
             active_connections: Vec::new(),
             inbound: InboundConnections::new(limits),
             listener_state: ListenerState::Watched,
-            last_peer_key: 0,
+            connection_keys: ConnectionKeys::default(),
             last_connection_id: 0,
             protocol: WireProtocol::Native,
             scratch: Box::default(),
