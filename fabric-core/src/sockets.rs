@@ -38,6 +38,10 @@ pub struct SocketOptions {
     pub port_range: Option<RangeInclusive<u16>>,
     /// See [`idle_timeout`](Self::idle_timeout).
     pub idle_timeout: Option<Duration>,
+    /// See [`max_inbound`](Self::max_inbound).
+    pub max_inbound: Option<usize>,
+    /// See [`max_inbound_per_source`](Self::max_inbound_per_source).
+    pub max_inbound_per_source: Option<usize>,
     /// See [`zero_copy_threshold`](Self::zero_copy_threshold).
     pub zero_copy_threshold: Option<usize>,
     /// Keeps zero copy on even if the kernel copies; for tests and measurements.
@@ -114,6 +118,29 @@ impl SocketOptions {
     #[must_use]
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the maximum number of TCP connections that an endpoint has accepted from peers whose
+    /// address the program has not inserted in the address vector; 4096 by default. Independently,
+    /// all endpoints of a process together use three quarters of `RLIMIT_NOFILE` for such
+    /// connections. Further connections are refused, with an
+    /// [`InboundRefused`](crate::event::EventKind::InboundRefused) event, and counted
+    /// ([`EndpointStats::inbound_refused`](crate::stats::EndpointStats::inbound_refused)). Peers
+    /// that the program has inserted are always accepted.
+    #[must_use]
+    pub fn max_inbound(mut self, connections: usize) -> Self {
+        self.max_inbound = Some(connections);
+        self
+    }
+
+    /// Sets how many of the connections of [`max_inbound`](Self::max_inbound) one source may have;
+    /// half of them by default, so that no source takes the place of all others. A source is an
+    /// IPv4 address or an IPv6 network of 64 bits. The IPv4 loopback addresses are one source,
+    /// which all local peers share.
+    #[must_use]
+    pub fn max_inbound_per_source(mut self, connections: usize) -> Self {
+        self.max_inbound_per_source = Some(connections);
         self
     }
 

@@ -81,6 +81,9 @@ pub struct EndpointStats {
     /// Unexpected messages of peers that had left, which were discarded because the budget was used
     /// up ([`EventKind::MessagesDiscarded`](crate::event::EventKind::MessagesDiscarded)).
     pub discarded: u64,
+    /// Connections over TCP that this endpoint refused because of a limit. See
+    /// [`SocketOptions::max_inbound`](crate::SocketOptions::max_inbound).
+    pub inbound_refused: u64,
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,
@@ -116,6 +119,8 @@ pub struct TransportStats {
     pub zero_copy_fallbacks: u64,
     /// See [`EndpointStats::dropped`].
     pub dropped: u64,
+    /// See [`EndpointStats::inbound_refused`].
+    pub inbound_refused: u64,
     /// See [`EndpointStats::peers`].
     pub peers: usize,
 }
@@ -133,6 +138,7 @@ impl std::ops::AddAssign for TransportStats {
         self.zero_copy += other.zero_copy;
         self.zero_copy_fallbacks += other.zero_copy_fallbacks;
         self.dropped += other.dropped;
+        self.inbound_refused += other.inbound_refused;
         self.peers += other.peers;
     }
 }
@@ -170,6 +176,7 @@ impl EndpointStats {
             zero_copy,
             zero_copy_fallbacks,
             dropped,
+            inbound_refused,
             peers,
         } = transport;
         self.sent += sent;
@@ -185,6 +192,7 @@ impl EndpointStats {
             zero_copy,
             zero_copy_fallbacks,
             dropped,
+            inbound_refused,
             peers,
             ..self
         }

@@ -77,6 +77,14 @@
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |
 //! | memory of a long message | reserved once, at the announced length | nothing is copied again; pages are used as bytes arrive |
 //!
+//! # Inbound connections of `tcp`
+//!
+//! | what | value | why |
+//! |---|---|---|
+//! | connections of peers that the program has not inserted | 4096 per endpoint ([`SocketOptions::max_inbound`]); per process three quarters of `RLIMIT_NOFILE` | descriptors are left for the program and for inserted peers |
+//! | of these from one source | half ([`SocketOptions::max_inbound_per_source`]) | one machine cannot keep out all others; local peers share one source |
+//! | pending handshakes | 64 of one source, 256 in all, for 10 seconds; passive endpoints 256 and 512 | a source evicts its own |
+//!
 //! # Waiting
 //!
 //! [`wait_policy`](super::wait_policy) says how these work together.

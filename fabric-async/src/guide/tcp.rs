@@ -106,6 +106,12 @@
 //! ([`SocketOptions::idle_timeout`]), or, if bytes are on their way to it, when the kernel gives
 //! up.
 //!
+//! A connection request names the port at which its endpoint listens, and everybody can name any
+//! port. So a request does not replace a connection whose peer is alive. The endpoint rejects the
+//! request, lets the kernel probe its connection, and connects to the named address itself, at most
+//! every 100 ms: the process that listens there accepts only if it has lost its connection. A peer
+//! that was restarted, or has lost its connection, is thus connected again within about a second.
+//!
 //! [Connected endpoints](super::connected_endpoints) use the same wire format, and the rest of this
 //! chapter holds for them too.
 //!
@@ -186,10 +192,21 @@
 //!
 //! Everything from a peer is checked before use, and an announced length allocates no memory until
 //! its bytes arrive. A peer that violates the protocol loses its connection. A connection has ten
-//! seconds to complete its handshake; at most 64 may be pending. There is no authentication and no
-//! encryption: every process that reaches the port can be a peer, and a process that uses another
-//! machine's IP address can impersonate its endpoints. Use WireGuard or IPsec on networks that are
-//! not trusted.
+//! seconds to complete its handshake. At most 64 of one source and 256 in all may be pending; a new
+//! one evicts the oldest of its source, or of the source with most. A source is an IPv4 address, an
+//! IPv6 network of 64 bits, or the loopback addresses together.
+//!
+//! An endpoint accepts up to 4096 connections of peers that the program has not inserted in the
+//! address vector ([`SocketOptions::max_inbound`]), up to half of them of one source
+//! ([`SocketOptions::max_inbound_per_source`]); all endpoints of a process together use at most
+//! three quarters of `RLIMIT_NOFILE` for them. Further ones are refused: they are counted in
+//! [`EndpointStats::inbound_refused`] and are [`InboundRefused`](EventKind::InboundRefused) events.
+//! Peers that the program has inserted are always accepted.
+//!
+//! There is no authentication and no encryption: every process that reaches the port can be a peer,
+//! also under the address of an endpoint of its machine that has no connection yet, and a process
+//! that uses another machine's IP address can impersonate its endpoints. Use WireGuard or IPsec on
+//! networks that are not trusted.
 //!
 //! # epoll and io_uring
 //!

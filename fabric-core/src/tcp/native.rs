@@ -115,8 +115,8 @@ pub enum ExistingConnection {
     None,
     /// This side has sent a request in this protocol and has no reply yet.
     Connecting(WireProtocol),
-    /// A connection to this instance of the peer; `None` while the instance is not known.
-    Connected(Option<u32>),
+    /// An established connection.
+    Connected,
 }
 
 /// Decision on a connection request.
@@ -124,29 +124,35 @@ pub enum ExistingConnection {
 pub enum Resolution {
     /// The request is accepted.
     Accept,
-    /// The request is accepted and replaces the connection of this side.
+    /// The request is accepted and replaces the attempt of this side to connect.
     Replace,
     /// The request is accepted in addition to the connection of this side: the endpoint connects
     /// to itself.
     AcceptLoopback,
     /// The request is rejected.
     Reject,
+    /// The request is rejected, and this side verifies its connection with the peer: the peer may
+    /// have lost the connection, or the initiator may be another endpoint than it claims.
+    RejectAndVerify,
 }
 
-/// Decides on a connection request from this peer. When both sides connect at the same time, the
-/// connection requested by the greater address stays. A restarted peer replaces its old connection.
-/// When the requests use different protocols, the RXM request wins, because its initiator may not
-/// support the native protocol.
+/// Decides on a connection request whose initiator claims the address `theirs`. When both sides
+/// connect at the same time, the connection requested by the greater address stays. When the
+/// requests use different protocols, the RXM request wins, because its initiator may not support
+/// the native protocol. A request never replaces an established connection, because anybody can
+/// claim an address. `is_own` says whether this endpoint has sent the request, to itself.
 #[must_use]
 pub fn resolve_simultaneous_connect(
     ours: SocketAddr,
     theirs: SocketAddr,
     request: &ConnectRequest,
     existing: ExistingConnection,
+    is_own: bool,
 ) -> Resolution {
     match (existing, wire_order(theirs).cmp(&wire_order(ours))) {
+        (_, Ordering::Equal) if is_own => Resolution::AcceptLoopback,
+        (_, Ordering::Equal) => Resolution::Reject,
         (ExistingConnection::None, _) => Resolution::Accept,
-        (_, Ordering::Equal) => Resolution::AcceptLoopback,
         (ExistingConnection::Connecting(protocol), _) if protocol != request.protocol() => {
             match request.protocol() {
                 WireProtocol::Rxm => Resolution::Replace,
@@ -155,11 +161,7 @@ pub fn resolve_simultaneous_connect(
         }
         (ExistingConnection::Connecting(_), Ordering::Less) => Resolution::Reject,
         (ExistingConnection::Connecting(_), Ordering::Greater) => Resolution::Replace,
-        (ExistingConnection::Connected(None), _) => Resolution::Reject,
-        (ExistingConnection::Connected(Some(known)), _) if known == request.instance() => {
-            Resolution::Reject
-        }
-        (ExistingConnection::Connected(Some(_)), _) => Resolution::Replace,
+        (ExistingConnection::Connected, _) => Resolution::RejectAndVerify,
     }
 }
 

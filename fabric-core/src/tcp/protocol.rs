@@ -183,6 +183,15 @@ impl ConnectRequest {
         }
     }
 
+    /// Returns the private data of the rejection for lack of resources.
+    #[must_use]
+    pub fn reject_for_resources(&self) -> Vec<u8> {
+        match self {
+            Self::Native(_) => Vec::new(),
+            Self::Rxm(_) => RxmReject::Unspecified.encode().to_vec(),
+        }
+    }
+
     /// Returns the private data of the rejection of a request whose private data
     /// [`decode`](Self::decode) failed to parse. Empty for an initiator of type `FI_EP_MSG`, whose
     /// private data belong to the program.

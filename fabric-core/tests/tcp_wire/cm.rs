@@ -183,11 +183,14 @@ fn simultaneous_connects_leave_one_connection() {
     ];
     let request = ConnectRequest::Native(RdmCmData::new(1, 1));
     let connecting = ExistingConnection::Connecting(WireProtocol::Native);
+    let resolve = |ours, theirs, existing, is_own| {
+        resolve_simultaneous_connect(ours, theirs, &request, existing, is_own)
+    };
     for a in addresses {
         for b in addresses {
             let (resolution_a, resolution_b) = (
-                resolve_simultaneous_connect(socket_addr(a), socket_addr(b), &request, connecting),
-                resolve_simultaneous_connect(socket_addr(b), socket_addr(a), &request, connecting),
+                resolve(socket_addr(a), socket_addr(b), connecting, a == b),
+                resolve(socket_addr(b), socket_addr(a), connecting, a == b),
             );
             let expected = if a == b {
                 (Resolution::AcceptLoopback, Resolution::AcceptLoopback)
@@ -201,60 +204,55 @@ fn simultaneous_connects_leave_one_connection() {
     }
     // The connection requested by the greater address stays.
     assert_eq!(
-        resolve_simultaneous_connect(
+        resolve(
             socket_addr("10.0.0.1:5"),
             socket_addr("10.0.0.1:256"),
-            &request,
-            connecting
+            connecting,
+            false
         ),
         Resolution::Replace
     );
     assert_eq!(
-        resolve_simultaneous_connect(
+        resolve(
             socket_addr("10.0.0.2:5"),
             socket_addr("10.0.0.1:256"),
-            &request,
-            connecting
+            connecting,
+            false
         ),
         Resolution::Reject
     );
 }
 
+/// An address in a request proves nothing: an established connection stays, and requests of the
+/// endpoint's own address are accepted only if the endpoint has sent them.
 #[test]
-fn restarted_peer_replaces_its_connection() {
+fn claimed_address_replaces_no_established_connection() {
     let (ours, theirs, request) = (
         socket_addr("10.0.0.1:5"),
         socket_addr("10.0.0.2:5"),
         ConnectRequest::Native(RdmCmData::new(5, 77)),
     );
-    let resolve = |existing| resolve_simultaneous_connect(ours, theirs, &request, existing);
-    assert_eq!(resolve(ExistingConnection::None), Resolution::Accept);
+    let connecting = ExistingConnection::Connecting(WireProtocol::Native);
+    let resolve = |theirs, existing, is_own| {
+        resolve_simultaneous_connect(ours, theirs, &request, existing, is_own)
+    };
     assert_eq!(
-        resolve(ExistingConnection::Connected(None)),
-        Resolution::Reject
-    );
-    assert_eq!(
-        resolve(ExistingConnection::Connected(Some(77))),
-        Resolution::Reject
-    );
-    assert_eq!(
-        resolve(ExistingConnection::Connected(Some(78))),
-        Resolution::Replace
-    );
-    // An endpoint that connects to itself has two connections.
-    assert_eq!(
-        resolve_simultaneous_connect(
-            ours,
-            ours,
-            &request,
-            ExistingConnection::Connected(Some(77))
-        ),
-        Resolution::AcceptLoopback
-    );
-    assert_eq!(
-        resolve_simultaneous_connect(ours, ours, &request, ExistingConnection::None),
+        resolve(theirs, ExistingConnection::None, false),
         Resolution::Accept
     );
+    assert_eq!(
+        resolve(theirs, ExistingConnection::Connected, false),
+        Resolution::RejectAndVerify
+    );
+    for existing in [
+        ExistingConnection::None,
+        ExistingConnection::Connected,
+        connecting,
+    ] {
+        assert_eq!(resolve(ours, existing, false), Resolution::Reject);
+        // An endpoint that connects to itself has two connections.
+        assert_eq!(resolve(ours, existing, true), Resolution::AcceptLoopback);
+    }
 }
 
 /// Peers of this library recognise each other. A peer that echoes the request, or answers with the

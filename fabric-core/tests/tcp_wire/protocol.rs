@@ -246,6 +246,7 @@ fn simultaneous_connects_prefer_rxm() {
                 b,
                 &ConnectRequest::new(protocol, 1, 1, 1),
                 ExistingConnection::Connecting(own_protocol),
+                false,
             )
         };
         assert_eq!(

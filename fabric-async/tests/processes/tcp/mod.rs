@@ -1,10 +1,12 @@
 //! Peers over TCP: processes that are killed and restarted, and raw sockets.
 
 mod address_reuse;
+mod claimed_addresses;
 mod connect_responses;
 pub(crate) mod connected;
 mod fairness;
 pub(crate) mod hostile;
+mod inbound_limits;
 mod interfaces;
 mod lingering_peers;
 mod msg_options;
@@ -24,7 +26,9 @@ use std::time::Duration;
 
 use fabric_async::{Endpoint, EventQueue, FiAddr, Progress, Protocol};
 
-pub(crate) use network_namespaces::{echo_any_peer, link_loss_client, rma_client, rma_owner};
+pub(crate) use network_namespaces::{
+    echo_any_peer, link_loss_client, lossy_client, rma_client, rma_owner,
+};
 
 use crate::health::{assert_still_works, kill_after, next_down_reason, next_rejection};
 use crate::run;

@@ -1,11 +1,16 @@
 //! Two network namespaces that are joined by a veth pair, and the loss of the link.
 
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::process::{ChildStdout, Command, Output};
 use std::time::Duration;
 
-use fabric_async::{Access, Endpoint, OpKind, RemoteRegion, SocketOptions};
+use fabric_async::{Access, Address, Endpoint, OpKind, RemoteRegion, SocketOptions};
+use rustix::net::sockopt::{set_socket_linger, set_tcp_quickack};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 
+use super::hostile::{encode_header, encode_request};
 use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
@@ -86,9 +91,15 @@ impl PeerOutput {
     }
 }
 
-/// Sends back every message to its source.
-pub(crate) async fn echo_any_peer(name: &str) {
-    let ep = Endpoint::bind(name).await.expect("bind");
+/// Sends back every message to its source. A second word of `args` is the idle timeout in seconds.
+pub(crate) async fn echo_any_peer(args: &str) {
+    let (name, idle_timeout) = args.split_once(' ').unwrap_or((args, "30"));
+    let idle_timeout = Duration::from_secs(idle_timeout.parse().expect("seconds"));
+    let ep = Endpoint::options()
+        .socket_options(SocketOptions::new().idle_timeout(idle_timeout))
+        .bind(name)
+        .await
+        .expect("bind");
     println!("[ready]");
     loop {
         let message = ep.recv().await.expect("recv");
@@ -119,6 +130,59 @@ pub(crate) async fn link_loss_client(names: &str) {
     let failed = ep.recv().from(peer).await.expect_err("the peer is gone");
     assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
     println!("[gone]");
+}
+
+/// Loses its connection to an echo peer, which is not told, and connects again as the same endpoint
+/// until the echo peer accepts. Nothing listens at the port of this endpoint, so nobody can connect
+/// to it.
+pub(crate) async fn lossy_client(names: &str) {
+    let (name, echo_peer) = names.split_once(' ').expect("two names");
+    let [from, to] = [name, echo_peer].map(|name| {
+        let name: Address = name.parse().expect("a name");
+        name.socket_addr().expect("a socket address")
+    });
+    let connect = async || {
+        let socket = TcpSocket::new_v4().expect("socket");
+        socket.bind(SocketAddr::new(from.ip(), 0)).expect("bind");
+        let mut socket = socket.connect(to).await.expect("connect");
+        let request = encode_request(from.port(), 7);
+        socket.write_all(&request).await.expect("write");
+        let mut response = [0; 40];
+        socket.read_exact(&mut response).await.expect("read");
+        (socket, response[1] == 1)
+    };
+    let exchange = async |socket: &mut TcpStream| {
+        let message = [&encode_header(0, 0, 0, 16, 21)[..], b"hello"].concat();
+        socket.write_all(&message).await.expect("write");
+        let mut reply = [0; 21];
+        socket.read_exact(&mut reply).await.expect("read");
+        assert_eq!(reply[16..], *b"hello");
+    };
+    let (mut first, is_accepted) = connect().await;
+    assert!(is_accepted);
+    exchange(&mut first).await;
+    let set_link = |state| {
+        let done = run_ip(&format!("link set veth0 {state}")).expect("start ip");
+        assert!(done.status.success(), "{done:?}");
+    };
+    // The reply is acknowledged at once, so the echo peer retransmits nothing.
+    set_tcp_quickack(&first, true).expect("setsockopt");
+    set_link("down");
+    // The reset does not leave the machine.
+    set_socket_linger(&first, Some(Duration::ZERO)).expect("setsockopt");
+    drop(first);
+    set_link("up");
+    let mut rejected = 0;
+    let mut again = loop {
+        match connect().await {
+            (socket, true) => break socket,
+            (_, false) => rejected += 1,
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert!(rejected > 0, "the echo peer does not know of the loss");
+    exchange(&mut again).await;
+    println!("[reconnected]");
 }
 
 /// Grants access to a region, and waits for the completion of a write with data.
@@ -212,6 +276,23 @@ fn rma_works_across_network_namespaces() {
     client_output.wait_for("[written]");
     assert!(client.0.wait().expect("wait for the process").success());
     assert!(owner.0.wait().expect("wait for the process").success());
+}
+
+/// The kernel of a peer that has lost its connection resets the connection when it is probed.
+#[test]
+fn peer_that_lost_its_connection_reconnects_before_the_idle_timeout() {
+    let Some(veth) = VethPair::create(3) else {
+        return;
+    };
+    let [a, b] = &veth.0;
+    let name = format!("tcp://{FIRST_IP}:7000");
+    let mut echo_peer = TestPeer::start_in_netns(a, "tcp echo_any_peer", &format!("{name} 1000"));
+    PeerOutput::from_peer(&mut echo_peer).wait_for("[ready]");
+    let names = format!("tcp://{SECOND_IP}:7000 {name}");
+    let mut client = TestPeer::start_in_netns(b, "tcp lossy_client", &names);
+    let mut output = PeerOutput::from_peer(&mut client);
+    output.wait_for("[reconnected]");
+    assert!(client.0.wait().expect("wait for the process").success());
 }
 
 /// No kernel reports the loss of the link, so only the idle timeout detects it.

@@ -18,6 +18,7 @@
 //! failed, because the peer may have sent messages before it closed the stream.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
@@ -30,6 +31,7 @@ use fabric_core::{Error, FiAddr, Result};
 
 use super::socket::TcpSocket;
 use crate::sys::uring::SharedUring;
+use crate::transport::net::SocketConfig;
 
 mod limits;
 mod onesided;
@@ -75,6 +77,8 @@ pub(crate) struct TcpConnection {
     tx: TxState,
     /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
+    /// When the probe of the peer ends; `None` if the peer is not probed.
+    pub(crate) probe_deadline: Option<Instant>,
     /// Receives and sends in io_uring, if that is the backend.
     uring_io: Option<UringIo>,
 }
@@ -122,6 +126,7 @@ impl TcpConnection {
             rx: RxState::new(unconsumed),
             tx: TxState::new(),
             is_active: false,
+            probe_deadline: None,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
     }
@@ -143,6 +148,25 @@ impl TcpConnection {
     /// Returns why the connection has ended; `None` while the connection lasts.
     pub(crate) fn end_reason(&self) -> Option<DownReason> {
         self.rx.end_reason()
+    }
+
+    /// Returns whether the peer has closed or reset the connection.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        self.rx.has_ended() || self.socket.is_closed_by_peer()
+    }
+
+    /// Probes until this time whether the peer still has this connection.
+    pub(crate) fn probe_peer(&mut self, deadline: Instant) {
+        if self.probe_deadline.is_none() {
+            self.socket.probe_peer();
+            self.probe_deadline = Some(deadline);
+        }
+    }
+
+    /// Ends the probe. A peer that has answered is probed again only after the idle timeout.
+    pub(crate) fn end_probe(&mut self, config: &SocketConfig) {
+        self.socket.end_probe(config);
+        self.probe_deadline = None;
     }
 
     /// Returns whether nothing can be sent to the peer any more.

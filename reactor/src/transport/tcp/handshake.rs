@@ -245,6 +245,12 @@ impl OutboundHandshake {
         (!is_in_uring).then_some(self.deadline)
     }
 
+    /// Returns whether this side's socket is the other end of a connection that was accepted from
+    /// this address.
+    pub(crate) fn connects_from(&self, from: SocketAddr) -> bool {
+        self.socket.connects_from(from)
+    }
+
     /// Returns the protocol of the connection request.
     pub(crate) fn protocol(&self) -> WireProtocol {
         match &self.request {

@@ -18,8 +18,9 @@ use super::socket::{TcpSocket, WriteResult};
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the thread looks for new connections to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum number of lingering connections; the oldest are closed to make room.
-const MAX_LINGERING: usize = 1024;
+/// Maximum number of lingering connections without unsent bytes; the oldest are closed to make
+/// room. Connections with unsent bytes, the ends of messages, are kept until their deadline.
+const MAX_DISCARDING: usize = 1024;
 
 /// A connection that an endpoint has closed, and that still has bytes to send or to discard.
 struct Lingering {
@@ -66,9 +67,7 @@ fn run_linger_thread(receiver: &Receiver<Lingering>) {
             connections.push(first);
         }
         connections.extend(receiver.try_iter());
-        if connections.len() > MAX_LINGERING {
-            connections.drain(..connections.len() - MAX_LINGERING);
-        }
+        close_excess(&mut connections, MAX_DISCARDING);
         let mut fds: Vec<_> = connections
             .iter()
             .map(|lingering| {
@@ -90,6 +89,17 @@ fn run_linger_thread(receiver: &Receiver<Lingering>) {
         let now = Instant::now();
         connections.retain_mut(|lingering| lingering.deadline > now && lingering.progress());
     }
+}
+
+/// Closes the oldest connections without unsent bytes, so that at most `limit` are left.
+fn close_excess(connections: &mut Vec<Lingering>, limit: usize) {
+    let discarding = connections.iter().filter(|other| other.unsent.is_empty());
+    let mut excess = discarding.count().saturating_sub(limit);
+    connections.retain(|lingering| {
+        let is_closed = excess > 0 && lingering.unsent.is_empty();
+        excess -= usize::from(is_closed);
+        !is_closed
+    });
 }
 
 impl Lingering {

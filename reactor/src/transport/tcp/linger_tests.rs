@@ -8,7 +8,7 @@ use fabric_core::SocketOptions;
 use fabric_core::info::Info;
 
 use super::super::socket::{ReadResult, TcpSocket, WriteResult};
-use super::{Lingering, close};
+use super::{Lingering, close, close_excess};
 use crate::transport::net::SocketConfig;
 
 /// Returns a connected socket, and its peer as a standard stream.
@@ -45,6 +45,28 @@ fn linger_discards_received_bytes_in_bounded_steps() {
         std::thread::yield_now();
     }
     assert!(calls >= 3, "{calls} calls of progress");
+}
+
+/// When too many connections linger, those with unsent bytes are kept.
+#[test]
+fn connections_with_unsent_bytes_are_kept_when_too_many_linger() {
+    let (sockets, mut peers): (Vec<_>, Vec<_>) = (0..8).map(|_| connected_pair()).unzip();
+    let mut lingering = Vec::new();
+    for (number, socket) in sockets.into_iter().enumerate() {
+        let unsent: &[u8] = if number % 2 == 0 { b"tail" } else { b"" };
+        lingering.push(Lingering::new(socket, unsent));
+    }
+    close_excess(&mut lingering, 1);
+    let unsent = lingering.iter().map(|lingering| lingering.unsent.len());
+    assert_eq!(unsent.collect::<Vec<_>>(), [4, 4, 4, 4, 0]);
+    for one in &mut lingering {
+        assert!(one.progress());
+    }
+    for peer in peers.iter_mut().step_by(2) {
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"tail");
+    }
 }
 
 /// A peer that has shut down its sending direction still receives everything that was sent to it.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use fabric_core::transport::{Interest, WaitSet};
 use fabric_core::{Result, Scheme};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
 
@@ -153,10 +154,7 @@ impl TcpSocket {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
         // Keepalive detects a peer machine that has died.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
-        set_keepalive(
-            &fd,
-            config.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
-        )?;
+        set_keepalive(&fd, idle_timeout(config))?;
         Ok(Self::from_fd(fd, None))
     }
 
@@ -318,6 +316,37 @@ impl TcpSocket {
         recv(&self.fd, &mut into[..len], RecvFlags::empty())
     }
 
+    /// Returns whether the peer has closed or reset the connection, even if unread bytes precede
+    /// the end of the stream.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let polled = rustix::event::poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().intersects(end)
+    }
+
+    /// Lets the kernel send a keepalive probe within a second, if the connection is idle. The
+    /// kernel of a peer without this connection answers with a reset.
+    pub(crate) fn probe_peer(&self) {
+        if self.schedule.is_none() {
+            // A probe that cannot be sent changes nothing.
+            let _ = rustix::net::sockopt::set_tcp_keepidle(&self.fd, Duration::from_secs(1));
+        }
+    }
+
+    /// Sends keepalive probes after the idle timeout again.
+    pub(crate) fn end_probe(&self, config: &SocketConfig) {
+        if self.schedule.is_none() {
+            let _ = set_keepalive(&self.fd, idle_timeout(config));
+        }
+    }
+
+    /// Returns whether this socket is the other end of a connection that was accepted from this
+    /// address. The addresses in a simulated network cannot be forged.
+    pub(crate) fn connects_from(&self, from: SocketAddr) -> bool {
+        self.schedule.is_some() || self.local_addr() == Ok(from)
+    }
+
     /// Lets what has arrived be read without delay.
     pub(crate) fn end_delays(&mut self) {
         if let Some(schedule) = &mut self.schedule {
@@ -361,6 +390,10 @@ fn recv(fd: &OwnedFd, into: &mut [u8], flags: RecvFlags) -> ReadResult {
             Err(_) => ReadResult::Failed,
         };
     }
+}
+
+fn idle_timeout(config: &SocketConfig) -> Duration {
+    config.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT)
 }
 
 /// Sets keepalive, so that a peer that does not answer for `idle_timeout` is detected.

@@ -3,24 +3,25 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use fabric_core::Error;
 use fabric_core::event::EventKind;
 use fabric_core::tcp::{
     ByteOrder, CmKind, ExistingConnection, Resolution, resolve_simultaneous_connect,
 };
 use fabric_core::transport::{EndpointContext, EngineContext};
+use fabric_core::{Error, SocketOptions};
 
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
+use super::inbound::{InboundLimits, InboundSource};
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 /// Maximum number of connections that an endpoint accepts each time its listener is ready.
 const MAX_ACCEPTS_PER_EVENT: usize = 64;
-/// Maximum number of pending inbound handshakes. A new handshake evicts the oldest.
-const MAX_PENDING_HANDSHAKES: usize = 64;
-/// Maximum number of pending inbound handshakes of a passive endpoint, all of whose peers may
+/// Maximum number of pending inbound handshakes of one source, and of all.
+const MAX_PENDING_HANDSHAKES: (usize, usize) = (64, 256);
+/// Maximum numbers of pending inbound handshakes of a passive endpoint, all of whose peers may
 /// connect at the same time.
-const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
+const MAX_PASSIVE_PENDING_HANDSHAKES: (usize, usize) = (256, 512);
 /// Delay before an endpoint accepts again after accepting has failed, for example because the
 /// process ran out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -49,6 +50,17 @@ impl ListenerState {
             Self::RetryAt(at) => Some(at),
             Self::Watched | Self::RequestQueueFull => None,
         }
+    }
+}
+
+impl EndpointKind {
+    /// Returns the limits of inbound connections with these options.
+    pub(super) fn inbound_limits(&self, options: &SocketOptions) -> InboundLimits {
+        let (handshakes_per_source, handshakes) = match self {
+            Self::Passive(_) => MAX_PASSIVE_PENDING_HANDSHAKES,
+            Self::Rdm | Self::Msg(_) => MAX_PENDING_HANDSHAKES,
+        };
+        InboundLimits::new(handshakes_per_source, handshakes, options)
     }
 }
 
@@ -102,8 +114,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Adds the inbound handshake of an accepted socket, and evicts the oldest if there are too
-    /// many.
+    /// Adds the inbound handshake of an accepted socket, and evicts another if there are too many.
     fn on_accepted(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
@@ -113,19 +124,35 @@ impl TcpEndpoint {
         if handshake.watch(&self.wait_set, token).is_err() {
             return;
         }
+        let source = InboundSource::new(handshake.peer_addr);
         let connection_index = self.connections.insert(ConnectionState::Inbound(handshake));
-        self.inbound.push_back(connection_index);
+        let evicted = self.inbound.add_handshake(source, connection_index);
         self.on_inbound_ready(ctx, connection_index);
-        let limit = if matches!(self.kind, EndpointKind::Passive(_)) {
-            MAX_PASSIVE_PENDING_HANDSHAKES
-        } else {
-            MAX_PENDING_HANDSHAKES
+        // The new handshake may have ended, which has made room.
+        let is_pending = |index| {
+            matches!(
+                self.connections.get(index),
+                Some(ConnectionState::Inbound(_))
+            )
         };
-        if self.inbound.len() > limit {
-            self.remove_inbound(ctx, self.inbound[0], None);
+        if is_pending(connection_index) {
+            self.arm_connection_timer(connection_index);
+            if let Some(evicted) = evicted {
+                self.remove_inbound(ctx, evicted, None);
+            }
         }
-        if self.inbound.len() == 1 {
-            self.arm_timer();
+    }
+
+    /// Takes an inbound handshake that has ended.
+    pub(super) fn take_inbound(&mut self, connection_index: usize) -> Option<InboundHandshake> {
+        self.connection_deadlines.remove(connection_index);
+        match self.connections.try_remove(connection_index)? {
+            ConnectionState::Inbound(handshake) => {
+                let source = InboundSource::new(handshake.peer_addr);
+                self.inbound.remove_handshake(source, connection_index);
+                Some(handshake)
+            }
+            _ => None,
         }
     }
 
@@ -136,8 +163,7 @@ impl TcpEndpoint {
         connection_index: usize,
         error: Option<Error>,
     ) {
-        self.inbound.retain(|inbound| *inbound != connection_index);
-        self.connections.try_remove(connection_index);
+        drop(self.take_inbound(connection_index));
         if let Some(error) = error {
             ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
@@ -167,27 +193,49 @@ impl TcpEndpoint {
             Ok(Some(parsed)) => parsed,
             Err(error) => return self.remove_inbound(ctx, connection_index, error),
         };
-        self.inbound.retain(|inbound| *inbound != connection_index);
-        let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
+        let Some(handshake) = self.take_inbound(connection_index) else {
             return;
         };
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
         let Ok(name) = self.network.address(listen_addr) else {
             return;
         };
-        let peer = self.find_or_add_peer(listen_addr, &name);
+        let mut peer = self.find_or_add_peer(listen_addr, &name);
+        if self.is_closed_by_peer(peer) {
+            self.close_replaced(ctx, peer);
+            // `close_replaced` may have removed the peer.
+            peer = self.find_or_add_peer(listen_addr, &name);
+        }
         let resolution = resolve_simultaneous_connect(
             self.local_addr,
             listen_addr,
             &request,
             self.existing_connection(peer),
+            self.is_own_connect(peer, handshake.peer_addr),
         );
-        if resolution == Resolution::Reject {
-            handshake.send_control(CmKind::Reject, None, &request.reject());
-            return linger::close(handshake.into_socket(), &[]);
-        }
-        if resolution == Resolution::Replace {
-            self.close_replaced(ctx, peer);
+        // A connection with a peer that the program has inserted does not count towards a limit.
+        let mut counted_source = None;
+        match resolution {
+            Resolution::Accept if ctx.fi_addr_of(&name).is_none() => {
+                let source = InboundSource::new(handshake.peer_addr);
+                if let Err(error) = self.inbound.check_room(source) {
+                    handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
+                    linger::close(handshake.into_socket(), &[]);
+                    ctx.event(EventKind::InboundRefused { error, count: 1 });
+                    return self.drop_unused_peer(peer);
+                }
+                counted_source = Some(source);
+            }
+            Resolution::Accept | Resolution::AcceptLoopback => {}
+            Resolution::Replace => self.close_replaced(ctx, peer),
+            Resolution::Reject | Resolution::RejectAndVerify => {
+                handshake.send_control(CmKind::Reject, None, &request.reject());
+                linger::close(handshake.into_socket(), &[]);
+                if resolution == Resolution::RejectAndVerify {
+                    self.verify_connection(peer);
+                }
+                return self.drop_unused_peer(peer);
+            }
         }
         // Accepts the request. A libfabric peer gets a reply without the vendor extension.
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
@@ -200,7 +248,6 @@ impl TcpEndpoint {
             return self.on_accept_failed(ctx, listen_addr);
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
-        // `close_replaced` may have removed the peer.
         let peer = self.find_or_add_peer(listen_addr, &name);
         let peer_and_instance = (peer, Some(request.instance()));
         let connection = self.add_connection(
@@ -210,6 +257,9 @@ impl TcpEndpoint {
             negotiated,
             trailing_bytes,
         );
+        if let Some(source) = counted_source {
+            self.inbound.add_established(connection, source);
+        }
         if resolution != Resolution::AcceptLoopback {
             // Later connects to this peer use the protocol of its request.
             self.peers[peer].protocol = request.protocol();
@@ -228,15 +278,25 @@ impl TcpEndpoint {
             Some(ConnectionState::Outbound(handshake)) => {
                 ExistingConnection::Connecting(handshake.protocol())
             }
-            Some(ConnectionState::Established(connection)) => {
-                ExistingConnection::Connected(connection.peer_instance)
-            }
+            Some(ConnectionState::Established(_)) => ExistingConnection::Connected,
         }
+    }
+
+    /// Returns whether a connection that was accepted from this address is this endpoint's own
+    /// attempt to connect to itself.
+    fn is_own_connect(&self, peer: usize, from: SocketAddr) -> bool {
+        let connection = self.peers[peer].connection;
+        let state = connection.and_then(|connection| self.connections.get(connection));
+        matches!(state, Some(ConnectionState::Outbound(handshake)) if handshake.connects_from(from))
     }
 
     /// Closes the connection with a peer that sends use, or ends the attempt to connect, before a
     /// new connection is added.
-    fn close_replaced(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, peer: usize) {
+    pub(super) fn close_replaced(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer: usize,
+    ) {
         let Some(replaced) = self.peers[peer].connection else {
             return;
         };

@@ -169,8 +169,10 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        self.established()
-            .find(|connection| connection.peer_key == peer)?
+        let connection_index = self.connection_keys.connection(peer)?;
+        self.connections
+            .get(connection_index)?
+            .established()?
             .source
     }
 
@@ -342,6 +344,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             peers: self.established().count(),
             zero_copy,
             zero_copy_fallbacks,
+            inbound_refused: self.inbound.refused(),
             ..TransportStats::default()
         }
     }

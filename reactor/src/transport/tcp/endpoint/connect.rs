@@ -7,7 +7,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, WireProtocol};
+use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, Negotiated, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Error, RefusalReason, Result};
 
@@ -23,14 +23,24 @@ const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 impl TcpEndpoint {
-    /// Starts a connect to a peer of an `FI_EP_RDM` endpoint, with a connection request in the
-    /// peer's protocol.
+    /// Starts the connect to a peer of an `FI_EP_RDM` endpoint whose connection sends will use.
     ///
     /// # Errors
     /// Failures that are known at once.
     pub(super) fn connect(&mut self, peer_index: usize) -> Result<()> {
-        let peer = &mut self.peers[peer_index];
-        peer.retry = None;
+        self.peers[peer_index].retry = None;
+        let connection_index = self.start_rdm_connect(peer_index)?;
+        self.peers[peer_index].connection = Some(connection_index);
+        Ok(())
+    }
+
+    /// Starts a connect to a peer of an `FI_EP_RDM` endpoint, with a connection request in the
+    /// peer's protocol. Returns the index of the connection.
+    ///
+    /// # Errors
+    /// Failures that are known at once.
+    pub(super) fn start_rdm_connect(&mut self, peer_index: usize) -> Result<usize> {
+        let peer = &self.peers[peer_index];
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
         let request = ConnectRequest::new(
             peer.protocol,
@@ -46,7 +56,8 @@ impl TcpEndpoint {
     }
 
     /// Starts a connect to a peer; the connection request with `payload` is sent when the socket is
-    /// connected. `timeout` covers the connect and the handshake.
+    /// connected. `timeout` covers the connect and the handshake. Returns the index of the
+    /// connection.
     ///
     /// # Errors
     /// Failures that are known at once.
@@ -55,8 +66,8 @@ impl TcpEndpoint {
         peer_index: usize,
         payload: RequestPayload,
         timeout: Duration,
-    ) -> Result<()> {
-        let peer = &mut self.peers[peer_index];
+    ) -> Result<usize> {
+        let peer = &self.peers[peer_index];
         let mut socket = self
             .network
             .open_socket(self.local_addr, peer.socket_addr, &self.socket_config)
@@ -79,15 +90,11 @@ impl TcpEndpoint {
             &context,
         )?;
         let handshake = OutboundHandshake::new((peer_index, payload), socket, deadline, attempt);
-        let needs_timer = handshake.local_deadline().is_some();
-        peer.connection = Some(
-            self.connections
-                .insert(ConnectionState::Outbound(handshake)),
-        );
-        if needs_timer {
-            self.arm_timer();
-        }
-        Ok(())
+        let connection_index = self
+            .connections
+            .insert(ConnectionState::Outbound(handshake));
+        self.arm_connection_timer(connection_index);
+        Ok(connection_index)
     }
 
     /// Handles a ready socket of an outbound handshake.
@@ -124,7 +131,7 @@ impl TcpEndpoint {
         };
         if matches!(step, HandshakeStep::Pending) {
             // From now on the timer, not the kernel, enforces the deadline.
-            self.arm_timer();
+            self.arm_connection_timer(connection_index);
         }
         self.on_handshake_step(ctx, connection_index, step);
     }
@@ -155,6 +162,9 @@ impl TcpEndpoint {
             return;
         };
         let peer = handshake.peer;
+        if self.peers[peer].verification == Some(connection_index) {
+            return self.on_verification_step(ctx, connection_index, step);
+        }
         match step {
             HandshakeStep::Pending => {}
             HandshakeStep::TimedOut => {
@@ -187,7 +197,7 @@ impl TcpEndpoint {
                 self.remove_outbound(ctx, connection_index, &error);
             }
             HandshakeStep::Reply(
-                ConnectReply::Accepted(accepted_protocol, instance),
+                ConnectReply::Accepted(negotiated, instance),
                 byte_order,
                 trailing_bytes,
             ) => {
@@ -196,19 +206,36 @@ impl TcpEndpoint {
                 else {
                     return;
                 };
-                let byte_order = ByteOrder::NATIVE.negotiate(byte_order);
-                let negotiated = (accepted_protocol, byte_order);
-                let connection = self.add_connection(
+                self.establish_outbound(
                     ctx,
                     (peer, instance),
-                    handshake.into_socket(),
-                    negotiated,
+                    handshake,
+                    (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
                     trailing_bytes,
                 );
-                self.peers[peer].connection = Some(connection);
-                self.progress_tx(ctx, peer);
             }
         }
+    }
+
+    /// Establishes the connection of an outbound handshake that the peer has accepted. Sends to
+    /// the peer use this connection.
+    pub(super) fn establish_outbound(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        (peer, instance): (usize, Option<u32>),
+        handshake: OutboundHandshake,
+        negotiated: (Negotiated, ByteOrder),
+        trailing_bytes: Vec<u8>,
+    ) {
+        let connection = self.add_connection(
+            ctx,
+            (peer, instance),
+            handshake.into_socket(),
+            negotiated,
+            trailing_bytes,
+        );
+        self.peers[peer].connection = Some(connection);
+        self.progress_tx(ctx, peer);
     }
 
     /// Removes a failed attempt, and fails the operations that waited for it.
@@ -290,7 +317,9 @@ impl TcpEndpoint {
         });
         // Two endpoints that connect to each other must not retry in lockstep.
         let jitter = RandomState::new().hash_one(peer_index) % 1000;
-        peer.retry = Some((now + delay + Duration::from_micros(jitter), delay));
+        let retry_at = now + delay + Duration::from_micros(jitter);
+        peer.retry = Some((retry_at, delay));
+        self.retry_deadlines.set(peer_index, retry_at);
         self.arm_timer();
     }
 }

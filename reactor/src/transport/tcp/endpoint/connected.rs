@@ -84,11 +84,12 @@ impl TcpEndpoint {
                     endpoint.local_addr = source_addr(from, remote_addr)?;
                 }
                 endpoint.open_timer()?;
-                endpoint.start_connect(
+                let connection_index = endpoint.start_connect(
                     peer,
                     RequestPayload::Msg(vendor_extension, data.to_vec()),
                     timeout,
                 )?;
+                endpoint.peers[peer].connection = Some(connection_index);
             }
             ConnectMode::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;

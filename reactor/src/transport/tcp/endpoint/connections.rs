@@ -1,7 +1,6 @@
 //! Established connections of an endpoint: how they are added and closed.
 
 use fabric_core::event::{DownReason, EventKind};
-use fabric_core::matching::PeerKey;
 use fabric_core::tcp::{ByteOrder, Negotiated};
 use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
 use fabric_core::{Address, Error};
@@ -21,9 +20,8 @@ impl TcpEndpoint {
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
     ) -> usize {
-        self.last_peer_key = self.last_peer_key.wrapping_add(1);
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        let own_key = PeerKey(self.last_peer_key);
+        let own_key = self.connection_keys.generate();
         // A shared receive queue assigns another key.
         let peer_key = ctx.add_sender(own_key, &self.peers[peer].address);
         let mut connection = TcpConnection::new(
@@ -59,7 +57,10 @@ impl TcpEndpoint {
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
         self.peers[peer].established.push(connection_index);
+        self.connection_keys.insert(peer_key, connection_index);
         self.mark_active(connection_index);
+        // The handshake, which has ended, had this index.
+        self.connection_deadlines.remove(connection_index);
         self.arm_timer();
         connection_index
     }
@@ -77,6 +78,8 @@ impl TcpEndpoint {
         };
         self.active_connections
             .retain(|active| *active != connection_index);
+        self.inbound.remove_established(connection_index);
+        self.connection_keys.remove(connection.peer_key);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
         self.peers[peer]
             .established
@@ -104,7 +107,7 @@ impl TcpEndpoint {
         });
         // Queued operations and directed receives fail.
         if self.peers[peer].connection == Some(connection_index) {
-            self.peers[peer].connection = None;
+            self.peers[peer].end_tx_connection();
             self.fail_sends(ctx, peer, &error);
         }
         if let Some(source) = source
@@ -135,7 +138,7 @@ impl TcpEndpoint {
         let peer = connection.peer;
         let error = self.peers[peer].connection_error(connection);
         self.fail_sends(ctx, peer, &error);
-        self.peers[peer].connection = None;
+        self.peers[peer].end_tx_connection();
         // Responses may still arrive, unless the stream has ended.
         if let Some(connection) = self.established_mut(connection_index)
             && connection.end_reason().is_some()
@@ -151,6 +154,7 @@ impl TcpEndpoint {
         };
         if peer.fi_addr.is_none()
             && peer.connection.is_none()
+            && peer.verification.is_none()
             && peer.tx_queue.is_empty()
             && peer.established.is_empty()
         {
@@ -161,6 +165,12 @@ impl TcpEndpoint {
 }
 
 impl TcpPeer {
+    /// Ends the use of the established connection for sends. They use the outbound connection that
+    /// verifies the established one, if there is one.
+    pub(super) fn end_tx_connection(&mut self) {
+        self.connection = self.verification.take();
+    }
+
     /// Returns the error of operations for the peer, whose connection has ended.
     pub(super) fn connection_error(&self, connection: &TcpConnection) -> Error {
         let peer = self.address.clone();

@@ -7,18 +7,24 @@
 //! | `calls` | the calls of the engine: sends, passes, changes of addresses |
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
-//! | `connections` | established connections: added, closed |
+//! | `inbound` | limits of inbound connections |
+//! | `connections`, `connection_keys` | established connections: added, closed; their keys |
+//! | `verify` | established connections whose peer's address somebody else claims |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
-//! | `timer` | deadlines |
+//! | `timer`, `deadlines` | deadlines |
 
 mod accept;
 mod calls;
 mod connect;
 mod connected;
+mod connection_keys;
 mod connections;
+mod deadlines;
+mod inbound;
 mod passive;
 mod sending;
 mod timer;
+mod verify;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -44,6 +50,9 @@ use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
+use connection_keys::ConnectionKeys;
+use deadlines::Deadlines;
+use inbound::InboundConnections;
 use passive::ConnReqQueue;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
@@ -120,6 +129,10 @@ struct TcpPeer {
     fi_addr: Option<FiAddr>,
     /// Index of the connection that sends use: outbound or established.
     connection: Option<usize>,
+    /// Index of the outbound connection that verifies the established one.
+    verification: Option<usize>,
+    /// When the next verification may begin.
+    next_verification: Option<Instant>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
@@ -141,6 +154,8 @@ impl TcpPeer {
             socket_addr,
             fi_addr: None,
             connection: None,
+            verification: None,
+            next_verification: None,
             established: Vec::new(),
             tx_queue: VecDeque::new(),
             retry: None,
@@ -189,10 +204,10 @@ pub(crate) struct TcpEndpoint {
     peer_by_fi_addr: Vec<Option<usize>>,
     /// Connections that every pass polls.
     active_connections: Vec<usize>,
-    /// Inbound handshakes, the oldest first.
-    inbound: VecDeque<usize>,
+    /// Inbound connections that count towards a limit.
+    inbound: InboundConnections,
     listener_state: ListenerState,
-    last_peer_key: u32,
+    connection_keys: ConnectionKeys,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
     /// carry.
     last_connection_id: u32,
@@ -202,6 +217,12 @@ pub(crate) struct TcpEndpoint {
     scratch: Box<[u8]>,
     /// The timer of all deadlines; `None` if the endpoint has none.
     timer: Option<Timer>,
+    /// The deadline to which the timer is set.
+    timer_deadline: Option<Instant>,
+    /// Deadlines of connections, by their index.
+    connection_deadlines: Deadlines,
+    /// When connects to refusing peers are retried, by the position of the peer.
+    retry_deadlines: Deadlines,
     /// The io_uring instance, if that is the backend.
     uring: Option<EndpointUring>,
     /// Whether peers may access memory of the domain.
@@ -263,6 +284,7 @@ impl TcpEndpoint {
             uring,
         }: EndpointResources,
     ) -> Self {
+        let limits = kind.inbound_limits(&socket_config.options);
         Self {
             id,
             network,
@@ -278,13 +300,16 @@ impl TcpEndpoint {
             peer_by_socket_addr: HashMap::new(),
             peer_by_fi_addr: Vec::new(),
             active_connections: Vec::new(),
-            inbound: VecDeque::new(),
+            inbound: InboundConnections::new(limits),
             listener_state: ListenerState::Watched,
-            last_peer_key: 0,
+            connection_keys: ConnectionKeys::default(),
             last_connection_id: 0,
             protocol: WireProtocol::Native,
             scratch: Box::default(),
             timer: None,
+            timer_deadline: None,
+            connection_deadlines: Deadlines::default(),
+            retry_deadlines: Deadlines::default(),
             uring,
             is_rma_target: false,
             rma_events: false,

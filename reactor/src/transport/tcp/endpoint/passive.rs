@@ -70,9 +70,7 @@ impl TcpEndpoint {
             Ok(Some(request)) => request,
             Err(error) => return self.remove_inbound(ctx, connection_index, error),
         };
-        self.inbound
-            .retain(|handshake| *handshake != connection_index);
-        let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
+        let Some(handshake) = self.take_inbound(connection_index) else {
             return;
         };
         let peer = handshake.peer.clone();

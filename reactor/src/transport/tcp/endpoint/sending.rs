@@ -117,7 +117,8 @@ impl TcpEndpoint {
             }
             connection.complete_written(ctx);
             connection.fail_rendezvous_sends(ctx, error);
-            if is_aborted && let Some(connection_index) = peer.connection.take() {
+            if is_aborted && let Some(connection_index) = peer.connection {
+                peer.end_tx_connection();
                 self.mark_active(connection_index);
             }
         }

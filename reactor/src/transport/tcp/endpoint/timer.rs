@@ -1,29 +1,46 @@
-//! Deadlines of handshakes and of retries, enforced by the endpoint's timerfd.
+//! Deadlines of handshakes, of retries and of connection checks, enforced by the endpoint's
+//! timerfd.
 
 use std::time::Instant;
 
 use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::HandshakeStep;
-use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
+use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint};
 
 impl TcpEndpoint {
-    /// Sets the timer to the earliest deadline, or disarms the timer if there is none.
-    pub(super) fn arm_timer(&self) {
-        let handshakes = self
-            .connections
-            .iter()
-            .filter_map(|(_, state)| state.deadline());
-        let retry = self
-            .peers
-            .iter()
-            .filter_map(|(_, peer)| peer.retry.map(|(at, _)| at));
-        let next = handshakes
-            .chain(retry)
-            .chain(self.listener_state.retry_at())
-            .min();
-        let Some(timer) = &self.timer else { return };
-        timer.set(next.map(|next| next.saturating_duration_since(Instant::now())));
+    /// Sets the timer to the earliest deadline, or disarms the timer if there is none. Makes no
+    /// system call if the timer is set to this deadline.
+    pub(super) fn arm_timer(&mut self) {
+        let next = self.earliest_deadline();
+        if self.timer_deadline != next {
+            self.set_timer(next);
+        }
+    }
+
+    fn earliest_deadline(&self) -> Option<Instant> {
+        let deadlines = [
+            self.connection_deadlines.earliest(),
+            self.retry_deadlines.earliest(),
+            self.listener_state.retry_at(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn set_timer(&mut self, deadline: Option<Instant>) {
+        self.timer_deadline = deadline;
+        if let Some(timer) = &self.timer {
+            timer.set(deadline.map(|at| at.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// Sets the timer for the deadline of a connection, if it has one.
+    pub(super) fn arm_connection_timer(&mut self, connection_index: usize) {
+        let state = self.connections.get(connection_index);
+        if let Some(deadline) = state.and_then(ConnectionState::deadline) {
+            self.connection_deadlines.set(connection_index, deadline);
+            self.arm_timer();
+        }
     }
 
     /// Handles the expired timer: acts on all deadlines that have passed.
@@ -33,59 +50,64 @@ impl TcpEndpoint {
         if retry_at.is_some_and(|retry_at| retry_at <= now) {
             self.resume_accept(ctx);
         }
-        self.expire_handshakes(ctx, now);
-        self.retry_connects(ctx, now);
-        self.arm_timer();
+        while let Some(connection_index) = self.connection_deadlines.pop_expired(now) {
+            self.on_connection_deadline(ctx, connection_index, now);
+        }
+        while let Some(peer_index) = self.retry_deadlines.pop_expired(now) {
+            self.on_retry_deadline(ctx, peer_index, now);
+        }
+        // Setting the timer also clears its readiness.
+        self.set_timer(self.earliest_deadline());
     }
 
-    /// Ends the handshakes whose deadline has passed.
-    fn expire_handshakes(
+    /// Ends a handshake, or a probe of a peer, whose deadline has passed. The deadline that has
+    /// passed may be that of an earlier connection with this index.
+    fn on_connection_deadline(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
         now: Instant,
     ) {
-        let is_expired =
-            |state: &ConnectionState| state.deadline().is_some_and(|deadline| deadline <= now);
-        let expired: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|(_, state)| is_expired(state))
-            .map(|(connection_index, _)| connection_index)
-            .collect();
-        for connection_index in expired {
-            match self.connections.get(connection_index) {
-                Some(ConnectionState::Outbound(_)) => {
-                    self.on_handshake_step(ctx, connection_index, HandshakeStep::TimedOut)
-                }
-                Some(ConnectionState::Inbound(handshake)) => {
-                    let error = handshake
-                        .rejection("no connection request before the handshake timeout (10 s)");
-                    self.remove_inbound(ctx, connection_index, Some(error));
-                }
-                _ => {}
+        let Some(state) = self.connections.get(connection_index) else {
+            return;
+        };
+        match (state.deadline(), state) {
+            (None, _) => {}
+            (Some(deadline), _) if deadline > now => {
+                self.connection_deadlines.set(connection_index, deadline);
             }
+            (_, ConnectionState::Outbound(_)) => {
+                self.on_handshake_step(ctx, connection_index, HandshakeStep::TimedOut);
+            }
+            (_, ConnectionState::Inbound(handshake)) => {
+                let error = handshake
+                    .rejection("no connection request before the handshake timeout (10 s)");
+                self.remove_inbound(ctx, connection_index, Some(error));
+            }
+            (_, ConnectionState::Established(_)) => self.end_probe(connection_index),
         }
     }
 
-    /// Sends connection requests again to the peers whose retry is due.
-    fn retry_connects(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, now: Instant) {
-        let due: Vec<_> = self
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.is_retry_due(now))
-            .map(|(peer_index, _)| peer_index)
-            .collect();
-        for peer_index in due {
-            let retry = self.peers[peer_index].retry;
-            if self.peers[peer_index].connection.is_some() {
-                self.peers[peer_index].retry = None;
-            } else if let Err(error) = self.connect(peer_index) {
-                self.fail_sends(ctx, peer_index, &error);
-            } else {
-                // `connect` has cleared the retry; the delay continues to grow from its last value.
-                self.peers[peer_index].retry =
-                    retry.map(|(_, delay)| (now + HANDSHAKE_TIMEOUT, delay));
-            }
+    /// Sends a connection request again to a peer whose retry is due.
+    fn on_retry_deadline(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer_index: usize,
+        now: Instant,
+    ) {
+        let retry = self.peers.get(peer_index).and_then(|peer| peer.retry);
+        let Some((at, delay)) = retry else { return };
+        if at > now {
+            self.retry_deadlines.set(peer_index, at);
+        } else if self.peers[peer_index].connection.is_some() {
+            self.peers[peer_index].retry = None;
+        } else if let Err(error) = self.connect(peer_index) {
+            self.fail_sends(ctx, peer_index, &error);
+        } else {
+            // `connect` has cleared the retry; the delay continues to grow from its last value.
+            let retry_at = now + HANDSHAKE_TIMEOUT;
+            self.peers[peer_index].retry = Some((retry_at, delay));
+            self.retry_deadlines.set(peer_index, retry_at);
         }
     }
 }
@@ -97,14 +119,7 @@ impl ConnectionState {
         match self {
             Self::Inbound(handshake) => Some(handshake.deadline),
             Self::Outbound(handshake) => handshake.local_deadline(),
-            Self::Established(_) => None,
+            Self::Established(connection) => connection.probe_deadline,
         }
-    }
-}
-
-impl TcpPeer {
-    /// Returns whether a connection request is to be sent again now.
-    fn is_retry_due(&self, now: Instant) -> bool {
-        self.retry.is_some_and(|(at, _)| at <= now)
     }
 }

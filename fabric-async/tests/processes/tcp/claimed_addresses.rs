@@ -1,0 +1,150 @@
+//! Connection requests that claim the address of another endpoint. Every process of a machine can
+//! connect to an endpoint on loopback, and can write any port into its request.
+
+use fabric_async::{Endpoint, EventKind};
+use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::hostile::{connect_accepted, encode_header, encode_request, read_until_closed};
+use super::{assert_still_works, bind_with_events};
+use crate::run;
+use crate::test_peer::TestPeer;
+
+/// Requests a connection as the endpoint with this port and instance. Returns the socket, and
+/// whether the request was accepted.
+async fn claim(ep: &Endpoint, port: u16, instance: u32) -> (TcpStream, bool) {
+    let mut socket = TcpStream::connect(ep.name().socket_addr().unwrap())
+        .await
+        .unwrap();
+    socket
+        .write_all(&encode_request(port, instance))
+        .await
+        .unwrap();
+    let mut response = [0; 40];
+    socket.read_exact(&mut response).await.unwrap();
+    let (control, _) = CmMessage::decode(&response).unwrap().unwrap();
+    (socket, control.kind == CmKind::Accept)
+}
+
+/// Accepts a connection at a raw listener, and the connection request on it.
+async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
+    let (mut socket, _) = listener.accept().await.unwrap();
+    let mut request = [0; 40];
+    socket.read_exact(&mut request).await.unwrap();
+    let (control, _) = CmMessage::decode(&request).unwrap().unwrap();
+    assert_eq!(control.kind, CmKind::Request);
+    let request = RdmCmData::decode(control.private_data()).unwrap();
+    let accept = CmMessage::new(CmKind::Accept, &request.acceptance(instance).encode()).unwrap();
+    socket.write_all(&accept.encode()).await.unwrap();
+    socket
+}
+
+/// The connection of a live peer stays, whatever instance a request claims.
+#[test]
+fn claimed_address_of_live_peer_does_not_get_its_messages() {
+    run(async {
+        let (ep, mut events) = bind_with_events().await;
+        let _peer = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+        let source = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let name = ep.address_vector().lookup(source).unwrap();
+        let port = name.socket_addr().unwrap().port();
+        let mut attackers = Vec::new();
+        for round in 0..100u8 {
+            let (attacker, is_accepted) = claim(&ep, port, 7 + u32::from(round)).await;
+            assert!(!is_accepted, "round {round}");
+            attackers.push(attacker);
+            ep.send(source, vec![round; 100]).await.unwrap();
+            assert_eq!(ep.recv().tag(4).await.unwrap()[..], [round; 100]);
+        }
+        for attacker in attackers {
+            assert_eq!(read_until_closed(attacker).await, []);
+        }
+        assert_eq!(ep.stats().peers, 1);
+        assert!(matches!(
+            events.try_read().map(|event| event.kind),
+            Some(EventKind::PeerConnected { .. })
+        ));
+        assert!(events.try_read().is_none(), "no connection has ended");
+    });
+}
+
+/// An endpoint accepts requests of its own address only from itself.
+#[test]
+fn claimed_own_address_is_rejected() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let port = ep.name().socket_addr().unwrap().port();
+        for instance in 1..=100 {
+            let (_, is_accepted) = claim(&ep, port, instance).await;
+            assert!(!is_accepted, "instance {instance}");
+        }
+        let own = ep.add_peer(ep.name()).await.unwrap();
+        for round in 0..100u8 {
+            ep.send(own, vec![round; 10]).await.unwrap();
+            assert_eq!(ep.recv().await.unwrap()[..], [round; 10]);
+            let (_, is_accepted) = claim(&ep, port, 1000 + u32::from(round)).await;
+            assert!(!is_accepted, "round {round}");
+        }
+        assert_eq!(ep.stats().peers, 2, "the two ends of one connection");
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A peer that has lost its connection, without the endpoint being told, is connected again: the
+/// endpoint rejects the request, and connects to the claimed address.
+#[test]
+fn peer_that_lost_its_connection_is_called_back() {
+    // The same endpoint of the peer, and a restarted one.
+    for instance in [7, 8] {
+        run(async {
+            let (ep, _events) = bind_with_events().await;
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let peer = ep
+                .address_vector()
+                .insert(&format!("tcp://127.0.0.1:{port}")[..])
+                .unwrap();
+            let lost = connect_accepted(&ep, port).await;
+            let (_, is_accepted) = claim(&ep, port, instance).await;
+            assert!(!is_accepted);
+            let mut called_back = accept_request(&listener, instance).await;
+            assert_eq!(read_until_closed(lost).await, []);
+            ep.send(peer, "again").await.unwrap();
+            let mut message = [0; 16 + 5];
+            called_back.read_exact(&mut message).await.unwrap();
+            assert_eq!(message[16..], *b"again");
+            let reply = [&encode_header(0, 0, 0, 16, 18)[..], b"ok"].concat();
+            called_back.write_all(&reply).await.unwrap();
+            let got = ep.recv().from(peer).await.unwrap();
+            assert_eq!(got[..], *b"ok");
+            assert_eq!(ep.stats().peers, 1);
+            assert_still_works(&ep).await;
+        });
+    }
+}
+
+/// Somebody who has claimed the address of an endpoint before that endpoint connected is replaced
+/// by the process that listens at the address.
+#[test]
+fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        for round in 0..10u8 {
+            let peer = Endpoint::bind("tcp://").await.unwrap();
+            let to_peer = ep.address_vector().insert(peer.name()).unwrap();
+            let port = peer.name().socket_addr().unwrap().port();
+            let (attacker, is_accepted) = claim(&ep, port, 7).await;
+            assert!(is_accepted, "the peer has no connection");
+            let to_ep = peer.add_peer(ep.name()).await.unwrap();
+            let (sent, got) = tokio::join!(peer.send(to_ep, vec![round]), ep.recv());
+            sent.unwrap();
+            let got = got.unwrap();
+            assert_eq!((&got[..], got.source()), (&[round][..], Ok(to_peer)));
+            assert_eq!(read_until_closed(attacker).await, []);
+            let (sent, got) = tokio::join!(ep.send(to_peer, vec![round; 9]), peer.recv());
+            sent.unwrap();
+            assert_eq!(got.unwrap()[..], [round; 9]);
+        }
+    });
+}

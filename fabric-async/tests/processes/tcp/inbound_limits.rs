@@ -1,0 +1,150 @@
+//! Limits of inbound connections: what one address can make an endpoint hold.
+
+use std::net::SocketAddr;
+
+use fabric_async::{Endpoint, EpType, EventKind, Hints, SocketOptions, discover};
+use fabric_core::tcp::{CmKind, CmMessage};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::hostile::{encode_header, encode_request, read_until_closed};
+use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::run;
+use crate::skip::{Facility, skip};
+use crate::test_peer::TestPeer;
+
+/// Connects from this address, without a request.
+async fn connect_from(from: SocketAddr, ep: &Endpoint) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::new(from.ip(), 0)).unwrap();
+    socket
+        .connect(ep.name().socket_addr().unwrap())
+        .await
+        .unwrap()
+}
+
+/// Requests a connection as the endpoint at this port. Returns whether the request was accepted.
+async fn request(socket: &mut TcpStream, port: u16) -> bool {
+    socket.write_all(&encode_request(port, 7)).await.unwrap();
+    let mut response = [0; 32];
+    socket.read_exact(&mut response).await.unwrap();
+    let kind = response[1];
+    // The private data, if there are any.
+    let len = u16::from_be_bytes([response[2], response[3]]);
+    let mut data = vec![0; len.into()];
+    socket.read_exact(&mut data).await.unwrap();
+    let message = [&response[..], &data].concat();
+    let (control, _) = CmMessage::decode(&message).unwrap().unwrap();
+    assert_eq!(control.kind == CmKind::Accept, kind == 1);
+    control.kind == CmKind::Accept
+}
+
+/// Beyond the limits, connections are refused and counted, and leave nothing behind. Peers that the
+/// program has inserted are accepted and served.
+#[test]
+fn connections_beyond_the_limit_are_refused() {
+    run_in_own_process(
+        "tcp::inbound_limits::connections_beyond_the_limit_are_refused",
+        || {
+            run(async {
+                let local = SocketAddr::from(([127, 0, 0, 1], 0));
+                for (options, limit) in [
+                    (SocketOptions::new().max_inbound(8), 4),
+                    (SocketOptions::new().max_inbound_per_source(5), 5),
+                    (
+                        SocketOptions::new()
+                            .max_inbound(3)
+                            .max_inbound_per_source(9),
+                        3,
+                    ),
+                ] {
+                    let ep = Endpoint::options().socket_options(options);
+                    let ep = ep.bind("tcp://").await.unwrap();
+                    let mut events = ep.take_events().unwrap();
+                    let inserted = Endpoint::bind("tcp://").await.unwrap().name().clone();
+                    let peer = ep.address_vector().insert(&inserted).unwrap();
+                    // Starts the threads of the endpoint.
+                    assert!(request(&mut connect_from(local, &ep).await, 9999).await);
+                    while ep.stats().peers > 0 {
+                        ep.domain().progress();
+                        tokio::task::yield_now().await;
+                    }
+                    let before = ResourceUsage::wait_stable().await;
+                    let mut sockets = Vec::new();
+                    for number in 0..100u16 {
+                        let mut socket = connect_from(local, &ep).await;
+                        let is_accepted = request(&mut socket, 10_000 + number).await;
+                        assert_eq!(is_accepted, usize::from(number) < limit, "{number}");
+                        sockets.push(socket);
+                    }
+                    assert_eq!(ep.stats().peers, limit);
+                    assert_eq!(ep.stats().inbound_refused, 100 - limit as u64);
+                    let refusals = std::iter::from_fn(|| events.try_read()).filter(|event| {
+                        matches!(&event.kind, EventKind::InboundRefused { error, .. }
+                            if error.to_string().contains("inbound connections"))
+                    });
+                    assert_eq!(refusals.count(), 100 - limit);
+
+                    let echo = TestPeer::start("tcp echo", &format!("{inserted} {}", ep.name()));
+                    let ready = ep.recv().tag(3).await.unwrap();
+                    assert_eq!(ready.source(), Ok(peer));
+                    for round in 0..20u8 {
+                        ep.send(peer, vec![round; 50]).await.unwrap();
+                        assert_eq!(ep.recv().tag(4).await.unwrap()[..], [round; 50]);
+                    }
+                    drop(echo);
+
+                    // A connection that ends makes room.
+                    drop(sockets);
+                    while ep.stats().peers > 0 {
+                        ep.domain().progress();
+                        tokio::task::yield_now().await;
+                    }
+                    let after = ResourceUsage::wait_stable().await;
+                    // The first refusal starts the thread that closes refused connections.
+                    assert_eq!(after.descriptors, before.descriptors);
+                    let mut again = connect_from(local, &ep).await;
+                    assert!(request(&mut again, 9).await);
+                    let message = [&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat();
+                    again.write_all(&message).await.unwrap();
+                    assert_eq!(ep.recv().await.unwrap()[..], *b"x");
+                }
+            });
+        },
+    );
+}
+
+/// A silent connection is evicted by connections from its own address, and not by those from
+/// another one.
+#[test]
+fn pending_handshakes_of_one_address_do_not_evict_others() {
+    let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm)).unwrap();
+    let name = found
+        .into_iter()
+        .filter_map(|info| info.src_addr)
+        .find(|name| {
+            let ip = name.socket_addr().unwrap().ip();
+            ip.is_ipv4() && !ip.is_loopback()
+        });
+    let Some(name) = name else {
+        let reason = "no IPv4 network besides loopback";
+        return skip(Facility::Capability, reason.to_string());
+    };
+    run(async {
+        let ep = Endpoint::bind(&name).await.unwrap();
+        let mut honest = connect_from(name.socket_addr().unwrap(), &ep).await;
+        let other_source = SocketAddr::from(([127, 0, 0, 2], 0));
+        let mut attackers = Vec::new();
+        for _ in 0..300 {
+            attackers.push(connect_from(other_source, &ep).await);
+        }
+        // The endpoint has evicted all but the last 64.
+        for attacker in attackers.drain(..300 - 64) {
+            assert_eq!(read_until_closed(attacker).await, []);
+        }
+        assert!(request(&mut honest, 9).await);
+        let message = [&encode_header(0, 0, 0, 16, 22)[..], b"honest"].concat();
+        honest.write_all(&message).await.unwrap();
+        assert_eq!(ep.recv().await.unwrap()[..], *b"honest");
+    });
+}
