@@ -310,10 +310,17 @@ impl fmt::Debug for AnyBuf {
 }
 
 /// Calls a method of a user's buffer type; `None` if the method panics. A panic must not unwind
-/// through the engine, whose state is being changed.
+/// through the engine, whose state is being changed. The payload of the panic is leaked, because
+/// its drop is user code that may panic too.
 #[cold]
 fn catch_user_panic<T>(method: impl FnOnce() -> Option<T>) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(method)).ok().flatten()
+    match catch_unwind(AssertUnwindSafe(method)) {
+        Ok(returned) => returned,
+        Err(payload) => {
+            std::mem::forget(payload);
+            None
+        }
+    }
 }
 
 /// Copies `count` bytes of `source`, from offset `from` on, behind the first `at` bytes of `buf`.
