@@ -486,6 +486,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
         region_counters_require_fi_rma_event: RMA,
     }
+    custom_buffers {
+        drop_of_registered_buffer_drops_its_memory: RMA,
+    }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,
         concurrent_atomic_adds_are_not_lost: ATOMIC,
