@@ -84,3 +84,36 @@ pub(crate) async fn drop_of_registered_buffer_drops_its_memory(setup: Setup) {
         assert!(matches!(failed.error, Error::Key { .. }), "{failed}");
     }
 }
+
+/// A registered buffer that becomes shorter is closed to peers. The domain works on, and the owner
+/// gets the buffer back.
+pub(crate) async fn registered_buffer_that_shrinks_is_closed_to_peers(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _progress = b.spawn_progress();
+    for access in 0..3 {
+        let (buf, limit) = shrinking_buf(5000);
+        let region = b.domain.register(buf, READ_WRITE, None).unwrap();
+        let remote = region.remote();
+        assert_eq!(
+            a.ep.read(to_b, remote.slice(..)).await.unwrap()[..],
+            [5; 5000]
+        );
+        limit.store(10, Ordering::Relaxed);
+        let error = match access {
+            0 => a.ep.read(to_b, remote.slice(..)).await.unwrap_err().error,
+            1 => {
+                a.ep.write(to_b, remote.at(8), vec![1; 100])
+                    .await
+                    .unwrap_err()
+                    .error
+            }
+            _ => a.ep.fetch_add(to_b, remote.at(0), 1u64).await.unwrap_err(),
+        };
+        assert!(matches!(error, Error::Key { .. }), "{error}");
+        limit.store(5000, Ordering::Relaxed);
+        assert_eq!(region.into_buf().unwrap().bytes(), [5; 5000]);
+        let other = b.domain.register(vec![7; 8], READ_WRITE, None).unwrap();
+        let read = a.ep.read(to_b, other.remote().slice(..)).await;
+        assert_eq!(read.unwrap()[..], [7; 8]);
+    }
+}

@@ -488,6 +488,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
+        registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,
