@@ -171,8 +171,12 @@ impl EventQueueInner {
     /// Makes progress once in each domain, and returns whether the reader may block on the
     /// descriptor.
     fn prepare_wait(&self) -> Result<bool> {
-        let domains = self.domains();
         let wait = self.wait.get_or_open(None)?;
+        // The descriptor is reset before the list is read: `attach_domain` adds to the list and
+        // then wakes. A domain that is not in the list read here is added later, and its wake-up
+        // comes after the reset, so the descriptor is readable.
+        wait.reset();
+        let domains = self.domains();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|known| known.strong_count() > 0);
         for domain in &domains {
@@ -183,7 +187,6 @@ impl EventQueueInner {
             }
         }
         drop(watched);
-        wait.reset();
         if !self.state.register_if_empty(&wait.waker()) {
             return Ok(false);
         }

@@ -146,8 +146,8 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     }
 
     /// Closes the registration (`fi_close`), as a drop does: the key is free again, peers that use
-    /// the key get [`Error::Key`], and their accesses in progress have no further effect. The
-    /// buffer is dropped; [`into_buf`](Self::into_buf) returns it.
+    /// the key get [`Error::Key`], and their accesses in progress have no further effect. This call
+    /// also drops the buffer; [`into_buf`](Self::into_buf) returns it.
     ///
     /// # Errors
     /// None: no other object uses a registration, and a registration has one handle.
@@ -180,6 +180,9 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
 impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
     fn drop(&mut self) {
         self.revoke();
+        // Responses that wait for a peer share the memory, and the engine drops them under the
+        // domain's lock. The drop of the buffer may be user code, so the buffer is dropped here.
+        drop(self.memory.take());
     }
 }
 

@@ -40,6 +40,7 @@ mod connected_pair;
 mod connected_rma;
 mod connected_tagged;
 mod counters;
+mod custom_buffers;
 mod datagrams;
 mod endpoint_fixture;
 mod event_loops;

@@ -487,6 +487,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         region_counters_require_fi_rma_event: RMA,
         region_without_remote_read_is_written_and_not_read: ATOMIC,
     }
+    custom_buffers {
+        drop_of_registered_buffer_drops_its_memory: RMA,
+        registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
+    }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,
         concurrent_atomic_adds_are_not_lost: ATOMIC,

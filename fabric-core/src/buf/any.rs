@@ -23,6 +23,10 @@ use crate::error::Result;
 /// The addresses of the bytes behind `bytes` and `writable` must stay the same while the value is
 /// moved, until it is dropped or a method with `&mut self` is called.
 ///
+/// The number of bytes must not change either while an operation or a registration owns the
+/// buffer. A registered buffer that is shorter than at its registration is closed to peers: their
+/// accesses fail with [`Error::Key`](crate::Error::Key).
+///
 /// The methods run while a domain is locked: they must not call into the fabric, and should not
 /// block or panic. A buffer whose `writable` or `set_filled` panics receives no bytes: the receive
 /// fails with [`Error::Truncated`](crate::Error::Truncated).
@@ -125,6 +129,17 @@ impl AnyBuf {
                     .unwrap_or_default()
             }
             _ => &mut [],
+        }
+    }
+
+    /// Returns the first `len` bytes for writing in place; `None` if the buffer has fewer, which
+    /// only a custom buffer changes after its post, or if a method of a custom buffer panics.
+    pub(crate) fn first_bytes_mut(&mut self, len: usize) -> Option<&mut [u8]> {
+        match self {
+            Self::Custom(buf) => {
+                catch_user_panic(|| buf.writable()).and_then(|bytes| bytes.get_mut(..len))
+            }
+            buf => buf.bytes_mut().get_mut(..len),
         }
     }
 
@@ -310,10 +325,17 @@ impl fmt::Debug for AnyBuf {
 }
 
 /// Calls a method of a user's buffer type; `None` if the method panics. A panic must not unwind
-/// through the engine, whose state is being changed.
+/// through the engine, whose state is being changed. The payload of the panic is leaked, because
+/// its drop is user code that may panic too.
 #[cold]
 fn catch_user_panic<T>(method: impl FnOnce() -> Option<T>) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(method)).ok().flatten()
+    match catch_unwind(AssertUnwindSafe(method)) {
+        Ok(returned) => returned,
+        Err(payload) => {
+            std::mem::forget(payload);
+            None
+        }
+    }
 }
 
 /// Copies `count` bytes of `source`, from offset `from` on, behind the first `at` bytes of `buf`.

@@ -31,7 +31,9 @@ impl AccessError {
         rest: usize,
     ) -> Result<(&'a Region, usize), Self> {
         let remote_rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let Some(region) = region.filter(|region| region.access.intersects(remote_rights)) else {
+        let Some(region) = region
+            .filter(|region| region.access.intersects(remote_rights) && region.memory.is_open())
+        else {
             return Err(Self::UnknownKey);
         };
         check_access(remote.key, region.access, remote.required_access(kind))

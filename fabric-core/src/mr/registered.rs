@@ -8,7 +8,8 @@ use crate::atomic::{AtomicOp, Datatype};
 use crate::buf::AnyBuf;
 use crate::error::{Error, Result};
 
-/// A registered buffer. Peers can access the buffer while its owner does not hold it.
+/// A registered buffer. Peers can access the buffer while its owner does not hold it. A custom
+/// buffer that becomes shorter than it was at its registration is closed to peers.
 #[derive(Debug)]
 pub struct RegisteredMemory {
     state: Mutex<RegisteredState>,
@@ -24,6 +25,17 @@ struct RegisteredState {
     /// Accesses that have begun and not ended.
     accesses: usize,
     closed: bool,
+}
+
+impl RegisteredState {
+    /// Closes the memory if its buffer is shorter than `len`, the length at its registration.
+    /// Returns whether the memory is open.
+    fn check_open(&mut self, len: usize) -> bool {
+        if let Some(buf) = &mut self.buf {
+            self.closed |= buf.first_bytes_mut(len).is_none();
+        }
+        !self.closed
+    }
 }
 
 impl RegisteredMemory {
@@ -74,17 +86,15 @@ impl RegisteredMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `access` with all bytes, under the lock.
-    ///
-    /// # Panics
-    /// When the owner holds the buffer: callers are between `begin_access` and `end_access`.
-    fn with_bytes<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
+    /// Calls `access` with all bytes, under the lock. Without the call, closes the memory and
+    /// returns `None` if a custom buffer is shorter than at its registration or panics, or if the
+    /// owner holds the buffer, which it does not between `begin_access` and `end_access`.
+    fn with_bytes<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         let mut state = self.lock();
-        let buf = state
-            .buf
-            .as_mut()
-            .expect("an access begins before it touches the bytes");
-        access(buf.bytes_mut())
+        let RegisteredState { buf, closed, .. } = &mut *state;
+        let bytes = buf.as_mut().and_then(|buf| buf.first_bytes_mut(self.len));
+        *closed |= bytes.is_none();
+        bytes.map(access)
     }
 }
 
@@ -94,7 +104,12 @@ impl RegionMemory for RegisteredMemory {
     }
 
     fn read(&self, at: usize, out: &mut [u8]) {
-        self.with_bytes(|bytes| out.copy_from_slice(&bytes[at..at + out.len()]));
+        if self
+            .with_bytes(|bytes| out.copy_from_slice(&bytes[at..at + out.len()]))
+            .is_none()
+        {
+            out.fill(0);
+        }
     }
 
     fn write(&self, at: usize, from: &[u8]) {
@@ -110,6 +125,7 @@ impl RegionMemory for RegisteredMemory {
         comparand: u64,
     ) -> u64 {
         self.with_bytes(|bytes| execute_atomic_locked(bytes, at, op, datatype, operand, comparand))
+            .unwrap_or_default()
     }
 
     fn close(&self) {
@@ -117,11 +133,12 @@ impl RegionMemory for RegisteredMemory {
     }
 
     fn is_open(&self) -> bool {
-        !self.lock().closed
+        self.lock().check_open(self.len)
     }
 
     fn address(&self) -> u64 {
         self.with_bytes(|bytes| bytes.as_ptr().addr() as u64)
+            .unwrap_or_default()
     }
 
     fn is_served_by_owner(&self) -> bool {
@@ -130,7 +147,7 @@ impl RegionMemory for RegisteredMemory {
 
     fn begin_access(&self) -> bool {
         let mut state = self.lock();
-        let accessible = state.buf.is_some() && !state.closed;
+        let accessible = state.check_open(self.len) && state.buf.is_some();
         state.accesses += usize::from(accessible);
         accessible
     }

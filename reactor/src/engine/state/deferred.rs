@@ -127,18 +127,111 @@ impl DeferredActions {
     /// Runs all actions. A panic of user code is logged, and the remaining actions run.
     pub(crate) fn run(self) {
         for action in self.first.into_iter().chain(self.others) {
-            let ran = catch_unwind(AssertUnwindSafe(|| match action {
+            let has_returned = contain_panic(|| match action {
                 DeferredAction::Wake(waker) => waker.wake(),
                 DeferredAction::DropWaker(waker) => drop(waker),
                 DeferredAction::DropBuffer(buf) => drop(buf),
                 DeferredAction::EmitTrace(event) => event.emit(),
-            }));
-            if ran.is_err() {
-                tracing::error!(
-                    target: "fabric::progress",
-                    "panic in a waker, in the drop of a buffer, or in a tracing subscriber"
-                );
+            });
+            if !has_returned {
+                // The subscriber may be what panicked, and may panic again.
+                contain_panic(|| {
+                    tracing::error!(
+                        target: "fabric::progress",
+                        "panic in a waker, in the drop of a buffer, or in a tracing subscriber"
+                    );
+                });
             }
         }
+    }
+}
+
+/// Calls user code, and returns whether it has returned: false after a panic. The payload of the
+/// panic is leaked, because its drop is user code that may panic too.
+fn contain_panic(user_code: impl FnOnce()) -> bool {
+    match catch_unwind(AssertUnwindSafe(user_code)) {
+        Ok(()) => true,
+        Err(payload) => {
+            std::mem::forget(payload);
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+
+    /// A panic payload, the drop of which panics.
+    struct PanickingPayload;
+
+    impl Drop for PanickingPayload {
+        fn drop(&mut self) {
+            panic!("drop of a panic payload");
+        }
+    }
+
+    /// A waker or a subscriber that counts its calls and panics in each.
+    struct PanickingUserCode(Arc<AtomicUsize>);
+
+    impl PanickingUserCode {
+        fn count_and_panic(&self) -> ! {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            std::panic::panic_any(PanickingPayload)
+        }
+    }
+
+    impl Wake for PanickingUserCode {
+        fn wake(self: Arc<Self>) {
+            self.count_and_panic()
+        }
+    }
+
+    impl Subscriber for PanickingUserCode {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn event(&self, _: &Event<'_>) {
+            self.count_and_panic()
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// Neither a subscriber that panics in every event nor a panic payload whose drop panics
+    /// prevents the actions that follow.
+    #[test]
+    fn all_actions_run_although_each_panics() {
+        let (wakes, events) = (Arc::default(), Arc::default());
+        let waker = || Waker::from(Arc::new(PanickingUserCode(Arc::clone(&wakes))));
+        let mut deferred = Deferred::default();
+        for _ in 0..3 {
+            deferred.wake(waker());
+            deferred.trace(TraceEvent::DriverStarted("test"));
+        }
+        deferred.wake(waker());
+        let actions = deferred.take_actions();
+        tracing::subscriber::with_default(PanickingUserCode(Arc::clone(&events)), || {
+            actions.run();
+            Deferred::emit_now(TraceEvent::DriverEnded("test"));
+        });
+        assert_eq!(wakes.load(Ordering::Relaxed), 4);
+        // The four events of the domain, and an error for each of the eight panics.
+        assert_eq!(events.load(Ordering::Relaxed), 4 + 8);
     }
 }
