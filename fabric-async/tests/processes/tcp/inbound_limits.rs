@@ -61,7 +61,10 @@ fn connections_beyond_the_limit_are_refused() {
                     let ep = Endpoint::options().socket_options(options);
                     let ep = ep.bind("tcp://").await.unwrap();
                     let mut events = ep.take_events().unwrap();
-                    let inserted = Endpoint::bind("tcp://").await.unwrap().name().clone();
+                    // A free port, on an address that only this process uses.
+                    let [.., high, low] = std::process::id().to_be_bytes();
+                    let any_port = format!("tcp://127.{high}.{low}.4:0");
+                    let inserted = Endpoint::bind(&any_port).await.unwrap().name().clone();
                     let peer = ep.address_vector().insert(&inserted).unwrap();
                     // Starts the threads of the endpoint.
                     assert!(request(&mut connect_from(local, &ep).await, 9999).await);
