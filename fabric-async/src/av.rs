@@ -181,10 +181,10 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.insert(peer).map(|(addr, _)| addr)
     }
 
-    /// Removes a peer and returns its address (`fi_av_remove`). From then on the use of its `FiAddr`
-    /// fails with [`Error::StaleAddress`], also when the table entry is reused. Pending operations
-    /// to the handle, and receives directed at it, end with [`Error::StaleAddress`]. Messages from
-    /// the peer still arrive, from an unknown source.
+    /// Removes a peer and returns its address (`fi_av_remove`). From then on the use of its
+    /// `FiAddr` fails with [`Error::StaleAddress`], also when the table entry is reused. Pending
+    /// operations to the handle, and receives directed at it, end with [`Error::StaleAddress`].
+    /// Messages from the peer still arrive, from an unknown source.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].

@@ -87,9 +87,9 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Waits for completions, moves up to `max` of them to `out` and returns their number
     /// (`fi_cq_sread`).
     ///
-    /// The call waits until an operation that reports to this queue completes, or a peer writes with
-    /// [data](crate::Request::data). If a post was refused, call this only if an earlier post is
-    /// pending or its completion is in the queue.
+    /// The call waits until an operation that reports to this queue completes, or a peer writes
+    /// with [data](crate::Request::data). If a post was refused, call this only if an earlier post
+    /// is pending or its completion is in the queue.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.

@@ -10,8 +10,8 @@ use fabric_reactor::registry;
 /// provider makes each offer twice, with manual and with automatic progress. The order is fixed,
 /// nothing is measured: `shm`, `tcp`, `udp`, and manual before automatic progress (without a hint,
 /// progress is manual). The provider `sim`, which is for tests, is offered only to hints that [name
-/// `sim`](Hints::provider). Use the first info, unless you need an alternative. Offers that are equal
-/// once they are adjusted to the hints, as with a hint for manual progress, yield one info.
+/// `sim`](Hints::provider). Use the first info, unless you need an alternative. Offers that are
+/// equal once they are adjusted to the hints, as with a hint for manual progress, yield one info.
 ///
 /// `tcp` first offers the fabric and domain `tcp`, which stand for any network; an endpoint without
 /// an address of its own gets a loopback address. The next offers of `tcp` are the networks of this

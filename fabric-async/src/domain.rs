@@ -344,8 +344,8 @@ impl<M: ThreadModel> Domain<M> {
     /// disconnected and its last message has been received and consumed.
     ///
     /// After the removal, uses of the peer's handle fail with [`Error::StaleAddress`]. The handle
-    /// stands for the endpoint that connected: another process that takes the same name gets another
-    /// handle, and sends to the first one fail. A peer that the application inserts, by
+    /// stands for the endpoint that connected: another process that takes the same name gets
+    /// another handle, and sends to the first one fail. A peer that the application inserts, by
     /// [`AddressVector::insert`] or [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it
     /// connects or while it is auto-inserted, is not removed. See
     /// [`guide::client_server`](crate::guide::client_server).
@@ -425,8 +425,9 @@ impl<M: ThreadModel> Domain<M> {
     /// [`alloc_from`](Self::alloc_from) copies the bytes to memory that peers access directly
     /// instead.
     ///
-    /// The region has the length of the buffer's bytes ([`FlatBuf::bytes`](crate::buf::FlatBuf)), not
-    /// its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0; n]`.
+    /// The region has the length of the buffer's bytes ([`FlatBuf::bytes`](crate::buf::FlatBuf)),
+    /// not its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0;
+    /// n]`.
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the

@@ -147,8 +147,8 @@ impl Address {
                         "the port, after the last colon, is not a number from 0 to 65535"
                     }
                     _ => {
-                        "the part before the port is not an IP address ([::1] for IPv6), nor a host \
-                         name that this call resolves: see `resolve`"
+                        "the part before the port is not an IP address ([::1] for IPv6), nor a \
+                         host name that this call resolves: see `resolve`"
                     }
                 });
             };

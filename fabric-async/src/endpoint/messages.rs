@@ -62,10 +62,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to receive into this buffer (`fi_recv`). A `Vec` or `BytesMut` has room
     /// for its capacity.
     ///
-    /// The receive of a longer message fails with [`Error::Truncated`](crate::Error::Truncated): the
-    /// buffer has the first bytes, and the rest is lost. The content of the buffer is unspecified until the receive
-    /// completes: when a sender ends in the middle of a message, the receive keeps waiting for
-    /// another message.
+    /// The receive of a longer message fails with [`Error::Truncated`](crate::Error::Truncated):
+    /// the buffer has the first bytes, and the rest is lost. The content of the buffer is
+    /// unspecified until the receive completes: when a sender ends in the middle of a message, the
+    /// receive keeps waiting for another message.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`]; the buffer is dropped.
@@ -128,8 +128,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// not wait.
     ///
     /// A probe finds buffered messages, and may buffer one more message beyond the budget for
-    /// unexpected messages, unless the budget is already exceeded. Messages behind one that is held back at its sender are not found; see
-    /// [`memory`](crate::guide::memory).
+    /// unexpected messages, unless the budget is already exceeded. Messages behind one that is
+    /// held back at its sender are not found; see [`memory`](crate::guide::memory).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

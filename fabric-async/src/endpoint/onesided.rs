@@ -25,10 +25,10 @@ use crate::window::RemoteWindow;
 /// [`Error::OutOfBounds`].
 ///
 /// Over `shm` one-sided operations to a peer take effect in posting order. Over `tcp` a write or
-/// message may overtake an earlier read: use [`fence`](Request::fence). A receiver of a message sees
-/// everything that was written before the message was sent; a one-sided operation does not wait
-/// until earlier messages have been received. See [`guide::ordering`](crate::guide::ordering) and
-/// [`guide::one_sided`](crate::guide::one_sided).
+/// message may overtake an earlier read: use [`fence`](Request::fence). A receiver of a message
+/// sees everything that was written before the message was sent; a one-sided operation does not
+/// wait until earlier messages have been received. See [`guide::ordering`](crate::guide::ordering)
+/// and [`guide::one_sided`](crate::guide::one_sided).
 impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to write these bytes to a peer's memory (`fi_write`): to a position
     /// ([`RemoteAddr`](crate::RemoteAddr)), or to a list of ranges as one operation (`fi_writemsg`

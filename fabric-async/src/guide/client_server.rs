@@ -97,11 +97,12 @@
 //!
 //! [`PeerDown`](EventKind::PeerDown) may be read before the last messages and queue entries of the
 //! peer. Over `shm` the event is queued when the peer's socket ends, while its last records are
-//! still in the ring. Over `tcp` the event is queued after everything that had arrived was received;
-//! but a `select!` over the event queue and the completion queue may take the event first. With
+//! still in the ring. Over `tcp` the event is queued after everything that had arrived was
+//! received; but a `select!` over the event queue and the completion queue may take the event
+//! first. With
 //! `biased;` and the completion queue first this is rarer, and still possible: polling the event
-//! queue makes [progress](super::progress#polls-make-progress), which can add an entry and the event
-//! in one pass. Therefore do not end a transfer on `PeerDown`. Two rules are safe:
+//! queue makes [progress](super::progress#polls-make-progress), which can add an entry and the
+//! event in one pass. Therefore do not end a transfer on `PeerDown`. Two rules are safe:
 //!
 //! * **Let the sender wait for an answer** before it ends.
 //! * **Post a directed receive** ([`from`](Request::from)) while the peer is connected. It fails
@@ -137,10 +138,10 @@
 //! A server keys its state for each client by the handle. It frees the state
 //!
 //! * on [`PeerDown`](EventKind::PeerDown), whose `source` is the handle;
-//! * when a reply fails with an error for which [`Error::is_peer_unavailable`] is true: at once, or,
-//!   if the reply was started and dropped, as an [`OperationFailed`](EventKind::OperationFailed).
-//!   Requests of a client that has left may be read after its `PeerDown`. They create the state
-//!   again, and no second `PeerDown` follows.
+//! * when a reply fails with an error for which [`Error::is_peer_unavailable`] is true: at once,
+//!   or, if the reply was started and dropped, as an
+//!   [`OperationFailed`](EventKind::OperationFailed). Requests of a client that has left may be
+//!   read after its `PeerDown`. They create the state again, and no second `PeerDown` follows.
 //! * after an [`Overrun`](EventKind::Overrun), if [`lookup`](AddressVector::lookup) of the handle
 //!   fails: see [`backpressure`](super::backpressure#queue-entries).
 //!

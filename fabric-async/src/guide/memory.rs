@@ -251,7 +251,7 @@
 //!
 //! * A peer may use at most half of what the other peers leave, of seven eighths of the budget. One
 //!   peer alone gets 7 MiB, and n peers that send all they can leave one (n + 1)th to the next one.
-//!   The peer of a [`ConnectedEndpoint`](crate::ConnectedEndpoint) gets the whole budget, unless
+//!   The peer of a [`ConnectedEndpoint`] gets the whole budget, unless
 //!   the endpoint has a shared receive context.
 //! * An eighth is a reserve: a peer beyond its share may still use 4 KiB.
 //! * Messages of peers that have left stay, and count. When the reserve is used up too, messages of

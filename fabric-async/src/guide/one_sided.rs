@@ -121,8 +121,8 @@
 //! One write may have any length up to that of the region. Several writes of a part let the sender
 //! produce a part while others are under way, and bound its memory:
 //!
-//! * **Chunks.** Over `shm` a post moves up to 256 KiB and later passes the rest; over `tcp` a chunk
-//!   waits for one acknowledgement. Chunks of 1 MiB make both small.
+//! * **Chunks.** Over `shm` a post moves up to 256 KiB and later passes the rest; over `tcp` a
+//!   chunk waits for one acknowledgement. Chunks of 1 MiB make both small.
 //! * **Pipelining.** Start a few writes, eight here, and await the oldest before the next. Each
 //!   holds a [transmit credit](super::backpressure#transmit-credits) until it completes. `.await`
 //!   of one write at a time waits for a round trip over `tcp`.

@@ -38,9 +38,9 @@
 //! # Lengths
 //!
 //! A message has at most 1472 bytes, the payload of an Ethernet frame and libfabric's limit; a
-//! longer one is refused by the post. The receive of a datagram that is longer than that, or than the
-//! buffer, fails with [`Truncated`](Error::Truncated), which has the number of bytes lost. An empty datagram is a
-//! message.
+//! longer one is refused by the post. The receive of a datagram that is longer than that, or than
+//! the buffer, fails with [`Truncated`](Error::Truncated), which has the number of bytes lost. An
+//! empty datagram is a message.
 //!
 //! # Unexpected messages
 //!
@@ -57,8 +57,8 @@
 //!
 //! The [`source`](Message::source) of a message is the handle of the address it came from. An
 //! auto-inserting vector inserts every sender. An endpoint keeps the handles of 1024 senders. A
-//! further sender replaces one without recent datagrams, or, if all have sent some, the one that was
-//! recorded first. The handle of a replaced sender is valid until its waiting messages were
+//! further sender replaces one without recent datagrams, or, if all have sent some, the one that
+//! was recorded first. The handle of a replaced sender is valid until its waiting messages were
 //! received; then it is stale, and the sender's next datagram gets a new handle. To keep a handle,
 //! [insert](AddressVector::insert) the address or call [`add_peer`](Endpoint::add_peer). An IP
 //! address is not authenticated, and nothing is encrypted.

@@ -21,8 +21,8 @@ bitflags! {
         /// RMA reads and writes of a peer's memory.
         #[doc(alias = "FI_RMA")]
         const RMA = 1 << 2;
-        /// Atomic operations on a peer's memory; [`AtomicOp::is_valid`](crate::atomic::AtomicOp::is_valid)
-        /// tells which.
+        /// Atomic operations on a peer's memory;
+        /// [`AtomicOp::is_valid`](crate::atomic::AtomicOp::is_valid) tells which.
         #[doc(alias = "FI_ATOMIC")]
         const ATOMIC = 1 << 3;
         /// One message to many receivers; combined with [`Caps::MSG`].

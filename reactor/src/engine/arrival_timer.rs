@@ -2,8 +2,8 @@
 //!
 //! The timer runs while a message is arriving. It expires [`CHECKS_PER_TIMEOUT`] times in the
 //! progress timeout, and each time the receive queues compare what has arrived
-//! ([`check_arrivals`](RxQueue::check_arrivals)). Each check is in a call that also makes a pass, so
-//! a message that waits in a socket or ring because the program did not poll does not time out.
+//! ([`check_arrivals`](RxQueue::check_arrivals)). Each check is in a call that also makes a pass,
+//! so a message that waits in a socket or ring because the program did not poll does not time out.
 
 use std::sync::Arc;
 use std::time::Duration;

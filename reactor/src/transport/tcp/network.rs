@@ -1,7 +1,7 @@
 //! The network below the endpoints: how they listen, connect and name each other.
 //!
-//! The provider `tcp` uses [`IpNetwork`](super::ip_network::IpNetwork). A transport that carries the same wire protocol over
-//! other streams implements [`Network`].
+//! The provider `tcp` uses [`IpNetwork`](super::ip_network::IpNetwork). A transport that carries
+//! the same wire protocol over other streams implements [`Network`].
 
 use std::net::SocketAddr;
 

@@ -116,8 +116,8 @@ impl ShmEndpoint {
         });
     }
 
-    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]). What is left in the ring of
-    /// a connectionless peer is not received.
+    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]). What is left in the ring
+    /// of a connectionless peer is not received.
     ///
     /// [`TransportEndpoint::disconnect`]: fabric_core::transport::TransportEndpoint::disconnect
     pub(super) fn end_connections(
