@@ -60,7 +60,7 @@ use peers::QueuePeers;
 pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use partial::PartialId;
-pub use peers::Discarded;
+pub use peers::DiscardedMessages;
 pub use plain::{PlainRun, PlainSink};
 pub use stalled::CHECKS_PER_TIMEOUT;
 

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::matching::{Envelope, PeerKey};
 use crate::op::{EpId, OpKey};
 
-use super::peers::Discarded;
+use super::peers::DiscardedMessages;
 use super::plain::PlainSink;
 
 /// Identifies one endpoint among all that have had its address: an endpoint opened there later has
@@ -160,7 +160,7 @@ pub trait RxEngine {
 
     /// Notes that unexpected messages in the queue of `queue` were discarded, because their senders
     /// have left and the budget was used up.
-    fn on_discarded(&mut self, queue: EpId, discarded: &Discarded) {
+    fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {
         let _ = (queue, discarded);
     }
 

@@ -76,7 +76,7 @@ impl QueuePeers {
 /// Unexpected messages that were discarded, because their senders have left and the budget was used
 /// up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Discarded {
+pub struct DiscardedMessages {
     /// The peer that had sent the most bytes, if its name is still known.
     pub peer: Option<Address>,
     /// The number of peers.
@@ -111,7 +111,7 @@ impl RxQueue {
         let largest = bytes_of.iter().max_by_key(|(_, bytes)| **bytes);
         let largest = largest.map(|(peer, _)| *peer);
         let name = self.peers.known().find(|(peer, _)| Some(*peer) == largest);
-        let report = Discarded {
+        let report = DiscardedMessages {
             peer: name.map(|(_, name)| name.clone()),
             peers: peers.len(),
             messages: discarded.len(),
@@ -231,7 +231,7 @@ impl RxQueue {
         let discarded = self.matcher.take_where(|envelope, message| {
             message.partial.is_none() && keys.contains(&envelope.peer)
         });
-        let mut report = Discarded::default();
+        let mut report = DiscardedMessages::default();
         for (envelope, message) in discarded {
             self.budget
                 .release(envelope.peer, message.budget_cost(&envelope));

@@ -4,7 +4,7 @@ use fabric_core::buf::{AnyBuf, CopySource, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::rx::Discarded;
+use fabric_core::rx::DiscardedMessages;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
     EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, PlainSink, RxEngine,
@@ -296,7 +296,7 @@ impl RxEngine for DomainState {
         self.shared_senders.add(ep)
     }
 
-    fn on_discarded(&mut self, queue: EpId, discarded: &Discarded) {
+    fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {
         if let Some(ep) = self.endpoints.get_mut(queue.0) {
             ep.stats.discarded += discarded.messages as u64;
         }
