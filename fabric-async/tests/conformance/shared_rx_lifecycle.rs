@@ -219,7 +219,10 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         .tag(1)
         .await
         .unwrap();
-    fixture.wait_for_unexpected(1).await;
+    // When this message has begun to arrive, the one before is whole, and survives the close.
+    let marker = numbered_message(9, 20);
+    a.ep.send(addrs[0], marker).tag(9).await.unwrap();
+    fixture.wait_for_unexpected(2).await;
     let receives: Vec<_> = (0..3)
         .map(|_| fixture.shared_rx.recv().start().unwrap())
         .collect();
