@@ -29,14 +29,23 @@ fn reposted_receive_takes_a_message_that_waits_in_a_ring() {
         // The program inserts the address of the hostile peer, because the release of an
         // auto-inserted handle also retries messages that wait in rings.
         ep.address_vector().insert("shm://hostile").unwrap();
-        // Uses the budget of unexpected messages up to 85 bytes.
-        let filler = Endpoint::bind("shm://").await.unwrap();
-        let to_ep = filler.add_peer(ep.name()).await.unwrap();
-        for index in 0..14_873 + 3 {
-            let len = if index < 14_873 { 1000 } else { 1 };
-            filler.send(to_ep, vec![1; len]).tag(7).await.unwrap();
-            ep.domain().progress();
-            ep.domain().progress();
+        // Each of these peers uses half of the budget that is left, so that the next peer gets no
+        // more than the guaranteed amount, which is that of seven short messages.
+        let mut fillers = Vec::new();
+        for _ in 0..16 {
+            let filler = Endpoint::bind("shm://").await.unwrap();
+            let to_ep = filler.add_peer(ep.name()).await.unwrap();
+            loop {
+                let before = ep.stats().unexpected;
+                filler.send(to_ep, vec![1; 1000]).tag(7).await.unwrap();
+                for _ in 0..20 {
+                    ep.domain().progress();
+                }
+                if ep.stats().unexpected == before {
+                    break;
+                }
+            }
+            fillers.push(filler);
         }
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let (honest, hostile) = (
@@ -62,8 +71,16 @@ fn reposted_receive_takes_a_message_that_waits_in_a_ring() {
             ep.domain().progress();
             tokio::task::yield_now().await;
         }
-        // The honest peer's message; then the hostile peer's violation.
-        write_record(&honest, 0, 1 | 16 << 16 | 1 << 40, 77);
+        // The honest peer's messages, of which the last one waits in the ring; then the hostile
+        // peer's violation.
+        write_record(&honest, 7, 1 | 16 << 16 | 1 << 40, 77);
+        for line in (0..7).rev() {
+            write_record(&honest, line, 1 | 1 << 8 | 24 << 16 | 1 << 40, 7);
+        }
+        for _ in 0..1000 {
+            ep.domain().progress();
+            tokio::task::yield_now().await;
+        }
         write_record(&hostile, 1, 0xff | 24 << 16 | 1 << 40, 0);
         // Only a wake-up polls the receive again.
         assert_eq!(receive.await.unwrap()[..], 77u64.to_le_bytes());

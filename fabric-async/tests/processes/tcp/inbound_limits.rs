@@ -82,11 +82,16 @@ fn connections_beyond_the_limit_are_refused() {
                     }
                     assert_eq!(ep.stats().peers, limit);
                     assert_eq!(ep.stats().inbound_refused, 100 - limit as u64);
-                    let refusals = std::iter::from_fn(|| events.try_read()).filter(|event| {
-                        matches!(&event.kind, EventKind::InboundRefused { error, .. }
-                            if error.to_string().contains("inbound connections"))
-                    });
-                    assert_eq!(refusals.count(), 100 - limit);
+                    let refusals =
+                        std::iter::from_fn(|| events.try_read()).map(|event| match event.kind {
+                            EventKind::InboundRefused { error, count }
+                                if error.to_string().contains("inbound connections") =>
+                            {
+                                count
+                            }
+                            _ => 0,
+                        });
+                    assert_eq!(refusals.sum::<u64>(), 100 - limit as u64);
 
                     let echo = TestPeer::start("tcp echo", &format!("{inserted} {}", ep.name()));
                     let ready = ep.recv().tag(3).await.unwrap();

@@ -42,7 +42,7 @@ async fn count_idle_passes(ep: &Endpoint) -> u64 {
 #[test]
 fn pending_response_to_closed_peer_lets_driver_sleep() {
     const PART: usize = 16 << 10;
-    const PARTS: usize = 1100;
+    const PARTS: usize = 450;
     run(async {
         let (ep, mut events) = bind_with_events().await;
         let mut memory = ep
@@ -63,7 +63,7 @@ fn pending_response_to_closed_peer_lets_driver_sleep() {
             )
             .start()
             .unwrap();
-        // More bytes than the endpoint buffers without a receive.
+        // More bytes than the share of one peer; the rest is set aside.
         let part = encode_packet(connection, 0, PART as u64, &[1; PART]);
         let read_request = encode_read_request(&memory.remote());
         let flood = async {
