@@ -112,10 +112,11 @@ mod tests {
     #[test]
     fn unpacked_token_equals_packed_token() {
         for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
-            for (kind, id) in [(0, 0), (1, 7), (3, (1 << 30) - 3)] {
+            for (kind, id) in [(0, 0), (1, 7), (3, (1 << 30) - 4)] {
                 let token = WaitToken { kind, ep, id };
                 assert_eq!(WaitToken::unpack(token.pack()), token);
                 assert_ne!(token.pack(), WaitToken::SHARED);
+                assert_ne!(token.pack(), WaitToken::ARRIVAL_TIMER);
             }
         }
     }
