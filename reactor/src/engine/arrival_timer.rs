@@ -52,8 +52,9 @@ impl EngineState {
     /// Starts the timer, because a message is arriving. Without a timer, for lack of descriptors,
     /// the next message that arrives tries again.
     pub(crate) fn start_arrival_timer(&mut self, wait_set: &Arc<EpollSet>) {
+        // A forked child shares the timer with its parent, whose connections it must not end.
         let timer = &mut self.arrival_timer;
-        if timer.timeout.is_none() {
+        if timer.timeout.is_none() || !self.fork_guard.in_original_process() {
             return;
         }
         if timer.timer.is_none() {
@@ -67,6 +68,9 @@ impl EngineState {
     /// Handles the expired timer: checks all receive queues, and ends the connections of messages
     /// that have timed out.
     pub(crate) fn check_arrivals(&mut self) {
+        if !self.fork_guard.in_original_process() {
+            return;
+        }
         let mut timed_out = Vec::new();
         let mut any = false;
         for rx in self.endpoints.all_rx_mut() {
