@@ -124,8 +124,9 @@ impl<'a> DomainBuilder<'a> {
     /// middle would hold the receive for ever. After two sixteenths of the timeout without a byte,
     /// another peer's message may take the receive, and the rest of the stalled message is buffered
     /// (within the peer's share of the
-    /// [budget](crate::guide::memory#unexpected-messages)). After the whole timeout the connection
-    /// ends with [`DownReason::Stalled`](crate::DownReason::Stalled). Times are measured while the
+    /// [budget](crate::guide::memory#unexpected-messages)); if it does not fit, its connection ends.
+    /// After the whole timeout the connection ends in any case, with
+    /// [`DownReason::Stalled`](crate::DownReason::Stalled). Times are measured while the
     /// domain makes progress.
     ///
     /// ```

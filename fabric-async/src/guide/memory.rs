@@ -273,8 +273,9 @@
 //! A message that arrives in pieces fills a receive or a buffer from its first piece on. If no
 //! byte follows for an eighth of the [progress timeout](crate::BindOptions::progress_timeout) (30
 //! seconds by default), another peer's message may take the receive; what has arrived is buffered
-//! within the share of its sender, and the rest is awaited. After the whole timeout the connection
-//! ends with [`DownReason::Stalled`]. [`Endpoint::disconnect`] ends the connections with a peer at
+//! within the share of its sender, and the rest is awaited. The connection ends with
+//! [`DownReason::Stalled`] after the whole timeout, or when a message waits for the receive and the
+//! stalled one is longer than the share. [`Endpoint::disconnect`] ends the connections with a peer at
 //! once.
 //!
 //! # Cleanup after a crash

@@ -2,16 +2,18 @@
 //!
 //! The engine [checks](RxQueue::check_arrivals) the arriving messages at intervals. A message of
 //! which nothing has arrived since the check before the last one is *stalled*: another message may
-//! take its receive, and the stalled message is buffered. After [`CHECKS_PER_TIMEOUT`] checks the
-//! engine ends the connection. A message that this side copies is not checked.
+//! take its receive, and the stalled message is buffered. If a message waits for that receive and
+//! the stalled one is too long to be buffered, the engine ends the connection of the stalled one.
+//! It does so after [`CHECKS_PER_TIMEOUT`] checks in any case. A message that this side copies is
+//! not checked.
 
-use super::budget::{Admission, message_cost};
+use super::budget::message_cost;
 use super::engine::RxEngine;
 use super::lost::OnLoss;
 use super::partial::{PartialId, PartialMessage, PartialReceive, PartialTarget};
 use super::{RxQueue, UnexpectedMessage};
 use crate::buf::PooledBuf;
-use crate::matching::{Envelope, PeerKey};
+use crate::matching::{Envelope, PeerKey, PostPlace};
 use crate::op::{EpId, OpKey};
 
 /// The number of checks without a byte after which a message has timed out.
@@ -58,27 +60,31 @@ impl RxQueue {
         }
         self.partials.has_stalled = !stalled.is_empty();
         for (id, peer) in stalled {
-            self.serve_waiting(engine, id, peer);
+            if !self.serve_waiting(engine, id, peer) {
+                timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
+            }
         }
         any
     }
 
     /// Gives the receive of a stalled message to the earliest buffered message that it accepts.
-    fn serve_waiting(&mut self, engine: &mut impl RxEngine, id: PartialId, peer: PeerKey) {
+    /// Returns false if there is such a message and the stalled one cannot be buffered.
+    fn serve_waiting(&mut self, engine: &mut impl RxEngine, id: PartialId, peer: PeerKey) -> bool {
         let Some(place) = self.partials.receive_of(id).and_then(restorable) else {
-            return;
+            return true;
         };
         let is_other = |envelope: &Envelope| envelope.peer != peer;
         let Some(waiting) = self.matcher.unexpected_for_place(&place, is_other) else {
-            return;
+            return true;
         };
         let Some(receive) = self.release_stalled(engine, id) else {
-            return;
+            return false;
         };
         if let Some((envelope, message)) = self.matcher.take_message(waiting) {
             self.deliver_buffered(engine, receive, envelope, message);
         }
         self.check_probes(engine);
+        true
     }
 
     /// Returns whether a stalled message has a receive that accepts this message.
@@ -102,7 +108,8 @@ impl RxQueue {
         receive
     }
 
-    /// Returns a stalled message whose receive accepts this message of another peer.
+    /// Returns a stalled message that can be buffered, and whose receive accepts this message of
+    /// another peer.
     #[cold]
     fn stalled_receive_for(&self, envelope: &Envelope) -> Option<PartialId> {
         let accepts = |receive: &&PartialReceive| {
@@ -112,10 +119,16 @@ impl RxQueue {
             partial.is_stalled()
                 && partial.envelope.peer != envelope.peer
                 && !self.peer_copies.has(receive.partial)
+                && self.can_buffer(&partial.envelope)
                 && restorable(receive).is_some_and(|place| place.accepts(envelope))
         };
         let mut receives = self.partials.receives();
         receives.find(accepts).map(|receive| receive.partial)
+    }
+
+    /// Returns whether the share of its sender has room for a stalled message.
+    fn can_buffer(&self, envelope: &Envelope) -> bool {
+        self.budget.fits(envelope.peer, message_cost(envelope.len))
     }
 
     /// Buffers a stalled message, and returns its receive. `None` if the sender's share of the
@@ -130,11 +143,8 @@ impl RxQueue {
             return None;
         };
         let envelope = partial.envelope.clone();
-        let cost = message_cost(envelope.len);
         let mut bytes = PooledBuf::empty(&self.pool);
-        if self.budget.admit(envelope.peer, cost) != Admission::Fits
-            || bytes.begin_fill(envelope.len).is_err()
-        {
+        if !self.can_buffer(&envelope) || bytes.begin_fill(envelope.len).is_err() {
             return None;
         }
         engine.copy_received(op, written, &mut bytes);
@@ -155,7 +165,7 @@ impl RxQueue {
 }
 
 /// Returns the place in posting order of a receive that another message may take.
-fn restorable(receive: &PartialReceive) -> Option<crate::matching::PostPlace> {
+fn restorable(receive: &PartialReceive) -> Option<PostPlace> {
     match receive.on_loss {
         OnLoss::Restore(place) => Some(place),
         OnLoss::Discard | OnLoss::Fail => None,
