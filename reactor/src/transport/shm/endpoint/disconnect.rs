@@ -146,21 +146,18 @@ impl ShmEndpoint {
             }
             self.remove_rx_connection(ctx, rx_index);
         }
+        let PeerSelector::Name(name) = selector else {
+            return !incoming.is_empty();
+        };
         let mut outgoing = Vec::new();
-        if let PeerSelector::Name(name) = selector {
-            self.for_each_tx(|tx| {
-                if tx.peer_address == *name && !tx.is_closed() {
-                    outgoing.push((tx.addr.index(), tx.identity()));
-                }
-            });
-        }
+        self.for_each_tx(|tx| {
+            if tx.peer_address == *name && !tx.is_closed() {
+                outgoing.push((tx.addr.index(), tx.identity()));
+            }
+        });
         for &(tx_index, identity) in &outgoing {
-            let error = match selector {
-                PeerSelector::Name(name) => Error::PeerGone(name.clone()),
-                PeerSelector::Sender(_) => Error::Canceled,
-            };
             let end = ConnectionEnd {
-                error,
+                error: Error::PeerGone(name.clone()),
                 reason,
                 identity,
             };

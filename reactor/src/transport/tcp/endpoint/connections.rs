@@ -1,9 +1,9 @@
 //! Established connections of an endpoint: how they are added and closed.
 
+use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::tcp::{ByteOrder, Negotiated};
 use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
-use fabric_core::{Address, Error};
 
 use super::super::connection::TcpConnection;
 use super::super::linger;
@@ -194,31 +194,31 @@ impl TcpEndpoint {
         selector: PeerSelector<'_>,
         reason: DownReason,
     ) -> bool {
-        let is_selected = |connection: &TcpConnection, name: &Address| match selector {
-            PeerSelector::Name(wanted) => name == wanted,
-            PeerSelector::Sender(sender) => connection.peer_key == sender,
-        };
-        let mut ended = Vec::new();
-        for (connection_index, state) in &self.connections {
-            let Some(connection) = state.established() else {
-                continue;
-            };
-            if is_selected(connection, &self.peers[connection.peer].address) {
-                ended.push(connection_index);
+        let (peer_index, ended) = match selector {
+            PeerSelector::Name(name) => {
+                let Some((peer_index, peer)) =
+                    self.peers.iter().find(|(_, peer)| peer.address == *name)
+                else {
+                    return false;
+                };
+                (Some(peer_index), peer.established.clone())
             }
-        }
+            PeerSelector::Sender(sender) => {
+                let ended = self.connection_keys.connection(sender);
+                (None, ended.into_iter().collect())
+            }
+        };
         for &connection_index in &ended {
             if let Some(connection) = self.established_mut(connection_index) {
                 connection.end(reason);
             }
             self.close_connection(ctx, connection_index);
         }
-        // The attempt to connect, and the operations that wait for it or for the next one.
-        let PeerSelector::Name(name) = selector else {
-            return !ended.is_empty();
-        };
-        let named = self.peers.iter().find(|(_, peer)| peer.address == *name);
-        if let Some((peer_index, peer)) = named {
+        // The attempt to connect, and the operations that wait for it or for the next one. Closing
+        // the last connection may have removed the peer.
+        if let (PeerSelector::Name(name), Some(peer_index)) = (selector, peer_index)
+            && let Some(peer) = self.peers.get(peer_index)
+        {
             let error = Error::PeerGone(name.clone());
             match peer.connection {
                 Some(connecting) => self.remove_outbound(ctx, connecting, &error),

@@ -6,7 +6,7 @@ use std::time::Instant;
 /// At most one deadline for each key, a position in a slab.
 ///
 /// A deadline whose key was removed from the slab may stay until it has passed or the position is
-/// used again: whoever pops a key checks what is at that position.
+/// used again: the caller that pops a key checks what is at that position.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
     ordered: BTreeSet<(Instant, usize)>,

@@ -9,7 +9,7 @@
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `inbound` | limits of inbound connections |
 //! | `connections`, `connection_keys` | established connections: added, closed; their keys |
-//! | `verify` | established connections whose peer's address somebody else claims |
+//! | `verify` | established connections whose peer's address a new request claims |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
 //! | `timer`, `deadlines` | deadlines |
 
