@@ -440,3 +440,47 @@ pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Se
         b.ep.address_vector().remove(to_a).unwrap();
     }
 }
+
+/// A program ends the connection of a peer: what the peer has sent is discarded, a directed receive
+/// fails, and the peer can connect again.
+pub(crate) async fn disconnect_discards_the_messages_of_a_peer(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let name = a.ep.name().clone();
+    for number in 0..3u64 {
+        a.ep.send(to_b, number.to_le_bytes().to_vec())
+            .tag(9)
+            .await
+            .unwrap();
+    }
+    a.ep.send(to_b, "hello").await.unwrap();
+    // The messages before this one are whole.
+    let source = b.ep.recv().await.unwrap().source().unwrap();
+    assert_eq!(b.ep.stats().unexpected, 3);
+    let directed = b.ep.recv().from(source).start().unwrap();
+    let from_any = b.ep.recv().start().unwrap();
+    assert!(b.ep.disconnect(&name).unwrap());
+    assert!(!b.ep.disconnect(&name).unwrap());
+    let stats = b.ep.stats();
+    assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
+    assert_eq!((stats.discarded, stats.peers), (3, 0));
+    assert!(directed.await.unwrap_err().error.is_peer_unavailable());
+    let mut is_down = false;
+    while !is_down {
+        if let EventKind::PeerDown { peer, reason, .. } = next_event(&mut b).await.kind {
+            assert_eq!((&peer, reason), (&name, DownReason::Disconnected));
+            is_down = true;
+        }
+    }
+    // Sends fail or are lost until the peer has noticed the end.
+    let sending = async {
+        loop {
+            let _ = a.ep.send(to_b, "again").await;
+            let_other_tasks_run().await;
+        }
+    };
+    let got = tokio::select! {
+        got = from_any => got.unwrap(),
+        () = sending => unreachable!("the sends go on"),
+    };
+    assert_eq!(&got[..], b"again");
+}

@@ -271,6 +271,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     events {
         send_succeeds_when_receiver_closes_after_receiving: MSG,
+        disconnect_discards_the_messages_of_a_peer: DIRECTED,
         peer_connect_and_close_are_events: SOURCE,
         endpoint_can_bind_its_own_event_queue: MSG,
         failure_of_dropped_send_is_an_event: MSG,

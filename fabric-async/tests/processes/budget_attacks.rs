@@ -15,7 +15,7 @@ const ROUNDS: u64 = 50;
 const BUDGET: usize = 16 << 20;
 
 /// Returns an endpoint of the same provider as `name`, and its handle for the endpoint there.
-async fn client_of(name: &str) -> (Endpoint, FiAddr) {
+pub(crate) async fn client_of(name: &str) -> (Endpoint, FiAddr) {
     let (scheme, _) = name.split_once("://").expect("a name with a scheme");
     let own = format!("{}://", scheme.trim_start_matches("fi_"));
     let ep = Endpoint::bind(&own[..]).await.expect("bind");
@@ -97,7 +97,7 @@ fn peers_that_fill_the_budget_do_not_block_another_peer() {
             wait_until(&ep, |stats| stats.unexpected_bytes > BUDGET / 2).await;
             let _honest = TestPeer::start("budget send_in_reverse", &name);
             serve_reverse(&ep).await;
-            assert_eq!(ep.stats().discarded, 0, "nobody has left");
+            assert_eq!(ep.stats().discarded, 0, "no peer has left");
         });
     }
 }

@@ -10,7 +10,7 @@ use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
 use crate::run;
 
 /// Writes a record header and the first payload word into a segment.
-fn write_record(segment: &OwnedFd, line: u64, header: u64, payload: u64) {
+pub(crate) fn write_record(segment: &OwnedFd, line: u64, header: u64, payload: u64) {
     let bytes: Vec<u8> = [header, payload, 0]
         .into_iter()
         .flat_map(u64::to_le_bytes)

@@ -5,7 +5,11 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use fabric_async::{DownReason, Endpoint, EventKind, EventQueue};
+use rustix::fs::SealFlags;
 
+use crate::budget_attacks::client_of;
+use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::reposted_receive::write_record;
 use crate::run;
 use crate::tcp::hostile::{encode_header, encode_request};
 use crate::test_peer::{TestPeer, wait_for_parent};
@@ -28,10 +32,9 @@ pub(crate) fn begin_message(name_and_len: &str) {
     wait_for_parent();
 }
 
-/// Sends one message to each receive of the endpoint, and gets a reply.
+/// Sends a request, and gets a reply.
 pub(crate) async fn honest_client(name: &str) {
-    let ep = Endpoint::bind("tcp://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("add_peer");
+    let (ep, peer) = client_of(name).await;
     ep.send(peer, "request").await.expect("send");
     ep.recv().await.expect("recv");
 }
@@ -78,6 +81,34 @@ fn stalled_message_holds_no_receive() {
             assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
         });
     }
+}
+
+/// Over shared memory, the attacker writes the first fragment of a message, and no further one.
+#[test]
+fn stalled_fragment_holds_no_receive() {
+    run(async {
+        let options = Endpoint::options().progress_timeout(Some(TIMEOUT));
+        let ep = options.bind("shm://").await.unwrap();
+        let mut events = ep.take_events().unwrap();
+        let receive = ep.recv_into(vec![0; 100]).start().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let ring = sealed_memfd(4096 + 64 * 64, all);
+        write_record(&ring, 0, 2 | 24 << 16 | 1 << 40, 100);
+        let socket = connect_raw(&ep).await;
+        send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&ring]);
+        loop {
+            if let EventKind::PeerConnected { .. } = events.read().await.kind {
+                break;
+            }
+        }
+        let _honest = TestPeer::start("honest_client", &ep.name().to_string());
+        let request = receive.await.unwrap();
+        assert_eq!(request[..], *b"request");
+        ep.send(request.source().unwrap(), "reply").await.unwrap();
+        stalled_peer(&mut events).await;
+        let stats = ep.stats();
+        assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
+    });
 }
 
 /// A peer is disconnected while its message is arriving in a receive. The receive takes the message

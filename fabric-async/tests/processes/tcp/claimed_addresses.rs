@@ -124,7 +124,7 @@ fn peer_that_lost_its_connection_is_called_back() {
     }
 }
 
-/// Somebody who has claimed the address of an endpoint before that endpoint connected is replaced
+/// A process that has claimed the address of an endpoint before that endpoint connected is replaced
 /// by the process that listens at the address.
 #[test]
 fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
