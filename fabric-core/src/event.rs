@@ -96,7 +96,7 @@ pub enum EventKind {
         count: u64,
     },
     /// Unexpected messages of peers that had left were discarded, because the budget for unexpected
-    /// messages was used up.
+    /// messages was used up, or because the program disconnected the peer.
     MessagesDiscarded {
         /// The name of the peer that had sent most of the bytes, if it is still known.
         peer: Option<Address>,

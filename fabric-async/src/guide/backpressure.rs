@@ -89,7 +89,7 @@
 //! when its completion is taken. Without a free entry the post fails with
 //! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives that
 //! have reserved all entries leave none for a send. Awaited and started operations use no entry.
-//! A peer's write with [data](Request::data) takes an entry that nobody reserved: while the queue
+//! A peer's write with [data](Request::data) takes an entry that no post reserved: while the queue
 //! is full, the write and [all that follows it](super::one_sided#what-the-target-is-told) wait.
 //!
 //! An [`EventQueue`] cannot refuse events. Events beyond its capacity are discarded, counted and

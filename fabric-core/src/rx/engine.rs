@@ -158,8 +158,8 @@ pub trait RxEngine {
     /// handles.
     fn departing_address(&self, addr: FiAddr) -> Option<Address>;
 
-    /// Notes that unexpected messages in the queue of `queue` were discarded, because their senders
-    /// have left and the budget was used up.
+    /// Notes that unexpected messages in the queue of `queue`, whose senders have left, were
+    /// discarded.
     fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {
         let _ = (queue, discarded);
     }

@@ -74,7 +74,7 @@ impl QueuePeers {
 }
 
 /// Unexpected messages that were discarded, because their senders have left and the budget was used
-/// up.
+/// up, or the program disconnected the sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscardedMessages {
     /// The peer that had sent the most bytes, if its name is still known.

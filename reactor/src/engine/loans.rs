@@ -36,7 +36,7 @@ impl DomainHandle {
     /// Allocates memory that can be written and then lent to a peer, without waiting.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] when the limit is reached, or somebody waits for memory;
+    /// [`Error::WouldBlock`] when the limit is reached, or a task waits for memory;
     /// [`Error::TooLong`] when the limit is shorter than the loan; what the operating system
     /// refuses.
     pub fn try_loan(&self, len: usize) -> Result<Loan> {
