@@ -1,6 +1,8 @@
 //! Connection requests that claim the address of another endpoint. Every process of a machine can
 //! connect to an endpoint on loopback, and can write any port into its request.
 
+use std::time::Duration;
+
 use fabric_async::{Endpoint, EventKind};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -122,6 +124,40 @@ fn peer_that_lost_its_connection_is_called_back() {
             assert_still_works(&ep).await;
         });
     }
+}
+
+/// Both sides connect at the same time, and the peer accepts the request of the endpoint before the
+/// peer's own request arrives. The endpoint rejects the late request and keeps the connection; it
+/// connects to the peer only at the next request.
+#[test]
+fn crossing_request_does_not_end_the_connection() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let peer = ep
+            .address_vector()
+            .insert(&format!("tcp://127.0.0.1:{port}")[..])
+            .unwrap();
+        let send = ep.send(peer, "first").start().unwrap();
+        let mut accepted = accept_request(&listener, 7).await;
+        send.await.unwrap();
+        let mut message = [0; 16 + 5];
+        accepted.read_exact(&mut message).await.unwrap();
+        let (_, is_accepted) = claim(&ep, port, 7).await;
+        assert!(!is_accepted, "the request has crossed that of the endpoint");
+        ep.send(peer, "again").await.unwrap();
+        accepted.read_exact(&mut message).await.unwrap();
+        assert_eq!(message[16..], *b"again");
+        let connect = tokio::time::timeout(Duration::from_millis(50), listener.accept());
+        assert!(connect.await.is_err(), "the endpoint connects again");
+        let (_, is_accepted) = claim(&ep, port, 7).await;
+        assert!(!is_accepted, "the connection is established");
+        let _called_back = accept_request(&listener, 7).await;
+        assert_eq!(read_until_closed(accepted).await, []);
+        assert_eq!(ep.stats().peers, 1);
+        assert_still_works(&ep).await;
+    });
 }
 
 /// A process that has claimed the address of an endpoint before that endpoint connected is replaced

@@ -66,6 +66,9 @@ pub(crate) struct TcpConnection {
     /// The random instance number of the peer's endpoint; `None` for a connected endpoint, and for
     /// peers that send none.
     pub(crate) peer_instance: Option<u32>,
+    /// Whether a connection request of the peer's may still arrive that the peer sent before it
+    /// accepted this side's request.
+    expects_crossing_request: bool,
     peer_caps: PeerCaps,
     socket: TcpSocket,
     wait_set: Arc<dyn WaitSet>,
@@ -116,6 +119,7 @@ impl TcpConnection {
             source: None,
             addr_at_connect: None,
             peer_instance: None,
+            expects_crossing_request: false,
             peer_caps,
             socket,
             wait_set,
@@ -148,6 +152,19 @@ impl TcpConnection {
     /// Returns why the connection has ended; `None` while the connection lasts.
     pub(crate) fn end_reason(&self) -> Option<DownReason> {
         self.rx.end_reason()
+    }
+
+    /// Notes that this side has initiated the connection, so that a request of the peer's may have
+    /// crossed the request of this side.
+    pub(crate) fn expect_crossing_request(&mut self) {
+        self.expects_crossing_request = true;
+    }
+
+    /// Returns whether a rejected request from this instance may have crossed the request of this
+    /// side. One request can have: a peer that has accepted a request sends none.
+    pub(crate) fn take_crossing_request(&mut self, instance: u32) -> bool {
+        self.peer_instance.is_none_or(|peer| peer == instance)
+            && std::mem::take(&mut self.expects_crossing_request)
     }
 
     /// Returns whether the peer has closed or reset the connection.

@@ -232,7 +232,7 @@ impl TcpEndpoint {
                 handshake.send_control(CmKind::Reject, None, &request.reject());
                 linger::close(handshake.into_socket(), &[]);
                 if resolution == Resolution::RejectAndVerify {
-                    self.verify_connection(peer);
+                    self.verify_connection(peer, request.instance());
                 }
                 return self.drop_unused_peer(peer);
             }

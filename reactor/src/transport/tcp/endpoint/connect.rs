@@ -234,6 +234,9 @@ impl TcpEndpoint {
             negotiated,
             trailing_bytes,
         );
+        if let Some(connection) = self.established_mut(connection) {
+            connection.expect_crossing_request();
+        }
         self.peers[peer].connection = Some(connection);
         self.progress_tx(ctx, peer);
     }

@@ -11,7 +11,10 @@
 //! * connects to the claimed address. The process that listens there accepts only if it has no
 //!   connection with this endpoint, and then the new connection replaces the established one.
 //!
-//! A peer that was rejected requests again, so it is connected by one of the three.
+//! A peer that was rejected requests again, so it is connected by one of the three. When both sides
+//! connect at the same time, the request that loses may arrive after the connection is established:
+//! it is rejected without a verification, because libfabric 1.17 accepts the request that verifies
+//! and closes the connection.
 
 use std::time::{Duration, Instant};
 
@@ -37,12 +40,16 @@ impl TcpEndpoint {
     }
 
     /// Begins to verify the established connection of a peer, whose address a rejected request
-    /// has claimed.
-    pub(super) fn verify_connection(&mut self, peer_index: usize) {
+    /// from this instance has claimed. A request that has crossed the request of this side begins
+    /// no verification.
+    pub(super) fn verify_connection(&mut self, peer_index: usize, instance: u32) {
         let now = Instant::now();
         if let Some(connection_index) = self.peers[peer_index].connection
             && let Some(connection) = self.established_mut(connection_index)
         {
+            if connection.take_crossing_request(instance) {
+                return;
+            }
             connection.probe_peer(now + PROBE_DURATION);
             self.arm_connection_timer(connection_index);
         }
