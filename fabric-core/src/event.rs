@@ -96,15 +96,17 @@ pub enum EventKind {
         count: u64,
     },
     /// Unexpected messages of peers that had left were discarded, because the budget for unexpected
-    /// messages was used up, or because the program disconnected the peer.
+    /// messages was used up, because the limit of connections was reached, or because the program
+    /// disconnected the peer.
     MessagesDiscarded {
         /// The name of the peer that had sent most of the bytes, if it is still known.
         peer: Option<Address>,
         /// The number of peers that had sent the messages.
         peers: usize,
-        /// The number of messages.
+        /// The number of messages. Of a connection that was closed to make room, only the first
+        /// message is counted.
         messages: usize,
-        /// The bytes of the messages.
+        /// The bytes of the messages that had been read.
         bytes: usize,
     },
     /// An operation failed, and no future or completion queue reports the failure: the operation is

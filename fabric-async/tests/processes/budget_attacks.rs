@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use fabric_async::stats::EndpointStats;
 use fabric_async::{Endpoint, EventKind, FiAddr};
+use futures_util::FutureExt;
 
+use crate::leak_check::{BeforeAttack, run_in_own_process, wait_until};
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -13,6 +14,8 @@ const ATTACK_TAG: u64 = 666;
 /// Rounds of the honest peer.
 const ROUNDS: u64 = 50;
 const BUDGET: usize = 16 << 20;
+/// What the buffer pool of a domain keeps of the three sizes of messages.
+const POOLED: usize = 3 * (4 << 20);
 
 /// Returns an endpoint of the same provider as `name`, and its handle for the endpoint there.
 pub(crate) async fn client_of(name: &str) -> (Endpoint, FiAddr) {
@@ -64,14 +67,6 @@ pub(crate) async fn send_in_reverse(name: &str) {
     }
 }
 
-/// Makes progress until the statistics of the endpoint pass this test.
-async fn wait_until(ep: &Endpoint, test: impl Fn(&EndpointStats) -> bool) {
-    while !test(&ep.stats()) {
-        ep.domain().progress();
-        tokio::task::yield_now().await;
-    }
-}
-
 /// Serves the rounds of an honest peer.
 async fn serve_reverse(ep: &Endpoint) {
     for round in 0..ROUNDS {
@@ -85,31 +80,66 @@ async fn serve_reverse(ep: &Endpoint) {
     }
 }
 
+/// Runs an attack on an endpoint of each provider, in a process of its own. Afterwards the process
+/// has what it had before.
+fn run_attack(test: &str, attack: impl AsyncFn(&Endpoint)) {
+    run_in_own_process(test, || {
+        for scheme in ["tcp://", "shm://"] {
+            run(async {
+                let ep = Endpoint::bind(scheme).await.unwrap();
+                serve_honest_peer(&ep).await;
+                let before = BeforeAttack::of(&ep).await;
+                attack(&ep).await;
+                before.assert_restored(&ep, POOLED).await;
+            });
+        }
+    });
+}
+
+/// Serves an honest peer.
+async fn serve_honest_peer(ep: &Endpoint) {
+    let mut honest = TestPeer::start("budget send_in_reverse", &ep.name().to_string());
+    serve_reverse(ep).await;
+    honest.0.wait().unwrap();
+}
+
 #[test]
 fn peers_that_fill_the_budget_do_not_block_another_peer() {
-    for scheme in ["tcp://", "shm://"] {
-        run(async {
-            let ep = Endpoint::bind(scheme).await.unwrap();
+    run_attack(
+        "budget_attacks::peers_that_fill_the_budget_do_not_block_another_peer",
+        async |ep| {
+            let mut events = ep.take_events().unwrap();
+            while events.try_read().is_some() {}
             let name = ep.name().to_string();
-            let _attackers =
+            let attackers =
                 [(); 3].map(|()| TestPeer::start("budget send_unexpected_forever", &name));
             // Until each attacker has used up its share.
-            wait_until(&ep, |stats| stats.unexpected_bytes > BUDGET / 2).await;
-            let _honest = TestPeer::start("budget send_in_reverse", &name);
-            serve_reverse(&ep).await;
+            wait_until(ep, |stats| stats.unexpected_bytes > BUDGET / 2).await;
+            let connected = std::iter::from_fn(|| events.try_read());
+            let names: Vec<_> = connected
+                .filter_map(|event| match event.kind {
+                    EventKind::PeerConnected { peer, .. } => Some(peer),
+                    _ => None,
+                })
+                .collect();
+            serve_honest_peer(ep).await;
             assert_eq!(ep.stats().discarded, 0, "no peer has left");
-        });
-    }
+            drop(attackers);
+            for name in &names {
+                ep.disconnect(name).unwrap();
+            }
+            assert_eq!((names.len(), ep.stats().unexpected), (3, 0));
+        },
+    );
 }
 
 #[test]
 fn peers_that_left_do_not_block_a_connected_peer() {
-    for scheme in ["tcp://", "shm://"] {
-        run(async {
-            let ep = Endpoint::bind(scheme).await.unwrap();
+    run_attack(
+        "budget_attacks::peers_that_left_do_not_block_a_connected_peer",
+        async |ep| {
             let mut events = ep.take_events().unwrap();
-            let name = ep.name().to_string();
-            let mut attacker = TestPeer::start("budget leave_unexpected", &name);
+            let attacker = TestPeer::start("budget leave_unexpected", &ep.name().to_string());
             let discarding = async {
                 loop {
                     if let EventKind::MessagesDiscarded {
@@ -122,11 +152,16 @@ fn peers_that_left_do_not_block_a_connected_peer() {
                 }
             };
             // The event can be lost where the attacker fills the event queue; the counter is not.
-            let counted = wait_until(&ep, |stats| stats.discarded > 0);
+            let counted = wait_until(ep, |stats| stats.discarded > 0);
             tokio::join!(discarding, counted);
-            let _honest = TestPeer::start("budget send_in_reverse", &name);
-            serve_reverse(&ep).await;
-            attacker.0.kill().unwrap();
-        });
-    }
+            serve_honest_peer(ep).await;
+            drop(attacker);
+            while ep.stats().peers > 0 || ep.stats().unexpected > 0 {
+                // A receive that has not completed is cancelled.
+                let receive = ep.recv().tag(ATTACK_TAG);
+                let _ = receive.into_future().now_or_never();
+                tokio::task::yield_now().await;
+            }
+        },
+    );
 }

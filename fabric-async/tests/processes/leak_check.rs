@@ -8,6 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use fabric_async::Endpoint;
+use fabric_async::stats::EndpointStats;
+
 /// The system's allocator, which counts the bytes that are allocated.
 struct CountingAllocator;
 
@@ -93,9 +96,13 @@ impl ResourceUsage {
 
     /// Waits until this process has exactly these resources: closes happen in the background.
     pub(crate) async fn wait_restored(&self) {
+        self.wait_for(|now| now == self).await;
+    }
+
+    async fn wait_for(&self, test: impl Fn(&Self) -> bool) {
         for attempt in 0.. {
             let now = Self::current();
-            if now == *self {
+            if test(&now) {
                 return;
             }
             assert!(
@@ -125,6 +132,46 @@ pub(crate) fn private_bytes() -> usize {
         .parse::<usize>()
         .expect("a number")
         * 1024
+}
+
+/// What the process of an endpoint has before an attack.
+pub(crate) struct BeforeAttack {
+    usage: ResourceUsage,
+    heap: usize,
+}
+
+impl BeforeAttack {
+    /// Waits until no peer is connected, and takes stock. An honest peer should have been served
+    /// before, so that threads and pools exist.
+    pub(crate) async fn of(ep: &Endpoint) -> Self {
+        wait_until(ep, |stats| stats.peers == 0).await;
+        let usage = ResourceUsage::wait_stable().await;
+        let heap = heap_bytes();
+        Self { usage, heap }
+    }
+
+    /// Waits until every peer has left and the process has at most the descriptors, mappings and
+    /// threads that it had, a timer of arriving messages and the two threads of the process that
+    /// close in the background, and checks that its heap has grown by at most `kept` bytes and 1 MiB.
+    pub(crate) async fn assert_restored(&self, ep: &Endpoint, kept: usize) {
+        wait_until(ep, |stats| stats.peers == 0).await;
+        let limit = ResourceUsage {
+            descriptors: self.usage.descriptors + 1,
+            threads: self.usage.threads + 2,
+            ..self.usage
+        };
+        limit.wait_for(|now| now.is_within(&limit)).await;
+        let grown = heap_bytes().saturating_sub(self.heap);
+        assert!(grown <= kept + (1 << 20), "the heap has grown by {grown}");
+    }
+}
+
+/// Makes progress until the statistics of the endpoint pass this test.
+pub(crate) async fn wait_until(ep: &Endpoint, test: impl Fn(&EndpointStats) -> bool) {
+    while !test(&ep.stats()) {
+        ep.domain().progress();
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Runs the body of the test with this name in a process of its own, which the test starts.

@@ -4,11 +4,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use fabric_async::{DownReason, Endpoint, EventKind, EventQueue};
+use fabric_async::{Address, DownReason, Endpoint, EventKind, EventQueue, Operation};
 use rustix::fs::SealFlags;
 
 use crate::budget_attacks::client_of;
 use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::leak_check::{BeforeAttack, run_in_own_process};
 use crate::reposted_receive::write_record;
 use crate::run;
 use crate::tcp::hostile::{encode_header, encode_request};
@@ -50,65 +51,94 @@ async fn stalled_peer(events: &mut EventQueue) {
     }
 }
 
+fn post_receive(ep: &Endpoint) -> Operation<Vec<u8>> {
+    ep.recv_into(vec![0; 100]).start().unwrap()
+}
+
+/// Serves an honest client with this receive.
+async fn serve_honest_client(ep: &Endpoint, receive: Operation<Vec<u8>>) {
+    let mut honest = TestPeer::start("honest_client", &ep.name().to_string());
+    let request = receive.await.unwrap();
+    assert_eq!(request[..], *b"request");
+    let client = request.source().unwrap();
+    ep.send(client, "reply").await.unwrap();
+    honest.0.wait().unwrap();
+}
+
+/// Waits until a peer has connected.
+async fn connected_peer(events: &mut EventQueue) -> Address {
+    loop {
+        if let EventKind::PeerConnected { peer, .. } = events.read().await.kind {
+            return peer;
+        }
+    }
+}
+
+/// Runs an attack on an endpoint of this address, in a process of its own. The attack holds the only
+/// posted receive, and an honest client is served. Afterwards the process has what it had before.
+fn run_attack<A>(test: &str, addr: &str, attack: impl AsyncFn(&Endpoint) -> A) {
+    run_in_own_process(test, || {
+        run(async {
+            let options = Endpoint::options().progress_timeout(Some(TIMEOUT));
+            let ep = options.bind(addr).await.unwrap();
+            let mut events = ep.take_events().unwrap();
+            serve_honest_client(&ep, post_receive(&ep)).await;
+            connected_peer(&mut events).await;
+            let before = BeforeAttack::of(&ep).await;
+            let receive = post_receive(&ep);
+            let attacker = attack(&ep).await;
+            connected_peer(&mut events).await;
+            serve_honest_client(&ep, receive).await;
+            stalled_peer(&mut events).await;
+            drop(attacker);
+            before.assert_restored(&ep, 1 << 20).await;
+            let stats = ep.stats();
+            assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
+        });
+    });
+}
+
 /// The attacker holds the only posted receive; the message of the honest client takes it. Of the
 /// long message nothing is buffered, so its connection ends first.
 #[test]
 fn stalled_message_holds_no_receive() {
-    for len in [1u64 << 20, 1 << 39] {
-        run(async {
-            let options = Endpoint::options().progress_timeout(Some(TIMEOUT));
-            let ep = options.bind("tcp://127.0.0.1:0").await.unwrap();
-            let mut events = ep.take_events().unwrap();
-            let name = ep.name().to_string();
-            let addr = ep.name().socket_addr().unwrap();
-            let receive = ep.recv_into(vec![0; 100]).start().unwrap();
-            let mut attacker = TestPeer::start("begin_message", &format!("{addr} {len}"));
-            loop {
-                if let EventKind::PeerConnected { .. } = events.read().await.kind {
-                    break;
-                }
-            }
-            let mut honest = TestPeer::start("honest_client", &name);
-            let request = receive.await.unwrap();
-            assert_eq!(request[..], *b"request");
-            let client = request.source().unwrap();
-            ep.send(client, "reply").await.unwrap();
-            stalled_peer(&mut events).await;
-            assert!(attacker.0.try_wait().unwrap().is_none(), "alive");
-            attacker.signal_start();
-            honest.0.wait().unwrap();
-            let stats = ep.stats();
-            assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
-        });
-    }
+    run_attack(
+        "stalled_messages::stalled_message_holds_no_receive",
+        "tcp://127.0.0.1:0",
+        async |ep| begin_message_to(ep, 1 << 20),
+    );
+}
+
+#[test]
+fn stalled_long_message_holds_no_receive() {
+    run_attack(
+        "stalled_messages::stalled_long_message_holds_no_receive",
+        "tcp://127.0.0.1:0",
+        async |ep| begin_message_to(ep, 1 << 39),
+    );
+}
+
+/// Starts a process that begins a message of this length.
+fn begin_message_to(ep: &Endpoint, len: u64) -> TestPeer {
+    let addr = ep.name().socket_addr().unwrap();
+    TestPeer::start("begin_message", &format!("{addr} {len}"))
 }
 
 /// Over shared memory, the attacker writes the first fragment of a message, and no further one.
 #[test]
 fn stalled_fragment_holds_no_receive() {
-    run(async {
-        let options = Endpoint::options().progress_timeout(Some(TIMEOUT));
-        let ep = options.bind("shm://").await.unwrap();
-        let mut events = ep.take_events().unwrap();
-        let receive = ep.recv_into(vec![0; 100]).start().unwrap();
-        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        let ring = sealed_memfd(4096 + 64 * 64, all);
-        write_record(&ring, 0, 2 | 24 << 16 | 1 << 40, 100);
-        let socket = connect_raw(&ep).await;
-        send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&ring]);
-        loop {
-            if let EventKind::PeerConnected { .. } = events.read().await.kind {
-                break;
-            }
-        }
-        let _honest = TestPeer::start("honest_client", &ep.name().to_string());
-        let request = receive.await.unwrap();
-        assert_eq!(request[..], *b"request");
-        ep.send(request.source().unwrap(), "reply").await.unwrap();
-        stalled_peer(&mut events).await;
-        let stats = ep.stats();
-        assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
-    });
+    run_attack(
+        "stalled_messages::stalled_fragment_holds_no_receive",
+        "shm://",
+        async |ep| {
+            let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+            let ring = sealed_memfd(4096 + 64 * 64, all);
+            write_record(&ring, 0, 2 | 24 << 16 | 1 << 40, 100);
+            let socket = connect_raw(ep).await;
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&ring]);
+            (socket, ring)
+        },
+    );
 }
 
 /// A peer is disconnected while its message is arriving in a receive. The receive takes the message
@@ -118,14 +148,9 @@ fn disconnect_ends_a_message_that_has_begun() {
     run(async {
         let ep = Endpoint::bind("tcp://127.0.0.1:0").await.unwrap();
         let mut events = ep.take_events().unwrap();
-        let addr = ep.name().socket_addr().unwrap();
-        let receive = ep.recv().start().unwrap();
-        let _attacker = TestPeer::start("begin_message", &format!("{addr} {}", 1 << 20));
-        let attacker = loop {
-            if let EventKind::PeerConnected { peer, .. } = events.read().await.kind {
-                break peer;
-            }
-        };
+        let receive = post_receive(&ep);
+        let _attacker = begin_message_to(&ep, 1 << 20);
+        let attacker = connected_peer(&mut events).await;
         for _ in 0..100 {
             ep.domain().progress();
             tokio::task::yield_now().await;
@@ -138,9 +163,6 @@ fn disconnect_ends_a_message_that_has_begun() {
             }
         };
         assert_eq!(ended, (attacker, DownReason::Disconnected));
-        let _honest = TestPeer::start("honest_client", &ep.name().to_string());
-        let request = receive.await.unwrap();
-        assert_eq!(request[..], *b"request");
-        ep.send(request.source().unwrap(), "reply").await.unwrap();
+        serve_honest_client(&ep, receive).await;
     });
 }

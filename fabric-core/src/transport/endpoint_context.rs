@@ -10,7 +10,7 @@ use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::{Region, RmaIov};
 use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId};
-use crate::rx::{Incarnation, PartialId, PlainRun, RxQueue};
+use crate::rx::{DiscardedMessages, Incarnation, PartialId, PlainRun, RxQueue};
 
 use super::{Connected, EngineContext};
 
@@ -163,6 +163,19 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// fails; a claim keeps the bytes that have arrived.
     pub fn fail_partial(&mut self, id: PartialId, error: Error) {
         self.rx.fail_partial(self.engine, id, error);
+    }
+
+    /// Reports that a connection was closed whose first message was declined, and whose messages,
+    /// of which `bytes` were read, are discarded: its peer had left, and its room was needed.
+    pub fn on_held_discarded(&mut self, peer: Address, source: Option<FiAddr>, bytes: usize) {
+        let report = DiscardedMessages {
+            peer: Some(peer),
+            peers: 1,
+            messages: 1,
+            bytes,
+            sources: source.into_iter().collect(),
+        };
+        self.engine.on_discarded(self.ep, &report);
     }
 
     /// Delivers unexpected messages to multi-receives, within a bound. Returns whether any message

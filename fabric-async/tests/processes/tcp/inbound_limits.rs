@@ -122,6 +122,51 @@ fn connections_beyond_the_limit_are_refused() {
     );
 }
 
+/// Peers that close while their messages wait for room make way for other peers. Peers that are
+/// still connected do not.
+#[test]
+fn closed_connections_with_held_messages_make_room() {
+    run(async {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = SocketOptions::new().max_inbound_per_source(4);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut events = ep.take_events().unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..4u16 {
+            let mut socket = connect_from(local, &ep).await;
+            assert!(request(&mut socket, 10_000 + number).await);
+            // Longer than the share of a peer, so that the endpoint holds it back.
+            let header = encode_header(0, 0, 0, 16, 1 << 30);
+            socket.write_all(&header).await.unwrap();
+            sockets.push(socket);
+        }
+        let mut other = connect_from(local, &ep).await;
+        assert!(!request(&mut other, 20_000).await);
+        sockets.truncate(1);
+        let mut accepted = Vec::new();
+        for number in 1..10u16 {
+            let mut socket = connect_from(local, &ep).await;
+            let is_accepted = request(&mut socket, 20_000 + number).await;
+            assert_eq!(is_accepted, number <= 3, "{number}");
+            accepted.push(socket);
+        }
+        assert_eq!((ep.stats().peers, ep.stats().discarded), (4, 3));
+        let discarded = std::iter::from_fn(|| events.try_read()).filter(|event| {
+            matches!(
+                &event.kind,
+                EventKind::MessagesDiscarded {
+                    peer: Some(_),
+                    peers: 1,
+                    messages: 1,
+                    ..
+                }
+            )
+        });
+        assert_eq!(discarded.count(), 3);
+    });
+}
+
 /// A silent connection is evicted by connections from its own address, and not by those from
 /// another one.
 #[test]

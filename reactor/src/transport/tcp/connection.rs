@@ -197,6 +197,11 @@ impl TcpConnection {
         self.rx.phase() == RxPhase::Held || self.reader.has_set_aside()
     }
 
+    /// Returns the number of bytes that were read from the socket and not consumed.
+    pub(crate) fn unconsumed_len(&self) -> usize {
+        self.rx.unconsumed().len()
+    }
+
     /// Lets passes poll the connection again, as after input.
     pub(crate) fn reset_idle(&mut self) {
         self.rx.reset_idle();

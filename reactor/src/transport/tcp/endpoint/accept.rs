@@ -218,7 +218,7 @@ impl TcpEndpoint {
         match resolution {
             Resolution::Accept if ctx.fi_addr_of(&name).is_none() => {
                 let source = InboundSource::new(handshake.peer_addr);
-                if let Err(error) = self.inbound.check_room(source) {
+                if let Err(error) = self.make_inbound_room(ctx, source) {
                     handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
                     linger::close(handshake.into_socket(), &[]);
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
@@ -266,6 +266,38 @@ impl TcpEndpoint {
             self.peers[peer].connection = Some(connection);
             self.progress_tx(ctx, peer);
         }
+    }
+
+    /// Checks that one more connection of a source may be established. At a limit, connections that
+    /// their peers have closed are closed, and their messages, which wait for a receive or for the
+    /// budget, are discarded.
+    ///
+    /// # Errors
+    /// As [`InboundConnections::check_room`](super::inbound::InboundConnections::check_room); the
+    /// refusal is counted.
+    fn make_inbound_room(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        source: InboundSource,
+    ) -> Result<(), Error> {
+        if self.inbound.check_room(source).is_ok() {
+            return Ok(());
+        }
+        for index in self.inbound.next_to_check(source) {
+            if let Some(ConnectionState::Established(connection)) = self.connections.get(index)
+                && connection.has_held_messages()
+                && connection.is_closed_by_peer()
+            {
+                let name = self.peers[connection.peer].address.clone();
+                ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
+                self.close_connection(ctx, index);
+            }
+        }
+        let room = self.inbound.check_room(source);
+        if room.is_err() {
+            self.inbound.count_refused();
+        }
+        room
     }
 
     /// Returns the connection with a peer that sends use, or the attempt to connect.

@@ -2,7 +2,7 @@
 //! address the program has not inserted. Both are counted for each source, so that one source
 //! leaves room for the others.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,6 +11,10 @@ use rustix::process::{Resource, getrlimit};
 
 /// Default of `SocketOptions::max_inbound`.
 const DEFAULT_MAX_INBOUND: usize = 4096;
+
+/// Number of established connections that are checked for one that has room to give, each time a
+/// limit is reached.
+const MAX_CHECKED: usize = 64;
 
 /// The inbound connections of all endpoints of this process that count towards a limit.
 static INBOUND_OF_PROCESS: AtomicUsize = AtomicUsize::new(0);
@@ -79,8 +83,10 @@ pub(super) struct InboundConnections {
     handshake_count: usize,
     /// The source of each established connection, by the index of the connection.
     established: HashMap<usize, InboundSource>,
-    /// Number of established connections of each source.
-    established_of_source: HashMap<InboundSource, usize>,
+    /// The established connections of each source.
+    established_of_source: HashMap<InboundSource, BTreeSet<usize>>,
+    /// Where the next check of established connections begins.
+    next_checked: usize,
     /// Number of connections that were refused because of a limit.
     refused: u64,
 }
@@ -93,6 +99,7 @@ impl InboundConnections {
             handshake_count: 0,
             established: HashMap::new(),
             established_of_source: HashMap::new(),
+            next_checked: 0,
             refused: 0,
         }
     }
@@ -136,13 +143,13 @@ impl InboundConnections {
     /// Checks that one more connection of a source may be established.
     ///
     /// # Errors
-    /// [`Error::TooMany`] at a limit; the refusal is counted.
-    pub(super) fn check_room(&mut self, source: InboundSource) -> Result<(), Error> {
-        let of_source = self.established_of_source.get(&source).copied();
+    /// [`Error::TooMany`] at a limit.
+    pub(super) fn check_room(&self, source: InboundSource) -> Result<(), Error> {
+        let of_source = self.established_of_source.get(&source);
         let counts = [
             (
                 "inbound connections from one address",
-                of_source.unwrap_or(0),
+                of_source.map_or(0, BTreeSet::len),
                 self.limits.connections_per_source,
             ),
             (
@@ -157,17 +164,43 @@ impl InboundConnections {
             ),
         ];
         if let Some((what, count, limit)) = counts.into_iter().find(|(_, n, limit)| n >= limit) {
-            self.refused += 1;
             let count = count + 1;
             return Err(Error::TooMany { what, count, limit });
         }
         Ok(())
     }
 
+    /// Counts a connection that was refused because of a limit.
+    pub(super) fn count_refused(&mut self) {
+        self.refused += 1;
+    }
+
+    /// Returns the next established connections that may give room to a connection of this source:
+    /// of the source itself, if it has reached its limit, or else of the source with most. Calls go
+    /// through all of them in turn.
+    pub(super) fn next_to_check(&mut self, source: InboundSource) -> Vec<usize> {
+        let own = self.established_of_source.get(&source);
+        let own = own.filter(|own| own.len() >= self.limits.connections_per_source);
+        let most = || {
+            self.established_of_source
+                .values()
+                .max_by_key(|of| of.len())
+        };
+        let Some(of_source) = own.or_else(most) else {
+            return Vec::new();
+        };
+        let (before, after) = (..self.next_checked, self.next_checked..);
+        let in_turn = of_source.range(after).chain(of_source.range(before));
+        let checked: Vec<_> = in_turn.copied().take(MAX_CHECKED).collect();
+        self.next_checked = checked.last().map_or(0, |last| last + 1);
+        checked
+    }
+
     /// Counts an established connection of a source.
     pub(super) fn add_established(&mut self, index: usize, source: InboundSource) {
         self.established.insert(index, source);
-        *self.established_of_source.entry(source).or_default() += 1;
+        let of_source = self.established_of_source.entry(source).or_default();
+        of_source.insert(index);
         INBOUND_OF_PROCESS.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -177,9 +210,9 @@ impl InboundConnections {
             return;
         };
         INBOUND_OF_PROCESS.fetch_sub(1, Ordering::Relaxed);
-        if let Some(count) = self.established_of_source.get_mut(&source) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(of_source) = self.established_of_source.get_mut(&source) {
+            of_source.remove(&index);
+            if of_source.is_empty() {
                 self.established_of_source.remove(&source);
             }
         }
@@ -264,12 +297,25 @@ mod tests {
         }
         let refused = inbound.check_room(b).expect_err("three in all");
         assert!(refused.to_string().contains("limit of 3"), "{refused}");
-        assert_eq!(inbound.refused(), 2);
+        assert_eq!(inbound.next_to_check(a), [0, 1], "the limit of the source");
+        assert_eq!(inbound.next_to_check(b), [0, 1], "the source with most");
         for index in 0..2 {
             inbound.remove_established(index);
             inbound.remove_established(index);
         }
         inbound.check_room(b).expect("below the limits");
         assert_eq!(inbound.established_of_source.len(), 1);
+    }
+
+    #[test]
+    fn connections_are_checked_in_turn() {
+        let mut inbound = connections();
+        for index in 0..100 {
+            inbound.add_established(index, source("192.0.2.1"));
+        }
+        let first = inbound.next_to_check(source("192.0.2.2"));
+        assert_eq!(first, (0..64).collect::<Vec<_>>());
+        let second = inbound.next_to_check(source("192.0.2.2"));
+        assert_eq!(second, (64..100).chain(0..28).collect::<Vec<_>>());
     }
 }
