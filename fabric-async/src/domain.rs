@@ -121,13 +121,14 @@ impl<'a> DomainBuilder<'a> {
     /// and makes no progress; 30 seconds by default, `None` for never.
     ///
     /// A message that arrives in pieces fills a receive or a buffer, so a peer that stops in the
-    /// middle would hold the receive for ever. After two sixteenths of the timeout without a byte,
-    /// another peer's message may take the receive, and the rest of the stalled message is buffered
-    /// (within the peer's share of the
-    /// [budget](crate::guide::memory#unexpected-messages)); if it does not fit, its connection ends.
-    /// After the whole timeout the connection ends in any case, with
-    /// [`DownReason::Stalled`](crate::DownReason::Stalled). Times are measured while the
-    /// domain makes progress.
+    /// middle would hold the receive for ever. Progress is 4 KiB, or the end of the message. After
+    /// an eighth of the timeout without progress, another peer's message may take the receive. The
+    /// stalled message then goes on in the next receive that accepts it, or is buffered (within the
+    /// peer's share of the [budget](crate::guide::memory#unexpected-messages)); if it does not fit,
+    /// its connection ends. After the whole timeout the connection ends in any case, with
+    /// [`DownReason::Stalled`](crate::DownReason::Stalled). A message that fills a part of a
+    /// multi-receive keeps the part for the whole timeout. Times are measured while the domain
+    /// makes progress.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

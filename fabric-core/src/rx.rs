@@ -53,7 +53,7 @@ use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
 use claim::ClaimTable;
 use lost::OnLoss;
 use multi::{MatchResult, QueuedMultiRecv};
-use partial::{PartialReceive, PartialTarget, Reassembly, append_copy};
+use partial::{PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
 
@@ -325,13 +325,18 @@ impl RxQueue {
             MatchResult::Blocked => return self.decline(),
             MatchResult::NoReceive => {}
         }
-        if let Some((op, _)) = self.take_stalled_receive(engine, &envelope) {
+        let peer_memory = bytes.peer_memory();
+        if let Some(receive) = self.take_stalled_receive(engine, &envelope) {
             envelope.arrival = self.matcher.next_arrival();
-            engine.deliver(op, &envelope, bytes);
-            self.queue_ack(&envelope);
+            match peer_memory {
+                Some(memory) => self.receive_peer_memory(engine, receive, envelope, memory),
+                None => {
+                    engine.deliver(receive.0, &envelope, bytes);
+                    self.queue_ack(&envelope);
+                }
+            }
             return true;
         }
-        let peer_memory = bytes.peer_memory();
         let cost = if peer_memory.is_some() {
             UNEXPECTED_OVERHEAD
         } else {
@@ -368,7 +373,7 @@ impl RxQueue {
             Admission::Fits => true,
             Admission::AfterDiscard => {
                 self.discard_from_departed(engine);
-                self.budget.fits(envelope.peer, cost)
+                self.budget.fits(envelope.peer, cost) || self.is_admitted_by_probe(envelope)
             }
             Admission::Declined => self.is_admitted_by_probe(envelope),
         }
@@ -414,7 +419,7 @@ impl RxQueue {
 
     /// Requeues the message that is arriving in this receive.
     fn detach_partial(&mut self, engine: &mut impl RxEngine, op: OpKey) {
-        let Some(PartialReceive { partial: id, .. }) = self.partials.take_receive(op) else {
+        let Some(id) = self.partials.arriving_in(op) else {
             return;
         };
         if let Some(memory) = self.peer_copies.take(id)
@@ -615,7 +620,12 @@ impl RxQueue {
             Some(id) => {
                 self.unsent_acks.push_match(&mut envelope);
                 let target = match engine.adopt_partial(op, message.bytes, envelope.len) {
-                    Ok(room) => self.partials.add_receive(id, (op, on_loss), room),
+                    Ok((capacity, written)) => PartialTarget::Receive {
+                        op,
+                        capacity,
+                        written,
+                        on_loss,
+                    },
                     Err(error) => {
                         self.fail_without_memory(engine, op, &envelope, error);
                         PartialTarget::Discard

@@ -203,15 +203,16 @@ impl<R: Copy, M> Matcher<R, M> {
         (key, self.unexpected.find_for_place(&place, is_first_match))
     }
 
-    /// Returns the earliest unexpected message that a receive with this place accepts and that
-    /// passes the test.
+    /// Returns the earliest unexpected message that a receive with this place accepts, that no
+    /// posted receive accepts, and that passes the test.
     #[must_use]
     pub fn unexpected_for_place(
         &mut self,
         place: &PostPlace,
-        test: impl FnMut(&Envelope) -> bool,
+        test: impl Fn(&Envelope) -> bool,
     ) -> Option<UnexpectedKey> {
-        self.unexpected.find_for_place(place, test)
+        let is_free = |envelope: &Envelope| test(envelope) && !self.posted.would_match(envelope);
+        self.unexpected.find_for_place(place, is_free)
     }
 
     /// Removes a posted receive. `None` when it is no longer queued: matched, canceled or taken.

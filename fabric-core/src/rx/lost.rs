@@ -34,6 +34,14 @@ impl OnLoss {
         }
     }
 
+    /// Returns the place in posting order of a receive that waits for the next message.
+    pub(super) fn place(self) -> Option<PostPlace> {
+        match self {
+            Self::Restore(place) => Some(place),
+            Self::Discard | Self::Fail => None,
+        }
+    }
+
     /// Returns the rule for a part of a multi-receive with this spec.
     pub(super) fn for_part(spec: &RecvSpec) -> Self {
         if spec.from.is_some() {
@@ -50,14 +58,10 @@ impl RxQueue {
     pub(super) fn on_message_lost(
         &mut self,
         engine: &mut impl RxEngine,
-        op: OpKey,
+        (op, on_loss): (OpKey, OnLoss),
         (envelope, placed): (&Envelope, usize),
         error: Error,
     ) {
-        let on_loss = self
-            .partials
-            .take_receive(op)
-            .map_or(OnLoss::Fail, |receive| receive.on_loss);
         match on_loss {
             OnLoss::Restore(place) => {
                 engine.repost(op);

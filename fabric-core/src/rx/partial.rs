@@ -31,9 +31,9 @@ pub(super) struct PartialMessage {
     pub(super) envelope: Envelope,
     /// Bytes that have arrived, including those that did not fit into the target.
     pub(super) received: usize,
-    /// `received` at the last check of arrivals (`stalled`).
+    /// `received` at the last check of arrivals that found progress (`stalled`).
     pub(super) received_at_check: usize,
-    /// The number of checks since a byte arrived.
+    /// The number of checks since then.
     pub(super) idle_checks: u32,
     /// Bytes in the middle were lost: later pieces are not contiguous and are lost too.
     pub(super) truncated: bool,
@@ -50,6 +50,8 @@ pub(super) enum PartialTarget {
         capacity: usize,
         /// Bytes of the message that are in the buffer.
         written: usize,
+        /// What happens to the receive if the message is lost.
+        on_loss: OnLoss,
     },
     /// The pooled buffer of an unexpected message.
     Buffer(UnexpectedKey),
@@ -58,6 +60,16 @@ pub(super) enum PartialTarget {
     /// Pieces are discarded as they arrive: the message was claimed and discarded, or its receive
     /// had no memory for it.
     Discard,
+}
+
+impl PartialTarget {
+    /// Returns the receive that the message fills.
+    fn receive(&self) -> Option<OpKey> {
+        match self {
+            Self::Receive { op, .. } => Some(*op),
+            Self::Buffer(_) | Self::Claim(_) | Self::Discard => None,
+        }
+    }
 }
 
 impl PartialMessage {
@@ -75,23 +87,12 @@ impl PartialMessage {
     }
 }
 
-/// A receive in which a message is arriving.
-#[derive(Debug)]
-pub(super) struct PartialReceive {
-    pub(super) op: OpKey,
-    /// The message that fills the receive.
-    pub(super) partial: PartialId,
-    pub(super) on_loss: OnLoss,
-}
-
-/// The messages that arrive in pieces, or are copied in chunks, and the receives that they fill.
+/// The messages that arrive in pieces, or are copied in chunks.
 #[derive(Debug, Default)]
 pub(super) struct Reassembly {
     /// The messages, at the index of their [`PartialId`].
     messages: Slab<PartialMessage>,
     next_serial: u64,
-    /// The receives in which messages are arriving: few at a time, so a list.
-    receives: Vec<PartialReceive>,
     /// Whether the last check of arrivals has found a stalled message.
     pub(super) has_stalled: bool,
 }
@@ -145,51 +146,23 @@ impl Reassembly {
         })
     }
 
-    /// Returns the receives in which messages are arriving.
-    pub(super) fn receives(&self) -> impl Iterator<Item = &PartialReceive> {
-        self.receives.iter()
-    }
-
-    /// Returns the receive in which this message is arriving.
-    pub(super) fn receive_of(&self, id: PartialId) -> Option<&PartialReceive> {
-        self.receives().find(|receive| receive.partial == id)
-    }
-
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
         self.messages.iter_mut().map(|(_, message)| message)
     }
 
-    /// Adds a receive in which the message `partial` is arriving; it has room for `capacity` bytes,
-    /// of which `written` are in its buffer. Returns the target of the message.
-    pub(super) fn add_receive(
-        &mut self,
-        partial: PartialId,
-        (op, on_loss): (OpKey, OnLoss),
-        (capacity, written): (usize, usize),
-    ) -> PartialTarget {
-        self.receives.push(PartialReceive {
-            op,
-            partial,
-            on_loss,
-        });
-        PartialTarget::Receive {
-            op,
-            capacity,
-            written,
-        }
-    }
-
-    /// Removes and returns the record that a message is arriving in this receive.
-    pub(super) fn take_receive(&mut self, op: OpKey) -> Option<PartialReceive> {
-        let at = self.receives.iter().position(|receive| receive.op == op)?;
-        Some(self.receives.swap_remove(at))
+    /// Returns the message that is arriving in this receive: few are arriving at a time.
+    pub(super) fn arriving_in(&self, op: OpKey) -> Option<PartialId> {
+        let is_target = |message: &PartialMessage| message.target.receive() == Some(op);
+        self.iter()
+            .find_map(|(id, message)| is_target(message).then_some(id))
     }
 
     /// Removes everything, and returns the receives in which messages were arriving.
     pub(super) fn clear(&mut self) -> Vec<OpKey> {
-        self.messages.clear();
-        let receives = std::mem::take(&mut self.receives);
-        receives.into_iter().map(|receive| receive.op).collect()
+        let removed = self.messages.drain();
+        removed
+            .filter_map(|message| message.target.receive())
+            .collect()
     }
 }
 
@@ -230,7 +203,12 @@ impl RxQueue {
             Some((op, on_loss)) => {
                 self.unsent_acks.push_match(&mut envelope);
                 match engine.begin_fill(op, envelope.len) {
-                    Ok(capacity) => self.partials.add_receive(id, (op, on_loss), (capacity, 0)),
+                    Ok(capacity) => PartialTarget::Receive {
+                        op,
+                        capacity,
+                        written: 0,
+                        on_loss,
+                    },
                     Err(error) => {
                         failed = Some((op, error));
                         PartialTarget::Discard
@@ -304,6 +282,7 @@ impl RxQueue {
                 op,
                 capacity,
                 written,
+                ..
             } => engine.write_at(op, written, piece, 0, count.min(capacity - written)),
             target => {
                 if let Some(message) = self.unexpected_mut(target) {
@@ -339,7 +318,6 @@ impl RxQueue {
             };
             match partial.target {
                 PartialTarget::Receive { op, written, .. } => {
-                    self.partials.take_receive(op);
                     engine.complete(op, Outcome::received(&partial.envelope, written));
                     self.queue_ack(&partial.envelope);
                 }
@@ -370,8 +348,13 @@ impl RxQueue {
             return;
         };
         match partial.target {
-            PartialTarget::Receive { op, written, .. } => {
-                self.on_message_lost(engine, op, (&partial.envelope, written), error);
+            PartialTarget::Receive {
+                op,
+                written,
+                on_loss,
+                ..
+            } => {
+                self.on_message_lost(engine, (op, on_loss), (&partial.envelope, written), error);
             }
             PartialTarget::Buffer(key) => {
                 if self.matcher.take_message(key).is_some() {

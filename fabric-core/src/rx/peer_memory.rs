@@ -180,9 +180,13 @@ impl RxQueue {
                 return self.fail_without_memory(engine, op, &envelope, error);
             }
         };
-        let id = self.partials.next_id();
-        let target = self.partials.add_receive(id, (op, on_loss), (capacity, 0));
-        self.partials.insert(PartialMessage::new(envelope, target));
+        let target = PartialTarget::Receive {
+            op,
+            capacity,
+            written: 0,
+            on_loss,
+        };
+        let id = self.partials.insert(PartialMessage::new(envelope, target));
         self.peer_copies.copies.push_back((id, memory));
     }
 

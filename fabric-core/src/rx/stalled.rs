@@ -1,31 +1,52 @@
 //! Messages that have begun to arrive, and whose senders send no more.
 //!
-//! The engine [checks](RxQueue::check_arrivals) the arriving messages at intervals. A message of
-//! which nothing has arrived since the check before the last one is *stalled*: another message may
-//! take its receive, and the stalled message is buffered. If a message waits for that receive and
-//! the stalled one is too long to be buffered, the engine ends the connection of the stalled one.
-//! It does so after [`CHECKS_PER_TIMEOUT`] checks in any case. A message that this side copies is
+//! The engine [checks](RxQueue::check_arrivals) the arriving messages at intervals. A message makes
+//! progress if at least [`MIN_PROGRESS`] bytes arrive. A message without progress in two checks is
+//! *stalled*: another message may take its receive, and the stalled message goes to another receive
+//! that accepts it or is buffered. If a message waits for that receive and the stalled one is too
+//! long to be buffered, the engine ends the connection of the stalled one. It does so after
+//! [`CHECKS_PER_TIMEOUT`] checks without progress in any case. A message that this side copies is
 //! not checked.
 
 use super::budget::message_cost;
 use super::engine::RxEngine;
 use super::lost::OnLoss;
-use super::partial::{PartialId, PartialMessage, PartialReceive, PartialTarget};
+use super::partial::{PartialId, PartialMessage, PartialTarget};
 use super::{RxQueue, UnexpectedMessage};
 use crate::buf::PooledBuf;
 use crate::matching::{Envelope, PeerKey, PostPlace};
 use crate::op::{EpId, OpKey};
 
-/// The number of checks without a byte after which a message has timed out.
+/// The number of checks without progress after which a message has timed out.
 pub const CHECKS_PER_TIMEOUT: u32 = 16;
 
-/// The number of checks without a byte after which a message is stalled.
+/// The number of checks without progress after which a message is stalled.
 const CHECKS_UNTIL_STALLED: u32 = 2;
 
+/// The number of bytes that are progress. A peer could otherwise hold a receive by one byte now and
+/// then.
+const MIN_PROGRESS: usize = 4 << 10;
+
 impl PartialMessage {
-    /// Returns whether nothing has arrived since the check before the last one.
+    /// Returns whether the message has made progress since the check that found some.
+    fn has_progress(&self) -> bool {
+        self.received - self.received_at_check >= MIN_PROGRESS
+    }
+
     fn is_stalled(&self) -> bool {
-        self.received == self.received_at_check && self.idle_checks >= CHECKS_UNTIL_STALLED
+        self.idle_checks >= CHECKS_UNTIL_STALLED && !self.has_progress()
+    }
+
+    /// Returns the place in posting order of the message's receive, if another message may take
+    /// the receive: the receive accepts messages of any source, and all bytes that have arrived
+    /// are in its buffer.
+    fn place_to_give(&self) -> Option<PostPlace> {
+        match self.target {
+            PartialTarget::Receive {
+                written, on_loss, ..
+            } if written == self.received => on_loss.place(),
+            _ => None,
+        }
     }
 }
 
@@ -38,14 +59,14 @@ impl RxQueue {
         engine: &mut impl RxEngine,
         timed_out: &mut Vec<(EpId, PeerKey)>,
     ) -> bool {
-        let mut stalled = Vec::new();
+        let (mut stalled, mut arrivals) = (Vec::new(), Vec::new());
         let mut any = false;
         for (id, partial) in self.partials.iter_with_ids_mut() {
             if self.peer_copies.has(id) {
                 continue;
             }
             any = true;
-            if partial.received != partial.received_at_check {
+            if partial.has_progress() {
                 partial.received_at_check = partial.received;
                 partial.idle_checks = 0;
                 continue;
@@ -56,34 +77,45 @@ impl RxQueue {
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             } else if partial.is_stalled() {
                 stalled.push((id, partial.envelope.peer));
+                arrivals.push(partial.envelope.arrival);
             }
         }
         self.partials.has_stalled = !stalled.is_empty();
         for (id, peer) in stalled {
-            if !self.serve_waiting(engine, id, peer) {
+            if !self.give_receive_to_waiting(engine, id, &arrivals) {
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             }
         }
         any
     }
 
-    /// Gives the receive of a stalled message to the earliest buffered message that it accepts.
-    /// Returns false if there is such a message and the stalled one cannot be buffered.
-    fn serve_waiting(&mut self, engine: &mut impl RxEngine, id: PartialId, peer: PeerKey) -> bool {
-        let Some(place) = self.partials.receive_of(id).and_then(restorable) else {
+    /// Gives the receive of a stalled message to the earliest buffered message of another peer that
+    /// it accepts and that is not stalled: not one of `stalled`, in order of arrival. Returns false
+    /// if there is such a message and the stalled one cannot be buffered.
+    fn give_receive_to_waiting(
+        &mut self,
+        engine: &mut impl RxEngine,
+        id: PartialId,
+        stalled: &[u64],
+    ) -> bool {
+        let Some(partial) = self.partials.get(id) else {
             return true;
         };
-        let is_other = |envelope: &Envelope| envelope.peer != peer;
-        let Some(waiting) = self.matcher.unexpected_for_place(&place, is_other) else {
+        let (peer, Some(place)) = (partial.envelope.peer, partial.place_to_give()) else {
             return true;
         };
-        let Some(receive) = self.release_stalled(engine, id) else {
+        let may_take =
+            |envelope: &Envelope| envelope.peer != peer && !stalled.contains(&envelope.arrival);
+        let Some(waiting) = self.matcher.unexpected_for_place(&place, may_take) else {
+            return true;
+        };
+        let Some((receive, released)) = self.release_stalled(engine, id) else {
             return false;
         };
         if let Some((envelope, message)) = self.matcher.take_message(waiting) {
             self.deliver_buffered(engine, receive, envelope, message);
         }
-        self.check_probes(engine);
+        self.match_or_buffer(engine, released.0, released.1);
         true
     }
 
@@ -92,7 +124,8 @@ impl RxQueue {
         self.partials.has_stalled && self.stalled_receive_for(envelope).is_some()
     }
 
-    /// Takes a receive that accepts this message from a stalled message, which is buffered.
+    /// Takes a receive that accepts this message from a stalled message, which goes to another
+    /// receive or is buffered.
     #[inline]
     pub(super) fn take_stalled_receive(
         &mut self,
@@ -103,27 +136,26 @@ impl RxQueue {
             return None;
         }
         let id = self.stalled_receive_for(envelope)?;
-        let receive = self.release_stalled(engine, id);
-        self.check_probes(engine);
-        receive
+        let (receive, released) = self.release_stalled(engine, id)?;
+        self.match_or_buffer(engine, released.0, released.1);
+        Some(receive)
     }
 
     /// Returns a stalled message that can be buffered, and whose receive accepts this message of
     /// another peer.
     #[cold]
     fn stalled_receive_for(&self, envelope: &Envelope) -> Option<PartialId> {
-        let accepts = |receive: &&PartialReceive| {
-            let Some(partial) = self.partials.get(receive.partial) else {
-                return false;
-            };
+        let gives = |id: PartialId, partial: &PartialMessage| {
             partial.is_stalled()
                 && partial.envelope.peer != envelope.peer
-                && !self.peer_copies.has(receive.partial)
+                && !self.peer_copies.has(id)
                 && self.can_buffer(&partial.envelope)
-                && restorable(receive).is_some_and(|place| place.accepts(envelope))
+                && partial
+                    .place_to_give()
+                    .is_some_and(|place| place.accepts(envelope))
         };
-        let mut receives = self.partials.receives();
-        receives.find(accepts).map(|receive| receive.partial)
+        let mut partials = self.partials.iter();
+        partials.find_map(|(id, partial)| gives(id, partial).then_some(id))
     }
 
     /// Returns whether the share of its sender has room for a stalled message.
@@ -131,15 +163,22 @@ impl RxQueue {
         self.budget.fits(envelope.peer, message_cost(envelope.len))
     }
 
-    /// Buffers a stalled message, and returns its receive. `None` if the sender's share of the
-    /// budget has no room for the message.
+    /// Takes the receive of a stalled message. Returns the receive, and the message for another
+    /// receive or the buffer. `None` if the sender's share of the budget has no room for the
+    /// message.
     fn release_stalled(
         &mut self,
         engine: &mut impl RxEngine,
         id: PartialId,
-    ) -> Option<(OpKey, OnLoss)> {
+    ) -> Option<((OpKey, OnLoss), (Envelope, UnexpectedMessage))> {
         let partial = self.partials.get(id)?;
-        let PartialTarget::Receive { op, written, .. } = partial.target else {
+        let PartialTarget::Receive {
+            op,
+            written,
+            on_loss,
+            ..
+        } = partial.target
+        else {
             return None;
         };
         let envelope = partial.envelope.clone();
@@ -148,26 +187,12 @@ impl RxQueue {
             return None;
         }
         engine.copy_received(op, written, &mut bytes);
-        let receive = self.partials.take_receive(op)?;
         engine.repost(op);
         let message = UnexpectedMessage {
             bytes,
             peer_memory: None,
             partial: Some(id),
         };
-        let key = self.add_unexpected(envelope, message);
-        if let Some(partial) = self.partials.get_mut(id) {
-            partial.truncated = written < partial.received;
-            partial.target = PartialTarget::Buffer(key);
-        }
-        Some((op, receive.on_loss))
-    }
-}
-
-/// Returns the place in posting order of a receive that another message may take.
-fn restorable(receive: &PartialReceive) -> Option<PostPlace> {
-    match receive.on_loss {
-        OnLoss::Restore(place) => Some(place),
-        OnLoss::Discard | OnLoss::Fail => None,
+        Some(((op, on_loss), (envelope, message)))
     }
 }

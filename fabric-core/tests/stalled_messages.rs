@@ -1,0 +1,397 @@
+//! Messages that stall while they arrive, against a list of all messages and receives: a receive
+//! completes once, with the bytes of its message, and none waits while a message for it is
+//! buffered.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use fabric_core::buf::{AnyBuf, BufferPool, CopySource, IoBuf, PeerMemory, PooledBuf};
+use fabric_core::completion::Outcome;
+use fabric_core::matching::{Envelope, PeerKey, RecvSpec, TagMatch};
+use fabric_core::rx::{MultiRecvSplit, PartialId, RxEngine, RxQueue};
+use fabric_core::transport::{EpId, OpKey};
+use fabric_core::{Address, Error, FiAddr, Result};
+use proptest::prelude::*;
+
+const BUDGET: usize = 16 << 20;
+/// Room of a receive.
+const CAPACITY: usize = 1 << 20;
+
+/// The buffers of receives, and the receives that have completed.
+#[derive(Debug, Default)]
+struct TestEngine {
+    bufs: HashMap<OpKey, AnyBuf>,
+    completed: HashMap<OpKey, Outcome>,
+}
+
+impl TestEngine {
+    /// Returns the bytes of a receive that has completed without an error.
+    fn received(&self, op: OpKey) -> Option<&[u8]> {
+        let outcome = self.completed.get(&op)?;
+        assert!(outcome.error.is_none(), "{outcome:?}");
+        Some(&self.bufs[&op].bytes()[..outcome.transfer.len])
+    }
+}
+
+impl RxEngine for TestEngine {
+    type PlainSink<'a> = Infallible;
+    fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
+        None
+    }
+    fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
+        let buf = self.bufs.get_mut(&op).expect("a receive");
+        buf.begin_fill(len)?;
+        Ok(buf.recv_capacity())
+    }
+    fn write_at(&mut self, op: OpKey, at: usize, bytes: &dyn CopySource, from: usize, n: usize) {
+        let buf = self.bufs.get_mut(&op).expect("a receive");
+        buf.write_at(at, bytes, from, n);
+    }
+    fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
+        let placed = self.begin_fill(op, bytes.len()).expect("memory");
+        let placed = placed.min(bytes.len());
+        self.write_at(op, 0, &&bytes[..], 0, placed);
+        placed
+    }
+    fn copy_received(&mut self, op: OpKey, filled: usize, into: &mut PooledBuf) {
+        let buf = self.bufs.get_mut(&op).expect("a receive");
+        buf.finish(filled);
+        into.extend_from_slice(&buf.bytes()[..filled]);
+    }
+    fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
+        unreachable!("no receive is detached in these tests")
+    }
+    fn complete(&mut self, op: OpKey, outcome: Outcome) {
+        let earlier = self.completed.insert(op, outcome);
+        assert!(earlier.is_none(), "{op:?} completes twice");
+    }
+    fn split_multi_recv(&mut self, _: OpKey, _: &Envelope) -> MultiRecvSplit {
+        MultiRecvSplit::CqFull
+    }
+    fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
+        Err(Error::StaleAddress(addr))
+    }
+    fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
+        None
+    }
+    fn departing_address(&self, _: FiAddr) -> Option<Address> {
+        None
+    }
+}
+
+/// A receive queue and its engine.
+struct Fixture {
+    rx: RxQueue,
+    engine: TestEngine,
+    posted: u32,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self {
+            rx: RxQueue::new(EpId(1), BUDGET, BufferPool::new()),
+            engine: TestEngine::default(),
+            posted: 0,
+        }
+    }
+
+    /// Posts a receive of one tag, or of any tag.
+    fn post(&mut self, tag: Option<u64>) -> OpKey {
+        let op = self.new_op();
+        self.rx.post(&mut self.engine, op, spec(tag));
+        op
+    }
+
+    fn new_op(&mut self) -> OpKey {
+        self.posted += 1;
+        let op = OpKey {
+            index: self.posted,
+            generation: 0,
+        };
+        let buf = Vec::with_capacity(CAPACITY).into_any();
+        self.engine.bufs.insert(op, buf);
+        op
+    }
+
+    /// Begins a message of a peer, of which `arrived` bytes arrive.
+    fn begin(&mut self, peer: u32, tag: u64, len: usize, arrived: usize) -> PartialId {
+        let envelope = envelope(peer, tag, len);
+        let begun = self.rx.begin_partial(&mut self.engine, envelope);
+        let id = begun.expect("the message is accepted");
+        self.append(id, arrived);
+        id
+    }
+
+    fn append(&mut self, id: PartialId, count: usize) -> bool {
+        let bytes = vec![1; count];
+        self.rx.append(&mut self.engine, id, &&bytes[..])
+    }
+
+    fn deliver(&mut self, peer: u32, tag: u64, bytes: &[u8]) -> bool {
+        let envelope = envelope(peer, tag, bytes.len());
+        self.rx.deliver(&mut self.engine, envelope, &bytes)
+    }
+
+    /// Checks the arriving messages. Returns the peers that have timed out.
+    fn check(&mut self, times: usize) -> Vec<PeerKey> {
+        let mut timed_out = Vec::new();
+        for _ in 0..times {
+            self.rx.check_arrivals(&mut self.engine, &mut timed_out);
+        }
+        timed_out.into_iter().map(|(_, peer)| peer).collect()
+    }
+
+    fn received_len(&self, op: OpKey) -> Option<usize> {
+        self.engine.received(op).map(<[u8]>::len)
+    }
+}
+
+fn spec(tag: Option<u64>) -> RecvSpec {
+    let ignore = if tag.is_none() { u64::MAX } else { 0 };
+    RecvSpec {
+        from: None,
+        tag: Some(TagMatch {
+            tag: tag.unwrap_or(0),
+            ignore,
+        }),
+    }
+}
+
+fn envelope(peer: u32, tag: u64, len: usize) -> Envelope {
+    Envelope {
+        peer: PeerKey(peer),
+        source: None,
+        tag: Some(tag),
+        len,
+        data: None,
+        arrival: 0,
+        ack: None,
+    }
+}
+
+/// The stalled message goes on in the next receive that accepts it, and its sender's next message
+/// does not overtake it.
+#[test]
+fn stalled_message_takes_the_next_receive() {
+    // The other message arrives after the message has stalled, or before.
+    for arrives_first in [false, true] {
+        let mut fixture = Fixture::new();
+        let (any, of_tag) = (fixture.post(None), fixture.post(Some(5)));
+        let stalled = fixture.begin(1, 5, 1000, 100);
+        if arrives_first {
+            assert!(fixture.deliver(2, 7, b"abc"));
+            fixture.check(3);
+        } else {
+            fixture.check(3);
+            assert!(fixture.deliver(2, 7, b"abc"));
+        }
+        assert_eq!(fixture.received_len(any), Some(3), "{arrives_first}");
+        assert!(fixture.append(stalled, 900));
+        assert_eq!(fixture.received_len(of_tag), Some(1000), "{arrives_first}");
+        assert!(fixture.deliver(1, 5, b"second"));
+        assert_eq!(fixture.rx.unexpected().0, 1);
+    }
+}
+
+/// Two stalled messages do not hand one receive to each other while a whole message waits.
+#[test]
+fn stalled_message_does_not_take_the_receive_of_another() {
+    let mut fixture = Fixture::new();
+    let receive = fixture.post(None);
+    fixture.begin(1, 5, 1000, 100);
+    fixture.begin(2, 5, 1000, 100);
+    assert!(fixture.deliver(3, 5, b"whole"));
+    fixture.check(2);
+    assert_eq!(fixture.received_len(receive), Some(5));
+}
+
+/// Bytes that arrive now and then do not hold a receive, nor a connection.
+#[test]
+fn few_bytes_are_no_progress() {
+    let mut fixture = Fixture::new();
+    let receive = fixture.post(None);
+    let trickling = fixture.begin(1, 5, 1 << 20, 1);
+    for _ in 0..2 {
+        assert_eq!(fixture.check(1), []);
+        fixture.append(trickling, 1000);
+    }
+    assert!(fixture.deliver(2, 5, b"whole"));
+    assert_eq!(fixture.received_len(receive), Some(5));
+    for _ in 0..13 {
+        fixture.append(trickling, 100);
+        assert_eq!(fixture.check(1), []);
+    }
+    assert_eq!(fixture.check(1), [PeerKey(1)]);
+    // 4 KiB in all are progress.
+    fixture.append(trickling, 1000);
+    assert_eq!(fixture.check(15), []);
+}
+
+/// A message for an earlier multi-receive, whose completion queue is full, is not given away.
+#[test]
+fn message_for_a_blocked_multi_receive_stays() {
+    let mut fixture = Fixture::new();
+    assert!(fixture.deliver(2, 7, b"abc"));
+    let multi = fixture.new_op();
+    fixture
+        .rx
+        .post_multi(&mut fixture.engine, multi, spec(Some(7)));
+    let receive = fixture.post(None);
+    fixture.begin(1, 5, 1000, 100);
+    fixture.check(3);
+    assert_eq!(fixture.received_len(receive), None);
+}
+
+/// Memory of a sender that has died.
+#[derive(Debug)]
+struct LostMemory(usize);
+
+impl CopySource for LostMemory {
+    fn len(&self) -> usize {
+        self.0
+    }
+    fn copy_to<'d>(&self, _: usize, dst: &'d mut [std::mem::MaybeUninit<u8>]) -> &'d mut [u8] {
+        let zeros = vec![0; dst.len()];
+        (&zeros[..]).copy_to(0, dst)
+    }
+    fn copy_to_init(&self, _: usize, dst: &mut [u8]) {
+        dst.fill(0);
+    }
+}
+
+impl PeerMemory for LostMemory {
+    fn is_mapped(&self) -> bool {
+        false
+    }
+    fn check(&self) -> Result<()> {
+        Err(Error::Canceled)
+    }
+}
+
+/// A message in the memory of its sender is checked in the receive of a stalled message, too.
+#[test]
+fn lost_memory_is_not_received() {
+    let mut fixture = Fixture::new();
+    let receive = fixture.post(None);
+    fixture.begin(1, 5, 1000, 100);
+    fixture.check(3);
+    let memory: Arc<dyn PeerMemory> = Arc::new(LostMemory(CAPACITY));
+    let offered = envelope(2, 5, CAPACITY);
+    assert!(
+        fixture
+            .rx
+            .deliver_peer_memory(&mut fixture.engine, offered, &memory)
+    );
+    while fixture.rx.copy_next_chunk(&mut fixture.engine) {}
+    assert_eq!(fixture.received_len(receive), None);
+}
+
+/// A call of the queue.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    /// Posts a receive of a tag; of any tag for 0.
+    Post(u64),
+    /// Delivers a whole message of a peer.
+    Deliver(u32, u64, usize),
+    /// Begins a message of a peer.
+    Begin(u32, u64, usize),
+    /// Appends bytes to an arriving message.
+    Append(usize, usize),
+    Check,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let (peer, tag) = (1..5u32, 1..4u64);
+    prop_oneof![
+        (0..4u64).prop_map(Call::Post),
+        (peer.clone(), tag.clone(), 1..3000usize).prop_map(|(p, t, l)| Call::Deliver(p, t, l)),
+        (peer, tag, 1..20_000usize).prop_map(|(p, t, l)| Call::Begin(p, t, l)),
+        (0..8usize, 0..9000usize).prop_map(|(at, count)| Call::Append(at, count)),
+        Just(Call::Check),
+    ]
+}
+
+/// A message that has been delivered or begun.
+struct Message {
+    tag: u64,
+    len: usize,
+    byte: u8,
+    /// The id of a message that is arriving, and the bytes that have arrived.
+    arriving: Option<(PartialId, usize)>,
+}
+
+impl Message {
+    /// Appends at most `count` bytes.
+    fn append(&mut self, fixture: &mut Fixture, count: usize) {
+        let Some((id, arrived)) = self.arriving else {
+            return;
+        };
+        let bytes = vec![self.byte; count.min(self.len - arrived)];
+        let is_whole = fixture.rx.append(&mut fixture.engine, id, &&bytes[..]);
+        assert_eq!(is_whole, arrived + bytes.len() == self.len);
+        self.arriving = (!is_whole).then_some((id, arrived + bytes.len()));
+    }
+}
+
+proptest! {
+    #[test]
+    fn receives_agree_with_a_list_of_messages(
+        calls in proptest::collection::vec(call(), 1..150),
+    ) {
+        let mut fixture = Fixture::new();
+        let mut posted: Vec<(OpKey, u64)> = Vec::new();
+        let mut messages: Vec<Message> = Vec::new();
+        for call in calls {
+            let byte = messages.len() as u8;
+            match call {
+                Call::Post(tag) => {
+                    posted.push((fixture.post((tag > 0).then_some(tag)), tag));
+                }
+                Call::Deliver(peer, tag, len) => {
+                    prop_assert!(fixture.deliver(peer, tag, &vec![byte; len]));
+                    messages.push(Message { tag, len, byte, arriving: None });
+                }
+                Call::Begin(peer, tag, len) => {
+                    let id = fixture.begin(peer, tag, len, 0);
+                    messages.push(Message { tag, len, byte, arriving: Some((id, 0)) });
+                }
+                Call::Append(at, count) => {
+                    let mut arriving = messages.iter_mut().filter(|message| message.arriving.is_some());
+                    if let Some(message) = arriving.nth(at) {
+                        message.append(&mut fixture, count);
+                    }
+                }
+                Call::Check => drop(fixture.check(3)),
+            }
+        }
+        for message in &mut messages {
+            message.append(&mut fixture, usize::MAX);
+        }
+        // Each completed receive has the bytes of a message that it accepts, each message once.
+        let mut waiting = Vec::new();
+        for (op, tag) in posted {
+            let Some(bytes) = fixture.engine.received(op) else {
+                waiting.push(tag);
+                continue;
+            };
+            let at = messages.iter().position(|message| {
+                (tag == 0 || message.tag == tag)
+                    && message.len == bytes.len()
+                    && bytes.iter().all(|byte| *byte == message.byte)
+            });
+            prop_assert!(at.is_some(), "{} bytes of no message", bytes.len());
+            messages.remove(at.unwrap_or(0));
+        }
+        // No receive waits while a message for it is buffered.
+        for tag in waiting {
+            let missed = messages.iter().any(|message| tag == 0 || message.tag == tag);
+            prop_assert!(!missed, "a receive of tag {tag} waits");
+        }
+        prop_assert_eq!(fixture.rx.unexpected().0, messages.len());
+        for _ in &messages {
+            fixture.post(None);
+        }
+        prop_assert_eq!(fixture.rx.unexpected(), (0, 0));
+    }
+}
