@@ -57,6 +57,7 @@ use partial::{PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
 
+pub use budget::PeerSource;
 pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use partial::PartialId;

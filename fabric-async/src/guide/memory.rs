@@ -253,9 +253,13 @@
 //!   peer alone gets 7 MiB, and n peers that send all they can leave one (n + 1)th to the next one.
 //!   The peer of a [`ConnectedEndpoint`] gets the whole budget, unless
 //!   the endpoint has a shared receive context.
-//! * An eighth is a reserve: a peer beyond its share may still use 4 KiB.
+//! * Over `tcp`, the peers of one source (an IPv4 address, or an IPv6 network of 64 bits) that the
+//!   program has not inserted together use at most half of what the others leave, because one
+//!   machine can have many connections. Insert the addresses of peers that you rely on.
+//! * An eighth is a reserve: a peer beyond its share may still use 4 KiB of the reserve, and the
+//!   peers of one source half of the reserve.
 //! * Messages of peers that have left stay, and count. When the reserve is used up too, messages of
-//!   the peers that left first are discarded, which [`EventKind::MessagesDiscarded`] and
+//!   the peers that use most are discarded, which [`EventKind::MessagesDiscarded`] and
 //!   [`EndpointStats::discarded`] report.
 //!
 //! * Everything behind the message in its ring waits too, even a message that a posted receive
@@ -270,10 +274,11 @@
 //!
 //! # Messages that stop arriving
 //!
-//! A message that arrives in pieces fills a receive or a buffer from its first piece on. If no
-//! byte follows for an eighth of the [progress timeout](crate::BindOptions::progress_timeout) (30
-//! seconds by default), another peer's message may take the receive; what has arrived is buffered
-//! within the share of its sender, and the rest is awaited. The connection ends with
+//! A message that arrives in pieces fills a receive or a buffer from its first piece on. If less
+//! than 4 KiB of it follow for an eighth of the
+//! [progress timeout](crate::BindOptions::progress_timeout) (30 seconds by default), another peer's
+//! message may take the receive; what has arrived goes to another receive or is buffered within
+//! the share of its sender, and the rest is awaited. The connection ends with
 //! [`DownReason::Stalled`] after the whole timeout, or when a message waits for the receive and the
 //! stalled one is longer than the share. [`Endpoint::disconnect`] ends the connections with a peer at
 //! once.

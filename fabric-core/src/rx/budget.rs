@@ -4,10 +4,13 @@
 //!
 //! * one peer may use at most half of what the other peers leave, so n peers that send as much as
 //!   they can leave one (n + 1)th of the budget to the next one;
+//! * the peers of one [source](PeerSource) together may use at most half of what the others leave,
+//!   because one machine can have any number of connections;
 //! * an eighth is a reserve: a peer beyond its share may still use up to [`GUARANTEED`] bytes, from
-//!   the whole budget. When that is used up too, messages of peers that have left are discarded.
+//!   the whole budget; the peers of a source together may use half of the reserve. When that is
+//!   used up too, messages of peers that have left are discarded, the largest accounts first.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use crate::buf::BufferPool;
 use crate::matching::PeerKey;
@@ -37,18 +40,34 @@ pub(super) struct UnexpectedBudget {
     current: (PeerKey, PeerAccount),
     /// The accounts of the other peers that use anything.
     others: HashMap<PeerKey, PeerAccount>,
-    /// Peers that have left, the first one first. May contain peers that use nothing any more.
-    departed: VecDeque<PeerKey>,
-    /// What the peers that have left use.
+    /// What the peers that have left use, and whose messages can be discarded.
     departed_used: usize,
+    /// The sources of peers: of those that are connected, and of those that use anything.
+    sources: HashMap<PeerKey, PeerSource>,
+    /// What the peers of each source use together.
+    used_by_source: HashMap<PeerSource, usize>,
 }
+
+/// Where a peer that the program has not inserted connects from, as a number that its transport
+/// has chosen: one machine, for example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerSource(pub u128);
 
 /// What one peer uses, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct PeerAccount {
     used: usize,
-    /// The peer has left.
-    departed: bool,
+    state: PeerState,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PeerState {
+    #[default]
+    Connected,
+    /// The peer has left, and its messages can be discarded.
+    Departed,
+    /// The peer has left, and what could be discarded was. The rest is claimed or arriving.
+    Discarded,
 }
 
 /// Whether a message may be buffered.
@@ -68,9 +87,15 @@ impl UnexpectedBudget {
             used: 0,
             current: (PeerKey::default(), PeerAccount::default()),
             others: HashMap::new(),
-            departed: VecDeque::new(),
             departed_used: 0,
+            sources: HashMap::new(),
+            used_by_source: HashMap::new(),
         }
+    }
+
+    /// Sets the source of a connected peer that uses nothing yet.
+    pub(super) fn set_source(&mut self, peer: PeerKey, source: PeerSource) {
+        self.sources.insert(peer, source);
     }
 
     /// Raises the limit to `limit` bytes, if it is smaller.
@@ -97,9 +122,22 @@ impl UnexpectedBudget {
         let own = self.used_by(peer);
         let others = self.used - own;
         let own_after = own.saturating_add(cost);
-        if own_after <= self.share(others) {
+        // How much the peers of the source may still use of their share, and with the reserve.
+        let (room_in_share, room_with_reserve) = match self.sources.get(&peer) {
+            Some(source) => {
+                let used = self.used_by_source.get(source).copied().unwrap_or(0);
+                let share = self.share(self.used - used);
+                let with_reserve = share + self.limit / 16;
+                (
+                    share.saturating_sub(used),
+                    with_reserve.saturating_sub(used),
+                )
+            }
+            None => (usize::MAX, usize::MAX),
+        };
+        if own_after <= self.share(others) && cost <= room_in_share {
             Admission::Fits
-        } else if own_after > GUARANTEED {
+        } else if own_after > GUARANTEED || cost > room_with_reserve {
             Admission::Declined
         } else if others + own_after <= self.limit {
             Admission::Fits
@@ -128,7 +166,7 @@ impl UnexpectedBudget {
         without_reserve.saturating_sub(others) / 2
     }
 
-    fn used_by(&self, peer: PeerKey) -> usize {
+    pub(super) fn used_by(&self, peer: PeerKey) -> usize {
         if self.current.0 == peer {
             self.current.1.used
         } else {
@@ -141,8 +179,11 @@ impl UnexpectedBudget {
         self.used += cost;
         let account = self.account(peer);
         account.used += cost;
-        if account.departed {
+        if account.state == PeerState::Departed {
             self.departed_used += cost;
+        }
+        if let Some(source) = self.sources.get(&peer) {
+            *self.used_by_source.entry(*source).or_default() += cost;
         }
     }
 
@@ -151,9 +192,20 @@ impl UnexpectedBudget {
         self.used = self.used.saturating_sub(cost);
         let account = self.account(peer);
         account.used = account.used.saturating_sub(cost);
-        if account.departed {
-            account.departed = account.used > 0;
+        let (left, state) = (account.used, account.state);
+        if state == PeerState::Departed {
             self.departed_used = self.departed_used.saturating_sub(cost);
+        }
+        if let Some(source) = self.sources.get(&peer).copied() {
+            let used = self.used_by_source.entry(source).or_default();
+            *used = used.saturating_sub(cost);
+            if *used == 0 {
+                self.used_by_source.remove(&source);
+            }
+        }
+        if left == 0 && state != PeerState::Connected {
+            self.current.1 = PeerAccount::default();
+            self.sources.remove(&peer);
         }
     }
 
@@ -170,32 +222,44 @@ impl UnexpectedBudget {
         &mut self.current.1
     }
 
-    /// Notes that a peer has left: its messages are the first to be discarded.
-    pub(super) fn peer_departed(&mut self, peer: PeerKey) {
+    /// Notes that a peer has left: its messages are the first to be discarded. Returns whether the
+    /// peer uses anything.
+    pub(super) fn peer_departed(&mut self, peer: PeerKey) -> bool {
         let used = self.used_by(peer);
         if used == 0 {
-            return;
+            self.sources.remove(&peer);
+            return false;
         }
-        if self.departed.len() >= 2 * self.others.len() + 16 {
-            self.forget_unused_departed();
-        }
-        self.departed.push_back(peer);
-        self.account(peer).departed = true;
+        self.account(peer).state = PeerState::Departed;
         self.departed_used += used;
+        true
     }
 
-    fn forget_unused_departed(&mut self) {
-        let departed = std::mem::take(&mut self.departed);
-        let uses_some = departed.into_iter().filter(|peer| self.used_by(*peer) > 0);
-        self.departed = uses_some.collect();
-    }
-
-    /// Removes and returns the peers whose messages are to be discarded: the half of those that
-    /// have left which left first, so that a discarded message costs a bounded number of steps.
+    /// Returns the peers whose messages are to be discarded: of those that have left, the ones that
+    /// use most, and half of what all of them use, so that a discarded message costs a bounded
+    /// number of steps. The caller releases what can be discarded; the rest does not count as
+    /// discardable any more.
     pub(super) fn take_departed(&mut self) -> Vec<PeerKey> {
-        self.forget_unused_departed();
-        let count = self.departed.len().div_ceil(2);
-        self.departed.drain(..count).collect()
+        let current = std::iter::once((&self.current.0, &self.current.1));
+        let accounts = self.others.iter().chain(current);
+        let mut departed: Vec<_> = accounts
+            .filter(|(_, account)| account.state == PeerState::Departed)
+            .map(|(peer, account)| (account.used, *peer))
+            .collect();
+        departed.sort_unstable_by(|a, b| b.cmp(a));
+        let enough = self.departed_used / 2;
+        let mut taken = 0;
+        let count = departed.iter().position(|(used, _)| {
+            let is_enough = taken >= enough;
+            taken += used;
+            is_enough
+        });
+        departed.truncate(count.unwrap_or(departed.len()));
+        for (used, peer) in &departed {
+            self.account(*peer).state = PeerState::Discarded;
+            self.departed_used -= used;
+        }
+        departed.into_iter().map(|(_, peer)| peer).collect()
     }
 
     /// Returns everything.
@@ -259,6 +323,51 @@ mod tests {
         budget.release(PeerKey(1), used);
         assert!(budget.fits(PeerKey(20_000), 500));
         assert_eq!(budget.departed_used, 0);
+    }
+
+    #[test]
+    fn peers_of_one_source_leave_room_for_others() {
+        let mut budget = UnexpectedBudget::new(LIMIT);
+        for peer in 1..2000 {
+            budget.set_source(PeerKey(peer), PeerSource(7));
+            fill(&mut budget, peer, 500);
+        }
+        let used = budget.used();
+        assert!((LIMIT / 2 - 500..=LIMIT / 2).contains(&used), "{used}");
+        // Another source, and a peer without a source.
+        budget.set_source(PeerKey(3000), PeerSource(8));
+        for peer in [3000, 4000] {
+            let share = (LIMIT - LIMIT / 8 - budget.used()) / 2;
+            let own = fill(&mut budget, peer, 500) * 500;
+            assert!(own + 500 > share, "{peer}: {own} of {share}");
+        }
+        // The source gets back what its peers return, and nothing is left of peers without messages.
+        for peer in 1..2000 {
+            let used = budget.used_by(PeerKey(peer));
+            budget.peer_departed(PeerKey(peer));
+            budget.release(PeerKey(peer), used);
+        }
+        assert_eq!(budget.used_by_source.len(), 1);
+        assert_eq!(budget.sources.len(), 1);
+        assert_eq!(budget.departed_used, 0);
+    }
+
+    #[test]
+    fn largest_accounts_of_departed_peers_are_discarded_first() {
+        let mut budget = UnexpectedBudget::new(LIMIT);
+        for (peer, cost) in [(1, 600), (2, 4000), (3, 4000), (4, 900)] {
+            budget.charge(PeerKey(peer), cost);
+            assert!(budget.peer_departed(PeerKey(peer)));
+        }
+        assert!(!budget.peer_departed(PeerKey(5)));
+        assert_eq!(budget.take_departed(), [PeerKey(3), PeerKey(2)]);
+        // One has a claimed message, which is not discardable: neither peer is returned again.
+        budget.release(PeerKey(2), 4000);
+        assert_eq!(budget.take_departed(), [PeerKey(4)]);
+        budget.release(PeerKey(4), 900);
+        assert_eq!(budget.take_departed(), [PeerKey(1)]);
+        assert_eq!(budget.take_departed(), []);
+        assert_eq!((budget.departed_used, budget.used()), (0, 4600));
     }
 
     /// A call of the budget.

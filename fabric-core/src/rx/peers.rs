@@ -9,6 +9,7 @@ use crate::matching::PeerKey;
 use crate::op::EpId;
 
 use super::RxQueue;
+use super::budget::{PeerSource, UnexpectedBudget};
 use super::engine::RxEngine;
 use super::partial::PartialMessage;
 
@@ -31,11 +32,14 @@ impl QueuePeers {
         self.connected.push((peer, name, ep));
     }
 
-    /// Moves a peer to the disconnected ones, and forgets the one that has disconnected first.
-    fn disconnect(&mut self, peer: PeerKey, name: Address) {
+    /// Moves a peer to the disconnected ones. If they are too many, forgets the one that has
+    /// disconnected first, of those without messages if there are any.
+    fn disconnect(&mut self, peer: PeerKey, name: Address, budget: &UnexpectedBudget) {
         self.connected.retain(|(connected, ..)| *connected != peer);
         if self.disconnected.len() == MAX_DISCONNECTED_PEERS {
-            self.disconnected.pop_front();
+            let mut disconnected = self.disconnected.iter();
+            let unused = disconnected.position(|(key, _)| budget.used_by(*key) == 0);
+            self.disconnected.remove(unused.unwrap_or(0));
         }
         self.disconnected.push_back((peer, name));
     }
@@ -90,17 +94,32 @@ pub struct DiscardedMessages {
 }
 
 impl RxQueue {
-    /// Discards the messages of peers that have left, of the half of these peers that left first.
+    /// Discards messages of peers that have left: of those that use most.
     #[cold]
     pub(super) fn discard_from_departed(&mut self, engine: &mut impl RxEngine) {
-        let peers = self.budget.take_departed();
-        if peers.is_empty() {
+        let peers: HashSet<_> = self.budget.take_departed().into_iter().collect();
+        self.discard_messages_of(engine, &peers);
+    }
+
+    /// Discards the buffered messages of the peers with this name that have disconnected.
+    pub fn discard_from(&mut self, engine: &mut impl RxEngine, name: &Address) {
+        let left = self.peers.disconnected.iter();
+        let of_name = left.filter(|(_, other)| other == name);
+        let peers: HashSet<_> = of_name.map(|(key, _)| *key).collect();
+        self.discard_messages_of(engine, &peers);
+        self.request_rearm_if_work(engine);
+    }
+
+    /// Discards the buffered messages of these peers, apart from those that are arriving, and
+    /// reports it.
+    fn discard_messages_of(&mut self, engine: &mut impl RxEngine, peers: &HashSet<PeerKey>) {
+        let discarded = self.matcher.take_where(|envelope, message| {
+            message.partial.is_none() && peers.contains(&envelope.peer)
+        });
+        if discarded.is_empty() {
             return;
         }
-        let mut bytes_of: HashMap<_, _> = peers.iter().map(|peer| (*peer, 0)).collect();
-        let discarded = self.matcher.take_where(|envelope, message| {
-            message.partial.is_none() && bytes_of.contains_key(&envelope.peer)
-        });
+        let mut bytes_of: HashMap<PeerKey, usize> = HashMap::new();
         let mut sources = HashSet::new();
         for (envelope, message) in &discarded {
             self.budget
@@ -113,7 +132,7 @@ impl RxQueue {
         let name = self.peers.known().find(|(peer, _)| Some(*peer) == largest);
         let report = DiscardedMessages {
             peer: name.map(|(_, name)| name.clone()),
-            peers: peers.len(),
+            peers: bytes_of.len(),
             messages: discarded.len(),
             bytes: bytes_of.values().sum(),
             sources: sources.into_iter().collect(),
@@ -217,33 +236,14 @@ impl RxQueue {
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
-        self.peers.disconnect(peer, name);
+        self.peers.disconnect(peer, name, &self.budget);
         self.budget.peer_departed(peer);
     }
 
-    /// Discards the buffered messages of the peers with this name that have disconnected.
-    pub fn discard_from(&mut self, engine: &mut impl RxEngine, name: &Address) {
-        let left = self.peers.disconnected.iter();
-        let keys: HashSet<_> = left
-            .filter(|(_, other)| other == name)
-            .map(|(key, _)| *key)
-            .collect();
-        let discarded = self.matcher.take_where(|envelope, message| {
-            message.partial.is_none() && keys.contains(&envelope.peer)
-        });
-        let mut report = DiscardedMessages::default();
-        for (envelope, message) in discarded {
-            self.budget
-                .release(envelope.peer, message.budget_cost(&envelope));
-            report.messages += 1;
-            report.bytes += envelope.len;
-            report.sources.extend(envelope.source);
-        }
-        if report.messages > 0 {
-            (report.peer, report.peers) = (Some(name.clone()), 1);
-            engine.on_discarded(self.ep, &report);
-            self.request_rearm_if_work(engine);
-        }
+    /// Sets the source of a connected peer that the program has not inserted. The peers of one
+    /// source share a part of the budget for unexpected messages.
+    pub(crate) fn set_sender_source(&mut self, peer: PeerKey, source: PeerSource) {
+        self.budget.set_source(peer, source);
     }
 
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if

@@ -10,7 +10,7 @@ use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::{Region, RmaIov};
 use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId};
-use crate::rx::{DiscardedMessages, Incarnation, PartialId, PlainRun, RxQueue};
+use crate::rx::{DiscardedMessages, Incarnation, PartialId, PeerSource, PlainRun, RxQueue};
 
 use super::{Connected, EngineContext};
 
@@ -210,6 +210,12 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     #[must_use]
     pub fn add_sender(&mut self, peer: PeerKey, name: &Address) -> PeerKey {
         self.rx.add_sender(self.engine, self.ep, peer, name)
+    }
+
+    /// Sets the source of a connected peer that the program has not inserted, before its first
+    /// message. The peers of one source share a part of the budget for unexpected messages.
+    pub fn set_sender_source(&mut self, peer: PeerKey, source: PeerSource) {
+        self.rx.set_sender_source(peer, source);
     }
 
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
