@@ -122,10 +122,11 @@ impl<'a> DomainBuilder<'a> {
     ///
     /// A message that arrives in pieces fills a receive or a buffer, so a peer that stops in the
     /// middle would hold the receive for ever. Progress is 4 KiB, or the end of the message. After
-    /// an eighth of the timeout without progress, another peer's message may take the receive. The
-    /// stalled message then goes on in the next receive that accepts it, or is buffered (within the
-    /// peer's share of the [budget](crate::guide::memory#unexpected-messages)); if it does not fit,
-    /// its connection ends. After the whole timeout the connection ends in any case, with
+    /// 100 milliseconds without progress (an eighth of a timeout below 0.8 seconds), a whole message
+    /// of another peer may take the receive. The stalled message then goes on in the next receive
+    /// that accepts it, or is buffered (within the peer's share of the
+    /// [budget](crate::guide::memory#unexpected-messages)); if it does not fit, its connection ends
+    /// after an eighth of the timeout. After the whole timeout the connection ends in any case, with
     /// [`DownReason::Stalled`](crate::DownReason::Stalled). A message that fills a part of a
     /// multi-receive keeps the part for the whole timeout. Times are measured while the domain
     /// makes progress.

@@ -63,7 +63,6 @@ pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use partial::PartialId;
 pub use peers::DiscardedMessages;
 pub use plain::{PlainRun, PlainSink};
-pub use stalled::CHECKS_PER_TIMEOUT;
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///
@@ -218,7 +217,13 @@ impl RxQueue {
                 } else {
                     OnLoss::for_receive(self.matcher.assign_place(&spec))
                 };
+                let arriving = message.partial;
                 self.deliver_buffered(engine, (op, on_loss), envelope, message);
+                if let Some(id) = arriving
+                    && self.partials.has_stalled
+                {
+                    self.give_receive_if_stalled(engine, id);
+                }
             }
         }
     }

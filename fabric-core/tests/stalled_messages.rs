@@ -15,6 +15,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use proptest::prelude::*;
 
 const BUDGET: usize = 16 << 20;
+const CHECKS_PER_TIMEOUT: u32 = 16;
 /// Room of a receive.
 const CAPACITY: usize = 1 << 20;
 
@@ -137,7 +138,8 @@ impl Fixture {
     fn check(&mut self, times: usize) -> Vec<PeerKey> {
         let mut timed_out = Vec::new();
         for _ in 0..times {
-            self.rx.check_arrivals(&mut self.engine, &mut timed_out);
+            self.rx
+                .check_arrivals(&mut self.engine, CHECKS_PER_TIMEOUT, &mut timed_out);
         }
         timed_out.into_iter().map(|(_, peer)| peer).collect()
     }
@@ -204,6 +206,27 @@ fn stalled_message_does_not_take_the_receive_of_another() {
     assert!(fixture.deliver(3, 5, b"whole"));
     fixture.check(2);
     assert_eq!(fixture.received_len(receive), Some(5));
+}
+
+/// A posted receive takes a whole message before a stalled one, but no message that would pass an
+/// earlier one of the same peer.
+#[test]
+fn posted_receive_takes_a_whole_message_before_a_stalled_one() {
+    let mut fixture = Fixture::new();
+    let stalled = fixture.begin(1, 5, 1000, 100);
+    let slow = fixture.begin(2, 6, 10_000, 100);
+    fixture.check(3);
+    fixture.append(slow, 5000);
+    assert!(fixture.deliver(2, 5, b"behind"));
+    assert!(fixture.deliver(3, 5, b"whole"));
+    let receive = fixture.post(None);
+    assert_eq!(fixture.received_len(receive), Some(5));
+    // The stalled message has the next receive until it is needed.
+    let next = fixture.post(Some(5));
+    assert!(fixture.deliver(2, 5, b"behind again"));
+    assert_eq!(fixture.received_len(next), None);
+    assert!(fixture.append(stalled, 900));
+    assert_eq!(fixture.received_len(next), Some(1000));
 }
 
 /// Bytes that arrive now and then do not hold a receive, nor a connection.

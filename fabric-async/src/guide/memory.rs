@@ -275,13 +275,12 @@
 //! # Messages that stop arriving
 //!
 //! A message that arrives in pieces fills a receive or a buffer from its first piece on. If less
-//! than 4 KiB of it follow for an eighth of the
-//! [progress timeout](crate::BindOptions::progress_timeout) (30 seconds by default), another peer's
-//! message may take the receive; what has arrived goes to another receive or is buffered within
-//! the share of its sender, and the rest is awaited. The connection ends with
-//! [`DownReason::Stalled`] after the whole timeout, or when a message waits for the receive and the
-//! stalled one is longer than the share. [`Endpoint::disconnect`] ends the connections with a peer at
-//! once.
+//! than 4 KiB of it follow in 100 milliseconds, a whole message of another peer may take the
+//! receive; what has arrived goes to another receive or is buffered within the share of its sender,
+//! and the rest is awaited. The connection ends with [`DownReason::Stalled`] after the
+//! [progress timeout](crate::BindOptions::progress_timeout) (30 seconds by default) without
+//! progress, or after an eighth of it when a message waits for the receive and the stalled one is
+//! longer than the share. [`Endpoint::disconnect`] ends the connections with a peer at once.
 //!
 //! # Cleanup after a crash
 //!

@@ -15,7 +15,7 @@ use crate::run;
 use crate::tcp::hostile::{encode_header, encode_request};
 use crate::test_peer::{TestPeer, wait_for_parent};
 
-/// Sixteen checks of arriving messages, two until a message is stalled.
+/// 32 checks of arriving messages, two until a message is stalled.
 const TIMEOUT: Duration = Duration::from_millis(1600);
 
 /// Begins a message of the length that follows the name, and sends no more.

@@ -5,7 +5,7 @@ use slab::Slab;
 use crate::buf::{CopySource, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::Error;
-use crate::matching::{Envelope, UnexpectedKey};
+use crate::matching::{Envelope, PeerKey, UnexpectedKey};
 use crate::op::OpKey;
 
 use super::budget::message_cost;
@@ -148,6 +148,16 @@ impl Reassembly {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
         self.messages.iter_mut().map(|(_, message)| message)
+    }
+
+    /// Returns the peers of the messages that are arriving in buffers, and that no receive has
+    /// taken.
+    pub(super) fn peers_with_buffered(&self) -> Vec<PeerKey> {
+        let is_buffered =
+            |message: &&PartialMessage| matches!(message.target, PartialTarget::Buffer(_));
+        let buffered = self.messages.iter().map(|(_, message)| message);
+        let buffered = buffered.filter(is_buffered);
+        buffered.map(|message| message.envelope.peer).collect()
     }
 
     /// Returns the message that is arriving in this receive: few are arriving at a time.
@@ -376,7 +386,6 @@ pub(super) fn append_copy(buffer: &mut PooledBuf, bytes: &dyn CopySource) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matching::PeerKey;
 
     #[test]
     fn id_of_an_ended_message_finds_no_later_message() {

@@ -2,11 +2,13 @@
 //!
 //! The engine [checks](RxQueue::check_arrivals) the arriving messages at intervals. A message makes
 //! progress if at least [`MIN_PROGRESS`] bytes arrive. A message without progress in two checks is
-//! *stalled*: another message may take its receive, and the stalled message goes to another receive
-//! that accepts it or is buffered. If a message waits for that receive and the stalled one is too
-//! long to be buffered, the engine ends the connection of the stalled one. It does so after
-//! [`CHECKS_PER_TIMEOUT`] checks without progress in any case. A message that this side copies is
-//! not checked.
+//! *stalled*: a whole message of another peer may take its receive, and the stalled message goes to
+//! another receive that accepts it or is buffered. A peer's message does not pass an earlier message
+//! of the same peer.
+//!
+//! The engine ends the connection of a message that times out. It does so after an eighth of the
+//! timeout if the message is too long to be buffered and another one waits for its receive. A
+//! message that this side copies is not checked.
 
 use super::budget::message_cost;
 use super::engine::RxEngine;
@@ -16,9 +18,6 @@ use super::{RxQueue, UnexpectedMessage};
 use crate::buf::PooledBuf;
 use crate::matching::{Envelope, PeerKey, PostPlace};
 use crate::op::{EpId, OpKey};
-
-/// The number of checks without progress after which a message has timed out.
-pub const CHECKS_PER_TIMEOUT: u32 = 16;
 
 /// The number of checks without progress after which a message is stalled.
 const CHECKS_UNTIL_STALLED: u32 = 2;
@@ -51,15 +50,17 @@ impl PartialMessage {
 }
 
 impl RxQueue {
-    /// Checks which messages have made progress since the last call. Appends the senders of
-    /// messages that have timed out to `timed_out`, each with the endpoint that it is connected to.
-    /// Returns whether a message is arriving, so that another check is needed.
+    /// Checks which messages have made progress since the last call. A message has timed out after
+    /// `checks_per_timeout` checks without progress. Appends the senders of messages that have timed
+    /// out to `timed_out`, each with the endpoint that it is connected to. Returns whether a message
+    /// is arriving, so that another check is needed.
     pub fn check_arrivals(
         &mut self,
         engine: &mut impl RxEngine,
+        checks_per_timeout: u32,
         timed_out: &mut Vec<(EpId, PeerKey)>,
     ) -> bool {
-        let (mut stalled, mut arrivals) = (Vec::new(), Vec::new());
+        let mut stalled = Vec::new();
         let mut any = false;
         for (id, partial) in self.partials.iter_with_ids_mut() {
             if self.peer_copies.has(id) {
@@ -72,40 +73,49 @@ impl RxQueue {
                 continue;
             }
             partial.idle_checks += 1;
-            if partial.idle_checks >= CHECKS_PER_TIMEOUT {
+            if partial.idle_checks >= checks_per_timeout {
                 let peer = partial.envelope.peer;
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             } else if partial.is_stalled() {
-                stalled.push((id, partial.envelope.peer));
-                arrivals.push(partial.envelope.arrival);
+                let may_end = partial.idle_checks >= checks_per_timeout / 8;
+                stalled.push((id, partial.envelope.peer, may_end));
             }
         }
         self.partials.has_stalled = !stalled.is_empty();
-        for (id, peer) in stalled {
-            if !self.give_receive_to_waiting(engine, id, &arrivals) {
+        for (id, peer, may_end) in stalled {
+            if !self.give_receive_to_waiting(engine, id) && may_end {
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             }
         }
         any
     }
 
-    /// Gives the receive of a stalled message to the earliest buffered message of another peer that
-    /// it accepts and that is not stalled: not one of `stalled`, in order of arrival. Returns false
-    /// if there is such a message and the stalled one cannot be buffered.
-    fn give_receive_to_waiting(
-        &mut self,
-        engine: &mut impl RxEngine,
-        id: PartialId,
-        stalled: &[u64],
-    ) -> bool {
+    /// Gives the receive of a message, which has been posted just now, to a whole message if the
+    /// first one is stalled.
+    #[cold]
+    pub(super) fn give_receive_if_stalled(&mut self, engine: &mut impl RxEngine, id: PartialId) {
+        if self
+            .partials
+            .get(id)
+            .is_some_and(PartialMessage::is_stalled)
+        {
+            self.give_receive_to_waiting(engine, id);
+        }
+    }
+
+    /// Gives the receive of a stalled message to the earliest whole message of another peer that
+    /// the receive accepts. Returns false if there is such a message and the stalled one cannot be
+    /// buffered.
+    fn give_receive_to_waiting(&mut self, engine: &mut impl RxEngine, id: PartialId) -> bool {
         let Some(partial) = self.partials.get(id) else {
             return true;
         };
         let (peer, Some(place)) = (partial.envelope.peer, partial.place_to_give()) else {
             return true;
         };
+        let behind = self.partials.peers_with_buffered();
         let may_take =
-            |envelope: &Envelope| envelope.peer != peer && !stalled.contains(&envelope.arrival);
+            |envelope: &Envelope| envelope.peer != peer && !behind.contains(&envelope.peer);
         let Some(waiting) = self.matcher.unexpected_for_place(&place, may_take) else {
             return true;
         };
@@ -145,6 +155,9 @@ impl RxQueue {
     /// another peer.
     #[cold]
     fn stalled_receive_for(&self, envelope: &Envelope) -> Option<PartialId> {
+        if self.partials.peers_with_buffered().contains(&envelope.peer) {
+            return None;
+        }
         let gives = |id: PartialId, partial: &PartialMessage| {
             partial.is_stalled()
                 && partial.envelope.peer != envelope.peer

@@ -1,15 +1,16 @@
 //! The timer that checks which arriving messages make progress, and calls that disconnect peers.
 //!
-//! The timer runs while a message is arriving. It expires [`CHECKS_PER_TIMEOUT`] times in the
+//! The timer runs while a message is arriving. It expires every 50 ms, or sixteen times in a short
 //! progress timeout, and each time the receive queues compare what has arrived
-//! ([`check_arrivals`](RxQueue::check_arrivals)). Each check is in a call that also makes a pass,
-//! so a message that waits in a socket or ring because the program did not poll does not time out.
+//! ([`check_arrivals`](RxQueue::check_arrivals)). The timeout is counted in checks, and a pass lies
+//! between two checks, so a message that waits in a socket or ring because the program did not poll
+//! does not time out.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::event::DownReason;
-use fabric_core::rx::{CHECKS_PER_TIMEOUT, RxQueue};
+use fabric_core::rx::RxQueue;
 use fabric_core::transport::{EpId, PeerSelector, WaitToken};
 use fabric_core::{Address, Result};
 
@@ -20,6 +21,10 @@ use crate::sys::timer::Timer;
 
 /// The progress timeout, unless the program sets another one.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two checks of a long timeout.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The least number of checks in a timeout.
+const MIN_CHECKS: u32 = 16;
 
 /// The progress timeout, and the timer once a message has arrived in pieces.
 pub(crate) struct ArrivalTimer {
@@ -39,9 +44,24 @@ impl ArrivalTimer {
         self.timeout = timeout;
     }
 
+    /// Returns the time between two checks; `None` without a timeout.
+    fn interval(&self) -> Option<Duration> {
+        let timeout = self.timeout?;
+        Some((timeout / MIN_CHECKS).min(CHECK_INTERVAL))
+    }
+
+    /// Returns the number of checks in the timeout.
+    fn checks_per_timeout(&self) -> u32 {
+        let (Some(timeout), Some(interval)) = (self.timeout, self.interval()) else {
+            return u32::MAX;
+        };
+        let checks = timeout.as_nanos() / interval.as_nanos().max(1);
+        u32::try_from(checks).unwrap_or(u32::MAX).max(MIN_CHECKS)
+    }
+
     /// Makes the timer expire when the next check is due, or stops the timer.
     fn set(&self, checks: bool) {
-        let period = self.timeout.map(|timeout| timeout / CHECKS_PER_TIMEOUT);
+        let period = self.interval();
         if let Some(timer) = &self.timer {
             timer.set(period.filter(|_| checks));
         }
@@ -73,8 +93,9 @@ impl EngineState {
         }
         let mut timed_out = Vec::new();
         let mut any = false;
+        let checks = self.arrival_timer.checks_per_timeout();
         for rx in self.endpoints.all_rx_mut() {
-            any |= rx.check_arrivals(&mut self.domain, &mut timed_out);
+            any |= rx.check_arrivals(&mut self.domain, checks, &mut timed_out);
         }
         self.domain.checks_arrivals = any;
         self.arrival_timer.set(any);
