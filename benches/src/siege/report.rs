@@ -14,15 +14,19 @@ const MAX_P99_RATIO: f64 = 3.0;
 
 /// Explains the columns.
 pub(super) const LEGEND: &str = "\
-actions: what the attackers did, for example connections or messages. p99 and max: round trips of
-the honest clients; a request that a slow one delayed counts as late, too. x quiet: p99 divided by
-that of the row quiet; `!` marks a value above the goal of 3, which does not fail the command,
-because other programs of the machine slow the clients down as well. memory (MiB), descriptors and
-mappings are the server's: the highest sample, and after the attackers have ended.";
+actions: what the attackers did: connections, requests for one, messages or accesses. p99 and max:
+round trips of the honest clients; a request that a slow one delayed counts as late, too. x quiet:
+p99 divided by that of the row quiet. The goal is at most 3; `!` marks a value above it. Such a
+value does not fail the command, because other programs of the machine delay the clients as well.
+memory (MiB), descriptors and mappings are those of the server: the highest sample, and the value
+after the attackers have ended. A row with findings is followed by a new server.";
+
+/// Width of the first column.
+const NAME_WIDTH: usize = 20;
 
 /// Titles and widths of the columns.
 const COLUMNS: [(&str, usize); 11] = [
-    ("attack", 20),
+    ("attack", NAME_WIDTH),
     ("actions", 9),
     ("requests", 8),
     ("lost", 5),
@@ -83,7 +87,7 @@ pub(super) fn row(name: &str, outcome: &SliceOutcome) -> String {
     };
     let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let cells = [
-        name.to_owned(),
+        format!("{name:<NAME_WIDTH$}"),
         actions.map_or_else(|| "-".to_owned(), |count| count.to_string()),
         clients.requests.to_string(),
         clients.lost.to_string(),

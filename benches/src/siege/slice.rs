@@ -179,6 +179,12 @@ impl Siege {
         for excess in after.excesses(quiet, LIMITS_AFTER) {
             findings.push(format!("after the attack: {excess}"));
         }
+        let new_client = HonestClient::connect(self.provider, &self.server.address);
+        if let Err(error) = self.runtime.block_on(new_client) {
+            findings.push(format!(
+                "after the attack: a new client is not served: {error}"
+            ));
+        }
         Ok(SliceOutcome {
             actions: (!attacks.is_empty()).then_some(actions),
             p99_ratio: (!attacks.is_empty())

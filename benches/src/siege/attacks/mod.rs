@@ -80,7 +80,8 @@ impl Attack {
         options::name(self)
     }
 
-    /// Returns the loopback address of the attacker: each attack comes from a machine of its own.
+    /// Returns the loopback address of the attacker. The limits of connections count all loopback
+    /// addresses as one source.
     fn source(self) -> Ipv4Addr {
         Ipv4Addr::new(127, 0, 1, 1 + self as u8)
     }

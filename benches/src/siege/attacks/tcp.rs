@@ -10,7 +10,7 @@ use std::time::Duration;
 use fabric_async::{Address, Error as FabricError};
 use fabric_core::tcp::rxm::{PacketKind, RxmAccept, RxmConnect, RxmPacket};
 use fabric_core::tcp::{
-    ByteOrder, CmKind, CmMessage, Frame, MAX_HEADER_LEN, RdmCmData, RmaIovList, WireRmaIov,
+    ByteOrder, CmKind, CmMessage, Frame, MAX_HEADER_LEN, RdmCmData, RmaIovList,
 };
 use fabric_core::transport::RmaIov;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,6 +38,8 @@ const STALLED_LEN: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long an attacker waits for the server to answer a request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an attacker waits for the refusal of an access to memory.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Operation code of a tagged message.
 const TAGGED_CODE: u8 = 1;
@@ -175,6 +177,10 @@ impl RawPeer {
         let reply = timeout(HANDSHAKE_TIMEOUT, handshake)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        if reply.is_err() {
+            // A request that the server refuses is an action, too.
+            self.actions.add_one();
+        }
         Ok((stream, reply.map_err(Error::io("requesting"))?))
     }
 
@@ -289,9 +295,8 @@ impl HeldConnections {
 
 /// Holds a connection that the server has accepted.
 async fn hold_connection(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()> {
-    let connected = peer.handshake().await;
+    held.push(peer.handshake().await?);
     peer.actions.add_one();
-    held.push(connected?);
     Ok(())
 }
 
@@ -312,11 +317,11 @@ async fn half_open(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()>
 async fn claim_address(peer: Arc<RawPeer>, port: u16) -> Result<()> {
     let instance = 1 + peer.next_round() as u32;
     let private = RdmCmData::new(port, instance).encode();
-    let claimed = peer.request(&private).await;
-    peer.actions.add_one();
-    let (mut stream, _) = claimed?;
+    let (mut stream, _) = peer.request(&private).await?;
     // An accepted attacker sends messages in the name of the client.
-    write(&mut stream, &encode_message(REQUEST_TAG, 64)).await
+    write(&mut stream, &encode_message(REQUEST_TAG, 64)).await?;
+    peer.actions.add_one();
+    Ok(())
 }
 
 /// Sends random bytes, or frames with random fields, until the server ends the connection.
@@ -357,33 +362,37 @@ async fn send_empty(peer: Arc<RawPeer>) -> Result<()> {
     Ok(())
 }
 
-/// Writes to, or reads from, a region whose key is not known.
+/// Writes to and reads from regions whose keys are not known, until the server ends the connection.
 async fn access_without_key(peer: Arc<RawPeer>) -> Result<()> {
     const LEN: usize = 4096;
     let mut stream = peer.handshake().await?;
-    let round = peer.next_round();
-    let mut numbers = NumberSequence::new(round);
-    let iov = RmaIov {
-        key: numbers.next(),
-        offset: numbers.next() % 4096,
-        len: LEN,
-        atomic: None,
-    };
-    let iovs = RmaIovList::from_rma_iovs(&[iov]).ok_or(FabricError::Canceled)?;
-    let wire: &[WireRmaIov] = &iovs;
-    let (frame, payload_len) = if round.is_multiple_of(2) {
-        (Frame::write(&iovs, Some(round), LEN), LEN)
-    } else {
-        (Frame::read(&iovs), 0)
-    };
-    let mut header = [0; MAX_HEADER_LEN];
-    let len = frame.encode(wire, ByteOrder::NATIVE, 0, &mut header);
-    let mut bytes = header[..len].to_vec();
-    bytes.resize(len + payload_len, 7);
-    write(&mut stream, &bytes).await?;
-    peer.actions.add_one();
-    read_until_closed(&mut stream, PATIENCE).await;
-    Ok(())
+    let mut numbers = NumberSequence::new(peer.next_round());
+    let mut replies = vec![0; LEN];
+    loop {
+        let iov = RmaIov {
+            key: numbers.next(),
+            offset: numbers.next() % 4096,
+            len: LEN,
+            atomic: None,
+        };
+        let iovs = RmaIovList::from_rma_iovs(&[iov]).ok_or(FabricError::Canceled)?;
+        let (frame, payload_len) = if numbers.next().is_multiple_of(2) {
+            (Frame::write(&iovs, Some(7), LEN), LEN)
+        } else {
+            (Frame::read(&iovs), 0)
+        };
+        let mut header = [0; MAX_HEADER_LEN];
+        let len = frame.encode(&iovs, ByteOrder::NATIVE, 0, &mut header);
+        let mut bytes = header[..len].to_vec();
+        bytes.resize(len + payload_len, 7);
+        write(&mut stream, &bytes).await?;
+        peer.actions.add_one();
+        // The refusal, or the end of the connection.
+        match timeout(REFUSAL_TIMEOUT, stream.read(&mut replies)).await {
+            Ok(Ok(1..)) | Err(_) => {}
+            Ok(_) => return Ok(()),
+        }
+    }
 }
 
 /// Sends RXM packets over one connection while they are accepted: whole messages, and rendezvous
