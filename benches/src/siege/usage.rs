@@ -27,8 +27,8 @@ pub(super) struct UsageLimits {
 }
 
 /// What may remain after an attack. Memory: unexpected messages of peers that have left stay until
-/// the budget of 16 MiB is used up, and the allocator keeps free memory. Descriptors and mappings: those of
-/// threads that the library starts once, and of the allocator.
+/// the budget of 16 MiB is used up, and the allocator keeps free memory. Descriptors and mappings:
+/// those of threads that the library starts once, and of the allocator.
 pub(super) const LIMITS_AFTER: UsageLimits = UsageLimits {
     memory: 32 << 20,
     descriptors: 8,
