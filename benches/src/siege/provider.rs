@@ -91,6 +91,7 @@ impl SiegeProvider {
                 Attack::ClaimedLengths,
                 Attack::UnexpectedMessages,
                 Attack::Connections,
+                Attack::HeldMessages,
                 Attack::HalfOpenHandshakes,
                 Attack::ClaimedAddresses,
                 Attack::MalformedFrames,

@@ -45,6 +45,8 @@ pub enum Attack {
     UnexpectedMessages,
     /// As many connections as are accepted, held
     Connections,
+    /// As many connections as are accepted, held, each with messages that no receive takes
+    HeldMessages,
     /// Connections without a request, or with half of one
     HalfOpenHandshakes,
     /// Connection requests that claim the address of an honest client

@@ -38,6 +38,8 @@ const STALLED_LEN: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long an attacker waits for the server to answer a request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an attacker waits for the server to read messages on a connection that it holds.
+const HOLD_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long an attacker waits for the refusal of an access to memory.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -81,6 +83,11 @@ pub(super) async fn attack(
         Attack::Connections => {
             let held = Arc::new(HeldConnections::new(MAX_HELD_CONNECTIONS));
             let round = move |_| hold_connection(peer.clone(), held.clone());
+            repeat_rounds(CONNECTIONS, actions, round).await
+        }
+        Attack::HeldMessages => {
+            let held = Arc::new(HeldConnections::new(MAX_HELD_CONNECTIONS));
+            let round = move |_| hold_messages(peer.clone(), held.clone());
             repeat_rounds(CONNECTIONS, actions, round).await
         }
         Attack::HalfOpenHandshakes => {
@@ -297,6 +304,17 @@ impl HeldConnections {
 async fn hold_connection(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()> {
     held.push(peer.handshake().await?);
     peer.actions.add_one();
+    Ok(())
+}
+
+/// Holds a connection that the server has accepted, with messages that no receive takes.
+async fn hold_messages(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()> {
+    let mut stream = peer.handshake().await?;
+    let messages = encode_message(ATTACK_TAG, 64 << 10).repeat(3);
+    // The server may read only a part of them.
+    let _ = timeout(HOLD_TIMEOUT, stream.write_all(&messages)).await;
+    peer.actions.add_one();
+    held.push(stream);
     Ok(())
 }
 
