@@ -18,6 +18,7 @@ use crate::peers::{
     measured_libraries, serve_echo,
 };
 use crate::pin::CorePinning;
+use crate::siege::{self, Attack, SiegeProvider};
 use crate::size::Size;
 use crate::soak::soak;
 use crate::stop::Stop;
@@ -50,6 +51,9 @@ enum Command {
     Compare(CompareArgs),
     /// All operations mixed; fails unless every message arrives once and memory does not grow
     Soak(SoakArgs),
+    /// Attacks against a server with honest clients; fails if a client loses a request, or if the
+    /// server passes a limit or does not return what it used
+    Siege(SiegeArgs),
     /// One HTML page with charts, from results in JSON
     Report(ReportArgs),
     /// What the providers offer, as fi_info does
@@ -65,6 +69,28 @@ enum Command {
     SoakReceiver {
         #[arg(long)]
         listen: String,
+    },
+    /// The server process of a siege
+    #[command(hide = true)]
+    SiegeServer {
+        #[arg(long)]
+        listen: String,
+    },
+    /// An attacking process of a siege
+    #[command(hide = true)]
+    SiegeAttacker {
+        #[arg(long, value_enum)]
+        attack: Attack,
+        #[arg(long)]
+        target: String,
+        #[arg(long, default_value = "")]
+        victim: String,
+    },
+    /// A process of a siege that begins long messages and is killed
+    #[command(hide = true)]
+    SiegeSender {
+        #[arg(long)]
+        target: String,
     },
     /// The peer process of a socket measurement
     #[command(hide = true)]
@@ -229,6 +255,22 @@ struct SoakArgs {
 }
 
 #[derive(Debug, Args)]
+struct SiegeArgs {
+    /// The providers to attack, in turn; all if omitted
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    provider: Vec<SiegeProvider>,
+    /// Only these attacks; all if omitted
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    attack: Vec<Attack>,
+    /// Duration in seconds, divided equally among the providers. Of each provider's time, one part
+    /// is a slice without attackers, one part a slice for each attack, and two parts a slice with
+    /// all attacks at once. After each slice the server has up to 3 seconds more to return what it
+    /// used
+    #[arg(long, default_value = "60", value_parser = parse_seconds, allow_negative_numbers = true)]
+    seconds: f64,
+}
+
+#[derive(Debug, Args)]
 struct CompareArgs {
     /// The provider of the fabric
     #[arg(long, default_value = "shm")]
@@ -336,6 +378,24 @@ impl Cli {
             Command::SoakReceiver { listen } => {
                 exit_on_stdin_eof()?;
                 crate::soak::serve_soak(&listen)
+            }
+            Command::Siege(args) => {
+                let (stop, time) = (Stop::on_ctrl_c()?, Duration::from_secs_f64(args.seconds));
+                siege::siege(&args.provider, &args.attack, time, &stop)
+            }
+            Command::SiegeServer { listen } => {
+                exit_on_stdin_eof()?;
+                siege::serve_siege(&listen)
+            }
+            // Ends by itself when its stdin ends, after it has printed what it did.
+            Command::SiegeAttacker {
+                attack,
+                target,
+                victim,
+            } => siege::run_attack(attack, &target, &victim),
+            Command::SiegeSender { target } => {
+                exit_on_stdin_eof()?;
+                siege::begin_long_messages(&target)
             }
             Command::Serve { listen } => {
                 exit_on_stdin_eof()?;

@@ -11,6 +11,7 @@
 //! | [`goals`], [`congestion`] | goals compared with other software; congestion control |
 //! | [`instructions`] | instruction counts of the microbenchmarks |
 //! | [`soak`] | all operations mixed, with every message accounted for |
+//! | [`siege`] | attacks against a server with honest clients |
 //! | [`samples`], [`cpu`], [`memory`], [`limits`] | histograms; CPU time; memory; descriptors |
 //! | [`record`], [`table`], [`output`], [`progress_bar`] | results as JSON and as rows; output |
 //! | [`report`] | a page with charts |
@@ -38,6 +39,7 @@ pub mod progress_bar;
 pub mod record;
 pub mod report;
 pub mod samples;
+pub mod siege;
 pub mod size;
 pub mod soak;
 pub mod stop;

@@ -316,6 +316,61 @@ fn soak_accounts_for_every_message() {
     );
 }
 
+/// Returns the cells of the row of a siege that begins with this name.
+fn siege_row<'a>(out: &'a str, name: &str) -> Vec<&'a str> {
+    let row = out.lines().find(|line| line.starts_with(name));
+    let row = row.unwrap_or_else(|| panic!("no row {name}: {out}"));
+    row[name.len()..].split_ascii_whitespace().collect()
+}
+
+#[test]
+fn siege_counts_requests_losses_and_actions() {
+    for (provider, attacks) in [
+        ("tcp", ["connections", "malformed-frames"]),
+        ("shm", ["killed-senders", "loans-kept"]),
+    ] {
+        let list = attacks.join(",");
+        let output = run_bench(&[
+            "siege",
+            "--seconds",
+            "1",
+            "--provider",
+            provider,
+            "--attack",
+            &list,
+        ]);
+        let out = String::from_utf8_lossy(&output.stdout);
+        let quiet = siege_row(&out, "quiet");
+        assert_eq!((quiet[0], quiet[2]), ("-", "0"), "{out}");
+        for name in [attacks[0], attacks[1], "all at once"] {
+            let row = siege_row(&out, name);
+            let (actions, requests) = (row[0].parse::<u64>(), row[1].parse::<u64>());
+            assert!(actions.is_ok_and(|count| count > 0), "{name}: {out}");
+            assert!(requests.is_ok_and(|count| count > 0), "{name}: {out}");
+            assert_eq!(row[2], "0", "{name} lost requests: {out}");
+        }
+        let found = out.contains("after the attack:") || out.contains("are allowed");
+        assert_eq!(output.status.success(), !found, "{out}");
+        assert!(out.contains(&format!("{provider}: slices of 0.20 s, all at once 0.40 s")));
+    }
+}
+
+#[test]
+fn siege_refuses_unknown_names() {
+    assert_refused(
+        &["siege", "--provider", "carrier-pigeon"],
+        &["carrier-pigeon", "shm", "tcp", "udp"],
+    );
+    assert_refused(
+        &["siege", "--attack", "persuasion"],
+        &["persuasion", "stalled-messages", "loans-kept"],
+    );
+    assert_refused(
+        &["siege", "--provider", "udp", "--attack", "loans-kept"],
+        &["no such attack", "udp: ", "many-senders"],
+    );
+}
+
 #[test]
 fn iterations_are_exact_and_exclude_warm_up() {
     let records = run_records(&["lat", "--json", "--iters", "777", "--size", "8,16"]);

@@ -1,8 +1,8 @@
 //! A child process of a measurement.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
-use std::process::{self, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{self, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ pub struct ChildProcess {
     name: String,
     process: process::Child,
     stdin: Option<ChildStdin>,
+    stdout: Option<BufReader<ChildStdout>>,
     stderr: PipeReader,
 }
 
@@ -41,7 +42,19 @@ impl ChildProcess {
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be started, [`Error::ProcessDied`] if it exits without that line.
-    pub fn start(name: &str, mut command: Command) -> Result<(Self, String)> {
+    pub fn start(name: &str, command: Command) -> Result<(Self, String)> {
+        Self::start_with_line(name, command, LISTENING_PREFIX)
+    }
+
+    /// Starts a child and waits for a line that begins with `prefix`; returns the rest of the line.
+    ///
+    /// # Errors
+    /// As [`ChildProcess::start`].
+    pub fn start_with_line(
+        name: &str,
+        mut command: Command,
+        prefix: &str,
+    ) -> Result<(Self, String)> {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -60,16 +73,17 @@ impl ChildProcess {
             name: name.to_owned(),
             process,
             stdin,
+            stdout: stdout.map(BufReader::new),
             stderr: PipeReader::spawn(stderr),
         };
         let mut line = String::new();
-        if let Some(stdout) = stdout {
-            BufReader::new(stdout)
+        if let Some(stdout) = &mut child.stdout {
+            stdout
                 .read_line(&mut line)
                 .map_err(Error::io(format!("listening to {name}")))?;
         }
-        match line.trim_end().strip_prefix(LISTENING_PREFIX) {
-            Some(address) => Ok((child, address.to_owned())),
+        match line.trim_end().strip_prefix(prefix) {
+            Some(rest) => Ok((child, rest.to_owned())),
             None => Err(child.or_death_error(Error::Malformed {
                 origin: name.to_owned(),
                 text: line,
@@ -89,6 +103,33 @@ impl ChildProcess {
     /// Whether the child has exited, without waiting.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// Returns the id of the process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Closes the stdin of the child, and returns what it then writes on stdout until it exits.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if its stdout cannot be read.
+    pub fn end(&mut self) -> Result<String> {
+        drop(self.stdin.take());
+        let mut text = String::new();
+        if let Some(stdout) = &mut self.stdout {
+            stdout
+                .read_to_string(&mut text)
+                .map_err(Error::io(format!("listening to {}", self.name)))?;
+        }
+        Ok(text)
+    }
+
+    /// Kills the child, and waits for its end.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 
     fn death_error(&mut self) -> Option<Error> {

@@ -1,0 +1,147 @@
+//! Memory, descriptors and mappings of the server.
+
+use std::fs;
+
+use crate::{Error, Result};
+
+/// What a process uses, as `/proc` shows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ProcessUsage {
+    /// Resident memory in bytes.
+    pub(super) memory: u64,
+    /// Open descriptors.
+    pub(super) descriptors: usize,
+    /// Mappings of memory.
+    pub(super) mappings: usize,
+}
+
+/// What a process may use above its usage before the attacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UsageLimits {
+    /// Resident memory in bytes.
+    pub(super) memory: u64,
+    /// Open descriptors.
+    pub(super) descriptors: usize,
+    /// Mappings of memory.
+    pub(super) mappings: usize,
+}
+
+/// What may remain after an attack. Memory: unexpected messages of peers that have left stay until
+/// the budget of 16 MiB is used up, and the allocator keeps free memory. Descriptors and mappings:
+/// those of threads that the library starts once, and of the allocator.
+pub(super) const LIMITS_AFTER: UsageLimits = UsageLimits {
+    memory: 32 << 20,
+    descriptors: 8,
+    mappings: 64,
+};
+
+impl ProcessUsage {
+    /// Returns the usage of the process with this id.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the process has ended.
+    pub(super) fn of_process(pid: u32) -> Result<Self> {
+        let failed = |what: &str| Error::io(format!("reading /proc/{pid}/{what}"));
+        let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).map_err(failed(what));
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_err(failed("fd"))?;
+        let maps = read("maps")?;
+        Ok(Self {
+            memory: resident_bytes(&String::from_utf8_lossy(&read("statm")?)),
+            descriptors: descriptors.count(),
+            mappings: maps.iter().filter(|byte| **byte == b'\n').count(),
+        })
+    }
+
+    /// Returns the greater of each value.
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.max(other.memory),
+            descriptors: self.descriptors.max(other.descriptors),
+            mappings: self.mappings.max(other.mappings),
+        }
+    }
+
+    /// Returns what exceeds the usage `before` by more than the limits, as text for the user.
+    pub(super) fn excesses(self, before: Self, limits: UsageLimits) -> Vec<String> {
+        let mebibytes = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let memory = self.memory.saturating_sub(before.memory);
+        let mut found = Vec::new();
+        if memory > limits.memory {
+            found.push(format!(
+                "memory grew by {}, and {} are allowed",
+                mebibytes(memory),
+                mebibytes(limits.memory)
+            ));
+        }
+        for (what, used, before, limit) in [
+            (
+                "descriptors",
+                self.descriptors,
+                before.descriptors,
+                limits.descriptors,
+            ),
+            ("mappings", self.mappings, before.mappings, limits.mappings),
+        ] {
+            if used > before + limit {
+                let more = used - before;
+                found.push(format!("{more} more {what}, and {limit} are allowed"));
+            }
+        }
+        found
+    }
+}
+
+/// Returns the resident memory in bytes, from the text of `statm`.
+fn resident_bytes(statm: &str) -> u64 {
+    let pages: Option<u64> = statm
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|pages| pages.parse().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_of_this_process_is_read() {
+        let usage = ProcessUsage::of_process(std::process::id()).unwrap_or_default();
+        assert!(usage.memory > 100_000 && usage.descriptors > 2 && usage.mappings > 4);
+        assert_eq!(
+            resident_bytes("9 2 1 1 0 1 0"),
+            2 * rustix::param::page_size() as u64
+        );
+        assert!(ProcessUsage::of_process(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn excesses_name_the_resource() {
+        let before = ProcessUsage {
+            memory: 5 << 20,
+            descriptors: 10,
+            mappings: 50,
+        };
+        let limits = UsageLimits {
+            memory: 1 << 20,
+            descriptors: 100,
+            mappings: 0,
+        };
+        let used = ProcessUsage {
+            memory: 6 << 20,
+            descriptors: 10 + 100,
+            mappings: 50,
+        };
+        assert!(used.excesses(before, limits).is_empty());
+        let more = ProcessUsage {
+            memory: used.memory + 1,
+            descriptors: used.descriptors + 1,
+            mappings: used.mappings + 1,
+        };
+        let found = more.excesses(before, limits);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found[0].contains("memory") && found[1].contains("101 more descriptors"));
+        assert_eq!(used.max(more), more);
+        assert!(ProcessUsage::default().excesses(before, limits).is_empty());
+    }
+}
