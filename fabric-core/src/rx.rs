@@ -217,13 +217,7 @@ impl RxQueue {
                 } else {
                     OnLoss::for_receive(self.matcher.assign_place(&spec))
                 };
-                let arriving = message.partial;
-                self.deliver_buffered(engine, (op, on_loss), envelope, message);
-                if let Some(id) = arriving
-                    && self.partials.has_stalled
-                {
-                    self.give_receive_if_stalled(engine, id);
-                }
+                self.deliver_to_receive(engine, (op, on_loss), envelope, message);
             }
         }
     }
@@ -597,6 +591,25 @@ impl RxQueue {
                 partial.target = PartialTarget::Buffer(key);
             }
             self.check_probes(engine);
+        }
+    }
+
+    /// Delivers a buffered message to a receive that is being posted or restored. If the message is
+    /// stalled, a whole message takes the receive.
+    #[inline]
+    fn deliver_to_receive(
+        &mut self,
+        engine: &mut impl RxEngine,
+        receive: (OpKey, OnLoss),
+        envelope: Envelope,
+        message: UnexpectedMessage,
+    ) {
+        let arriving = message.partial;
+        self.deliver_buffered(engine, receive, envelope, message);
+        if let Some(id) = arriving
+            && self.partials.has_stalled
+        {
+            self.give_receive_if_stalled(engine, id);
         }
     }
 

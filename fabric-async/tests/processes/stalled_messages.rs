@@ -27,9 +27,10 @@ pub(crate) fn begin_message(name_and_len: &str) {
     let mut socket = TcpStream::connect(addr).expect("connect");
     socket.write_all(&encode_request(9, 7)).expect("send");
     socket.read_exact(&mut [0; 40]).expect("the response");
+    // Less than 4 KiB would not take a receive.
     let header = encode_header(0, 0, 0, 16, 16 + len);
-    socket.write_all(&header).expect("send");
-    socket.write_all(&[7; 24]).expect("send");
+    let beginning = [&header[..], &[7; 5000]].concat();
+    socket.write_all(&beginning).expect("send");
     wait_for_parent();
 }
 

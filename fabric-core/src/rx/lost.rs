@@ -87,6 +87,6 @@ impl RxQueue {
             return;
         };
         self.matcher.remove_posted(key);
-        self.deliver_buffered(engine, (op, OnLoss::Restore(place)), envelope, message);
+        self.deliver_to_receive(engine, (op, OnLoss::Restore(place)), envelope, message);
     }
 }

@@ -37,13 +37,10 @@ impl PartialMessage {
     }
 
     /// Returns the place in posting order of the message's receive, if another message may take
-    /// the receive: the receive accepts messages of any source, and all bytes that have arrived
-    /// are in its buffer.
+    /// the receive, which accepts messages of any source.
     fn place_to_give(&self) -> Option<PostPlace> {
         match self.target {
-            PartialTarget::Receive {
-                written, on_loss, ..
-            } if written == self.received => on_loss.place(),
+            PartialTarget::Receive { on_loss, .. } => on_loss.place(),
             _ => None,
         }
     }
@@ -201,6 +198,10 @@ impl RxQueue {
         }
         engine.copy_received(op, written, &mut bytes);
         engine.repost(op);
+        if let Some(partial) = self.partials.get_mut(id) {
+            // As `detach_partial`: bytes that did not fit into the receive are lost.
+            partial.truncated = written < partial.received;
+        }
         let message = UnexpectedMessage {
             bytes,
             peer_memory: None,

@@ -21,6 +21,9 @@ use set_aside::SetAsideFrames;
 
 /// Maximum length of a message, in bytes: small enough that sums of lengths do not overflow.
 pub const MAX_MESSAGE: usize = 1 << 40;
+/// The number of bytes of a longer message that must have arrived before a receive or a buffer takes
+/// the message. A header alone takes nothing.
+const MIN_BEGINNING: usize = 4 << 10;
 /// Maximum length of the operands and comparands of one atomic operation, in bytes.
 const MAX_OPERAND_BYTES: u64 = 2 * MAX_ATOMIC_BYTES as u64;
 
@@ -269,7 +272,8 @@ impl FrameReader {
         }
     }
 
-    /// Reads a message or its beginning. Returns false when the message has to wait.
+    /// Reads a message or its beginning. Returns false when the message has to wait, or when less of
+    /// it than [`MIN_BEGINNING`] has arrived.
     #[inline(always)] // hot path of short messages
     fn read_message<E: EngineContext>(
         &mut self,
@@ -302,6 +306,9 @@ impl FrameReader {
                 outcome.acks_due.extend(self.responses.queue_ack(Some(due)));
             }
         } else {
+            if received.bytes.len() - received.header_len < MIN_BEGINNING {
+                return false;
+            }
             let Some(id) = ctx.begin_partial(envelope) else {
                 outcome.stop_reason = StopReason::Held;
                 return false;

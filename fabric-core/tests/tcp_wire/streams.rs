@@ -281,7 +281,12 @@ fn restored_pending_bytes_precede_bytes_added_later() {
 #[test]
 fn message_over_budget_is_held_unread() {
     let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
-    let bytes = header_with_len(2 << 20);
+    let mut bytes = header_with_len(2 << 20);
+    // Less than 4 KiB take neither a receive nor a buffer.
+    bytes.resize(16 + 4095, 5);
+    let outcome = receiver.read(&bytes).unwrap();
+    assert!(outcome.stop_reason == StopReason::NeedsBytes && outcome.consumed == 0);
+    bytes.push(5);
     let largest = largest_allocation(|| {
         let outcome = receiver.read(&bytes).unwrap();
         assert!(outcome.stop_reason == StopReason::Held && outcome.consumed == 0);
@@ -291,11 +296,12 @@ fn message_over_budget_is_held_unread() {
     assert!(!receiver.can_resume(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
     assert!(receiver.can_resume(&bytes));
-    assert_eq!(receiver.read(&bytes).unwrap().consumed, 16);
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, 16 + 4096);
     let part = vec![5; 1 << 20];
     assert_eq!(receiver.read(&part).unwrap().consumed, 1 << 20);
     assert!(receiver.outcome(op).is_none());
-    assert_eq!(receiver.read(&part).unwrap().consumed, 1 << 20);
+    let rest = &part[4096..];
+    assert_eq!(receiver.read(rest).unwrap().consumed, rest.len());
     assert_eq!(receiver.received(op).1.len(), 2 << 20);
 }
 
@@ -391,9 +397,9 @@ fn abort_returns_the_incomplete_message() {
     let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
     let op = receiver.post_recv(UNTAGGED, None);
     let later = receiver.post_recv(UNTAGGED, None);
-    receiver
-        .read(&hex("03 00 0000 00 00 10 00 1800000000000000 01020304"))
-        .unwrap();
+    let mut bytes = hex("03 00 0000 00 00 10 00 0020000000000000");
+    bytes.resize(16 + 4096, 1);
+    receiver.read(&bytes).unwrap();
     let partial = receiver
         .reader
         .abort()

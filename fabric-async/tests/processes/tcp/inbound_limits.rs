@@ -138,7 +138,8 @@ fn closed_connections_with_held_messages_make_room() {
             assert!(request(&mut socket, 10_000 + number).await);
             // Longer than the share of a peer, so that the endpoint holds it back.
             let header = encode_header(0, 0, 0, 16, 1 << 30);
-            socket.write_all(&header).await.unwrap();
+            let beginning = [&header[..], &[0; 5000]].concat();
+            socket.write_all(&beginning).await.unwrap();
             sockets.push(socket);
         }
         let mut other = connect_from(local, &ep).await;
