@@ -120,7 +120,7 @@ impl HonestClient {
             provider,
             next_number: 0,
         };
-        client.server_stats().await?;
+        client.server_stats(RequestKind::Stats).await?;
         Ok(client)
     }
 
@@ -154,12 +154,12 @@ impl HonestClient {
         (self, report)
     }
 
-    /// Returns the counters of the server.
+    /// Sends a request that the server answers with its counters; returns the counters.
     ///
     /// # Errors
     /// [`Error::InvalidRequest`] if the server does not answer.
-    pub(super) async fn server_stats(&mut self) -> Result<ServerStats> {
-        let (request, number) = self.next_request(RequestKind::Stats, 0);
+    pub(super) async fn server_stats(&mut self, kind: RequestKind) -> Result<ServerStats> {
+        let (request, number) = self.next_request(kind, 0);
         let reply = self.exchange(&request, number, &mut 0).await;
         let reply = reply.map_err(|why| {
             Error::InvalidRequest(format!("the server does not send its counters: {why}"))
@@ -222,7 +222,7 @@ impl HonestClient {
         number: u64,
         retries: &mut u64,
     ) -> Result<Vec<u8>> {
-        let is_stats = decode_request(request).is_some_and(|(kind, _)| kind == RequestKind::Stats);
+        let is_stats = decode_request(request).is_some_and(|(kind, _)| kind != RequestKind::Echo);
         loop {
             self.ep.send(self.server, request.to_vec()).await?;
             let reply = async {

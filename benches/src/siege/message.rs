@@ -18,6 +18,8 @@ pub(super) enum RequestKind {
     Echo,
     /// It answers with its counters.
     Stats,
+    /// It receives what has been left, and then answers with its counters.
+    TakeAll,
 }
 
 /// Returns the tag of the reply to the request with this number.
@@ -41,9 +43,8 @@ pub(super) fn decode_request(bytes: &[u8]) -> Option<(RequestKind, u64)> {
     let (mark, rest) = bytes.split_first_chunk::<7>()?;
     let (kind, rest) = rest.split_first()?;
     let number = u64::from_le_bytes(*rest.first_chunk()?);
-    let kind = [RequestKind::Echo, RequestKind::Stats]
-        .into_iter()
-        .find(|known| *known as u8 == *kind)?;
+    let kinds = [RequestKind::Echo, RequestKind::Stats, RequestKind::TakeAll];
+    let kind = kinds.into_iter().find(|known| *known as u8 == *kind)?;
     (mark == MARK).then_some((kind, number))
 }
 

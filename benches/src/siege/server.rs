@@ -27,6 +27,9 @@ const UNTAGGED_RECEIVES: usize = 8;
 /// How long the server waits for a peer to take a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The server has taken all messages if none arrives for so long.
+const TAKE_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// What the server has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ServerStats {
@@ -169,9 +172,23 @@ impl SiegeServer {
                 let _ = timeout(REPLY_TIMEOUT, send.cancel_on_drop()).await;
             }
             (RequestKind::Echo, None) => self.reply(peer, number, bytes).await,
-            (RequestKind::Stats, _) => {
+            (RequestKind::Stats | RequestKind::TakeAll, _) => {
+                if kind == RequestKind::TakeAll {
+                    self.take_all().await;
+                }
                 let text = serde_json::to_vec(&self.stats()).unwrap_or_default();
                 self.reply(peer, number, text).await;
+            }
+        }
+    }
+
+    /// Receives and drops messages of any tag until none is left, as a service does that does not
+    /// keep what it cannot use. The clients send nothing meanwhile.
+    async fn take_all(&self) {
+        while self.provider.has_tags() {
+            let receive = self.ep.recv().tag_ignoring(0, u64::MAX);
+            if timeout(TAKE_TIMEOUT, receive).await.is_err() {
+                break;
             }
         }
     }

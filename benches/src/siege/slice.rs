@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::attacks::Attack;
 use super::client::{ClientReport, HonestClient};
+use super::message::RequestKind;
 use super::provider::SiegeProvider;
 use super::server::ServerStats;
 use super::usage::{LIMITS_AFTER, ProcessUsage, UsageLimits};
@@ -144,7 +145,7 @@ impl Siege {
         time: Duration,
         stop: &Stop,
     ) -> Result<SliceOutcome> {
-        let before = self.server_stats()?;
+        let before = self.server_stats(RequestKind::Stats)?;
         let end = Stop::default();
         let victim = self
             .clients
@@ -167,12 +168,13 @@ impl Siege {
             clients.merge(report);
         }
         let (peak, actions) = attacked?;
-        let stats = self.server_stats()?.since(before);
+        let stats = self.server_stats(RequestKind::Stats)?.since(before);
         let p99 = clients.p99_ns();
         let (quiet, quiet_p99) = match self.quiet {
             Some(quiet) => quiet,
             None => *self.quiet.insert((self.server_usage()?, p99)),
         };
+        self.server_stats(RequestKind::TakeAll)?;
         let after = self.wait_settled(quiet)?;
         let mut findings = find_losses(&clients);
         findings.extend(peak.excesses(quiet, self.limits));
@@ -258,9 +260,9 @@ impl Siege {
         ProcessUsage::of_process(self.server.child.id())
     }
 
-    fn server_stats(&mut self) -> Result<ServerStats> {
+    fn server_stats(&mut self, kind: RequestKind) -> Result<ServerStats> {
         match self.clients.first_mut() {
-            Some(client) => self.runtime.block_on(client.server_stats()),
+            Some(client) => self.runtime.block_on(client.server_stats(kind)),
             None => Ok(ServerStats::default()),
         }
     }
