@@ -15,7 +15,7 @@ use fabric_core::transport::{
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::super::connection::QueuedTxOp;
-use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer, TcpToken};
+use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     fn try_send(
@@ -284,24 +284,31 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        // No descriptor reports that queued operations could be sent now.
-        let cannot_send_now = |peer: &TcpPeer| {
-            let connection = peer
-                .connection
-                .and_then(|index| self.connections.get(index)?.established());
-            connection.is_none_or(|connection| {
-                peer.tx_queue.is_empty()
-                    || connection.is_write_blocked()
-                    || connection.is_uring_sending()
-                    || connection.is_response_stalled()
-                    || connection.awaits_atomic_responses(&peer.tx_queue)
+        let established = |index| self.connections.get(index)?.established();
+        // No descriptor reports that bytes or queued operations could be sent now.
+        let can_wait = |index| {
+            established(index).is_none_or(|connection| {
+                let peer = &self.peers[connection.peer];
+                !connection.can_write_pending()
+                    && !connection.has_local_work()
+                    && (peer.connection != Some(index)
+                        || peer.tx_queue.is_empty()
+                        || connection.is_write_blocked()
+                        || connection.is_uring_sending()
+                        || connection.is_response_stalled()
+                        || connection.awaits_atomic_responses(&peer.tx_queue))
             })
         };
+        // Only active connections have something to send or to process.
+        debug_assert!(
+            self.connections.iter().all(|(index, state)| {
+                let is_inactive = state.established().is_some_and(|other| !other.is_active);
+                !is_inactive || can_wait(index)
+            }),
+            "an inactive connection has work"
+        );
         !ctx.rx_has_work()
-            && self
-                .established()
-                .all(|connection| !connection.can_write_pending() && !connection.has_local_work())
-            && self.peers.iter().all(|(_, peer)| cannot_send_now(peer))
+            && self.active_connections.iter().copied().all(can_wait)
             && self.arm_uring_recv()
     }
 
