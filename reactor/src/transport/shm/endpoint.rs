@@ -36,7 +36,7 @@ use fabric_core::{Address, Result};
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
-use super::rx_connection::{LocalEndpoint, RxConnection};
+use super::rx_connection::LocalEndpoint;
 use super::rx_table::RxConnections;
 use super::token::ShmToken;
 use super::tx_connection::QueueProgress;
@@ -222,12 +222,10 @@ impl ShmEndpoint {
         }
     }
 
-    /// Tells every peer that the endpoint closes.
-    fn send_endpoint_closed(&self) {
-        // A passive endpoint would take the message for a malformed request.
-        if self.fork_guard.in_original_process() && !self.is_connecting() {
-            self.for_each_tx(|tx| tx.send_control(ControlMessage::EndpointClosed));
-        }
+    /// Returns the message that tells the peers that the endpoint closes. `None` if the endpoint is
+    /// a connecting client: a passive endpoint would take the message for a malformed request.
+    fn close_announcement(&self) -> Option<ControlMessage> {
+        (!self.is_connecting()).then_some(ControlMessage::EndpointClosed)
     }
 }
 
@@ -238,7 +236,9 @@ impl Drop for ShmEndpoint {
         }
         self.rx_connections
             .established()
-            .for_each(RxConnection::close);
-        self.send_endpoint_closed();
+            .for_each(|rx| rx.close(ControlMessage::EndpointClosed));
+        if let Some(message) = self.close_announcement() {
+            self.for_each_tx(|tx| tx.announce_end(message));
+        }
     }
 }

@@ -641,11 +641,12 @@ impl RxConnection {
         self.socket.unwatch();
     }
 
-    /// Closes the connection because the endpoint closes: the ring is not read any more.
-    pub(crate) fn close(&self) {
+    /// Closes the connection: the ring is not read any more. Announces the end with
+    /// `EndpointClosed`, or with `Disconnect` if the endpoint stays open.
+    pub(crate) fn close(&self, announcement: ControlMessage) {
         self.stop_cma();
         self.ring.close();
-        control::send_control(&self.socket, ControlMessage::EndpointClosed);
+        control::send_control(&self.socket, announcement);
     }
 
     /// Arms the doorbell before this side sleeps. Returns false if a record can be received now.

@@ -232,8 +232,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         {
             self.tx_indices.retain(|connected| *connected != tx_index);
             self.tx_queued.retain(|queued| *queued != tx_index);
-            tx.send_control(ControlMessage::Disconnect);
-            end_tx_connection(&mut tx, ctx, &Error::StaleAddress(addr));
+            let stale = Error::StaleAddress(addr);
+            end_tx_connection(&mut tx, ctx, &stale, Some(ControlMessage::Disconnect));
             self.counters += tx.counters();
         }
     }
@@ -335,8 +335,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         for peer in self.rx_connections.established() {
             ctx.peer_disconnected(peer.addr_at_connect);
         }
-        self.send_endpoint_closed();
-        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled));
+        let announcement = self.close_announcement();
+        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled, announcement));
         // A thread that still has the fast path finds no connection in the table.
         self.tx_indices
             .drain(..)

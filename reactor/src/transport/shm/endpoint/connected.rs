@@ -559,8 +559,7 @@ impl ShmEndpoint {
         error: &Error,
     ) {
         self.for_each_tx(|tx| {
-            tx.send_control(ControlMessage::EndpointClosed);
-            end_tx_connection(tx, ctx, error);
+            end_tx_connection(tx, ctx, error, Some(ControlMessage::EndpointClosed));
         });
         let mut rx_indices = Vec::new();
         self.rx_connections
@@ -638,7 +637,7 @@ impl<E: EngineContext> EndpointConnection<E> for ShmEndpoint {
         }
         self.rx_connections
             .established()
-            .for_each(RxConnection::close);
+            .for_each(|rx| rx.close(ControlMessage::EndpointClosed));
         self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
         let reason = DownReason::Closed;
         ctx.event(EventKind::Shutdown { peer, reason });
