@@ -27,6 +27,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, READS_PER_POLL, ReadError};
 use super::doorbell;
+use super::held_slots::HeldSlots;
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
     CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
@@ -117,6 +118,8 @@ pub(crate) struct RxConnection {
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
     /// Whether the peer was told to grant no further chunks.
     loans_refused: bool,
+    /// Slots of the peer's loans and CMA offers that this side holds.
+    held_slots: Arc<HeldSlots>,
     /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid.
     cma_peer: Option<Arc<CmaPeer>>,
     /// Bounce buffer of the peer's RMA requests, once granted.
@@ -170,6 +173,7 @@ impl RxConnection {
             },
             local,
             socket,
+            held_slots: Arc::new(HeldSlots::new(segment.clone())),
             ring: Consumer::new(segment),
             loan_mappings: Vec::new(),
             loans_refused: false,
