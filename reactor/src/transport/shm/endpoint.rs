@@ -82,8 +82,6 @@ pub(crate) struct ShmEndpoint {
     rx_connections: RxConnections,
     /// Incoming connections that have ended in this pass.
     ended_rx: Vec<EndedRx>,
-    /// The last `PeerKey` that an incoming connection or handshake has got.
-    last_peer_key: u32,
     /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared,
     /// or receives fail because the connection of a connected endpoint has ended.
     has_rx_change_effects: bool,
@@ -143,7 +141,6 @@ impl ShmEndpoint {
             has_rx_change_effects: ctx.shares_rx(),
             rx_connections: RxConnections::default(),
             ended_rx: Vec::new(),
-            last_peer_key: 0,
             message_held: false,
             is_idle: false,
             tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),

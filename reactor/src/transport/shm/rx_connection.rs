@@ -103,7 +103,8 @@ enum AnnouncedEnd {
 pub(crate) struct RxConnection {
     /// Name of the peer's endpoint.
     pub(crate) peer_address: Address,
-    /// Identifies the connection in the receive queue.
+    /// Identifies the connection in the receive queue; the default key until the connection is
+    /// added there.
     pub(crate) peer_key: PeerKey,
     /// Address handle of the peer, which completions report as source; `None` if the peer is not in
     /// the address vector.
@@ -154,7 +155,6 @@ impl RxConnection {
         local: LocalEndpoint,
         segment: Segment,
         socket: ShmSocket,
-        peer_key: PeerKey,
     ) -> Self {
         let pid = credentials.pid.filter(|_| local.cma_enabled);
         let cma_peer =
@@ -164,7 +164,7 @@ impl RxConnection {
         }
         let mut rx = Self {
             peer_address,
-            peer_key,
+            peer_key: PeerKey::default(),
             source: None,
             addr_at_connect: None,
             identity: PeerIdentity {

@@ -198,8 +198,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        let mut peers = self.rx_connections.established();
-        peers.find(|known| known.peer_key == peer)?.source
+        let rx_index = self.rx_connections.index_of(peer)?;
+        self.rx_connections.get(rx_index)?.source
     }
 
     fn address_inserted(
@@ -209,7 +209,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         address: &Address,
     ) {
         let expected = ctx.incarnation_of(addr);
-        self.rx_connections.for_each_at(address, |peer| {
+        self.rx_connections.for_each_at(address, |_, peer| {
             let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
             if peer.source.is_none() && is_expected {
                 peer.source = Some(addr);

@@ -129,15 +129,12 @@ impl ShmEndpoint {
         reason: DownReason,
     ) -> bool {
         let mut incoming = Vec::new();
-        self.rx_connections.for_each_established(|rx_index, rx| {
-            let is_selected = match selector {
-                PeerSelector::Name(name) => rx.peer_address == *name,
-                PeerSelector::Sender(sender) => rx.peer_key == sender,
-            };
-            if is_selected {
-                incoming.push(rx_index);
-            }
-        });
+        match selector {
+            PeerSelector::Name(name) => self
+                .rx_connections
+                .for_each_at(name, |rx_index, _| incoming.push(rx_index)),
+            PeerSelector::Sender(sender) => incoming.extend(self.rx_connections.index_of(sender)),
+        }
         for &rx_index in &incoming {
             self.on_rx_ended(ctx, rx_index, reason);
             if let ShmEndpointKind::Msg(_) = self.kind {
