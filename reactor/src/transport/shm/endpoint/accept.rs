@@ -16,6 +16,7 @@ use super::super::socket::ShmListener;
 use super::super::token::ShmToken;
 use super::{ShmEndpoint, ShmEndpointKind};
 use crate::sys::closer;
+use crate::sys::fd_reserve;
 use crate::sys::os_error::os_error;
 
 /// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
@@ -45,7 +46,7 @@ impl RdmListener {
         socket.watch(wait_set, token)?;
         Ok(Self {
             socket,
-            reserve_fd: closer::reserve_fd().ok(),
+            reserve_fd: fd_reserve::create().ok(),
         })
     }
 
@@ -76,7 +77,7 @@ impl ShmEndpoint {
                 return;
             }
             if listener.reserve_fd.is_none() {
-                listener.reserve_fd = closer::reserve_fd().ok();
+                listener.reserve_fd = fd_reserve::create().ok();
             }
             match rx_connection::accept(&listener.socket) {
                 Ok(Some(Accepted::Refused(error))) => {
@@ -109,7 +110,7 @@ impl ShmEndpoint {
                             ControlMessage::Reject(RefusalReason::Resources),
                         );
                     }
-                    listener.reserve_fd = closer::reserve_fd().ok();
+                    listener.reserve_fd = fd_reserve::create().ok();
                     return;
                 }
             }
