@@ -83,8 +83,8 @@ fn assert_uniform(frame: &LoanedBuf) {
     assert!(bytes.len() == LOAN_LEN && bytes.iter().all(|byte| *byte == bytes[0]));
 }
 
-/// A slot is used again once it was returned. A loan whose slot is held ends the connection, and the
-/// loan that holds the slot stays valid.
+/// A slot is used again once it was returned. A loan whose slot is held ends the connection, and
+/// the loan that holds the slot stays valid.
 #[test]
 fn slot_of_a_held_loan_cannot_be_lent_again() {
     run(async {

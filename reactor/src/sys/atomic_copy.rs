@@ -2,14 +2,14 @@
 //!
 //! Safe code can make two threads access the same bytes of a region, so these copies are relaxed
 //! atomic accesses: a concurrent access yields wrong bytes at most. Each byte of the shared memory
-//! is in one access. If both ranges have the same alignment modulo eight, each whole aligned word of
-//! eight bytes in the shared memory is one access. No order is guaranteed.
+//! is in one access. If both ranges have the same alignment modulo eight, each whole aligned word
+//! of eight bytes in the shared memory is one access. No order is guaranteed.
 //!
 //! On x86-64 long copies are inline assembly. A loop over atomics takes up to four times as long as
 //! `memcpy`, because the compiler neither merges nor vectorises atomic accesses. The instructions
-//! are those of `memcpy`: vector moves and `rep movsb`. Processors split the accesses of both at the
-//! ends of cache lines. These are ends of words if both ranges have the same alignment. Otherwise
-//! `rep movsb` may also split a shared word where a cache line of the private range ends.
+//! are those of `memcpy`: vector moves and `rep movsb`. Processors split the accesses of both at
+//! the ends of cache lines. These are ends of words if both ranges have the same alignment.
+//! Otherwise `rep movsb` may also split a shared word where a cache line of the private range ends.
 //!
 //! # Safety
 //!

@@ -39,8 +39,8 @@ pub(crate) fn lock() -> MutexGuard<'static, Option<OwnedFd>> {
     reserve.unwrap_or_else(|e| e.into_inner())
 }
 
-/// Creates the locked reserve descriptor anew. If no descriptor is free, [`restore_if_missing`] does
-/// so later.
+/// Creates the locked reserve descriptor anew. If no descriptor is free, [`restore_if_missing`]
+/// does so later.
 pub(crate) fn restore(mut reserve: MutexGuard<'static, Option<OwnedFd>>) {
     *reserve = reserve.take().or_else(|| create().ok());
     let is_missing = &RESERVE.get().is_missing;
