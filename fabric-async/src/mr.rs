@@ -376,7 +376,9 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         self.registration.bind_counter(&counter.inner, what)
     }
 
-    /// Copies bytes out of the region. Each aligned group of eight bytes is read as one word.
+    /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word. In
+    /// a longer read, so is each aligned group of eight bytes if the address of `out` and the
+    /// offset have the same remainder modulo eight. Other bytes are read separately.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when the range leaves the region.
@@ -386,7 +388,10 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         Ok(())
     }
 
-    /// Copies bytes into the region. Each aligned group of eight bytes is written as one word.
+    /// Copies bytes into the region. Eight bytes at a multiple of eight are written as one word. In
+    /// a longer write, so is each aligned group of eight bytes if the address of `bytes` and the
+    /// offset have the same remainder modulo eight. A concurrent reader can see other bytes
+    /// separately.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when the range leaves the region.

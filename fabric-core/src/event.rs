@@ -159,8 +159,9 @@ impl EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DownReason {
-    /// The peer or this side closed the endpoint or shut down the connection; over TCP also when
-    /// the peer's process was killed between two messages.
+    /// The peer or this side closed the endpoint or shut down the connection, or the peer's program
+    /// disconnected this side; over TCP also when the peer's process was killed between two
+    /// messages.
     Closed,
     /// The peer's process died or was killed.
     Died,

@@ -36,8 +36,8 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// When the write has completed, the bytes are in the peer's memory. The peer is not notified,
     /// unless the request carries [data](Request::data) or the peer counts remote accesses
-    /// (`FI_RMA_EVENT`). Each aligned group of eight bytes is written as one word; a concurrent
-    /// reader can see other parts of a write separately.
+    /// (`FI_RMA_EVENT`). A concurrent reader can see the bytes of a write separately. Over `shm`, a
+    /// write of eight contiguous bytes at a multiple of eight is one word.
     ///
     /// Of several ranges, the first gets the first bytes, and so on. The ranges may lie in several
     /// regions, and have as many bytes together as the buffer. There are at most

@@ -441,10 +441,20 @@ pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Se
     }
 }
 
-/// A program ends the connection of a peer: what the peer has sent is discarded, a directed receive
-/// fails, and the peer can connect again.
+/// Returns the reason why the endpoint of this name is down, from the next such event.
+async fn next_down_reason(fixture: &mut EndpointFixture, name: &Address) -> DownReason {
+    loop {
+        if let EventKind::PeerDown { peer, reason, .. } = next_event(fixture).await.kind {
+            assert_eq!(peer, *name);
+            return reason;
+        }
+    }
+}
+
+/// A program ends the connections with a peer, in both directions: what the peer has sent is
+/// discarded, a directed receive fails, and the peer sees closed connections and can connect again.
 pub(crate) async fn disconnect_discards_the_messages_of_a_peer(setup: Setup) {
-    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let (mut a, mut b, to_b) = endpoint_pair(&setup).await;
     let name = a.ep.name().clone();
     for number in 0..3u64 {
         a.ep.send(to_b, number.to_le_bytes().to_vec())
@@ -456,6 +466,8 @@ pub(crate) async fn disconnect_discards_the_messages_of_a_peer(setup: Setup) {
     // The messages before this one are whole.
     let source = b.ep.recv().await.unwrap().source().unwrap();
     assert_eq!(b.ep.stats().unexpected, 3);
+    b.ep.send(source, "back").await.unwrap();
+    a.ep.recv().await.unwrap();
     let directed = b.ep.recv().from(source).start().unwrap();
     let from_any = b.ep.recv().start().unwrap();
     assert!(b.ep.disconnect(&name).unwrap());
@@ -464,14 +476,11 @@ pub(crate) async fn disconnect_discards_the_messages_of_a_peer(setup: Setup) {
     assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
     assert_eq!((stats.discarded, stats.peers), (3, 0));
     assert!(directed.await.unwrap_err().error.is_peer_unavailable());
-    let mut is_down = false;
-    while !is_down {
-        if let EventKind::PeerDown { peer, reason, .. } = next_event(&mut b).await.kind {
-            assert_eq!((&peer, reason), (&name, DownReason::Disconnected));
-            is_down = true;
-        }
-    }
-    // Sends fail or are lost until the peer has noticed the end.
+    let local = next_down_reason(&mut b, &name).await;
+    assert_eq!(local, DownReason::Disconnected);
+    let remote = next_down_reason(&mut a, b.ep.name()).await;
+    assert_eq!(remote, DownReason::Closed);
+    // Over shm, sends fail until the sending end has noticed the end.
     let sending = async {
         loop {
             let _ = a.ep.send(to_b, "again").await;

@@ -9,6 +9,7 @@ use crate::health::{
 use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
 use crate::rma::{count_region_mappings, encode_control, encode_grant};
 use crate::run;
+use crate::single_copy::{take_returned_slots, write_location};
 use crate::test_peer::TestPeer;
 
 pub(crate) const LOAN_LEN: usize = 300_000;
@@ -80,6 +81,41 @@ fn received_loans_stay_readable_after_sender_is_killed() {
 fn assert_uniform(frame: &LoanedBuf) {
     let bytes = frame.to_vec();
     assert!(bytes.len() == LOAN_LEN && bytes.iter().all(|byte| *byte == bytes[0]));
+}
+
+/// A slot is used again once it was returned. A loan whose slot is held ends the connection, and
+/// the loan that holds the slot stays valid.
+#[test]
+fn slot_of_a_held_loan_cannot_be_lent_again() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.take_events().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let (segment, memory) = (
+            sealed_memfd(4096 + 64 * 64, all),
+            sealed_memfd(4096 + 4096, all),
+        );
+        let socket = connect_raw(&ep).await;
+        send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
+        send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&memory]);
+        let lend = |line| {
+            write_location(&segment, line, 5, [100, 7, 255]);
+            send_with_fds(&socket, &encode_control(101, 0), &[]);
+        };
+        for line in 0..3 {
+            lend(line);
+            let loan = ep.recv_loan().await.unwrap();
+            assert_eq!(take_returned_slots(&segment), [0; 4], "the loan is held");
+            drop(loan);
+            assert_eq!(take_returned_slots(&segment), [0, 0, 0, 1 << 63]);
+        }
+        lend(3);
+        let held = ep.recv_loan().await.unwrap();
+        lend(4);
+        expect_protocol_violation(&mut events, "slot of a message that is held").await;
+        assert_eq!(held.to_vec(), [0; 100]);
+        assert_still_works(&ep).await;
+    });
 }
 
 /// Loans of memory that was not granted, with lengths beyond the memory, and without a valid slot

@@ -210,14 +210,29 @@ fn segment_with_cma_probe(probe: (u64, u64)) -> OwnedFd {
     segment
 }
 
+/// Writes a message with a location into a segment: an offer (kind 6) or a loan (kind 5), with its
+/// length, its address or key, and its slot.
+pub(crate) fn write_location(segment: &OwnedFd, line: u64, kind: u64, location: [u64; 3]) {
+    let record: Vec<u8> = location.into_iter().flat_map(u64::to_le_bytes).collect();
+    let at = 4096 + 64 * line;
+    rustix::io::pwrite(segment, &record, at + 8).unwrap();
+    rustix::io::pwrite(segment, &(kind | 32 << 16 | 1u64 << 40).to_le_bytes(), at).unwrap();
+}
+
+/// Takes the slots that the receiver has returned: bit `n` of word `w` is slot `64 * w + n`.
+pub(crate) fn take_returned_slots(segment: &OwnedFd) -> [u64; 4] {
+    let mut bytes = [0; 32];
+    rustix::io::pread(segment, &mut bytes, 512).unwrap();
+    rustix::io::pwrite(segment, &[0; 32], 512).unwrap();
+    std::array::from_fn(|word| u64::from_le_bytes(bytes[8 * word..][..8].try_into().unwrap()))
+}
+
 /// Connects with this probe, and offers a message: its length, address and slot.
 async fn send_raw_offer(ep: &Endpoint, probe: (u64, u64), offer: [u64; 3]) -> (OwnedFd, OwnedFd) {
     let segment = segment_with_cma_probe(probe);
     let socket = connect_raw(ep).await;
     send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
-    let record: Vec<u8> = offer.into_iter().flat_map(u64::to_le_bytes).collect();
-    rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
-    rustix::io::pwrite(&segment, &(6 | 32 << 16 | 1u64 << 40).to_le_bytes(), 4096).unwrap();
+    write_location(&segment, 0, 6, offer);
     send_with_fds(&socket, &encode_control(101, 0), &[]);
     (socket, segment)
 }
@@ -258,6 +273,44 @@ fn invalid_memory_ranges_end_only_that_connection() {
         // Another value than the published one shows that the process has another program.
         let _sender = send_raw_offer(&ep, (at, *value + 1), [100, at, 0]).await;
         assert_eq!(next_down_reason(&mut events).await, DownReason::Died);
+        assert_eq!(ep.stats().unexpected, 0, "no part of a message is queued");
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A slot is used again once it was returned. An offer whose slot is held ends the connection, so
+/// the number of slots limits the offers of a peer.
+#[test]
+fn slot_of_a_held_offer_cannot_be_offered_again() {
+    run(async {
+        let ep = bind_endpoint(true).await;
+        let mut events = ep.take_events().unwrap();
+        let value = Box::new(0x1234_5678_u64);
+        let bytes = vec![5; 100_000];
+        let address = |at: *const u8| at.expose_provenance() as u64;
+        let at = address(bytes.as_ptr());
+        let probe = (address((&raw const *value).cast()), *value);
+        let (socket, segment) = send_raw_offer(&ep, probe, [100_000, at, 3]).await;
+        for line in 1..4 {
+            assert_eq!(ep.recv().await.unwrap()[..], bytes[..]);
+            // The slot may be returned shortly after the receive has completed.
+            let returned = loop {
+                match take_returned_slots(&segment) {
+                    [0, 0, 0, 0] => tokio::task::yield_now().await,
+                    returned => break returned,
+                }
+            };
+            assert_eq!(returned, [1 << 3, 0, 0, 0]);
+            write_location(&segment, line, 6, [100_000, at, 3]);
+            send_with_fds(&socket, &encode_control(101, 0), &[]);
+        }
+        ep.recv().await.unwrap();
+        // Several offers arrive at once; the last one has the slot of the first one.
+        write_location(&segment, 6, 6, [100_000, at, 3]);
+        write_location(&segment, 5, 6, [100_000, at, 4]);
+        write_location(&segment, 4, 6, [100_000, at, 3]);
+        send_with_fds(&socket, &encode_control(101, 0), &[]);
+        expect_protocol_violation(&mut events, "slot of a message that is held").await;
         assert_eq!(ep.stats().unexpected, 0, "no part of a message is queued");
         assert_still_works(&ep).await;
     });

@@ -6,7 +6,7 @@
 //! an unexpected message in such memory is copied as soon as the budget has room. Until then the
 //! message stays in the memory of its sender, and later messages are delivered.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
@@ -41,6 +41,54 @@ pub(super) struct UnmappedUnexpected {
     pub(super) len: usize,
 }
 
+/// Unexpected messages in memory that is not mapped here, which wait for room in the budget.
+///
+/// Each post and each pass tests whether the budget has room for one of them. Only the shortest
+/// message of each peer is tested: if it does not fit, no other message of the peer does.
+#[derive(Default)]
+struct WaitingCopies {
+    by_arrival: HashMap<u64, UnmappedUnexpected>,
+    /// The length and the arrival number of each message of a peer. A peer without messages has no
+    /// entry.
+    by_peer: BTreeMap<PeerKey, BTreeSet<(usize, u64)>>,
+}
+
+impl WaitingCopies {
+    fn len(&self) -> usize {
+        self.by_arrival.len()
+    }
+
+    /// Adds a message, in place of one with the same arrival number.
+    fn insert(&mut self, message: UnmappedUnexpected) {
+        self.remove(message.arrival);
+        let of_peer = self.by_peer.entry(message.peer).or_default();
+        of_peer.insert((message.len, message.arrival));
+        self.by_arrival.insert(message.arrival, message);
+    }
+
+    /// Removes the message with this arrival number.
+    fn remove(&mut self, arrival: u64) -> Option<UnmappedUnexpected> {
+        let message = self.by_arrival.remove(&arrival)?;
+        if let Some(of_peer) = self.by_peer.get_mut(&message.peer) {
+            of_peer.remove(&(message.len, arrival));
+            if of_peer.is_empty() {
+                self.by_peer.remove(&message.peer);
+            }
+        }
+        Some(message)
+    }
+
+    /// Returns the arrival number of the first message, among the shortest one of each peer, for
+    /// which `fits` returns true.
+    fn find(&self, fits: impl Fn(PeerKey, usize) -> bool) -> Option<u64> {
+        let shortest = self.by_peer.iter().filter_map(|(peer, messages)| {
+            let &(len, arrival) = messages.first()?;
+            fits(*peer, len).then_some(arrival)
+        });
+        shortest.min()
+    }
+}
+
 /// Messages in the memory of their senders.
 #[derive(Default)]
 pub(super) struct PeerCopies {
@@ -48,7 +96,7 @@ pub(super) struct PeerCopies {
     copies: VecDeque<(PartialId, Arc<dyn PeerMemory>)>,
     /// Unexpected messages in memory that is not mapped here, if an empty queue's budget has room
     /// for them.
-    unmapped_unexpected: Vec<UnmappedUnexpected>,
+    waiting: WaitingCopies,
     /// A message in memory that is not mapped was discarded uncopied; its sender must be notified.
     discarded_unmapped: bool,
 }
@@ -79,7 +127,7 @@ impl PeerCopies {
 
     pub(super) fn clear(&mut self) {
         self.copies.clear();
-        self.unmapped_unexpected.clear();
+        self.waiting = WaitingCopies::default();
     }
 }
 
@@ -212,7 +260,7 @@ impl RxQueue {
         // Mostly all of them are empty, which one comparison tells.
         let candidates = self.peer_copies.running()
             | self.multi_recvs.len()
-            | self.peer_copies.unmapped_unexpected.len()
+            | self.peer_copies.waiting.len()
             | self.unsent_acks.len();
         candidates != 0 && self.has_due_work()
     }
@@ -297,9 +345,10 @@ impl RxQueue {
     /// Starts to copy unexpected messages in memory that is not mapped, as far as the budget has
     /// room.
     fn start_unmapped_copies(&mut self) {
-        while let Some(at) = self.next_bufferable() {
-            let UnmappedUnexpected { key, peer, len, .. } =
-                self.peer_copies.unmapped_unexpected.remove(at);
+        while let Some(arrival) = self.next_bufferable()
+            && let Some(unmapped) = self.peer_copies.waiting.remove(arrival)
+        {
+            let UnmappedUnexpected { key, peer, len, .. } = unmapped;
             let Some((envelope, message)) = self.matcher.message_mut(key) else {
                 continue;
             };
@@ -315,26 +364,75 @@ impl RxQueue {
         }
     }
 
-    /// Returns the index in `unmapped_unexpected` of the first message for which the budget has
-    /// room.
-    fn next_bufferable(&self) -> Option<usize> {
-        let mut waiting = self.peer_copies.unmapped_unexpected.iter();
-        waiting.position(|unmapped| self.budget.fits(unmapped.peer, copy_cost(unmapped.len)))
+    /// Returns the arrival number of the next waiting message for which the budget has room.
+    fn next_bufferable(&self) -> Option<u64> {
+        let fits = |peer, len| self.budget.fits(peer, copy_cost(len));
+        self.peer_copies.waiting.find(fits)
     }
 
     /// Records an unexpected message in memory that is not mapped, unless the message exceeds the
     /// whole budget.
     pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected) {
         if self.budget.could_fit(message_cost(unmapped.len)) {
-            self.peer_copies.unmapped_unexpected.push(unmapped);
+            self.peer_copies.waiting.insert(unmapped);
         }
     }
 
     /// Removes the record of the message with this arrival number, which a receive or claim has
     /// taken.
     pub(super) fn remove_unmapped(&mut self, arrival: u64) {
-        self.peer_copies
-            .unmapped_unexpected
-            .retain(|unmapped| unmapped.arrival != arrival);
+        self.peer_copies.waiting.remove(arrival);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matching::Matcher;
+
+    /// With any number of waiting messages, the budget is asked once for each peer.
+    #[test]
+    fn shortest_waiting_message_of_each_peer_is_tested() {
+        let mut waiting = WaitingCopies::default();
+        let mut matcher = Matcher::<(), ()>::new();
+        for arrival in 0..1000 {
+            let peer = PeerKey(arrival as u32 % 2);
+            let len = 5000 - arrival as usize;
+            let envelope = Envelope {
+                peer,
+                source: None,
+                tag: None,
+                len,
+                data: None,
+                arrival,
+                ack: None,
+            };
+            let message = UnmappedUnexpected {
+                arrival,
+                key: matcher.add_unexpected(envelope, ()),
+                peer,
+                len,
+            };
+            waiting.insert(UnmappedUnexpected { len: 1, ..message });
+            waiting.insert(message);
+        }
+        let tested = std::cell::RefCell::new(Vec::new());
+        let found = waiting.find(|peer, len| {
+            tested.borrow_mut().push((peer, len));
+            false
+        });
+        assert_eq!(found, None);
+        let shortest = [(PeerKey(0), 4002), (PeerKey(1), 4001)];
+        assert_eq!(tested.into_inner(), shortest);
+        assert_eq!(waiting.find(|_, _| true), Some(998));
+        assert_eq!(waiting.find(|peer, _| peer == PeerKey(1)), Some(999));
+        for arrival in (1..1000).rev() {
+            let removed = waiting.remove(arrival).unwrap();
+            assert_eq!(removed.arrival, arrival);
+        }
+        assert!(waiting.remove(1).is_none());
+        assert_eq!((waiting.len(), waiting.find(|_, _| true)), (1, Some(0)));
+        waiting.remove(0);
+        assert!(waiting.by_peer.is_empty());
     }
 }

@@ -20,14 +20,12 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use fabric_core::transport::WaitSet;
-use rustix::io::Errno;
 
+use super::fd_reserve;
 use super::fork_guard::ForkGuard;
-use super::mapping::MappedPages;
 use super::memfd;
 use super::process_local::ProcessLocal;
 
@@ -45,31 +43,19 @@ pub(crate) struct PeerFd {
     fork_guard: ForkGuard,
 }
 
-/// What a closer releases by dropping it.
-enum Discarded {
-    /// Closed when it is dropped.
-    Fd(#[expect(dead_code)] OwnedFd),
-    /// Unmapped when it is dropped.
-    Pages(#[expect(dead_code)] MappedPages),
-}
-
 /// The closing threads of one process and the items that wait for them.
 struct Closer {
     state: Mutex<CloserState>,
     max_threads: usize,
     /// Wakes the permanent thread.
     work_available: Condvar,
-    /// The descriptor that [`lock_reserve`] returns.
-    reserve: Mutex<Option<OwnedFd>>,
-    /// Whether the reserve descriptor could not be created anew.
-    reserve_is_missing: AtomicBool,
 }
 
 /// The queue and the threads of a closer.
 #[derive(Default)]
 struct CloserState {
-    /// Items to be released.
-    queue: VecDeque<Discarded>,
+    /// Items to be released by dropping them.
+    queue: VecDeque<Box<dyn Send>>,
     /// Number of threads.
     threads: usize,
     /// Whether the permanent thread waits for work.
@@ -91,12 +77,12 @@ static MEMORY_CLOSER: ProcessLocal<Closer> = ProcessLocal::new(|| Closer::new(1)
 
 /// Queues a descriptor whose close may block; does not block.
 pub(crate) fn close(fd: OwnedFd) {
-    FD_CLOSER.get().enqueue(Discarded::Fd(fd));
+    FD_CLOSER.get().enqueue(Box::new(fd));
 }
 
-/// Queues a mapping of a peer's memory, to be unmapped; does not block.
-pub(crate) fn unmap(pages: MappedPages) {
-    MEMORY_CLOSER.get().enqueue(Discarded::Pages(pages));
+/// Queues a value whose drop releases memory of a peer; does not block.
+pub(super) fn release_memory(memory: impl Send + 'static) {
+    MEMORY_CLOSER.get().enqueue(Box::new(memory));
 }
 
 /// Returns whether the queue of a closer is full. If so, registers the domain's epoll set, which is
@@ -111,27 +97,6 @@ pub(crate) fn wait_for_room() {
     while FD_CLOSER.get().lock().is_full() {
         std::thread::yield_now();
     }
-}
-
-/// Creates a descriptor (an eventfd) that is closed when another one is needed at the descriptor
-/// limit.
-pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
-    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
-}
-
-/// Creates the locked reserve descriptor anew. If no descriptor is free, a thread does so after its
-/// next close: what was received with the reserve descriptor may still wait in the queue.
-pub(crate) fn restore_reserve(mut reserve: MutexGuard<'static, Option<OwnedFd>>) {
-    *reserve = reserve.take().or_else(|| reserve_fd().ok());
-    let is_missing = &FD_CLOSER.get().reserve_is_missing;
-    is_missing.store(reserve.is_none(), Ordering::Relaxed);
-}
-
-/// Locks the reserve descriptor. A caller at the descriptor limit closes the reserve descriptor,
-/// receives and drops a message with one descriptor, and [restores](restore_reserve) the reserve.
-pub(crate) fn lock_reserve() -> MutexGuard<'static, Option<OwnedFd>> {
-    let reserve = FD_CLOSER.get().reserve.lock();
-    reserve.unwrap_or_else(|e| e.into_inner())
 }
 
 impl From<OwnedFd> for PeerFd {
@@ -157,7 +122,7 @@ impl Drop for PeerFd {
         }
         let Some(fd) = self.fd.take() else { return };
         if memfd::is_memory(&fd) {
-            MEMORY_CLOSER.get().enqueue(Discarded::Fd(fd));
+            release_memory(fd);
         } else {
             close(fd);
         }
@@ -171,8 +136,6 @@ impl Closer {
             state: Mutex::default(),
             max_threads,
             work_available: Condvar::new(),
-            reserve: Mutex::default(),
-            reserve_is_missing: AtomicBool::new(false),
         }
     }
 
@@ -180,7 +143,7 @@ impl Closer {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn enqueue(&'static self, discarded: Discarded) {
+    fn enqueue(&'static self, discarded: Box<dyn Send>) {
         let mut state = self.lock();
         state.queue.push_back(discarded);
         let idle_threads = usize::from(std::mem::take(&mut state.permanent_is_idle));
@@ -237,9 +200,7 @@ impl Closer {
                     wait_set.wake();
                 }
                 drop(discarded);
-                if FD_CLOSER.get().reserve_is_missing.load(Ordering::Relaxed) {
-                    restore_reserve(lock_reserve());
-                }
+                fd_reserve::restore_if_missing();
                 state = self.lock();
             } else if is_permanent {
                 state.permanent_is_idle = true;
@@ -311,13 +272,12 @@ pub(crate) mod tests {
     /// Blocks the thread that releases memory until the result is dropped.
     pub(crate) fn block_memory_closer() -> TcpStream {
         let (lingering, other_end) = lingering_socket();
-        MEMORY_CLOSER.get().enqueue(Discarded::Fd(lingering));
+        release_memory(lingering);
         other_end
     }
 
     fn enqueue_all(closer: &'static Closer, fds: Vec<OwnedFd>) {
-        let fds = fds.into_iter().map(Discarded::Fd);
-        fds.for_each(|fd| closer.enqueue(fd));
+        fds.into_iter().for_each(|fd| closer.enqueue(Box::new(fd)));
     }
 
     /// While fewer closes block than there may be threads, a pipe is closed: its reader sees the
@@ -330,7 +290,7 @@ pub(crate) mod tests {
         enqueue_all(closer, fds);
         for _ in 0..100 {
             let (mut reader, writer) = std::io::pipe().unwrap();
-            closer.enqueue(Discarded::Fd(writer.into()));
+            closer.enqueue(Box::new(writer));
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
         drop(other_ends);
@@ -350,7 +310,7 @@ pub(crate) mod tests {
                 std::thread::yield_now();
             }
             while !closer.register_if_full(&wait_set) {
-                closer.enqueue(Discarded::Fd(plain_fd()));
+                closer.enqueue(Box::new(plain_fd()));
             }
             assert!(closer.register_if_full(&wait_set), "registered twice");
             assert!(wakes.try_recv().is_err());
@@ -372,8 +332,9 @@ pub(crate) mod tests {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut state = closer.lock();
         let fds = (0..QUEUE_LIMIT).map(|_| plain_fd());
-        let fds = fds.chain([writer.into()]).map(Discarded::Fd);
-        state.queue.extend(fds);
+        for fd in fds.chain([writer.into()]) {
+            state.queue.push_back(Box::new(fd));
+        }
         drop(state);
         assert!(closer.register_if_full(&wait_set));
         wakes.recv().unwrap();

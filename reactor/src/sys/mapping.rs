@@ -336,7 +336,7 @@ impl Drop for SharedMapping {
             && self.fork_guard.in_original_process()
             && let Some(pages) = self.pages.take()
         {
-            closer::unmap(pages);
+            closer::release_memory(pages);
         }
     }
 }

@@ -4,9 +4,11 @@
 //! | module | subject |
 //! |---|---|
 //! | `shm`, `tcp`, `udp`, `sim` | the transports |
+//! | `connection_keys` | keys of the established connections of an endpoint |
 //! | `info_templates` | common attributes of offers |
 //! | `net` | options and addresses of sockets |
 
+mod connection_keys;
 mod info_templates;
 mod net;
 pub mod shm;

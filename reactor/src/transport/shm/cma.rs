@@ -60,7 +60,7 @@ use fabric_core::{Address, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::loans::SLOTS_PER_PEER;
+use super::held_slots::HeldSlot;
 use super::record::MAX_MSG_SIZE;
 use super::segment::{CmaMarker, Segment};
 use super::socket::ShmSocket;
@@ -220,24 +220,27 @@ pub(crate) struct CmaTransfer {
     /// Address of the message in the sender's process.
     address: u64,
     len: usize,
-    /// Slot to return on drop; [`SLOTS_PER_PEER`] if the slot must not be returned.
-    slot: usize,
+    /// Slot to return on drop; `None` if the slot must not be returned.
+    slot: Option<HeldSlot>,
     /// Error of the first copy that failed: the message is lost.
     error: OnceLock<Error>,
     fork_guard: ForkGuard,
 }
 
 impl CmaTransfer {
-    /// Creates a transfer; `None` if the range or the slot is out of bounds.
-    pub(crate) fn new(peer: Arc<CmaPeer>, address: u64, len: usize, slot: usize) -> Option<Self> {
-        let is_valid = len <= MAX_MSG_SIZE
-            && address.checked_add(len as u64).is_some()
-            && slot < SLOTS_PER_PEER;
+    /// Creates a transfer; `None` if the range is out of bounds.
+    pub(crate) fn new(
+        peer: Arc<CmaPeer>,
+        address: u64,
+        len: usize,
+        slot: HeldSlot,
+    ) -> Option<Self> {
+        let is_valid = len <= MAX_MSG_SIZE && address.checked_add(len as u64).is_some();
         is_valid.then(|| Self {
             peer,
             address,
             len,
-            slot,
+            slot: Some(slot),
             error: OnceLock::new(),
             fork_guard: ForkGuard::current_process(),
         })
@@ -294,10 +297,13 @@ impl Drop for CmaTransfer {
         // The connections of a forked child belong to its parent.
         let may_return =
             !peer.closed.load(Ordering::Relaxed) && self.fork_guard.in_original_process();
-        if self.slot < SLOTS_PER_PEER && self.error.get().is_none() && may_return {
+        if let Some(slot) = &self.slot
+            && self.error.get().is_none()
+            && may_return
+        {
             peer.messages.fetch_add(1, Ordering::Relaxed);
             peer.bytes.fetch_add(self.len as u64, Ordering::Relaxed);
-            peer.segment.return_slot(self.slot);
+            slot.return_to_sender();
             peer.slots_returned.store(true, Ordering::Relaxed);
         }
     }
@@ -305,7 +311,7 @@ impl Drop for CmaTransfer {
 
 impl super::loans::ReturnOnDrop for CmaTransfer {
     fn cancel_return(mut self) {
-        self.slot = SLOTS_PER_PEER;
+        self.slot.take().iter().for_each(HeldSlot::release);
     }
 }
 
@@ -313,7 +319,8 @@ impl super::loans::ReturnOnDrop for CmaTransfer {
 mod tests {
     use fabric_core::Scheme;
 
-    use super::super::loans::ReturnOnDrop;
+    use super::super::held_slots::tests::hold_slot;
+    use super::super::loans::{ReturnOnDrop, SLOTS_PER_PEER};
     use super::super::socket::ShmListener;
     use super::*;
 
@@ -351,18 +358,22 @@ mod tests {
     fn bytes_are_copied_and_slot_is_returned_once() {
         let (peer, segment) = local_peer("cma-whole");
         let bytes: Vec<u8> = (0..300_000).map(|at| at as u8).collect();
-        let transfer = CmaTransfer::new(peer.clone(), address_of(&bytes), bytes.len(), 70).unwrap();
+        let transfer = |len, slot| {
+            let slot = hold_slot(&segment, slot);
+            CmaTransfer::new(peer.clone(), address_of(&bytes), len, slot).unwrap()
+        };
+        let whole = transfer(bytes.len(), 70);
         let mut copy = vec![0; 100_000];
-        transfer.copy_to_init(100_001, &mut copy);
+        whole.copy_to_init(100_001, &mut copy);
         assert!(copy == bytes[100_001..200_001]);
         let mut copy = Vec::with_capacity(1000);
-        assert!(transfer.copy_to(299_000, copy.spare_capacity_mut()) == &bytes[299_000..]);
-        transfer.copy_to_init(300_000, &mut []);
+        assert!(whole.copy_to(299_000, copy.spare_capacity_mut()) == &bytes[299_000..]);
+        whole.copy_to_init(300_000, &mut []);
         assert_eq!(
-            (transfer.check(), peer.take_slots_returned()),
+            (whole.check(), peer.take_slots_returned()),
             (Ok(()), Ok(false))
         );
-        drop(transfer);
+        drop(whole);
         assert_eq!(
             (peer.take_slots_returned(), peer.take_slots_returned()),
             (Ok(true), Ok(false))
@@ -375,10 +386,8 @@ mod tests {
                 bytes: 300_000
             }
         );
-        CmaTransfer::new(peer.clone(), address_of(&bytes), 10, 1)
-            .unwrap()
-            .cancel_return();
-        let open = CmaTransfer::new(peer.clone(), address_of(&bytes), 10, 1).unwrap();
+        transfer(10, 1).cancel_return();
+        let open = transfer(10, 1);
         peer.close();
         drop(open);
         assert_eq!(
@@ -386,20 +395,17 @@ mod tests {
             (vec![0; 4], Ok(false)),
             "neither a canceled return nor a closed connection returns a slot"
         );
-        let out_of_bounds = [
-            (u64::MAX, 1, 0),
-            (0, MAX_MSG_SIZE + 1, 0),
-            (0, 1, SLOTS_PER_PEER),
-        ];
-        assert!(out_of_bounds.into_iter().all(|(address, len, slot)| {
-            CmaTransfer::new(peer.clone(), address, len, slot).is_none()
+        let out_of_bounds = [(u64::MAX, 1), (0, MAX_MSG_SIZE + 1)];
+        assert!(out_of_bounds.into_iter().all(|(address, len)| {
+            CmaTransfer::new(peer.clone(), address, len, hold_slot(&segment, 0)).is_none()
         }));
     }
 
     /// Asserts that reads from `peer` fail with the expected error, yield zeros and return no slot.
     fn assert_reads_zeros(peer: CmaPeer, is_expected: impl Fn(&Error) -> bool) {
         let (peer, bytes) = (Arc::new(peer), [7; 100]);
-        let transfer = CmaTransfer::new(peer.clone(), address_of(&bytes), 100, 0).unwrap();
+        let slot = hold_slot(&peer.segment, 0);
+        let transfer = CmaTransfer::new(peer.clone(), address_of(&bytes), 100, slot).unwrap();
         let mut copy = [1; 100];
         transfer.copy_to_init(0, &mut copy);
         assert_eq!(copy, [0; 100]);
@@ -478,8 +484,9 @@ mod tests {
 
     #[test]
     fn unmapped_source_address_is_a_protocol_violation() {
-        let (peer, _) = local_peer("cma-unmapped");
-        let transfer = CmaTransfer::new(peer.clone(), 4096, 100, 0).unwrap();
+        let (peer, segment) = local_peer("cma-unmapped");
+        let slot = hold_slot(&segment, 0);
+        let transfer = CmaTransfer::new(peer.clone(), 4096, 100, slot).unwrap();
         let mut copy = [1; 100];
         transfer.copy_to_init(0, &mut copy);
         assert_eq!(

@@ -99,7 +99,7 @@ pub(crate) enum ControlMessage {
     Reject(RefusalReason),
     /// Either side: the endpoint closes.
     EndpointClosed,
-    /// Sender: this connection ends, and the endpoint stays open.
+    /// Either side: this connection ends, and the endpoint stays open.
     Disconnect,
     /// Either side: the segment has new records, released lines, acks, returned slots, or the
     /// bounce buffer a response.

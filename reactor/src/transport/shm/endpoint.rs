@@ -36,7 +36,7 @@ use fabric_core::{Address, Result};
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
-use super::rx_connection::{LocalEndpoint, RxConnection};
+use super::rx_connection::LocalEndpoint;
 use super::rx_table::RxConnections;
 use super::token::ShmToken;
 use super::tx_connection::QueueProgress;
@@ -82,8 +82,6 @@ pub(crate) struct ShmEndpoint {
     rx_connections: RxConnections,
     /// Incoming connections that have ended in this pass.
     ended_rx: Vec<EndedRx>,
-    /// The last `PeerKey` that an incoming connection or handshake has got.
-    last_peer_key: u32,
     /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared,
     /// or receives fail because the connection of a connected endpoint has ended.
     has_rx_change_effects: bool,
@@ -143,7 +141,6 @@ impl ShmEndpoint {
             has_rx_change_effects: ctx.shares_rx(),
             rx_connections: RxConnections::default(),
             ended_rx: Vec::new(),
-            last_peer_key: 0,
             message_held: false,
             is_idle: false,
             tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),
@@ -222,12 +219,10 @@ impl ShmEndpoint {
         }
     }
 
-    /// Tells every peer that the endpoint closes.
-    fn send_endpoint_closed(&self) {
-        // A passive endpoint would take the message for a malformed request.
-        if self.fork_guard.in_original_process() && !self.is_connecting() {
-            self.for_each_tx(|tx| tx.send_control(ControlMessage::EndpointClosed));
-        }
+    /// Returns the message that tells the peers that the endpoint closes. `None` if the endpoint is
+    /// a connecting client: a passive endpoint would take the message for a malformed request.
+    fn close_announcement(&self) -> Option<ControlMessage> {
+        (!self.is_connecting()).then_some(ControlMessage::EndpointClosed)
     }
 }
 
@@ -238,7 +233,9 @@ impl Drop for ShmEndpoint {
         }
         self.rx_connections
             .established()
-            .for_each(RxConnection::close);
-        self.send_endpoint_closed();
+            .for_each(|rx| rx.close(ControlMessage::EndpointClosed));
+        if let Some(message) = self.close_announcement() {
+            self.for_each_tx(|tx| tx.announce_end(message));
+        }
     }
 }

@@ -7,6 +7,7 @@ use super::record::RecordLayout;
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, RingMemory};
 use super::ring_heap::HeapRing;
 use crate::sys::closer::{self, PeerFd};
+use crate::sys::fd_reserve;
 use crate::sys::sync::Ordering;
 
 /// Lines of the ring in [`ring`].
@@ -50,7 +51,7 @@ pub fn connect(bytes: &[u8]) -> bool {
 /// Returns a descriptor as if a peer had sent it. Waits while many of them are being closed.
 fn received_fd() -> PeerFd {
     closer::wait_for_room();
-    let fd = closer::reserve_fd().expect("eventfd for the reserve descriptor");
+    let fd = fd_reserve::create().expect("eventfd for the reserve descriptor");
     fd.into()
 }
 

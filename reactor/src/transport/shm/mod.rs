@@ -17,6 +17,7 @@
 //! | `ring` | the ring buffer of cache lines |
 //! | `segment` | the shared memory that holds a ring |
 //! | `shared_memory` | registered memory that peers map |
+//! | `held_slots` | the loans and offers of a peer that this side holds |
 //! | `loans` | memory passed to the receiver instead of being copied |
 //! | `rma_bounce` | accesses that the owner of an unmapped region executes |
 //! | `cma` | messages copied directly from the sender's memory, and when this is done |
@@ -31,6 +32,7 @@ mod doorbell;
 mod endpoint;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;
+mod held_slots;
 mod loans;
 mod mapped_regions;
 #[cfg(all(feature = "microbench", not(loom)))]

@@ -27,6 +27,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, READS_PER_POLL, ReadError};
 use super::doorbell;
+use super::held_slots::HeldSlots;
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
     CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
@@ -102,7 +103,8 @@ enum AnnouncedEnd {
 pub(crate) struct RxConnection {
     /// Name of the peer's endpoint.
     pub(crate) peer_address: Address,
-    /// Identifies the connection in the receive queue.
+    /// Identifies the connection in the receive queue; the default key until the connection is
+    /// added there.
     pub(crate) peer_key: PeerKey,
     /// Address handle of the peer, which completions report as source; `None` if the peer is not in
     /// the address vector.
@@ -117,6 +119,8 @@ pub(crate) struct RxConnection {
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
     /// Whether the peer was told to grant no further chunks.
     loans_refused: bool,
+    /// Slots of the peer's loans and CMA offers that this side holds.
+    held_slots: Arc<HeldSlots>,
     /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid.
     cma_peer: Option<Arc<CmaPeer>>,
     /// Bounce buffer of the peer's RMA requests, once granted.
@@ -151,7 +155,6 @@ impl RxConnection {
         local: LocalEndpoint,
         segment: Segment,
         socket: ShmSocket,
-        peer_key: PeerKey,
     ) -> Self {
         let pid = credentials.pid.filter(|_| local.cma_enabled);
         let cma_peer =
@@ -161,7 +164,7 @@ impl RxConnection {
         }
         let mut rx = Self {
             peer_address,
-            peer_key,
+            peer_key: PeerKey::default(),
             source: None,
             addr_at_connect: None,
             identity: PeerIdentity {
@@ -170,6 +173,7 @@ impl RxConnection {
             },
             local,
             socket,
+            held_slots: Arc::new(HeldSlots::new(segment.clone())),
             ring: Consumer::new(segment),
             loan_mappings: Vec::new(),
             loans_refused: false,
@@ -641,11 +645,12 @@ impl RxConnection {
         self.socket.unwatch();
     }
 
-    /// Closes the connection because the endpoint closes: the ring is not read any more.
-    pub(crate) fn close(&self) {
+    /// Closes the connection: the ring is not read any more. Announces the end with
+    /// `EndpointClosed`, or with `Disconnect` if the endpoint stays open.
+    pub(crate) fn close(&self, announcement: ControlMessage) {
         self.stop_cma();
         self.ring.close();
-        control::send_control(&self.socket, ControlMessage::EndpointClosed);
+        control::send_control(&self.socket, announcement);
     }
 
     /// Arms the doorbell before this side sleeps. Returns false if a record can be received now.

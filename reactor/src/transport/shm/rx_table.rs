@@ -22,9 +22,11 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use fabric_core::Address;
+use fabric_core::matching::PeerKey;
 use slab::Slab;
 
 use super::rx_connection::{PendingHandshake, RxConnection};
+use crate::transport::connection_keys::ConnectionKeys;
 
 /// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
@@ -65,6 +67,8 @@ pub(crate) struct RxConnections {
     slots: Slab<RxSlot>,
     /// Established connections by name of the peer. A name may have several connections.
     by_address: HashMap<Address, Vec<usize>>,
+    /// The keys of the established connections.
+    keys: ConnectionKeys,
     /// Active connections.
     active: Vec<usize>,
     /// Idle connections; the front is polled next.
@@ -133,23 +137,35 @@ impl RxConnections {
         true
     }
 
-    /// Adds an established connection, which is active. Returns its index.
+    /// Returns a key for a connection that is established now: no other connection has the key.
+    pub(crate) fn generate_key(&mut self) -> PeerKey {
+        self.keys.generate()
+    }
+
+    /// Returns the index of the established connection with this key.
+    pub(crate) fn index_of(&self, key: PeerKey) -> Option<usize> {
+        self.keys.connection(key)
+    }
+
+    /// Adds an established connection, which is active and has its key. Returns its index.
     pub(crate) fn insert_established(&mut self, mut rx: Box<RxConnection>) -> usize {
         rx.last_active = self.passes;
-        let address = rx.peer_address.clone();
+        let (address, key) = (rx.peer_address.clone(), rx.peer_key);
         let rx_index = self.slots.insert(RxSlot::Established(rx));
         self.by_address.entry(address).or_default().push(rx_index);
+        self.keys.insert(key, rx_index);
         self.active.push(rx_index);
         rx_index
     }
 
     /// Removes an established connection.
     pub(crate) fn remove(&mut self, rx_index: usize) -> Option<RxConnection> {
-        let address = &self.slots.get(rx_index)?.established()?.peer_address;
-        if let Some(connections) = self.by_address.get_mut(address) {
+        let rx = self.slots.get(rx_index)?.established()?;
+        self.keys.remove(rx.peer_key);
+        if let Some(connections) = self.by_address.get_mut(&rx.peer_address) {
             connections.retain(|open| *open != rx_index);
             if connections.is_empty() {
-                self.by_address.remove(address);
+                self.by_address.remove(&rx.peer_address);
             }
         }
         self.active.retain(|active| *active != rx_index);
@@ -158,6 +174,11 @@ impl RxConnections {
             RxSlot::Established(rx) => Some(*rx),
             RxSlot::Handshaking(_) => None,
         }
+    }
+
+    /// Returns the established connection with this index.
+    pub(crate) fn get(&self, rx_index: usize) -> Option<&RxConnection> {
+        self.slots.get(rx_index)?.established()
     }
 
     /// Returns the established connection with this index.
@@ -170,17 +191,17 @@ impl RxConnections {
         self.slots.iter().filter_map(|(_, slot)| slot.established())
     }
 
-    /// Calls `act` with every established connection from an endpoint of this name.
+    /// Calls `act` with every established connection from an endpoint of this name, and its index.
     pub(crate) fn for_each_at(
         &mut self,
         address: &Address,
-        mut act: impl FnMut(&mut RxConnection),
+        mut act: impl FnMut(usize, &mut RxConnection),
     ) {
         let connections = self.by_address.get(address);
         for &at in connections.map_or(&[][..], Vec::as_slice) {
             let rx = self.slots.get_mut(at).and_then(RxSlot::established_mut);
             if let Some(rx) = rx {
-                act(rx);
+                act(at, rx);
             }
         }
     }

@@ -34,6 +34,7 @@ use rustix::net::{
 };
 
 use crate::sys::closer::{self, PeerFd};
+use crate::sys::fd_reserve;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::{epoll_ctl_error, os_error};
 use crate::sys::sockopt;
@@ -154,7 +155,7 @@ impl ShmListener {
         let socket = new_socket()?;
         // Set before `listen`, so that every connection inherits the option.
         sockopt::set_passrights(&socket, false);
-        closer::restore_reserve(closer::lock_reserve());
+        fd_reserve::restore(fd_reserve::lock());
         bind(&socket, at)?;
         rustix::net::listen(&socket, BACKLOG).map_err(os_error("listen"))?;
         let socket = WatchedFd::new(socket);
@@ -334,7 +335,7 @@ impl ShmSocket {
     /// The message is peeked, which installs duplicates of its descriptors, and then removed from
     /// the socket. The descriptors that the kernel closes at the removal are not the last
     /// references, so their close cannot block. A message whose descriptors exceed this process's
-    /// limit is removed only if the [reserve descriptor](closer::lock_reserve) makes enough room.
+    /// limit is removed only if the [reserve descriptor](fd_reserve::lock) makes enough room.
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
         // Set if the descriptors exceed the limit. The reserve descriptor makes room for one.
@@ -343,7 +344,7 @@ impl ShmSocket {
             && flags.contains(ReturnFlags::CTRUNC)
         {
             fds.clear();
-            reserve = Some(closer::lock_reserve());
+            reserve = Some(fd_reserve::lock());
             drop(reserve.as_mut().and_then(|reserve| reserve.take()));
             peeked = self.peek(bytes);
         }
@@ -359,7 +360,7 @@ impl ShmSocket {
         // Returns the message, or closes what was received of the message and reports why.
         if let Some(reserve) = reserve {
             drop(fds);
-            closer::restore_reserve(reserve);
+            fd_reserve::restore(reserve);
             return if has_all_fds {
                 SeqpacketRecv::ControlTruncated(len)
             } else {

@@ -549,9 +549,15 @@ impl TxConnection {
         }
     }
 
-    /// Sends a control message: `EndpointClosed`, or `Disconnect` if only this connection ends.
-    pub(crate) fn send_control(&self, message: ControlMessage) {
-        if let Some(channel) = self.state.channel() {
+    /// Announces the end of the connection with `EndpointClosed`, or with `Disconnect` if the
+    /// endpoint stays open. A peer that waits for the hello sees the hang-up only: the peer would
+    /// take the message for a malformed hello. The connections of a forked child belong to its
+    /// parent, so a child announces nothing.
+    pub(crate) fn announce_end(&self, message: ControlMessage) {
+        if let Some(channel) = self.state.channel()
+            && channel.hello_sent()
+            && channel.socket.in_original_process()
+        {
             control::send_control(&channel.socket, message);
         }
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::event::EventKind;
-use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
 use fabric_core::{Address, RefusalReason, Result};
 
@@ -17,6 +16,7 @@ use super::super::socket::ShmListener;
 use super::super::token::ShmToken;
 use super::{ShmEndpoint, ShmEndpointKind};
 use crate::sys::closer;
+use crate::sys::fd_reserve;
 use crate::sys::os_error::os_error;
 
 /// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
@@ -46,7 +46,7 @@ impl RdmListener {
         socket.watch(wait_set, token)?;
         Ok(Self {
             socket,
-            reserve_fd: closer::reserve_fd().ok(),
+            reserve_fd: fd_reserve::create().ok(),
         })
     }
 
@@ -77,7 +77,7 @@ impl ShmEndpoint {
                 return;
             }
             if listener.reserve_fd.is_none() {
-                listener.reserve_fd = closer::reserve_fd().ok();
+                listener.reserve_fd = fd_reserve::create().ok();
             }
             match rx_connection::accept(&listener.socket) {
                 Ok(Some(Accepted::Refused(error))) => {
@@ -110,7 +110,7 @@ impl ShmEndpoint {
                             ControlMessage::Reject(RefusalReason::Resources),
                         );
                     }
-                    listener.reserve_fd = closer::reserve_fd().ok();
+                    listener.reserve_fd = fd_reserve::create().ok();
                     return;
                 }
             }
@@ -157,15 +157,14 @@ impl ShmEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         handshake: PendingHandshake,
     ) {
-        self.last_peer_key = self.last_peer_key.wrapping_add(1);
-        match handshake.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
+        match handshake.poll_handshake(self.local.clone()) {
             HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
             HandshakeOutcome::Established(mut peer) => {
                 let incarnation = Some(peer.identity.into());
                 peer.addr_at_connect = ctx.peer_connected(&peer.peer_address, incarnation);
                 peer.source = peer.addr_at_connect;
                 let (name, source) = (peer.peer_address.clone(), peer.source);
-                peer.peer_key = ctx.add_sender(peer.peer_key, &name);
+                peer.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &name);
                 self.rx_connections.insert_established(peer);
                 ctx.event(EventKind::PeerConnected { peer: name, source });
                 self.progress_rx(ctx);

@@ -18,10 +18,8 @@ impl ShmEndpoint {
     #[cold]
     fn send_all_acks(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         while let Some((key, ack)) = ctx.pop_ack() {
-            if let Some(peer) = self
-                .rx_connections
-                .established_mut()
-                .find(|peer| peer.peer_key == key)
+            if let Some(rx_index) = self.rx_connections.index_of(key)
+                && let Some(peer) = self.rx_connections.get_mut(rx_index)
             {
                 peer.send_ack(ack);
             }

@@ -198,8 +198,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        let mut peers = self.rx_connections.established();
-        peers.find(|known| known.peer_key == peer)?.source
+        let rx_index = self.rx_connections.index_of(peer)?;
+        self.rx_connections.get(rx_index)?.source
     }
 
     fn address_inserted(
@@ -209,7 +209,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         address: &Address,
     ) {
         let expected = ctx.incarnation_of(addr);
-        self.rx_connections.for_each_at(address, |peer| {
+        self.rx_connections.for_each_at(address, |_, peer| {
             let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
             if peer.source.is_none() && is_expected {
                 peer.source = Some(addr);
@@ -232,8 +232,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         {
             self.tx_indices.retain(|connected| *connected != tx_index);
             self.tx_queued.retain(|queued| *queued != tx_index);
-            tx.send_control(ControlMessage::Disconnect);
-            end_tx_connection(&mut tx, ctx, &Error::StaleAddress(addr));
+            let stale = Error::StaleAddress(addr);
+            end_tx_connection(&mut tx, ctx, &stale, Some(ControlMessage::Disconnect));
             self.counters += tx.counters();
         }
     }
@@ -335,8 +335,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         for peer in self.rx_connections.established() {
             ctx.peer_disconnected(peer.addr_at_connect);
         }
-        self.send_endpoint_closed();
-        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled));
+        let announcement = self.close_announcement();
+        self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled, announcement));
         // A thread that still has the fast path finds no connection in the table.
         self.tx_indices
             .drain(..)

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
-use fabric_core::matching::PeerKey;
 use fabric_core::transport::{
     ConnReqHandle, ConnectMode, ConnectParams, Connected, EndpointConnection, EndpointContext,
     EngineContext, WaitSet,
@@ -466,14 +465,12 @@ impl ShmEndpoint {
         let peer = self
             .msg()
             .map_or_else(|| self.name.clone(), |msg| msg.peer.clone());
-        self.last_peer_key += 1;
-        let key = PeerKey(self.last_peer_key);
-        let key = ctx.add_sender(key, &peer);
-        let end = (peer, credentials, incarnation);
+        let end = (peer.clone(), credentials, incarnation);
         // Messages have no source: a connected endpoint has one peer and no address vector.
-        let mut rx = RxConnection::establish(end, self.local.clone(), segment, socket, key);
+        let mut rx = RxConnection::establish(end, self.local.clone(), segment, socket);
         let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
         rx.watch(&self.wait_set, token)?;
+        rx.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &peer);
         let rx_index = self.rx_connections.insert_established(Box::new(rx));
         let rx = self.rx_connections.get_mut(rx_index).map(|rx| &*rx);
         rx.ok_or(Error::Closed(Class::Endpoint))
@@ -559,8 +556,7 @@ impl ShmEndpoint {
         error: &Error,
     ) {
         self.for_each_tx(|tx| {
-            tx.send_control(ControlMessage::EndpointClosed);
-            end_tx_connection(tx, ctx, error);
+            end_tx_connection(tx, ctx, error, Some(ControlMessage::EndpointClosed));
         });
         let mut rx_indices = Vec::new();
         self.rx_connections
@@ -638,7 +634,7 @@ impl<E: EngineContext> EndpointConnection<E> for ShmEndpoint {
         }
         self.rx_connections
             .established()
-            .for_each(RxConnection::close);
+            .for_each(|rx| rx.close(ControlMessage::EndpointClosed));
         self.end_directions(ctx, DownReason::Closed, &Error::Canceled);
         let reason = DownReason::Closed;
         ctx.event(EventKind::Shutdown { peer, reason });

@@ -20,6 +20,7 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
 use fabric_core::{Error, FiAddr};
 
+use super::super::control::ControlMessage;
 use super::super::rx_connection::PeerIdentity;
 use super::super::tx_connection::{ConnectionEnd, TxConnection};
 use super::{ShmEndpoint, ShmEndpointKind};
@@ -40,7 +41,7 @@ impl ShmEndpoint {
             return;
         };
         let (name, addr) = (tx.peer_address.clone(), tx.addr);
-        end_tx_connection(&mut tx, ctx, &end.error);
+        end_tx_connection(&mut tx, ctx, &end.error, Some(ControlMessage::Disconnect));
         let Some(identity) = end.identity else {
             return;
         };
@@ -88,7 +89,7 @@ impl ShmEndpoint {
         let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
-        let endpoint_is_gone =
+        let ends_both_directions =
             !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
         let mut peers = self.rx_connections.established();
         if peers.any(|peer| {
@@ -102,9 +103,10 @@ impl ShmEndpoint {
             }
             tx.mark_end_reported(identity);
             let is_known = identity.process.is_some();
-            if endpoint_is_gone && is_known && tx.identity() == Some(identity) {
+            if ends_both_directions && is_known && tx.identity() == Some(identity) {
                 // Later sends must not complete as if they had arrived.
-                end_tx_connection(tx, ctx, &Error::PeerGone(name.clone()));
+                let gone = Error::PeerGone(name.clone());
+                end_tx_connection(tx, ctx, &gone, Some(ControlMessage::Disconnect));
             }
         });
         let source = source.or_else(|| ctx.fi_addr_of(&name));
@@ -127,22 +129,19 @@ impl ShmEndpoint {
         reason: DownReason,
     ) -> bool {
         let mut incoming = Vec::new();
-        self.rx_connections.for_each_established(|rx_index, rx| {
-            let is_selected = match selector {
-                PeerSelector::Name(name) => rx.peer_address == *name,
-                PeerSelector::Sender(sender) => rx.peer_key == sender,
-            };
-            if is_selected {
-                incoming.push(rx_index);
-            }
-        });
+        match selector {
+            PeerSelector::Name(name) => self
+                .rx_connections
+                .for_each_at(name, |rx_index, _| incoming.push(rx_index)),
+            PeerSelector::Sender(sender) => incoming.extend(self.rx_connections.index_of(sender)),
+        }
         for &rx_index in &incoming {
             self.on_rx_ended(ctx, rx_index, reason);
             if let ShmEndpointKind::Msg(_) = self.kind {
                 continue;
             }
             if let Some(rx) = self.rx_connections.get_mut(rx_index) {
-                rx.close();
+                rx.close(ControlMessage::Disconnect);
             }
             self.remove_rx_connection(ctx, rx_index);
         }
@@ -205,13 +204,18 @@ impl ShmEndpoint {
     }
 }
 
-/// Closes a connection to a peer: its operations fail, and loans that the peer holds are reported
-/// lost.
+/// Closes a connection to a peer: announces the end with this message, unless a connecting client
+/// has none to send. The operations of the connection fail, and loans that the peer holds are
+/// reported lost.
 pub(super) fn end_tx_connection(
     tx: &mut TxConnection,
     ctx: &mut EndpointContext<'_, impl EngineContext>,
     error: &Error,
+    announcement: Option<ControlMessage>,
 ) {
+    if let Some(message) = announcement {
+        tx.announce_end(message);
+    }
     // Loans that the peer has returned are not lost.
     tx.collect_returned();
     let held_loans = tx.held_loans();

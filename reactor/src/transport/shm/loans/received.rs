@@ -36,8 +36,8 @@ use fabric_core::buf::{CopySource, PeerMemory};
 use fabric_core::mr::RegionMemory;
 
 use super::super::doorbell;
+use super::super::held_slots::HeldSlot;
 use super::super::ring::take_producer_waiting;
-use super::super::segment::Segment;
 use super::super::socket::SocketHandle;
 use super::{LoanPool, MAX_LOAN_MAPPINGS, SLOTS_PER_PEER};
 use crate::sys::closer::PeerFd;
@@ -233,10 +233,8 @@ impl Drop for LoanMapping {
 pub(crate) struct LoanGuard {
     mapping: Arc<LoanMapping>,
     len: usize,
-    /// Segment in which the slot is returned.
-    segment: Segment,
-    /// Slot to return on drop; [`SLOTS_PER_PEER`] if the slot must not be returned.
-    slot: usize,
+    /// Slot to return on drop; `None` if the slot must not be returned.
+    slot: Option<HeldSlot>,
     /// Socket for the doorbell.
     socket: SocketHandle,
     /// Whether a peer to which the loan was relayed may read the chunk after its return.
@@ -245,19 +243,17 @@ pub(crate) struct LoanGuard {
 }
 
 impl LoanGuard {
-    /// Creates a guard; `None` if the message is longer than the chunk, or the slot is out of
-    /// bounds.
+    /// Creates a guard; `None` if the message is longer than the chunk.
     pub(crate) fn new(
         mapping: Arc<LoanMapping>,
         len: usize,
-        (segment, slot): (Segment, usize),
+        slot: HeldSlot,
         socket: SocketHandle,
     ) -> Option<Self> {
-        (len <= mapping.mapping.len() && slot < SLOTS_PER_PEER).then_some(Self {
+        (len <= mapping.mapping.len()).then_some(Self {
             mapping,
             len,
-            segment,
-            slot,
+            slot: Some(slot),
             socket,
             retired: AtomicBool::new(false),
             fork_guard: ForkGuard::current_process(),
@@ -277,13 +273,13 @@ impl LoanGuard {
 
 /// A handle of a message in the sender's memory, whose drop returns the slot to the sender.
 pub(crate) trait ReturnOnDrop {
-    /// Drops the handle without returning the slot.
+    /// Drops the handle without returning the slot: the record stays in the ring.
     fn cancel_return(self);
 }
 
 impl ReturnOnDrop for LoanGuard {
     fn cancel_return(mut self) {
-        self.slot = SLOTS_PER_PEER;
+        self.slot.take().iter().for_each(HeldSlot::release);
     }
 }
 
@@ -321,14 +317,15 @@ impl PeerMemory for LoanGuard {
 
 impl Drop for LoanGuard {
     fn drop(&mut self) {
-        if self.slot >= SLOTS_PER_PEER || !self.fork_guard.in_original_process() {
+        let Some(slot) = &self.slot else { return };
+        if !self.fork_guard.in_original_process() {
             return;
         }
         if *self.retired.get_mut() {
-            self.segment.retire_slot(self.slot);
+            slot.retire();
         }
-        self.segment.return_slot(self.slot);
-        if take_producer_waiting(&self.segment) {
+        slot.return_to_sender();
+        if take_producer_waiting(slot.segment()) {
             doorbell::ring_if_open(&self.socket);
         }
     }

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::super::cma::CmaTransfer;
 use super::super::control::{self, ControlMessage, MemoryGrant};
+use super::super::held_slots::HeldSlot;
 use super::super::loans::{self, LoanGuard, LoanMapping, ReturnOnDrop};
 use super::super::ring::ShmProtocolViolation;
 use super::super::rma_bounce::{self, RmaRequest};
@@ -139,9 +140,9 @@ impl RxConnection {
         self.read_socket_until(ctx, |rx| find(&rx.loan_mappings).is_some())?;
         let mapping = find(&self.loan_mappings)
             .ok_or(ShmProtocolViolation("loan in a chunk that was not granted"))?;
-        let segment = self.ring.memory().clone();
+        let slot = HeldSlot::hold(&self.held_slots, slot)?;
         let socket = self.socket.handle();
-        let guard = LoanGuard::new(mapping, envelope.len, (segment, slot), socket)
+        let guard = LoanGuard::new(mapping, envelope.len, slot, socket)
             .ok_or(ShmProtocolViolation("loan out of bounds"))?;
         Ok(deliver_in_place(ctx, envelope, guard))
     }
@@ -162,6 +163,7 @@ impl RxConnection {
             // succeed.
             return Ok(true);
         }
+        let slot = HeldSlot::hold(&self.held_slots, slot)?;
         let transfer = CmaTransfer::new(cma_peer, address, envelope.len, slot)
             .ok_or(ShmProtocolViolation("single-copy message out of bounds"))?;
         Ok(deliver_in_place(ctx, envelope, transfer))

@@ -8,7 +8,6 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_core::matching::PeerKey;
 use fabric_core::{Address, Error, RefusalReason, Scheme};
 use rustix::io::Errno;
 
@@ -53,9 +52,8 @@ impl PendingHandshake {
         self.accepted_at.elapsed()
     }
 
-    /// Receives the hello of the peer, and sends `Accept` or `Reject`. `key` identifies the
-    /// connection in the receive queue.
-    pub(crate) fn poll_handshake(self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
+    /// Receives the hello of the peer, and sends `Accept` or `Reject`.
+    pub(crate) fn poll_handshake(self, local: LocalEndpoint) -> HandshakeOutcome {
         let reject = |socket: &ShmSocket, rejection: Rejection| {
             control::send_control(socket, ControlMessage::Reject(rejection.reason));
             HandshakeOutcome::Rejected(rejection.error)
@@ -73,7 +71,7 @@ impl PendingHandshake {
         match Segment::map_from_peer(&hello.segment, hello.lines) {
             Ok(segment) => {
                 let peer = (hello.from, peer, hello.incarnation);
-                let rx = RxConnection::establish(peer, local, segment, self.socket, key);
+                let rx = RxConnection::establish(peer, local, segment, self.socket);
                 rx.send_accept();
                 HandshakeOutcome::Established(Box::new(rx))
             }
@@ -236,7 +234,7 @@ mod tests {
         };
         send_with_fds(&client, hello, fds);
         let handshake = PendingHandshake::new(socket, peer);
-        let outcome = handshake.poll_handshake(PeerKey(1), local_endpoint());
+        let outcome = handshake.poll_handshake(local_endpoint());
         (outcome, client)
     }
 

@@ -118,12 +118,12 @@ impl TxConnection {
                 Ok(())
             }
             ControlMessage::Reject(reason) => Err(TxEndCause::Rejected(reason)),
-            ControlMessage::EndpointClosed => Err(TxEndCause::PeerDown(DownReason::Closed)),
-            ControlMessage::Disconnect
-            | ControlMessage::MapMr(_)
-            | ControlMessage::UnmapLoan(_) => Err(TxEndCause::ProtocolViolation(
-                "unexpected control message from a receiver",
-            )),
+            ControlMessage::EndpointClosed | ControlMessage::Disconnect => {
+                Err(TxEndCause::PeerDown(DownReason::Closed))
+            }
+            ControlMessage::MapMr(_) | ControlMessage::UnmapLoan(_) => Err(
+                TxEndCause::ProtocolViolation("unexpected control message from a receiver"),
+            ),
         }
     }
 
@@ -156,7 +156,6 @@ impl TxConnection {
                     .expected_incarnation
                     .is_some_and(|expected| expected != identity)
                 {
-                    control::send_control(&channel.socket, ControlMessage::Disconnect);
                     // An established connection would send queued operations to this endpoint, and
                     // would report an event of its end.
                     self.state = TxConnectionState::Connecting(channel);

@@ -8,7 +8,7 @@
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `inbound` | limits of inbound connections |
-//! | `connections`, `connection_keys` | established connections: added, closed; their keys |
+//! | `connections` | established connections: added, closed |
 //! | `verify` | established connections whose peer's address a new request claims |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
 //! | `timer`, `deadlines` | deadlines |
@@ -17,7 +17,6 @@ mod accept;
 mod calls;
 mod connect;
 mod connected;
-mod connection_keys;
 mod connections;
 mod deadlines;
 mod inbound;
@@ -46,11 +45,11 @@ use super::linger;
 use super::network::{Listener, Network};
 use crate::sys::timer::Timer;
 use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
+use crate::transport::connection_keys::ConnectionKeys;
 use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
-use connection_keys::ConnectionKeys;
 use deadlines::Deadlines;
 use inbound::InboundConnections;
 use passive::ConnReqQueue;

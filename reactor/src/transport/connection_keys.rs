@@ -6,7 +6,7 @@ use fabric_core::matching::PeerKey;
 
 /// The keys of the established connections, each with the index of its connection.
 #[derive(Debug, Default)]
-pub(super) struct ConnectionKeys {
+pub(crate) struct ConnectionKeys {
     last: u32,
     by_key: HashMap<PeerKey, usize>,
 }
@@ -14,7 +14,7 @@ pub(super) struct ConnectionKeys {
 impl ConnectionKeys {
     /// Returns a key that no established connection has. After 2^32 connections, keys are used
     /// again.
-    pub(super) fn generate(&mut self) -> PeerKey {
+    pub(crate) fn generate(&mut self) -> PeerKey {
         loop {
             self.last = self.last.wrapping_add(1);
             let key = PeerKey(self.last);
@@ -26,17 +26,17 @@ impl ConnectionKeys {
 
     /// Adds the key of a connection: a generated one, or the one that a shared receive queue has
     /// assigned.
-    pub(super) fn insert(&mut self, key: PeerKey, index: usize) {
+    pub(crate) fn insert(&mut self, key: PeerKey, index: usize) {
         self.by_key.insert(key, index);
     }
 
     /// Removes the key of a connection that has ended.
-    pub(super) fn remove(&mut self, key: PeerKey) {
+    pub(crate) fn remove(&mut self, key: PeerKey) {
         self.by_key.remove(&key);
     }
 
     /// Returns the index of the connection with this key.
-    pub(super) fn connection(&self, key: PeerKey) -> Option<usize> {
+    pub(crate) fn connection(&self, key: PeerKey) -> Option<usize> {
         self.by_key.get(&key).copied()
     }
 }
