@@ -29,8 +29,15 @@ async fn claim(ep: &Endpoint, port: u16, instance: u32) -> (TcpStream, bool) {
     (socket, control.kind == CmKind::Accept)
 }
 
+/// Opens a raw listener on a free port. Returns the listener, and its port.
+pub(super) async fn listen_on_any_port() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
+
 /// Accepts a connection at a raw listener, and the connection request on it.
-async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
+pub(super) async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
     let (mut socket, _) = listener.accept().await.unwrap();
     let mut request = [0; 40];
     socket.read_exact(&mut request).await.unwrap();
@@ -101,8 +108,7 @@ fn peer_that_lost_its_connection_is_called_back() {
     for instance in [7, 8] {
         run(async {
             let (ep, _events) = bind_with_events().await;
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let port = listener.local_addr().unwrap().port();
+            let (listener, port) = listen_on_any_port().await;
             let peer = ep
                 .address_vector()
                 .insert(&format!("tcp://127.0.0.1:{port}")[..])
@@ -133,8 +139,7 @@ fn peer_that_lost_its_connection_is_called_back() {
 fn crossing_request_does_not_end_the_connection() {
     run(async {
         let (ep, _events) = bind_with_events().await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let (listener, port) = listen_on_any_port().await;
         let peer = ep
             .address_vector()
             .insert(&format!("tcp://127.0.0.1:{port}")[..])

@@ -7,8 +7,9 @@ use fabric_core::tcp::{CmKind, CmMessage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
+use super::claimed_addresses::{accept_request, listen_on_any_port};
 use super::hostile::{encode_header, encode_request, read_until_closed};
-use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::leak_check::{ResourceUsage, run_in_own_process, wait_until};
 use crate::run;
 use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
@@ -164,6 +165,37 @@ fn closed_connections_with_held_messages_make_room() {
             )
         });
         assert_eq!(discarded.count(), 3);
+    });
+}
+
+/// A peer whose connection is verified keeps its place within the limits: the connection that the
+/// endpoint makes replaces the counted one.
+#[test]
+fn verified_connections_count_towards_the_limit() {
+    run(async {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = SocketOptions::new().max_inbound_per_source(4);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..4 {
+            let (listener, port) = listen_on_any_port().await;
+            let mut first = connect_from(local, &ep).await;
+            assert!(request(&mut first, port).await, "{number}");
+            let mut claim = connect_from(local, &ep).await;
+            assert!(!request(&mut claim, port).await, "{number}");
+            sockets.push(accept_request(&listener, 7).await);
+            assert_eq!(read_until_closed(first).await, []);
+        }
+        let mut refused = connect_from(local, &ep).await;
+        assert!(!request(&mut refused, 9).await);
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (4, 1));
+        // A connection that ends makes room.
+        drop(sockets);
+        wait_until(&ep, |stats| stats.peers == 0).await;
+        let mut again = connect_from(local, &ep).await;
+        assert!(request(&mut again, 9).await);
+        assert_eq!(ep.stats().peers, 1);
     });
 }
 

@@ -218,7 +218,7 @@ impl TcpEndpoint {
     }
 
     /// Establishes the connection of an outbound handshake that the peer has accepted. Sends to
-    /// the peer use this connection.
+    /// the peer use this connection. Returns its index.
     pub(super) fn establish_outbound(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
@@ -226,19 +226,20 @@ impl TcpEndpoint {
         handshake: OutboundHandshake,
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
-    ) {
-        let connection = self.add_connection(
+    ) -> usize {
+        let connection_index = self.add_connection(
             ctx,
             (peer, instance),
             handshake.into_socket(),
             negotiated,
             trailing_bytes,
         );
-        if let Some(connection) = self.established_mut(connection) {
+        if let Some(connection) = self.established_mut(connection_index) {
             connection.expect_crossing_request();
         }
-        self.peers[peer].connection = Some(connection);
+        self.peers[peer].connection = Some(connection_index);
         self.progress_tx(ctx, peer);
+        connection_index
     }
 
     /// Removes a failed attempt, and fails the operations that waited for it.

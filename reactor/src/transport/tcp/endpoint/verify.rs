@@ -22,6 +22,7 @@ use fabric_core::tcp::{ByteOrder, ConnectReply};
 use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::HandshakeStep;
+use super::inbound::InboundSource;
 use super::{ConnectionState, TcpEndpoint};
 
 /// Minimum time between the beginnings of two verifications of a peer's connections. Requests with
@@ -91,13 +92,18 @@ impl TcpEndpoint {
                 self.close_replaced(ctx, peer);
                 // `close_replaced` may have removed the peer.
                 let peer = self.find_or_add_peer(to, &name);
-                self.establish_outbound(
+                let connection = self.establish_outbound(
                     ctx,
                     (peer, instance),
                     handshake,
                     (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
                     trailing_bytes,
                 );
+                // The request of the peer has caused this connection, as an accepted one.
+                if ctx.fi_addr_of(&name).is_none() {
+                    let source = InboundSource::new(to);
+                    self.inbound.add_established(connection, source);
+                }
             }
             // The established connection stays: the process at the address has it, too, or no
             // process can be reached there.
