@@ -339,7 +339,7 @@ impl TcpEndpoint {
             self.close_connection(ctx, replaced);
         } else {
             self.peers[peer].connection = None;
-            self.connections.try_remove(replaced);
+            self.take_outbound(replaced);
         }
     }
 

@@ -163,7 +163,7 @@ impl TcpEndpoint {
         };
         let peer = handshake.peer;
         if self.peers[peer].verification == Some(connection_index) {
-            return self.on_verification_step(ctx, connection_index, step);
+            return self.on_verification_step(ctx, (peer, connection_index), step);
         }
         match step {
             HandshakeStep::Pending => {}
@@ -180,12 +180,12 @@ impl TcpEndpoint {
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
                 // Both sides connect, or the peer still has a connection that this side has lost.
-                self.connections.remove(connection_index);
+                self.take_outbound(connection_index);
                 self.peers[peer].connection = None;
                 self.schedule_retry(ctx, peer);
             }
             HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
-                self.connections.remove(connection_index);
+                self.take_outbound(connection_index);
                 self.peers[peer].connection = None;
                 self.retry_other_protocol(ctx, peer, protocol);
             }
@@ -200,38 +200,34 @@ impl TcpEndpoint {
                 ConnectReply::Accepted(negotiated, instance),
                 byte_order,
                 trailing_bytes,
-            ) => {
-                let ConnectionState::Outbound(handshake) =
-                    self.connections.remove(connection_index)
-                else {
-                    return;
-                };
-                self.establish_outbound(
-                    ctx,
-                    (peer, instance),
-                    handshake,
-                    (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
-                    trailing_bytes,
-                );
-            }
+            ) => self.establish_outbound(
+                ctx,
+                connection_index,
+                (negotiated, instance),
+                (byte_order, trailing_bytes),
+            ),
         }
     }
 
     /// Establishes the connection of an outbound handshake that the peer has accepted. Sends to
-    /// the peer use this connection. Returns its index.
+    /// the peer use this connection. `byte_order` is that of the peer's reply, which
+    /// `trailing_bytes` followed.
     pub(super) fn establish_outbound(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        (peer, instance): (usize, Option<u32>),
-        handshake: OutboundHandshake,
-        negotiated: (Negotiated, ByteOrder),
-        trailing_bytes: Vec<u8>,
-    ) -> usize {
+        connection_index: usize,
+        (negotiated, instance): (Negotiated, Option<u32>),
+        (byte_order, trailing_bytes): (ByteOrder, Vec<u8>),
+    ) {
+        let Some(handshake) = self.take_outbound(connection_index) else {
+            return;
+        };
+        let peer = handshake.peer;
         let connection_index = self.add_connection(
             ctx,
             (peer, instance),
             handshake.into_socket(),
-            negotiated,
+            (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
             trailing_bytes,
         );
         if let Some(connection) = self.established_mut(connection_index) {
@@ -239,7 +235,17 @@ impl TcpEndpoint {
         }
         self.peers[peer].connection = Some(connection_index);
         self.progress_tx(ctx, peer);
-        connection_index
+    }
+
+    /// Takes an outbound handshake that has ended.
+    pub(super) fn take_outbound(&mut self, connection_index: usize) -> Option<OutboundHandshake> {
+        let ConnectionState::Outbound(_) = self.connections.get(connection_index)? else {
+            return None;
+        };
+        match self.connections.remove(connection_index) {
+            ConnectionState::Outbound(handshake) => Some(handshake),
+            _ => None,
+        }
     }
 
     /// Removes a failed attempt, and fails the operations that waited for it.
@@ -249,9 +255,7 @@ impl TcpEndpoint {
         connection_index: usize,
         error: &Error,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) =
-            self.connections.try_remove(connection_index)
-        else {
+        let Some(handshake) = self.take_outbound(connection_index) else {
             return;
         };
         if self.peers[handshake.peer].connection == Some(connection_index) {
@@ -269,7 +273,7 @@ impl TcpEndpoint {
                 self.connections.get(connection_index)
             && handshake.is_connecting()
         {
-            self.connections.remove(connection_index);
+            self.take_outbound(connection_index);
             self.peers[peer].connection = None;
         }
     }

@@ -18,7 +18,7 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_core::tcp::{ByteOrder, ConnectReply};
+use fabric_core::tcp::ConnectReply;
 use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::HandshakeStep;
@@ -68,46 +68,34 @@ impl TcpEndpoint {
     pub(super) fn on_verification_step(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
+        (peer, connection_index): (usize, usize),
         step: HandshakeStep,
     ) {
-        if matches!(step, HandshakeStep::Pending) {
-            return;
-        }
-        let ConnectionState::Outbound(handshake) = self.connections.remove(connection_index) else {
-            return;
-        };
-        let peer = handshake.peer;
-        self.peers[peer].verification = None;
         match step {
+            HandshakeStep::Pending => {}
             HandshakeStep::Reply(
                 ConnectReply::Accepted(negotiated, instance),
                 byte_order,
                 trailing_bytes,
             ) => {
-                let (to, name) = (
-                    self.peers[peer].socket_addr,
-                    self.peers[peer].address.clone(),
-                );
+                // The verifying connection becomes the one that sends use, so the peer stays.
                 self.close_replaced(ctx, peer);
-                // `close_replaced` may have removed the peer.
-                let peer = self.find_or_add_peer(to, &name);
-                let connection = self.establish_outbound(
-                    ctx,
-                    (peer, instance),
-                    handshake,
-                    (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
-                    trailing_bytes,
-                );
+                let reply = (negotiated, instance);
+                self.establish_outbound(ctx, connection_index, reply, (byte_order, trailing_bytes));
                 // The request of the peer has caused this connection, as an accepted one.
-                if ctx.fi_addr_of(&name).is_none() {
-                    let source = InboundSource::new(to);
-                    self.inbound.add_established(connection, source);
+                let to = &self.peers[peer];
+                if ctx.fi_addr_of(&to.address).is_none()
+                    && let Some(connection_index) = to.connection
+                {
+                    let source = InboundSource::new(to.socket_addr);
+                    self.inbound.add_established(connection_index, source);
                 }
             }
             // The established connection stays: the process at the address has it, too, or no
             // process can be reached there.
             other => {
+                self.take_outbound(connection_index);
+                self.peers[peer].verification = None;
                 if let HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) = other {
                     self.peers[peer].protocol = protocol;
                 }
