@@ -36,16 +36,27 @@ pub(super) async fn listen_on_any_port() -> (TcpListener, u16) {
     (listener, port)
 }
 
-/// Accepts a connection at a raw listener, and the connection request on it.
-pub(super) async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
+/// Accepts a connection at a raw listener, and reads the connection request on it.
+pub(super) async fn read_request(listener: &TcpListener) -> (TcpStream, RdmCmData) {
     let (mut socket, _) = listener.accept().await.unwrap();
     let mut request = [0; 40];
     socket.read_exact(&mut request).await.unwrap();
     let (control, _) = CmMessage::decode(&request).unwrap().unwrap();
     assert_eq!(control.kind, CmKind::Request);
     let request = RdmCmData::decode(control.private_data()).unwrap();
+    (socket, request)
+}
+
+/// Accepts a connection request.
+pub(super) async fn reply_accept(socket: &mut TcpStream, request: &RdmCmData, instance: u32) {
     let accept = CmMessage::new(CmKind::Accept, &request.acceptance(instance).encode()).unwrap();
     socket.write_all(&accept.encode()).await.unwrap();
+}
+
+/// Accepts a connection at a raw listener, and the connection request on it.
+pub(super) async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
+    let (mut socket, request) = read_request(listener).await;
+    reply_accept(&mut socket, &request, instance).await;
     socket
 }
 
@@ -187,5 +198,46 @@ fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
             sent.unwrap();
             assert_eq!(got.unwrap()[..], [round; 9]);
         }
+    });
+}
+
+/// Four connects of an endpoint verify at a time for claims from this machine. A further claim
+/// makes the endpoint connect when one of these has ended.
+#[test]
+fn verifying_connects_are_limited() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let mut peers = Vec::new();
+        for _ in 0..6 {
+            let (listener, port) = listen_on_any_port().await;
+            peers.push((connect_accepted(&ep, port).await, listener, port));
+        }
+        let mut verifying = Vec::new();
+        for (_, listener, port) in &peers[..4] {
+            assert!(!claim(&ep, *port, 8).await.1);
+            verifying.push(read_request(listener).await);
+        }
+        for (_, listener, port) in &peers[4..] {
+            assert!(!claim(&ep, *port, 8).await.1);
+            // The endpoint has handled the claim when it returns its statistics.
+            assert_eq!(ep.stats().peers, 6);
+            assert!(rustix::net::accept(listener).is_err());
+        }
+        // The end of one makes room for one.
+        drop(verifying.pop());
+        let (_, listener, port) = &peers[4];
+        let accepted = loop {
+            assert!(!claim(&ep, *port, 8).await.1);
+            assert_eq!(ep.stats().peers, 6);
+            if let Ok(accepted) = rustix::net::accept(listener) {
+                break accepted;
+            }
+        };
+        let (_, listener, port) = &peers[5];
+        assert!(!claim(&ep, *port, 8).await.1);
+        assert_eq!(ep.stats().peers, 6);
+        assert!(rustix::net::accept(listener).is_err());
+        drop(accepted);
+        assert_still_works(&ep).await;
     });
 }

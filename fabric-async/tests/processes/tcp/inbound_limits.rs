@@ -7,7 +7,7 @@ use fabric_core::tcp::{CmKind, CmMessage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::claimed_addresses::{accept_request, listen_on_any_port};
+use super::claimed_addresses::{accept_request, listen_on_any_port, read_request, reply_accept};
 use super::hostile::{encode_header, encode_request, read_until_closed};
 use crate::leak_check::{ResourceUsage, run_in_own_process, wait_until};
 use crate::run;
@@ -196,6 +196,52 @@ fn verified_connections_count_towards_the_limit() {
         let mut again = connect_from(local, &ep).await;
         assert!(request(&mut again, 9).await);
         assert_eq!(ep.stats().peers, 1);
+    });
+}
+
+/// A connect that verifies a connection counts also if the connection has ended before the peer
+/// accepts the connect.
+#[test]
+fn verifications_of_ended_connections_count_towards_the_limit() {
+    run(async {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = SocketOptions::new().max_inbound_per_source(2);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..3 {
+            let (listener, port) = listen_on_any_port().await;
+            let mut first = connect_from(local, &ep).await;
+            assert_eq!(request(&mut first, port).await, number < 2, "{number}");
+            if number == 2 {
+                break;
+            }
+            let mut claim = connect_from(local, &ep).await;
+            assert!(!request(&mut claim, port).await, "{number}");
+            let (mut verifying, connect) = read_request(&listener).await;
+            drop(first);
+            wait_until(&ep, |stats| stats.peers == number).await;
+            reply_accept(&mut verifying, &connect, 8).await;
+            wait_until(&ep, |stats| stats.peers == number + 1).await;
+            sockets.push(verifying);
+        }
+        assert_eq!(ep.stats().inbound_refused, 1);
+        // Another connection takes the place of the one that has ended.
+        drop(sockets.pop());
+        wait_until(&ep, |stats| stats.peers == 1).await;
+        let (listener, port) = listen_on_any_port().await;
+        let mut first = connect_from(local, &ep).await;
+        assert!(request(&mut first, port).await);
+        let mut claim = connect_from(local, &ep).await;
+        assert!(!request(&mut claim, port).await);
+        let (mut verifying, connect) = read_request(&listener).await;
+        drop(first);
+        wait_until(&ep, |stats| stats.peers == 1).await;
+        let mut other = connect_from(local, &ep).await;
+        assert!(request(&mut other, 9).await);
+        reply_accept(&mut verifying, &connect, 8).await;
+        assert_eq!(read_until_closed(verifying).await, []);
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 2));
     });
 }
 

@@ -275,7 +275,7 @@ impl TcpEndpoint {
     /// # Errors
     /// As [`InboundConnections::check_room`](super::inbound::InboundConnections::check_room); the
     /// refusal is counted.
-    fn make_inbound_room(
+    pub(super) fn make_inbound_room(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         source: InboundSource,

@@ -7,6 +7,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
+use fabric_core::event::EventKind;
 use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, Negotiated, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Error, RefusalReason, Result};
@@ -219,6 +220,22 @@ impl TcpEndpoint {
         (negotiated, instance): (Negotiated, Option<u32>),
         (byte_order, trailing_bytes): (ByteOrder, Vec<u8>),
     ) {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
+        else {
+            return;
+        };
+        // A connection that a claim has caused counts as an accepted one.
+        let is_inserted = ctx
+            .fi_addr_of(&self.peers[handshake.peer].address)
+            .is_some();
+        let claimed_by = self.verifications.source_of(connection_index);
+        let counted_source = claimed_by.filter(|_| !is_inserted);
+        if let Some(source) = counted_source
+            && let Err(error) = self.make_inbound_room(ctx, source)
+        {
+            self.remove_outbound(ctx, connection_index, &error);
+            return ctx.event(EventKind::InboundRefused { error, count: 1 });
+        }
         let Some(handshake) = self.take_outbound(connection_index) else {
             return;
         };
@@ -233,6 +250,9 @@ impl TcpEndpoint {
         if let Some(connection) = self.established_mut(connection_index) {
             connection.expect_crossing_request();
         }
+        if let Some(source) = counted_source {
+            self.inbound.add_established(connection_index, source);
+        }
         self.peers[peer].connection = Some(connection_index);
         self.progress_tx(ctx, peer);
     }
@@ -242,6 +262,7 @@ impl TcpEndpoint {
         let ConnectionState::Outbound(_) = self.connections.get(connection_index)? else {
             return None;
         };
+        self.verifications.end(connection_index);
         match self.connections.remove(connection_index) {
             ConnectionState::Outbound(handshake) => Some(handshake),
             _ => None,

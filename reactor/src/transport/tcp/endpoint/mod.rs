@@ -54,6 +54,7 @@ use connection_keys::ConnectionKeys;
 use deadlines::Deadlines;
 use inbound::InboundConnections;
 use passive::ConnReqQueue;
+use verify::Verifications;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
 pub(crate) const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -206,6 +207,7 @@ pub(crate) struct TcpEndpoint {
     active_connections: Vec<usize>,
     /// Inbound connections that count towards a limit.
     inbound: InboundConnections,
+    verifications: Verifications,
     listener_state: ListenerState,
     connection_keys: ConnectionKeys,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
@@ -301,6 +303,7 @@ impl TcpEndpoint {
             peer_by_fi_addr: Vec::new(),
             active_connections: Vec::new(),
             inbound: InboundConnections::new(limits),
+            verifications: Verifications::default(),
             listener_state: ListenerState::Watched,
             connection_keys: ConnectionKeys::default(),
             last_connection_id: 0,
