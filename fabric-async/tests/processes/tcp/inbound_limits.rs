@@ -245,6 +245,35 @@ fn verifications_of_ended_connections_count_towards_the_limit() {
     });
 }
 
+/// Requests that are rejected hold few descriptors of the process, although their peers do not
+/// close.
+#[test]
+fn rejected_requests_hold_few_descriptors() {
+    const REQUESTS: u16 = 200;
+    run_in_own_process(
+        "tcp::inbound_limits::rejected_requests_hold_few_descriptors",
+        || {
+            run(async {
+                let ep = Endpoint::bind("tcp://").await.unwrap();
+                let to = ep.name().socket_addr().unwrap();
+                let mut sockets = Vec::new();
+                let mut before = None;
+                for _ in 0..REQUESTS {
+                    let mut socket = connect_from(to, &ep).await;
+                    // The endpoint's own address.
+                    assert!(!request(&mut socket, to.port()).await);
+                    sockets.push(socket);
+                    before.get_or_insert_with(|| ResourceUsage::current().descriptors);
+                    // Each request has a descriptor of this test, and up to 16 of those in the
+                    // list have one of the endpoint, or are being closed.
+                    let more = ResourceUsage::current().descriptors - before.unwrap();
+                    assert!(more < sockets.len() + 40, "{more} of {}", sockets.len());
+                }
+            });
+        },
+    );
+}
+
 /// A silent connection is evicted by connections from its own address, and not by those from
 /// another one.
 #[test]

@@ -220,7 +220,7 @@ impl TcpEndpoint {
                 let source = InboundSource::new(handshake.peer_addr);
                 if let Err(error) = self.make_inbound_room(ctx, source) {
                     handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
-                    linger::close(handshake.into_socket(), &[]);
+                    linger::close_rejected(handshake.into_socket());
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
                     return self.drop_unused_peer(peer);
                 }
@@ -230,7 +230,7 @@ impl TcpEndpoint {
             Resolution::Replace => self.close_replaced(ctx, peer),
             Resolution::Reject | Resolution::RejectAndVerify => {
                 handshake.send_control(CmKind::Reject, None, &request.reject());
-                linger::close(handshake.into_socket(), &[]);
+                linger::close_rejected(handshake.into_socket());
                 if resolution == Resolution::RejectAndVerify {
                     self.verify_connection(peer, request.instance());
                 }

@@ -22,10 +22,10 @@ static INBOUND_OF_PROCESS: AtomicUsize = AtomicUsize::new(0);
 /// The addresses that one machine, or one customer of a network, can connect from: an IPv4 address,
 /// all IPv4 loopback addresses together, or an IPv6 network of 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct InboundSource(IpAddr);
+pub(crate) struct InboundSource(IpAddr);
 
 impl InboundSource {
-    pub(super) fn new(from: SocketAddr) -> Self {
+    pub(crate) fn new(from: SocketAddr) -> Self {
         Self(match from.ip().to_canonical() {
             IpAddr::V4(ip) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V4(ip) => ip.into(),
@@ -64,13 +64,18 @@ impl InboundLimits {
     }
 }
 
+/// Returns how many descriptors this process may have (`RLIMIT_NOFILE`).
+pub(crate) fn max_descriptors() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
+}
+
 /// Returns how many descriptors of this process inbound connections may use: three quarters of
 /// `RLIMIT_NOFILE`.
 fn max_inbound_of_process() -> usize {
-    let limit = getrlimit(Resource::Nofile).current;
-    let limit = limit.map_or(usize::MAX, |limit| {
-        usize::try_from(limit).unwrap_or(usize::MAX)
-    });
+    let limit = max_descriptors();
     limit - limit / 4
 }
 

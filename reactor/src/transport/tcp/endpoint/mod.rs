@@ -53,6 +53,7 @@ use connected::MsgEndpointState;
 use connection_keys::ConnectionKeys;
 use deadlines::Deadlines;
 use inbound::InboundConnections;
+pub(super) use inbound::{InboundSource, max_descriptors};
 use passive::ConnReqQueue;
 use verify::Verifications;
 
