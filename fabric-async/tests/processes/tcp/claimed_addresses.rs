@@ -1,6 +1,7 @@
 //! Connection requests that claim the address of another endpoint. Every process of a machine can
 //! connect to an endpoint on loopback, and can write any port into its request.
 
+use std::io::Write;
 use std::time::Duration;
 
 use fabric_async::{Endpoint, EventKind};
@@ -10,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::hostile::{connect_accepted, encode_header, encode_request, read_until_closed};
 use super::{assert_still_works, bind_with_events};
+use crate::leak_check::wait_until;
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -198,6 +200,56 @@ fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
             sent.unwrap();
             assert_eq!(got.unwrap()[..], [round; 9]);
         }
+    });
+}
+
+/// A peer is restarted while the endpoint holds back messages of its earlier connection. These
+/// arrive, and so do those of the new connection.
+#[test]
+fn held_messages_of_a_replaced_connection_arrive() {
+    const COUNT: usize = 700;
+    const LEN: usize = 20_000;
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let earlier = connect_accepted(&ep, port).await.into_std().unwrap();
+        earlier.set_nonblocking(false).unwrap();
+        let sender = std::thread::spawn(move || {
+            let header = encode_header(1, 0, 0, 24, 24 + LEN as u64);
+            for number in 0..COUNT {
+                let message = [&header[..], &5u64.to_le_bytes(), &[number as u8; LEN]].concat();
+                (&earlier).write_all(&message).unwrap();
+            }
+        });
+        // The share of the peer is used up when no more messages are buffered.
+        let (mut buffered, mut same) = (0, 0);
+        while buffered < 200 || same < 200 {
+            ep.domain().progress();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let now = ep.stats().unexpected;
+            same = if now == buffered { same + 1 } else { 0 };
+            buffered = now;
+        }
+        assert!(buffered < COUNT);
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        assert!(!is_accepted);
+        let mut restarted = accept_request(&listener, 8).await;
+        let message = [
+            &encode_header(1, 0, 0, 24, 26)[..],
+            &6u64.to_le_bytes(),
+            b"ok",
+        ]
+        .concat();
+        restarted.write_all(&message).await.unwrap();
+        for number in 0..COUNT {
+            let got = ep.recv().tag(5).await.unwrap();
+            assert_eq!(got[..], [number as u8; LEN], "{number}");
+        }
+        assert_eq!(ep.recv().tag(6).await.unwrap()[..], *b"ok");
+        sender.join().unwrap();
+        wait_until(&ep, |stats| stats.peers == 1).await;
+        assert_eq!(ep.stats().discarded, 0);
+        assert_still_works(&ep).await;
     });
 }
 

@@ -268,6 +268,11 @@ impl TcpConnection {
         self.socket.unwatch();
     }
 
+    /// Stops sending, because another connection with the peer replaces this one.
+    pub(crate) fn stop_sending(&mut self) {
+        self.close_write();
+    }
+
     /// Stops sending, after a failed write or an aborted message. Pending bytes and responses are
     /// dropped.
     fn close_write(&mut self) {

@@ -137,6 +137,8 @@ struct TcpPeer {
     next_verification: Option<Instant>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
+    /// Index of an earlier connection that is only received from, because it holds messages.
+    receive_only: Option<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
     /// When to retry, and the last delay, while the peer refuses because both sides connect.
     retry: Option<(Instant, Duration)>,
@@ -159,6 +161,7 @@ impl TcpPeer {
             verification: None,
             next_verification: None,
             established: Vec::new(),
+            receive_only: None,
             tx_queue: VecDeque::new(),
             retry: None,
             retry_deadline: None,
