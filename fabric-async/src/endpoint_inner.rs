@@ -250,7 +250,7 @@ impl EndpointInner {
 fn check_iov_count(count: usize, limit: usize) -> Result<()> {
     if count > 1 && count > limit {
         return Err(Error::TooMany {
-            what: "buffers (iov_limit)",
+            what: "buffers of one operation (iov_limit)",
             count,
             limit,
         });

@@ -140,7 +140,7 @@ pub enum Error {
     },
     /// More elements than the provider or endpoint allows, such as buffers of a message.
     /// `FI_EMSGSIZE`.
-    #[error("{count} {what} exceed the limit of {limit}; use several operations")]
+    #[error("{count} {what} exceed the limit of {limit}")]
     TooMany {
         /// What is too many, in the plural.
         what: &'static str,

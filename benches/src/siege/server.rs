@@ -1,10 +1,11 @@
 //! The server: one endpoint that answers requests, as a service does.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fabric_async::{DownReason, Endpoint, EventKind, EventQueue, FiAddr};
+use fabric_async::{Address, DownReason, Endpoint, EventKind, EventQueue, FiAddr};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
@@ -29,6 +30,8 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The server has taken all messages if none arrives for so long.
 const TAKE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the server takes messages before it disconnects their senders.
+const TAKE_TIME: Duration = Duration::from_secs(2);
 
 /// What the server has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +102,7 @@ pub fn serve_siege(address: &str) -> Result<()> {
         let server = Arc::new(SiegeServer {
             ep,
             provider,
+            connected: Mutex::default(),
             stalled: AtomicU64::new(0),
             violations: AtomicU64::new(0),
         });
@@ -120,6 +124,8 @@ pub fn serve_siege(address: &str) -> Result<()> {
 struct SiegeServer {
     ep: Endpoint,
     provider: SiegeProvider,
+    /// The peers that are connected and have sent no request.
+    connected: Mutex<HashSet<Address>>,
     stalled: AtomicU64,
     violations: AtomicU64,
 }
@@ -159,6 +165,9 @@ impl SiegeServer {
         let Some((kind, number)) = decode_request(&bytes) else {
             return;
         };
+        if let Ok(name) = self.ep.address_vector().lookup(peer) {
+            self.change_connected(|connected| connected.remove(&name));
+        }
         let loan = match self.provider {
             SiegeProvider::Shm if bytes.len() >= MIN_LOAN_LEN => {
                 self.ep.domain().try_loan(bytes.len()).ok()
@@ -182,15 +191,28 @@ impl SiegeServer {
         }
     }
 
-    /// Receives and drops messages of any tag until none is left, as a service does that does not
-    /// keep what it cannot use. The clients send nothing meanwhile.
+    /// Receives and drops messages of any tag for a while, and disconnects the peers that have sent
+    /// no request, as a service does that does not keep what it cannot use. The clients send
+    /// nothing meanwhile.
     async fn take_all(&self) {
-        while self.provider.has_tags() {
-            let receive = self.ep.recv().tag_ignoring(0, u64::MAX);
-            if timeout(TAKE_TIMEOUT, receive).await.is_err() {
-                break;
+        let take = async {
+            while self.provider.has_tags() {
+                let receive = self.ep.recv().tag_ignoring(0, u64::MAX);
+                if timeout(TAKE_TIMEOUT, receive).await.is_err() {
+                    break;
+                }
             }
+        };
+        // Of what the attackers have left in their sockets, the rest is discarded.
+        let _ = timeout(TAKE_TIME, take).await;
+        for name in self.change_connected(std::mem::take) {
+            let _ = self.ep.disconnect(&name);
         }
+    }
+
+    fn change_connected<T>(&self, change: impl FnOnce(&mut HashSet<Address>) -> T) -> T {
+        let connected = self.connected.lock();
+        change(&mut connected.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sends a reply. A peer that does not take it does not get it.
@@ -219,14 +241,21 @@ impl SiegeServer {
     /// Reads the event queue, as a program does that logs events.
     async fn count_events(&self, mut events: EventQueue) {
         loop {
-            if let EventKind::PeerDown { reason, .. } = events.read().await.kind {
-                let counter = match reason {
-                    DownReason::Stalled => &self.stalled,
-                    DownReason::Protocol(_) => &self.violations,
-                    _ => continue,
-                };
-                counter.fetch_add(1, Ordering::Relaxed);
-            }
+            let (peer, reason) = match events.read().await.kind {
+                EventKind::PeerConnected { peer, .. } => {
+                    self.change_connected(|connected| connected.insert(peer));
+                    continue;
+                }
+                EventKind::PeerDown { peer, reason, .. } => (peer, reason),
+                _ => continue,
+            };
+            self.change_connected(|connected| connected.remove(&peer));
+            let counter = match reason {
+                DownReason::Stalled => &self.stalled,
+                DownReason::Protocol(_) => &self.violations,
+                _ => continue,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -82,7 +82,7 @@
 //! | what | value | why |
 //! |---|---|---|
 //! | connections of peers that the program has not inserted | 4096 per endpoint ([`SocketOptions::max_inbound`]); per process three quarters of `RLIMIT_NOFILE` | descriptors are left for the program and for inserted peers |
-//! | of these from one source | half ([`SocketOptions::max_inbound_per_source`]) | one machine cannot keep out all others; local peers share one source |
+//! | of these from one source | half of the smaller limit ([`SocketOptions::max_inbound_per_source`]) | one machine cannot keep out all others; local peers share one source |
 //! | pending handshakes | 64 of one source, 256 in all, for 10 seconds; passive endpoints 256 and 512 | a source evicts its own |
 //!
 //! # Waiting

@@ -197,11 +197,12 @@
 //! IPv6 network of 64 bits, or the loopback addresses together.
 //!
 //! An endpoint accepts up to 4096 connections of peers that the program has not inserted in the
-//! address vector ([`SocketOptions::max_inbound`]), up to half of them of one source
-//! ([`SocketOptions::max_inbound_per_source`]); all endpoints of a process together use at most
-//! three quarters of `RLIMIT_NOFILE` for them. Further ones are refused: they are counted in
-//! [`EndpointStats::inbound_refused`] and are [`InboundRefused`](EventKind::InboundRefused) events.
-//! Peers that the program has inserted are always accepted.
+//! address vector ([`SocketOptions::max_inbound`]); all endpoints of a process together use at most
+//! three quarters of `RLIMIT_NOFILE` for them. One source has at most half of the smaller of the
+//! two limits ([`SocketOptions::max_inbound_per_source`]). Further ones are refused: they are
+//! counted in [`EndpointStats::inbound_refused`] and are
+//! [`InboundRefused`](EventKind::InboundRefused) events. Peers that the program has inserted are
+//! always accepted.
 //!
 //! There is no authentication and no encryption: every process that reaches the port can be a peer,
 //! also under the address of an endpoint of its machine that has no connection yet, and a process

@@ -90,7 +90,7 @@ fn check_count(count: usize, limit: usize) -> Result<()> {
     let limit = limit.max(1);
     if count > limit {
         return Err(Error::TooMany {
-            what: "remote ranges (rma_iov_limit)",
+            what: "remote ranges of one operation (rma_iov_limit)",
             count,
             limit,
         });

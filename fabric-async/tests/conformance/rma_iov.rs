@@ -273,7 +273,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     assert_eq!(
         refused,
         Error::TooMany {
-            what: "remote ranges (rma_iov_limit)",
+            what: "remote ranges of one operation (rma_iov_limit)",
             count: limit + 1,
             limit
         }
@@ -301,7 +301,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     assert_eq!(
         refused,
         Error::TooMany {
-            what: "remote ranges (rma_iov_limit)",
+            what: "remote ranges of one operation (rma_iov_limit)",
             count: 3,
             limit: 2
         }

@@ -204,7 +204,7 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
         assert_eq!(
             error,
             Error::TooMany {
-                what: "buffers (iov_limit)",
+                what: "buffers of one operation (iov_limit)",
                 count: limit + 1,
                 limit
             }

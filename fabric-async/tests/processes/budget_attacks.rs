@@ -114,7 +114,10 @@ fn peers_that_fill_the_budget_do_not_block_another_peer() {
             let attackers =
                 [(); 3].map(|()| TestPeer::start("budget send_unexpected_forever", &name));
             // Until each attacker has used up its share.
-            wait_until(ep, |stats| stats.unexpected_bytes > BUDGET / 2).await;
+            wait_until(ep, |stats| {
+                stats.peers == 3 && stats.unexpected_bytes > BUDGET / 2
+            })
+            .await;
             let connected = std::iter::from_fn(|| events.try_read());
             let names: Vec<_> = connected
                 .filter_map(|event| match event.kind {

@@ -94,9 +94,15 @@ impl ResourceUsage {
         usage
     }
 
-    /// Waits until this process has exactly these resources: closes happen in the background.
+    /// Waits until this process has exactly these descriptors and mappings, and no more threads:
+    /// closes happen in the background, and a thread that closes ends later.
     pub(crate) async fn wait_restored(&self) {
-        self.wait_for(|now| now == self).await;
+        let is_restored = |now: &Self| {
+            now.is_within(self)
+                && now.descriptors == self.descriptors
+                && now.mappings == self.mappings
+        };
+        self.wait_for(is_restored).await;
     }
 
     async fn wait_for(&self, test: impl Fn(&Self) -> bool) {

@@ -4,12 +4,14 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use fabric_async::{Address, DownReason, Endpoint, EventKind, EventQueue, Operation};
+use fabric_async::{
+    Address, DownReason, Endpoint, EventKind, EventQueue, FiAddr, Operation, Progress, Protocol,
+};
 use rustix::fs::SealFlags;
 
 use crate::budget_attacks::client_of;
 use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
-use crate::leak_check::{BeforeAttack, run_in_own_process};
+use crate::leak_check::{BeforeAttack, run_in_own_process, wait_until};
 use crate::reposted_receive::write_record;
 use crate::run;
 use crate::tcp::hostile::{encode_header, encode_request};
@@ -165,5 +167,99 @@ fn disconnect_ends_a_message_that_has_begun() {
         };
         assert_eq!(ended, (attacker, DownReason::Disconnected));
         serve_honest_client(&ep, receive).await;
+    });
+}
+
+/// The tag of messages that their receiver does not take for longer than the progress timeout.
+const SMALL_TAG: u64 = 1;
+const LONG_TAG: u64 = 2;
+/// The length of a message that RXM sends as a packet, and that of a rendezvous message.
+const SMALL_LEN: usize = 16_000;
+const LONG_LEN: usize = 8 << 20;
+const SHORT_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// Returns two endpoints that use RXM, each with the handle of the other one. The first one checks
+/// arriving messages; the two are connected.
+async fn connected_rxm_pair() -> ((Endpoint, FiAddr), (Endpoint, FiAddr)) {
+    let options = || {
+        let options = Endpoint::options().protocol(Protocol::Rxm);
+        options.progress(Progress::Auto)
+    };
+    let checking = options().progress_timeout(Some(SHORT_TIMEOUT));
+    let (a, b) = (
+        checking.bind("tcp://127.0.0.1:0").await.unwrap(),
+        options().bind("tcp://127.0.0.1:0").await.unwrap(),
+    );
+    let (to_b, to_a) = (
+        a.add_peer(b.name()).await.unwrap(),
+        b.add_peer(a.name()).await.unwrap(),
+    );
+    b.send(to_a, "first").await.unwrap();
+    a.recv().await.unwrap();
+    ((a, to_b), (b, to_a))
+}
+
+/// Sends small messages that the peer does not take for a while.
+async fn send_small(ep: &Endpoint, peer: FiAddr, count: usize) {
+    for number in 0..count {
+        let message = vec![number as u8; SMALL_LEN];
+        ep.send(peer, message).tag(SMALL_TAG).await.unwrap();
+    }
+}
+
+async fn recv_small(ep: &Endpoint, count: usize) {
+    for number in 0..count {
+        let message = ep.recv().tag(SMALL_TAG).await.unwrap();
+        assert_eq!(message[..], [number as u8; SMALL_LEN], "{number}");
+    }
+}
+
+/// A program does not receive for longer than the progress timeout, so its endpoint reads nothing
+/// of a peer whose long message has begun. Afterwards everything arrives.
+#[test]
+fn message_that_its_receiver_holds_back_has_not_stalled() {
+    run(async {
+        let ((a, _), (b, to_a)) = connected_rxm_pair().await;
+        let long = a.recv().tag(LONG_TAG).start().unwrap();
+        let sending = async {
+            // Most of the share of one peer.
+            send_small(&b, to_a, 380).await;
+            let message = vec![7; LONG_LEN];
+            let sent = b.send(to_a, message).tag(LONG_TAG).start().unwrap();
+            send_small(&b, to_a, 250).await;
+            sent.await.unwrap();
+        };
+        let receiving = async {
+            wait_until(&a, |stats| stats.unexpected >= 380).await;
+            tokio::time::sleep(SHORT_TIMEOUT * 4).await;
+            recv_small(&a, 380).await;
+            recv_small(&a, 250).await;
+            assert!(long.await.unwrap()[..] == *vec![7; LONG_LEN]);
+        };
+        tokio::join!(sending, receiving);
+        assert_eq!((a.stats().peers, b.stats().peers), (1, 1));
+    });
+}
+
+/// The read requests for a long message wait behind messages that the peer does not take for longer
+/// than the progress timeout. Afterwards everything arrives.
+#[test]
+fn message_whose_read_requests_wait_has_not_stalled() {
+    const COUNT: usize = 2000;
+    run(async {
+        let ((a, to_b), (b, to_a)) = connected_rxm_pair().await;
+        let long = a.recv().tag(LONG_TAG).start().unwrap();
+        let flood = send_small(&a, to_b, COUNT);
+        let exchange = async {
+            wait_until(&b, |stats| stats.unexpected >= 380).await;
+            let message = vec![7; LONG_LEN];
+            let sent = b.send(to_a, message).tag(LONG_TAG).start().unwrap();
+            tokio::time::sleep(SHORT_TIMEOUT * 4).await;
+            recv_small(&b, COUNT).await;
+            sent.await.unwrap();
+            assert!(long.await.unwrap()[..] == *vec![7; LONG_LEN]);
+        };
+        tokio::join!(flood, exchange);
+        assert_eq!((a.stats().peers, b.stats().peers), (1, 1));
     });
 }

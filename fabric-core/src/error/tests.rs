@@ -225,7 +225,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 count: 20,
                 limit: 15,
             },
-            vec!["20 buffers exceed the limit of 15", "several operations"],
+            vec!["20 buffers exceed the limit of 15"],
         ),
         (
             Error::OutOfMemory {

@@ -161,6 +161,13 @@ impl FrameReader {
         self.rxm.as_ref().is_some_and(|rxm| rxm.wants_read())
     }
 
+    /// Returns whether read requests for rendezvous messages have no response yet.
+    #[must_use]
+    pub fn awaits_rendezvous_response(&self) -> bool {
+        let rxm = self.rxm.as_ref();
+        rxm.is_some_and(|rxm| rxm.has_reads_in_flight())
+    }
+
     /// Returns the next remote range of a rendezvous message to read; `None` if there is none, or
     /// too many reads are in flight. The caller must send a read request for the range.
     pub fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {

@@ -1,6 +1,7 @@
 //! Connection requests that claim the address of another endpoint. Every process of a machine can
 //! connect to an endpoint on loopback, and can write any port into its request.
 
+use std::io::Write;
 use std::time::Duration;
 
 use fabric_async::{Endpoint, EventKind};
@@ -10,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::hostile::{connect_accepted, encode_header, encode_request, read_until_closed};
 use super::{assert_still_works, bind_with_events};
+use crate::leak_check::wait_until;
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -29,16 +31,34 @@ async fn claim(ep: &Endpoint, port: u16, instance: u32) -> (TcpStream, bool) {
     (socket, control.kind == CmKind::Accept)
 }
 
-/// Accepts a connection at a raw listener, and the connection request on it.
-async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
+/// Opens a raw listener on a free port. Returns the listener, and its port.
+pub(super) async fn listen_on_any_port() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
+
+/// Accepts a connection at a raw listener, and reads the connection request on it.
+pub(super) async fn read_request(listener: &TcpListener) -> (TcpStream, RdmCmData) {
     let (mut socket, _) = listener.accept().await.unwrap();
     let mut request = [0; 40];
     socket.read_exact(&mut request).await.unwrap();
     let (control, _) = CmMessage::decode(&request).unwrap().unwrap();
     assert_eq!(control.kind, CmKind::Request);
     let request = RdmCmData::decode(control.private_data()).unwrap();
+    (socket, request)
+}
+
+/// Accepts a connection request.
+pub(super) async fn reply_accept(socket: &mut TcpStream, request: &RdmCmData, instance: u32) {
     let accept = CmMessage::new(CmKind::Accept, &request.acceptance(instance).encode()).unwrap();
     socket.write_all(&accept.encode()).await.unwrap();
+}
+
+/// Accepts a connection at a raw listener, and the connection request on it.
+pub(super) async fn accept_request(listener: &TcpListener, instance: u32) -> TcpStream {
+    let (mut socket, request) = read_request(listener).await;
+    reply_accept(&mut socket, &request, instance).await;
     socket
 }
 
@@ -101,8 +121,7 @@ fn peer_that_lost_its_connection_is_called_back() {
     for instance in [7, 8] {
         run(async {
             let (ep, _events) = bind_with_events().await;
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let port = listener.local_addr().unwrap().port();
+            let (listener, port) = listen_on_any_port().await;
             let peer = ep
                 .address_vector()
                 .insert(&format!("tcp://127.0.0.1:{port}")[..])
@@ -133,8 +152,7 @@ fn peer_that_lost_its_connection_is_called_back() {
 fn crossing_request_does_not_end_the_connection() {
     run(async {
         let (ep, _events) = bind_with_events().await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let (listener, port) = listen_on_any_port().await;
         let peer = ep
             .address_vector()
             .insert(&format!("tcp://127.0.0.1:{port}")[..])
@@ -182,5 +200,96 @@ fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
             sent.unwrap();
             assert_eq!(got.unwrap()[..], [round; 9]);
         }
+    });
+}
+
+/// A peer is restarted while the endpoint holds back messages of its earlier connection. These
+/// arrive, and so do those of the new connection.
+#[test]
+fn held_messages_of_a_replaced_connection_arrive() {
+    const COUNT: usize = 700;
+    const LEN: usize = 20_000;
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let earlier = connect_accepted(&ep, port).await.into_std().unwrap();
+        earlier.set_nonblocking(false).unwrap();
+        let sender = std::thread::spawn(move || {
+            let header = encode_header(1, 0, 0, 24, 24 + LEN as u64);
+            for number in 0..COUNT {
+                let message = [&header[..], &5u64.to_le_bytes(), &[number as u8; LEN]].concat();
+                (&earlier).write_all(&message).unwrap();
+            }
+        });
+        // The share of the peer is used up when no more messages are buffered.
+        let (mut buffered, mut same) = (0, 0);
+        while buffered < 200 || same < 200 {
+            ep.domain().progress();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let now = ep.stats().unexpected;
+            same = if now == buffered { same + 1 } else { 0 };
+            buffered = now;
+        }
+        assert!(buffered < COUNT);
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        assert!(!is_accepted);
+        let mut restarted = accept_request(&listener, 8).await;
+        let message = [
+            &encode_header(1, 0, 0, 24, 26)[..],
+            &6u64.to_le_bytes(),
+            b"ok",
+        ]
+        .concat();
+        restarted.write_all(&message).await.unwrap();
+        for number in 0..COUNT {
+            let got = ep.recv().tag(5).await.unwrap();
+            assert_eq!(got[..], [number as u8; LEN], "{number}");
+        }
+        assert_eq!(ep.recv().tag(6).await.unwrap()[..], *b"ok");
+        sender.join().unwrap();
+        wait_until(&ep, |stats| stats.peers == 1).await;
+        assert_eq!(ep.stats().discarded, 0);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// Four connects of an endpoint verify at a time for claims from this machine. A further claim
+/// makes the endpoint connect when one of these has ended.
+#[test]
+fn verifying_connects_are_limited() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let mut peers = Vec::new();
+        for _ in 0..6 {
+            let (listener, port) = listen_on_any_port().await;
+            peers.push((connect_accepted(&ep, port).await, listener, port));
+        }
+        let mut verifying = Vec::new();
+        for (_, listener, port) in &peers[..4] {
+            assert!(!claim(&ep, *port, 8).await.1);
+            verifying.push(read_request(listener).await);
+        }
+        for (_, listener, port) in &peers[4..] {
+            assert!(!claim(&ep, *port, 8).await.1);
+            // The endpoint has handled the claim when it returns its statistics.
+            assert_eq!(ep.stats().peers, 6);
+            assert!(rustix::net::accept(listener).is_err());
+        }
+        // The end of one makes room for one.
+        drop(verifying.pop());
+        let (_, listener, port) = &peers[4];
+        let accepted = loop {
+            assert!(!claim(&ep, *port, 8).await.1);
+            assert_eq!(ep.stats().peers, 6);
+            if let Ok(accepted) = rustix::net::accept(listener) {
+                break accepted;
+            }
+        };
+        let (_, listener, port) = &peers[5];
+        assert!(!claim(&ep, *port, 8).await.1);
+        assert_eq!(ep.stats().peers, 6);
+        assert!(rustix::net::accept(listener).is_err());
+        drop(accepted);
+        assert_still_works(&ep).await;
     });
 }

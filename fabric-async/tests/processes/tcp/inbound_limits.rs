@@ -7,8 +7,9 @@ use fabric_core::tcp::{CmKind, CmMessage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
+use super::claimed_addresses::{accept_request, listen_on_any_port, read_request, reply_accept};
 use super::hostile::{encode_header, encode_request, read_until_closed};
-use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::leak_check::{ResourceUsage, run_in_own_process, wait_until};
 use crate::run;
 use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
@@ -166,6 +167,112 @@ fn closed_connections_with_held_messages_make_room() {
         });
         assert_eq!(discarded.count(), 3);
     });
+}
+
+/// A peer whose connection is verified keeps its place within the limits: the connection that the
+/// endpoint makes replaces the counted one.
+#[test]
+fn verified_connections_count_towards_the_limit() {
+    run(async {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = SocketOptions::new().max_inbound_per_source(4);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..4 {
+            let (listener, port) = listen_on_any_port().await;
+            let mut first = connect_from(local, &ep).await;
+            assert!(request(&mut first, port).await, "{number}");
+            let mut claim = connect_from(local, &ep).await;
+            assert!(!request(&mut claim, port).await, "{number}");
+            sockets.push(accept_request(&listener, 7).await);
+            assert_eq!(read_until_closed(first).await, []);
+        }
+        let mut refused = connect_from(local, &ep).await;
+        assert!(!request(&mut refused, 9).await);
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (4, 1));
+        // A connection that ends makes room.
+        drop(sockets);
+        wait_until(&ep, |stats| stats.peers == 0).await;
+        let mut again = connect_from(local, &ep).await;
+        assert!(request(&mut again, 9).await);
+        assert_eq!(ep.stats().peers, 1);
+    });
+}
+
+/// A connect that verifies a connection counts also if the connection has ended before the peer
+/// accepts the connect.
+#[test]
+fn verifications_of_ended_connections_count_towards_the_limit() {
+    run(async {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = SocketOptions::new().max_inbound_per_source(2);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..3 {
+            let (listener, port) = listen_on_any_port().await;
+            let mut first = connect_from(local, &ep).await;
+            assert_eq!(request(&mut first, port).await, number < 2, "{number}");
+            if number == 2 {
+                break;
+            }
+            let mut claim = connect_from(local, &ep).await;
+            assert!(!request(&mut claim, port).await, "{number}");
+            let (mut verifying, connect) = read_request(&listener).await;
+            drop(first);
+            wait_until(&ep, |stats| stats.peers == number).await;
+            reply_accept(&mut verifying, &connect, 8).await;
+            wait_until(&ep, |stats| stats.peers == number + 1).await;
+            sockets.push(verifying);
+        }
+        assert_eq!(ep.stats().inbound_refused, 1);
+        // Another connection takes the place of the one that has ended.
+        drop(sockets.pop());
+        wait_until(&ep, |stats| stats.peers == 1).await;
+        let (listener, port) = listen_on_any_port().await;
+        let mut first = connect_from(local, &ep).await;
+        assert!(request(&mut first, port).await);
+        let mut claim = connect_from(local, &ep).await;
+        assert!(!request(&mut claim, port).await);
+        let (mut verifying, connect) = read_request(&listener).await;
+        drop(first);
+        wait_until(&ep, |stats| stats.peers == 1).await;
+        let mut other = connect_from(local, &ep).await;
+        assert!(request(&mut other, 9).await);
+        reply_accept(&mut verifying, &connect, 8).await;
+        assert_eq!(read_until_closed(verifying).await, []);
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 2));
+    });
+}
+
+/// Requests that are rejected hold few descriptors of the process, although their peers do not
+/// close.
+#[test]
+fn rejected_requests_hold_few_descriptors() {
+    const REQUESTS: u16 = 200;
+    run_in_own_process(
+        "tcp::inbound_limits::rejected_requests_hold_few_descriptors",
+        || {
+            run(async {
+                let ep = Endpoint::bind("tcp://").await.unwrap();
+                let to = ep.name().socket_addr().unwrap();
+                let mut sockets = Vec::new();
+                let mut before = None;
+                for _ in 0..REQUESTS {
+                    let mut socket = connect_from(to, &ep).await;
+                    // The endpoint's own address.
+                    assert!(!request(&mut socket, to.port()).await);
+                    sockets.push(socket);
+                    before.get_or_insert_with(|| ResourceUsage::current().descriptors);
+                    // Each request has a descriptor of this test, and up to 16 of those in the
+                    // list have one of the endpoint, or are being closed.
+                    let more = ResourceUsage::current().descriptors - before.unwrap();
+                    assert!(more < sockets.len() + 40, "{more} of {}", sockets.len());
+                }
+            });
+        },
+    );
 }
 
 /// A silent connection is evicted by connections from its own address, and not by those from

@@ -181,6 +181,12 @@ impl RxmReceiver {
                 .any(|read| !read.is_fully_requested())
     }
 
+    /// Returns whether read requests for rendezvous messages have no response yet.
+    #[must_use]
+    pub fn has_reads_in_flight(&self) -> bool {
+        self.reads_in_flight > 0
+    }
+
     /// Returns whether messages have begun and are incomplete.
     #[must_use]
     pub fn has_partial(&self) -> bool {

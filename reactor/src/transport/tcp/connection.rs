@@ -9,6 +9,7 @@
 //! | `sending`, `receiving` | bytes out, bytes in |
 //! | `onesided` | frames of one-sided operations, of either side |
 //! | `rxm` | rendezvous and atomics of RXM |
+//! | `stall` | whether this side delays messages that make no progress |
 //! | `uring_io`, `uring_send` | receives and sends of this connection in io_uring |
 //! | `zero_copy` | messages that the kernel sends from their buffer |
 //!
@@ -40,12 +41,14 @@ mod receiving;
 mod rx_state;
 mod rxm;
 mod sending;
+mod stall;
 mod tx_state;
 mod unwritten;
 mod uring_io;
 mod uring_send;
 mod zero_copy;
 
+use stall::StallState;
 use tx_state::{TxPhase, TxState};
 use unwritten::UnwrittenOps;
 use uring_io::UringIo;
@@ -78,6 +81,7 @@ pub(crate) struct TcpConnection {
     unwritten: UnwrittenOps,
     rx: RxState,
     tx: TxState,
+    stall: StallState,
     /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
     /// When the probe of the peer ends; `None` if the peer is not probed.
@@ -129,6 +133,7 @@ impl TcpConnection {
             unwritten: UnwrittenOps::default(),
             rx: RxState::new(unconsumed),
             tx: TxState::new(),
+            stall: StallState::default(),
             is_active: false,
             probe_deadline: None,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),
@@ -261,6 +266,11 @@ impl TcpConnection {
         self.rx.end(reason);
         self.tx.close();
         self.socket.unwatch();
+    }
+
+    /// Stops sending, because another connection with the peer replaces this one.
+    pub(crate) fn stop_sending(&mut self) {
+        self.close_write();
     }
 
     /// Stops sending, after a failed write or an aborted message. Pending bytes and responses are

@@ -3,27 +3,47 @@
 //! The kernel discards the unsent bytes of a connection that is closed while received bytes are
 //! unread. So a background thread sends the unsent bytes when an endpoint closes a connection, and
 //! reads and discards the bytes that the peer still sends.
+//!
+//! A connection without unsent bytes lingers only while there are few of them: a sixteenth of
+//! `RLIMIT_NOFILE`, and 16 rejected requests of one source. A further one makes the oldest one
+//! close at once: a rejected request, if there is one, of the source with most. The kernel usually
+//! has the reply to a rejected request, so nothing is lost with it.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io::IoSlice;
-use std::os::fd::AsFd;
-use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::endpoint::{InboundSource, max_descriptors};
 use super::socket::{TcpSocket, WriteResult};
+use crate::sys::fork_guard::ForkGuard;
 
 /// Time limit for the peer to take the unsent bytes.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the thread looks for new connections to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum number of lingering connections without unsent bytes; the oldest are closed to make
-/// room. Connections with unsent bytes, the ends of messages, are kept until their deadline.
+/// Limits of lingering connections without unsent bytes. Connections with unsent bytes, the ends of
+/// messages, are kept until their deadline.
 const MAX_DISCARDING: usize = 1024;
+/// Maximum number of rejected requests of one source that linger.
+const MAX_REJECTED_PER_SOURCE: usize = 16;
+
+/// The phase in which a connection was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClosedPhase {
+    /// This side has rejected the connection request.
+    Rejected,
+    Established,
+}
 
 /// A connection that an endpoint has closed, and that still has bytes to send or to discard.
 struct Lingering {
+    /// The address of the peer; `None` in a simulated network.
+    source: Option<InboundSource>,
+    phase: ClosedPhase,
     socket: TcpSocket,
     unsent: Vec<u8>,
     /// Whether the peer may still send: the end of its stream was not read.
@@ -32,84 +52,189 @@ struct Lingering {
     deadline: Instant,
 }
 
-/// Closes a connection in the background, when the peer has received the unsent bytes and has
-/// closed too, or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the work done
-/// before returning is bounded, however fast the peer sends.
-pub(crate) fn close(mut socket: TcpSocket, unsent: &[u8]) {
+/// The lingering connections of this process, and what the thread waits for while there are none.
+struct LingerQueue {
+    connections: Mutex<LingeringConnections>,
+    added: Condvar,
+    fork_guard: ForkGuard,
+}
+
+/// Lingering connections in the order in which they were closed.
+#[derive(Default)]
+struct LingeringConnections {
+    by_id: BTreeMap<u64, Lingering>,
+    last_id: u64,
+}
+
+/// Closes an established connection in the background, when the peer has received the unsent bytes
+/// and has closed too, or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the
+/// work done before returning is bounded, however fast the peer sends.
+pub(crate) fn close(socket: TcpSocket, unsent: &[u8]) {
+    start(socket, ClosedPhase::Established, unsent);
+}
+
+/// Closes a connection whose request this side has rejected, as [`close`] does.
+pub(crate) fn close_rejected(socket: TcpSocket) {
+    start(socket, ClosedPhase::Rejected, &[]);
+}
+
+fn start(mut socket: TcpSocket, phase: ClosedPhase, unsent: &[u8]) {
     if !socket.in_original_process() {
         return;
     }
     socket.unwatch();
-    let mut lingering = Lingering::new(socket, unsent);
-    if lingering.progress() {
-        // `None` if the thread could not be started: connections are then closed at once.
-        static THREAD: OnceLock<Option<Sender<Lingering>>> = OnceLock::new();
-        let thread = THREAD.get_or_init(|| {
-            let (tx, rx) = channel();
-            std::thread::Builder::new()
-                .name("fab-linger".into())
-                .spawn(move || run_linger_thread(&rx))
-                .is_ok()
-                .then_some(tx)
+    let mut lingering = Lingering::new(socket, phase, unsent);
+    // Without a thread, as in a forked child, the connection is closed at once.
+    if lingering.progress()
+        && let Some(queue) = linger_queue()
+    {
+        queue.lock().add(lingering, max_discarding());
+        queue.added.notify_one();
+    }
+}
+
+/// Returns the queue of the thread, and starts the thread at the first call. `None` if the thread
+/// could not be started, or is the thread of another process.
+fn linger_queue() -> Option<&'static LingerQueue> {
+    static QUEUE: OnceLock<Option<Arc<LingerQueue>>> = OnceLock::new();
+    let queue = QUEUE.get_or_init(|| {
+        let queue = Arc::new(LingerQueue {
+            connections: Mutex::default(),
+            added: Condvar::new(),
+            fork_guard: ForkGuard::current_process(),
         });
-        if let Some(thread) = thread {
-            let _ = thread.send(lingering);
-        }
-    }
-}
-
-/// Progresses lingering connections until they can be closed. Runs as long as the process.
-fn run_linger_thread(receiver: &Receiver<Lingering>) {
-    let mut connections: Vec<Lingering> = Vec::new();
-    loop {
-        if connections.is_empty() {
-            let Ok(first) = receiver.recv() else { return };
-            connections.push(first);
-        }
-        connections.extend(receiver.try_iter());
-        close_excess(&mut connections, MAX_DISCARDING);
-        let mut fds: Vec<_> = connections
-            .iter()
-            .map(|lingering| {
-                let write_interest = if lingering.unsent.is_empty() {
-                    PollFlags::empty()
-                } else {
-                    PollFlags::OUT
-                };
-                let read_interest = if lingering.read_open {
-                    PollFlags::IN
-                } else {
-                    PollFlags::empty()
-                };
-                PollFd::from_borrowed_fd(lingering.socket.as_fd(), read_interest | write_interest)
-            })
-            .collect();
-        let timeout = Timespec::try_from(POLL_INTERVAL).ok();
-        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
-        let now = Instant::now();
-        connections.retain_mut(|lingering| lingering.deadline > now && lingering.progress());
-    }
-}
-
-/// Closes the oldest connections without unsent bytes, so that at most `limit` are left.
-fn close_excess(connections: &mut Vec<Lingering>, limit: usize) {
-    let discarding = connections.iter().filter(|other| other.unsent.is_empty());
-    let mut excess = discarding.count().saturating_sub(limit);
-    connections.retain(|lingering| {
-        let is_closed = excess > 0 && lingering.unsent.is_empty();
-        excess -= usize::from(is_closed);
-        !is_closed
+        let of_thread = queue.clone();
+        std::thread::Builder::new()
+            .name("fab-linger".into())
+            .spawn(move || of_thread.run())
+            .is_ok()
+            .then_some(queue)
     });
+    queue
+        .as_deref()
+        .filter(|queue| queue.fork_guard.in_original_process())
+}
+
+/// Returns how many connections without unsent bytes linger at most.
+fn max_discarding() -> usize {
+    (max_descriptors() / 16).clamp(1, MAX_DISCARDING)
+}
+
+impl LingerQueue {
+    fn lock(&self) -> MutexGuard<'_, LingeringConnections> {
+        let connections = self.connections.lock();
+        connections.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Progresses lingering connections until they can be closed. Runs as long as the process.
+    fn run(&self) {
+        loop {
+            let mut connections = self.lock();
+            while connections.by_id.is_empty() {
+                let waited = self.added.wait(connections);
+                connections = waited.unwrap_or_else(PoisonError::into_inner);
+            }
+            connections.close_excess(max_discarding());
+            let all = connections.by_id.iter();
+            let (ids, polled): (Vec<_>, Vec<_>) = all
+                .map(|(id, lingering)| (*id, lingering.interest()))
+                .unzip();
+            drop(connections);
+            let mut fds: Vec<_> = polled
+                .iter()
+                .map(|(fd, interest)| PollFd::new(fd, *interest))
+                .collect();
+            let timeout = Timespec::try_from(POLL_INTERVAL).ok();
+            let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+            drop(fds);
+            // Connections that were closed meanwhile.
+            drop(polled);
+            // The lock is held for one connection at a time: a closing endpoint may wait for it.
+            for id in ids {
+                self.lock().progress(id);
+            }
+        }
+    }
+}
+
+impl LingeringConnections {
+    /// Adds a connection. Closes others, so that at most `limit` without unsent bytes are left.
+    fn add(&mut self, lingering: Lingering, limit: usize) {
+        let source = lingering.source;
+        let is_rejected = lingering.phase == ClosedPhase::Rejected;
+        self.last_id += 1;
+        self.by_id.insert(self.last_id, lingering);
+        if is_rejected {
+            let same =
+                |other: &&Lingering| other.phase == ClosedPhase::Rejected && other.source == source;
+            if self.by_id.values().filter(same).count() > MAX_REJECTED_PER_SOURCE {
+                self.close_oldest(|other| same(&other));
+            }
+        }
+        self.close_excess(limit);
+    }
+
+    /// Closes connections without unsent bytes, so that at most `limit` of them are left: rejected
+    /// requests first, of the source with most, and the oldest of them.
+    fn close_excess(&mut self, limit: usize) {
+        let is_discarding = |other: &&Lingering| other.unsent.is_empty();
+        let count = self.by_id.values().filter(is_discarding).count();
+        for _ in limit..count {
+            let mut rejected = HashMap::<_, usize>::new();
+            for other in self.by_id.values() {
+                if other.phase == ClosedPhase::Rejected && other.unsent.is_empty() {
+                    *rejected.entry(other.source).or_default() += 1;
+                }
+            }
+            match rejected.into_iter().max_by_key(|(_, count)| *count) {
+                Some((source, _)) => self.close_oldest(|other| {
+                    other.phase == ClosedPhase::Rejected && other.source == source
+                }),
+                None => self.close_oldest(|_| true),
+            }
+        }
+    }
+
+    /// Closes the oldest connection without unsent bytes that passes this test.
+    fn close_oldest(&mut self, test: impl Fn(&Lingering) -> bool) {
+        let mut all = self.by_id.iter();
+        let oldest = all.find(|(_, other)| other.unsent.is_empty() && test(other));
+        if let Some(id) = oldest.map(|(id, _)| *id)
+            && let Some(closed) = self.by_id.remove(&id)
+        {
+            // The thread may be polling the descriptor: the poll ends, and the thread closes it.
+            closed.socket.shutdown_both();
+        }
+    }
+
+    /// Progresses a connection, and closes the connection if that is possible or its time is over.
+    fn progress(&mut self, id: u64) {
+        if let Some(lingering) = self.by_id.get_mut(&id)
+            && (lingering.deadline <= Instant::now() || !lingering.progress())
+        {
+            self.by_id.remove(&id);
+        }
+    }
 }
 
 impl Lingering {
-    fn new(socket: TcpSocket, unsent: &[u8]) -> Self {
+    fn new(socket: TcpSocket, phase: ClosedPhase, unsent: &[u8]) -> Self {
         Self {
+            source: socket.peer_addr().map(InboundSource::new),
             socket,
+            phase,
             unsent: unsent.to_vec(),
             read_open: true,
             deadline: Instant::now() + LINGER_TIMEOUT,
         }
+    }
+
+    /// Returns the descriptor, and the events that the connection waits for.
+    fn interest(&self) -> (Arc<OwnedFd>, PollFlags) {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::OUT, !self.unsent.is_empty());
+        flags.set(PollFlags::IN, self.read_open);
+        (self.socket.shared_fd().clone(), flags)
     }
 
     /// Sends the unsent bytes as far as the socket has room, and discards a bounded number of

@@ -8,7 +8,7 @@ use fabric_core::SocketOptions;
 use fabric_core::info::Info;
 
 use super::super::socket::{ReadResult, TcpSocket, WriteResult};
-use super::{Lingering, close, close_excess};
+use super::{ClosedPhase, Lingering, LingeringConnections, close};
 use crate::transport::net::SocketConfig;
 
 /// Returns a connected socket, and its peer as a standard stream.
@@ -34,7 +34,7 @@ fn linger_discards_received_bytes_in_bounded_steps() {
     while rustix::io::ioctl_fionread(&socket).unwrap() < BYTES as u64 {
         std::thread::yield_now();
     }
-    let mut lingering = Lingering::new(socket, b"unsent bytes");
+    let mut lingering = Lingering::new(socket, ClosedPhase::Established, b"unsent bytes");
     assert!(lingering.progress());
     let left = rustix::io::ioctl_fionread(&lingering.socket).unwrap();
     assert!(0 < left && left < BYTES as u64, "{left} bytes are left");
@@ -47,26 +47,53 @@ fn linger_discards_received_bytes_in_bounded_steps() {
     assert!(calls >= 3, "{calls} calls of progress");
 }
 
-/// When too many connections linger, those with unsent bytes are kept.
+/// When too many connections linger, those with unsent bytes are kept, and rejected requests are
+/// closed first.
 #[test]
 fn connections_with_unsent_bytes_are_kept_when_too_many_linger() {
     let (sockets, mut peers): (Vec<_>, Vec<_>) = (0..8).map(|_| connected_pair()).unzip();
-    let mut lingering = Vec::new();
+    let mut lingering = LingeringConnections::default();
     for (number, socket) in sockets.into_iter().enumerate() {
-        let unsent: &[u8] = if number % 2 == 0 { b"tail" } else { b"" };
-        lingering.push(Lingering::new(socket, unsent));
+        let (phase, unsent): (_, &[u8]) = match number % 4 {
+            0 | 2 => (ClosedPhase::Established, b"tail"),
+            1 => (ClosedPhase::Established, b""),
+            _ => (ClosedPhase::Rejected, b""),
+        };
+        lingering.add(Lingering::new(socket, phase, unsent), 8);
     }
-    close_excess(&mut lingering, 1);
-    let unsent = lingering.iter().map(|lingering| lingering.unsent.len());
-    assert_eq!(unsent.collect::<Vec<_>>(), [4, 4, 4, 4, 0]);
-    for one in &mut lingering {
-        assert!(one.progress());
+    let ids =
+        |lingering: &LingeringConnections| lingering.by_id.keys().copied().collect::<Vec<_>>();
+    lingering.close_excess(3);
+    assert_eq!(ids(&lingering), [1, 2, 3, 5, 6, 7, 8]);
+    lingering.close_excess(1);
+    assert_eq!(ids(&lingering), [1, 3, 5, 6, 7]);
+    for id in [1, 3, 5, 7] {
+        lingering.progress(id);
     }
+    assert_eq!(ids(&lingering), [1, 3, 5, 6, 7]);
     for peer in peers.iter_mut().step_by(2) {
         let mut received = Vec::new();
         peer.read_to_end(&mut received).unwrap();
         assert_eq!(received, b"tail");
     }
+}
+
+/// Rejected requests of one address linger up to a limit; the oldest one is closed at once.
+#[test]
+fn rejected_requests_of_one_source_are_limited() {
+    let mut lingering = LingeringConnections::default();
+    let mut peers = Vec::new();
+    for number in 0..40 {
+        let (socket, peer) = connected_pair();
+        peers.push(peer);
+        lingering.add(Lingering::new(socket, ClosedPhase::Rejected, b""), 1024);
+        let oldest = 1 + u64::saturating_sub(number, 15);
+        let ids: Vec<_> = lingering.by_id.keys().copied().collect();
+        assert_eq!(ids, (oldest..=number + 1).collect::<Vec<_>>());
+    }
+    let (socket, _peer) = connected_pair();
+    lingering.add(Lingering::new(socket, ClosedPhase::Established, b""), 1024);
+    assert_eq!(lingering.by_id.len(), 17, "another phase");
 }
 
 /// A peer that has shut down its sending direction still receives everything that was sent to it.

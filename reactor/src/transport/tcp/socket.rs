@@ -193,6 +193,13 @@ impl TcpSocket {
         net::local_addr(&self.fd)
     }
 
+    /// Returns the address of the peer; `None` if the socket is not connected, or the network is
+    /// simulated.
+    pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
+        let peer = rustix::net::getpeername(&self.fd).ok()??;
+        peer.try_into().ok()
+    }
+
     pub(crate) fn shared_fd(&self) -> &Arc<OwnedFd> {
         &self.fd
     }
@@ -362,6 +369,11 @@ impl TcpSocket {
     /// Shuts down the sending direction.
     pub(crate) fn shutdown_write(&self) {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+    }
+
+    /// Shuts down both directions.
+    pub(crate) fn shutdown_both(&self) {
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
     /// Discards what has arrived, up to [`MAX_DISCARD_BYTES`]. Returns whether the peer may still

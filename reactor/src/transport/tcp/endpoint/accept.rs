@@ -13,6 +13,7 @@ use fabric_core::{Error, SocketOptions};
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
 use super::inbound::{InboundLimits, InboundSource};
+use super::verify::PROBE_DURATION;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 /// Maximum number of connections that an endpoint accepts each time its listener is ready.
@@ -220,7 +221,7 @@ impl TcpEndpoint {
                 let source = InboundSource::new(handshake.peer_addr);
                 if let Err(error) = self.make_inbound_room(ctx, source) {
                     handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
-                    linger::close(handshake.into_socket(), &[]);
+                    linger::close_rejected(handshake.into_socket());
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
                     return self.drop_unused_peer(peer);
                 }
@@ -230,7 +231,7 @@ impl TcpEndpoint {
             Resolution::Replace => self.close_replaced(ctx, peer),
             Resolution::Reject | Resolution::RejectAndVerify => {
                 handshake.send_control(CmKind::Reject, None, &request.reject());
-                linger::close(handshake.into_socket(), &[]);
+                linger::close_rejected(handshake.into_socket());
                 if resolution == Resolution::RejectAndVerify {
                     self.verify_connection(peer, request.instance());
                 }
@@ -258,7 +259,7 @@ impl TcpEndpoint {
             trailing_bytes,
         );
         if let Some(source) = counted_source {
-            self.inbound.add_established(connection, source);
+            self.count_inbound(ctx, connection, source);
         }
         if resolution != Resolution::AcceptLoopback {
             // Later connects to this peer use the protocol of its request.
@@ -269,13 +270,13 @@ impl TcpEndpoint {
     }
 
     /// Checks that one more connection of a source may be established. At a limit, connections that
-    /// their peers have closed are closed, and their messages, which wait for a receive or for the
-    /// budget, are discarded.
+    /// their peers have closed or replaced are closed, and their messages, which wait for a receive
+    /// or for the budget, are discarded.
     ///
     /// # Errors
     /// As [`InboundConnections::check_room`](super::inbound::InboundConnections::check_room); the
     /// refusal is counted.
-    fn make_inbound_room(
+    pub(super) fn make_inbound_room(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         source: InboundSource,
@@ -285,12 +286,10 @@ impl TcpEndpoint {
         }
         for index in self.inbound.next_to_check(source) {
             if let Some(ConnectionState::Established(connection)) = self.connections.get(index)
-                && connection.has_held_messages()
-                && connection.is_closed_by_peer()
+                && (self.peers[connection.peer].receive_only == Some(index)
+                    || connection.has_held_messages() && connection.is_closed_by_peer())
             {
-                let name = self.peers[connection.peer].address.clone();
-                ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
-                self.close_connection(ctx, index);
+                self.discard_held(ctx, index);
             }
         }
         let room = self.inbound.check_room(source);
@@ -298,6 +297,20 @@ impl TcpEndpoint {
             self.inbound.count_refused();
         }
         room
+    }
+
+    /// Counts an established connection towards the limits of its source, and sets the source of the
+    /// peer's messages.
+    pub(super) fn count_inbound(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+        source: InboundSource,
+    ) {
+        self.inbound.add_established(connection_index, source);
+        if let Some(connection) = self.established_mut(connection_index) {
+            ctx.set_sender_source(connection.peer_key, source.into());
+        }
     }
 
     /// Returns the connection with a peer that sends use, or the attempt to connect.
@@ -322,8 +335,10 @@ impl TcpEndpoint {
         matches!(state, Some(ConnectionState::Outbound(handshake)) if handshake.connects_from(from))
     }
 
-    /// Closes the connection with a peer that sends use, or ends the attempt to connect, before a
-    /// new connection is added.
+    /// Ends the use of the connection with a peer, or of the attempt to connect, before a new
+    /// connection is added. An established connection that holds messages, for lack of a receive or
+    /// of room, is received from until they are taken and the peer's end of the stream is read. A
+    /// peer has one such connection: an earlier one is closed.
     pub(super) fn close_replaced(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
@@ -335,11 +350,50 @@ impl TcpEndpoint {
         if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
             // The peer's completed sends may be among the unread bytes.
             connection.drain_received(&mut self.scratch, ctx);
-            // Closing also fails the queued operations: part of a message may have been sent.
-            self.close_connection(ctx, replaced);
+            if !connection.has_held_messages() {
+                // Closing also fails the queued operations: part of a message may have been sent.
+                return self.close_connection(ctx, replaced);
+            }
+            if let Some(earlier) = self.peers[peer].receive_only {
+                self.discard_held(ctx, earlier);
+            }
+            self.peers[peer].receive_only = Some(replaced);
+            self.receive_only(ctx, replaced);
         } else {
             self.peers[peer].connection = None;
-            self.connections.try_remove(replaced);
+            self.take_outbound(replaced);
+        }
+    }
+
+    /// Ends the sends of an established connection, and probes whether the peer still has it.
+    fn receive_only(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
+        if let Some(connection) = self.established_mut(connection_index) {
+            connection.stop_sending();
+            connection.probe_peer(Instant::now() + PROBE_DURATION);
+        }
+        self.on_write_closed(ctx, connection_index);
+        self.arm_connection_timer(connection_index);
+        self.mark_active(connection_index);
+    }
+
+    /// Closes a connection, and discards the messages that it holds.
+    fn discard_held(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get(connection_index)
+        {
+            if connection.has_held_messages() {
+                let name = self.peers[connection.peer].address.clone();
+                ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
+            }
+            self.close_connection(ctx, connection_index);
         }
     }
 

@@ -7,6 +7,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
+use fabric_core::event::EventKind;
 use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, Negotiated, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Error, RefusalReason, Result};
@@ -163,7 +164,7 @@ impl TcpEndpoint {
         };
         let peer = handshake.peer;
         if self.peers[peer].verification == Some(connection_index) {
-            return self.on_verification_step(ctx, connection_index, step);
+            return self.on_verification_step(ctx, (peer, connection_index), step);
         }
         match step {
             HandshakeStep::Pending => {}
@@ -180,12 +181,12 @@ impl TcpEndpoint {
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
                 // Both sides connect, or the peer still has a connection that this side has lost.
-                self.connections.remove(connection_index);
+                self.take_outbound(connection_index);
                 self.peers[peer].connection = None;
                 self.schedule_retry(ctx, peer);
             }
             HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
-                self.connections.remove(connection_index);
+                self.take_outbound(connection_index);
                 self.peers[peer].connection = None;
                 self.retry_other_protocol(ctx, peer, protocol);
             }
@@ -200,45 +201,72 @@ impl TcpEndpoint {
                 ConnectReply::Accepted(negotiated, instance),
                 byte_order,
                 trailing_bytes,
-            ) => {
-                let ConnectionState::Outbound(handshake) =
-                    self.connections.remove(connection_index)
-                else {
-                    return;
-                };
-                self.establish_outbound(
-                    ctx,
-                    (peer, instance),
-                    handshake,
-                    (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
-                    trailing_bytes,
-                );
-            }
+            ) => self.establish_outbound(
+                ctx,
+                connection_index,
+                (negotiated, instance),
+                (byte_order, trailing_bytes),
+            ),
         }
     }
 
     /// Establishes the connection of an outbound handshake that the peer has accepted. Sends to
-    /// the peer use this connection.
+    /// the peer use this connection. `byte_order` is that of the peer's reply, which
+    /// `trailing_bytes` followed.
     pub(super) fn establish_outbound(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        (peer, instance): (usize, Option<u32>),
-        handshake: OutboundHandshake,
-        negotiated: (Negotiated, ByteOrder),
-        trailing_bytes: Vec<u8>,
+        connection_index: usize,
+        (negotiated, instance): (Negotiated, Option<u32>),
+        (byte_order, trailing_bytes): (ByteOrder, Vec<u8>),
     ) {
-        let connection = self.add_connection(
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
+        else {
+            return;
+        };
+        // A connection that a claim has caused counts as an accepted one.
+        let is_inserted = ctx
+            .fi_addr_of(&self.peers[handshake.peer].address)
+            .is_some();
+        let claimed_by = self.verifications.source_of(connection_index);
+        let counted_source = claimed_by.filter(|_| !is_inserted);
+        if let Some(source) = counted_source
+            && let Err(error) = self.make_inbound_room(ctx, source)
+        {
+            self.remove_outbound(ctx, connection_index, &error);
+            return ctx.event(EventKind::InboundRefused { error, count: 1 });
+        }
+        let Some(handshake) = self.take_outbound(connection_index) else {
+            return;
+        };
+        let peer = handshake.peer;
+        let connection_index = self.add_connection(
             ctx,
             (peer, instance),
             handshake.into_socket(),
-            negotiated,
+            (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
             trailing_bytes,
         );
-        if let Some(connection) = self.established_mut(connection) {
+        if let Some(connection) = self.established_mut(connection_index) {
             connection.expect_crossing_request();
         }
-        self.peers[peer].connection = Some(connection);
+        if let Some(source) = counted_source {
+            self.count_inbound(ctx, connection_index, source);
+        }
+        self.peers[peer].connection = Some(connection_index);
         self.progress_tx(ctx, peer);
+    }
+
+    /// Takes an outbound handshake that has ended.
+    pub(super) fn take_outbound(&mut self, connection_index: usize) -> Option<OutboundHandshake> {
+        let ConnectionState::Outbound(_) = self.connections.get(connection_index)? else {
+            return None;
+        };
+        self.verifications.end(connection_index);
+        match self.connections.remove(connection_index) {
+            ConnectionState::Outbound(handshake) => Some(handshake),
+            _ => None,
+        }
     }
 
     /// Removes a failed attempt, and fails the operations that waited for it.
@@ -248,9 +276,7 @@ impl TcpEndpoint {
         connection_index: usize,
         error: &Error,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) =
-            self.connections.try_remove(connection_index)
-        else {
+        let Some(handshake) = self.take_outbound(connection_index) else {
             return;
         };
         if self.peers[handshake.peer].connection == Some(connection_index) {
@@ -268,7 +294,7 @@ impl TcpEndpoint {
                 self.connections.get(connection_index)
             && handshake.is_connecting()
         {
-            self.connections.remove(connection_index);
+            self.take_outbound(connection_index);
             self.peers[peer].connection = None;
         }
     }

@@ -84,6 +84,9 @@ impl TcpEndpoint {
         self.peers[peer]
             .established
             .retain(|established| *established != connection_index);
+        self.peers[peer]
+            .receive_only
+            .take_if(|receive_only| *receive_only == connection_index);
         if self.peers[peer].connection == Some(connection_index) {
             connection.cancel_uring_send(&mut self.peers[peer].tx_queue, ctx);
         }
@@ -185,7 +188,8 @@ impl TcpPeer {
 }
 
 impl TcpEndpoint {
-    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]).
+    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]). A connection whose
+    /// messages this side delays is not ended as stalled; the check of its messages repeats.
     ///
     /// [`TransportEndpoint::disconnect`]: fabric_core::transport::TransportEndpoint::disconnect
     pub(super) fn end_connections(
@@ -205,6 +209,13 @@ impl TcpEndpoint {
             }
             PeerSelector::Sender(sender) => {
                 let ended = self.connection_keys.connection(sender);
+                if reason == DownReason::Stalled
+                    && let Some(connection_index) = ended
+                    && let Some(connection) = self.established_mut(connection_index)
+                    && !connection.has_stalled()
+                {
+                    return false;
+                }
                 (None, ended.into_iter().collect())
             }
         };

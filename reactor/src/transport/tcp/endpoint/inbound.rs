@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use fabric_core::rx::PeerSource;
 use fabric_core::{Error, SocketOptions};
 use rustix::process::{Resource, getrlimit};
 
@@ -22,14 +23,23 @@ static INBOUND_OF_PROCESS: AtomicUsize = AtomicUsize::new(0);
 /// The addresses that one machine, or one customer of a network, can connect from: an IPv4 address,
 /// all IPv4 loopback addresses together, or an IPv6 network of 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct InboundSource(IpAddr);
+pub(crate) struct InboundSource(IpAddr);
 
 impl InboundSource {
-    pub(super) fn new(from: SocketAddr) -> Self {
+    pub(crate) fn new(from: SocketAddr) -> Self {
         Self(match from.ip().to_canonical() {
             IpAddr::V4(ip) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V4(ip) => ip.into(),
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        })
+    }
+}
+
+impl From<InboundSource> for PeerSource {
+    fn from(InboundSource(ip): InboundSource) -> Self {
+        Self(match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(ip) => ip.to_bits(),
         })
     }
 }
@@ -40,37 +50,47 @@ pub(super) struct InboundLimits {
     /// Pending handshakes of one source, and of all sources.
     handshakes_per_source: usize,
     handshakes: usize,
-    /// Established connections of one source, and of all sources.
-    connections_per_source: usize,
+    /// Established connections of one source, if the program has set their limit, and of all.
+    connections_per_source: Option<usize>,
     connections: usize,
 }
 
 impl InboundLimits {
     /// Returns these limits of handshakes, with the limits of established connections of the
-    /// options, or else 4096 for all sources, and half of them for one.
+    /// options, or else 4096 for all sources.
     pub(super) fn new(
         handshakes_per_source: usize,
         handshakes: usize,
         options: &SocketOptions,
     ) -> Self {
-        let connections = options.max_inbound.unwrap_or(DEFAULT_MAX_INBOUND);
-        let per_source = options.max_inbound_per_source;
         Self {
             handshakes_per_source,
             handshakes,
-            connections_per_source: per_source.unwrap_or(connections.div_ceil(2)),
-            connections,
+            connections_per_source: options.max_inbound_per_source,
+            connections: options.max_inbound.unwrap_or(DEFAULT_MAX_INBOUND),
         }
     }
+
+    /// Returns the limit of established connections of one source: that of the options, or else
+    /// half of the smaller of the limits of the endpoint and of the process.
+    fn connections_per_source(&self, max_of_process: usize) -> usize {
+        let smallest = self.connections.min(max_of_process);
+        self.connections_per_source.unwrap_or(smallest.div_ceil(2))
+    }
+}
+
+/// Returns how many descriptors this process may have (`RLIMIT_NOFILE`).
+pub(crate) fn max_descriptors() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
 }
 
 /// Returns how many descriptors of this process inbound connections may use: three quarters of
 /// `RLIMIT_NOFILE`.
 fn max_inbound_of_process() -> usize {
-    let limit = getrlimit(Resource::Nofile).current;
-    let limit = limit.map_or(usize::MAX, |limit| {
-        usize::try_from(limit).unwrap_or(usize::MAX)
-    });
+    let limit = max_descriptors();
     limit - limit / 4
 }
 
@@ -146,11 +166,12 @@ impl InboundConnections {
     /// [`Error::TooMany`] at a limit.
     pub(super) fn check_room(&self, source: InboundSource) -> Result<(), Error> {
         let of_source = self.established_of_source.get(&source);
+        let max_of_process = max_inbound_of_process();
         let counts = [
             (
                 "inbound connections from one address",
                 of_source.map_or(0, BTreeSet::len),
-                self.limits.connections_per_source,
+                self.limits.connections_per_source(max_of_process),
             ),
             (
                 "inbound connections of the endpoint",
@@ -160,7 +181,7 @@ impl InboundConnections {
             (
                 "inbound connections of the process (RLIMIT_NOFILE)",
                 INBOUND_OF_PROCESS.load(Ordering::Relaxed),
-                max_inbound_of_process(),
+                max_of_process,
             ),
         ];
         if let Some((what, count, limit)) = counts.into_iter().find(|(_, n, limit)| n >= limit) {
@@ -180,7 +201,8 @@ impl InboundConnections {
     /// through all of them in turn.
     pub(super) fn next_to_check(&mut self, source: InboundSource) -> Vec<usize> {
         let own = self.established_of_source.get(&source);
-        let own = own.filter(|own| own.len() >= self.limits.connections_per_source);
+        let max_own = self.limits.connections_per_source(max_inbound_of_process());
+        let own = own.filter(|own| own.len() >= max_own);
         let most = || {
             self.established_of_source
                 .values()
@@ -237,7 +259,7 @@ mod tests {
         InboundConnections::new(InboundLimits {
             handshakes_per_source: 4,
             handshakes: 6,
-            connections_per_source: 2,
+            connections_per_source: Some(2),
             connections: 3,
         })
     }
@@ -290,7 +312,10 @@ mod tests {
         for (index, source) in [(0, a), (1, a), (2, b)] {
             if index == 2 {
                 let refused = inbound.check_room(a).expect_err("two of one address");
-                assert!(refused.to_string().contains("limit of 2"), "{refused}");
+                assert_eq!(
+                    refused.to_string(),
+                    "3 inbound connections from one address exceed the limit of 2"
+                );
             }
             inbound.check_room(source).expect("below the limits");
             inbound.add_established(index, source);
@@ -305,6 +330,21 @@ mod tests {
         }
         inbound.check_room(b).expect("below the limits");
         assert_eq!(inbound.established_of_source.len(), 1);
+    }
+
+    /// The usual soft limit of `RLIMIT_NOFILE`, 1024, leaves 768 descriptors to connections.
+    #[test]
+    fn source_gets_half_of_the_smallest_limit() {
+        let limits = |options| InboundLimits::new(64, 256, &options);
+        let of_source = |options| limits(options).connections_per_source(768);
+        assert_eq!(of_source(SocketOptions::new()), 384);
+        assert_eq!(of_source(SocketOptions::new().max_inbound(100)), 50);
+        assert_eq!(
+            of_source(SocketOptions::new().max_inbound_per_source(700)),
+            700
+        );
+        let default = limits(SocketOptions::new());
+        assert_eq!(default.connections_per_source(usize::MAX), 2048);
     }
 
     #[test]

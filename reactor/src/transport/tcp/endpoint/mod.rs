@@ -52,7 +52,9 @@ use accept::ListenerState;
 use connected::MsgEndpointState;
 use deadlines::Deadlines;
 use inbound::InboundConnections;
+pub(super) use inbound::{InboundSource, max_descriptors};
 use passive::ConnReqQueue;
+use verify::Verifications;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
 pub(crate) const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -134,6 +136,8 @@ struct TcpPeer {
     next_verification: Option<Instant>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
+    /// Index of an earlier connection that is only received from, because it holds messages.
+    receive_only: Option<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
     /// When to retry, and the last delay, while the peer refuses because both sides connect.
     retry: Option<(Instant, Duration)>,
@@ -156,6 +160,7 @@ impl TcpPeer {
             verification: None,
             next_verification: None,
             established: Vec::new(),
+            receive_only: None,
             tx_queue: VecDeque::new(),
             retry: None,
             retry_deadline: None,
@@ -205,6 +210,7 @@ pub(crate) struct TcpEndpoint {
     active_connections: Vec<usize>,
     /// Inbound connections that count towards a limit.
     inbound: InboundConnections,
+    verifications: Verifications,
     listener_state: ListenerState,
     connection_keys: ConnectionKeys,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
@@ -300,6 +306,7 @@ impl TcpEndpoint {
             peer_by_fi_addr: Vec::new(),
             active_connections: Vec::new(),
             inbound: InboundConnections::new(limits),
+            verifications: Verifications::default(),
             listener_state: ListenerState::Watched,
             connection_keys: ConnectionKeys::default(),
             last_connection_id: 0,

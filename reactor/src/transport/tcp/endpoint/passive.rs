@@ -149,7 +149,7 @@ impl TcpConnReqHandle {
     fn send_reject(&mut self, data: &[u8]) {
         if let Some(socket) = self.socket.take().filter(TcpSocket::in_original_process) {
             send_control(&socket, CmKind::Reject, None, data);
-            linger::close(socket, &[]);
+            linger::close_rejected(socket);
         }
     }
 }

@@ -11,24 +11,64 @@
 //! * connects to the claimed address. The process that listens there accepts only if it has no
 //!   connection with this endpoint, and then the new connection replaces the established one.
 //!
+//! At most 16 connects verify at a time, and at most 4 for the claims of one source; beyond that
+//! only the kernel probes. A connection that a verification establishes counts as an accepted one.
+//!
 //! A peer that was rejected requests again, so it is connected by one of the three. When both sides
 //! connect at the same time, the request that loses may arrive after the connection is established:
 //! it is rejected without a verification, because libfabric 1.17 accepts the request that verifies
 //! and closes the connection.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use fabric_core::tcp::{ByteOrder, ConnectReply};
+use fabric_core::tcp::ConnectReply;
 use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::HandshakeStep;
+use super::inbound::InboundSource;
 use super::{ConnectionState, TcpEndpoint};
 
 /// Minimum time between the beginnings of two verifications of a peer's connections. Requests with
 /// the address of a peer make this endpoint connect to that peer no more often.
 const VERIFICATION_INTERVAL: Duration = Duration::from_millis(100);
 /// Duration of a probe: the kernel sends the first keepalive probe within a second.
-const PROBE_DURATION: Duration = Duration::from_secs(2);
+pub(super) const PROBE_DURATION: Duration = Duration::from_secs(2);
+/// Maximum number of verifying connects at a time, of one source and of all.
+const MAX_VERIFICATIONS: (usize, usize) = (4, 16);
+
+/// The outbound connections that verify established ones, each with the source of the claim.
+///
+/// A connection counts until it is established or has ended, also if sends use it meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Verifications {
+    sources: HashMap<usize, InboundSource>,
+}
+
+impl Verifications {
+    /// Returns whether one more verification for claims of a source may begin.
+    fn has_room(&self, source: InboundSource) -> bool {
+        let (max_per_source, max) = MAX_VERIFICATIONS;
+        let of_source = self.sources.values().filter(|other| **other == source);
+        self.sources.len() < max && of_source.count() < max_per_source
+    }
+
+    /// Adds an outbound connection.
+    fn begin(&mut self, connection_index: usize, source: InboundSource) {
+        self.sources.insert(connection_index, source);
+    }
+
+    /// Removes an outbound connection that is no longer outbound. Returns the source of the claim,
+    /// if the connection was a verification.
+    pub(super) fn end(&mut self, connection_index: usize) -> Option<InboundSource> {
+        self.sources.remove(&connection_index)
+    }
+
+    /// Returns the source of the claim that has caused an outbound connection.
+    pub(super) fn source_of(&self, connection_index: usize) -> Option<InboundSource> {
+        self.sources.get(&connection_index).copied()
+    }
+}
 
 impl TcpEndpoint {
     /// Returns whether the peer has closed the established connection that sends use.
@@ -58,50 +98,42 @@ impl TcpEndpoint {
         if peer.verification.is_some() || is_too_early {
             return;
         }
-        peer.next_verification = Some(now + VERIFICATION_INTERVAL);
         // If the connect cannot start, the next request starts it.
-        self.peers[peer_index].verification = self.start_rdm_connect(peer_index).ok();
+        let source = InboundSource::new(peer.socket_addr);
+        if !self.verifications.has_room(source) {
+            return;
+        }
+        peer.next_verification = Some(now + VERIFICATION_INTERVAL);
+        if let Ok(connection_index) = self.start_rdm_connect(peer_index) {
+            self.verifications.begin(connection_index, source);
+            self.peers[peer_index].verification = Some(connection_index);
+        }
     }
 
     /// Handles a step of the outbound handshake that verifies the connection of a peer.
     pub(super) fn on_verification_step(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
+        (peer, connection_index): (usize, usize),
         step: HandshakeStep,
     ) {
-        if matches!(step, HandshakeStep::Pending) {
-            return;
-        }
-        let ConnectionState::Outbound(handshake) = self.connections.remove(connection_index) else {
-            return;
-        };
-        let peer = handshake.peer;
-        self.peers[peer].verification = None;
         match step {
+            HandshakeStep::Pending => {}
             HandshakeStep::Reply(
                 ConnectReply::Accepted(negotiated, instance),
                 byte_order,
                 trailing_bytes,
             ) => {
-                let (to, name) = (
-                    self.peers[peer].socket_addr,
-                    self.peers[peer].address.clone(),
-                );
+                // The verifying connection becomes the one that sends use, so the peer stays.
                 self.close_replaced(ctx, peer);
-                // `close_replaced` may have removed the peer.
-                let peer = self.find_or_add_peer(to, &name);
-                self.establish_outbound(
-                    ctx,
-                    (peer, instance),
-                    handshake,
-                    (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
-                    trailing_bytes,
-                );
+                let reply = (negotiated, instance);
+                self.establish_outbound(ctx, connection_index, reply, (byte_order, trailing_bytes));
             }
             // The established connection stays: the process at the address has it, too, or no
             // process can be reached there.
             other => {
+                self.take_outbound(connection_index);
+                self.peers[peer].verification = None;
                 if let HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) = other {
                     self.peers[peer].protocol = protocol;
                 }
@@ -117,5 +149,34 @@ impl TcpEndpoint {
         {
             connection.end_probe(&self.socket_config);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn verifications_are_limited_per_source_and_in_all() {
+        let source = |number| InboundSource::new(SocketAddr::from(([192, 0, 2, number], 9)));
+        let mut verifications = Verifications::default();
+        for number in 0..4 {
+            for index in 0..4 {
+                assert!(verifications.has_room(source(number)));
+                verifications.begin(usize::from(number) * 4 + index, source(number));
+            }
+            assert!(!verifications.has_room(source(number)));
+        }
+        assert!(!verifications.has_room(source(9)), "sixteen in all");
+        assert_eq!(verifications.source_of(5), Some(source(1)));
+        for _ in 0..2 {
+            let ended = verifications.end(5);
+            assert_eq!(verifications.source_of(5), None);
+            assert!(ended.is_none_or(|ended| ended == source(1)));
+        }
+        assert!(verifications.has_room(source(1)) && verifications.has_room(source(9)));
+        assert!(!verifications.has_room(source(2)), "four of the source");
     }
 }
