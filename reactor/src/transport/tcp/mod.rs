@@ -8,6 +8,7 @@
 //! | `connection` | an established connection: bytes in, bytes out |
 //! | `io_backend` | epoll or io_uring, and the domain's io_uring instance |
 //! | `network`, `ip_network` | a network below the endpoints; the network of the kernel |
+//! | `read_memory` | the memory into which an endpoint reads |
 //! | `socket` | sockets, and calls on them that do not block |
 //! | `congestion` | congestion control |
 //! | `interfaces` | networks of this machine |
@@ -30,6 +31,7 @@ mod io_backend;
 mod ip_network;
 mod linger;
 mod network;
+mod read_memory;
 mod socket;
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a connection receives. Bytes are read into the endpoint's scratch memory and passed to the
+//! What a connection receives. Bytes are read into the endpoint's `ReadMemory` and passed to the
 //! `FrameReader`.
 //!
 //! The reader delivers each message to the receive queue, which fills the matching receive, buffers
@@ -11,6 +11,7 @@ use fabric_core::event::DownReason;
 use fabric_core::tcp::{ReadOutcome, UnexpectedPolicy};
 use fabric_core::transport::{EndpointContext, EngineContext};
 
+use super::super::read_memory::ReadMemory;
 use super::super::socket::ReadResult;
 use super::limits::WRITE_BUFFER_LIMIT;
 use super::{RxPhase, TcpConnection, TxPhase};
@@ -22,11 +23,10 @@ const MAX_FINAL_READS: u32 = 64;
 impl TcpConnection {
     /// Receives what has arrived. Returns whether anything was processed.
     ///
-    /// `scratch` is the endpoint's memory for one read. The unconsumed bytes fit into `scratch`,
-    /// because an earlier pass read them into `scratch`.
+    /// The unconsumed bytes fit into `memory`, because an earlier pass read them into `memory`.
     pub(crate) fn progress_rx<E: EngineContext>(
         &mut self,
-        scratch: &mut [u8],
+        memory: &mut ReadMemory,
         ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
         let sender = (self.peer_key, self.source);
@@ -45,13 +45,16 @@ impl TcpConnection {
             return false;
         }
         // Reads behind the unconsumed bytes, unless they begin with a held or deferred message.
-        let mut len = self.rx.unconsumed().len();
+        let kept = self.rx.unconsumed().len();
+        let mut len = kept;
+        let (scratch, max_read) = memory.for_read();
         if phase != RxPhase::Deferred {
             scratch[..len].copy_from_slice(self.rx.unconsumed());
         }
         let mut has_input = phase != RxPhase::Reading || can_resume_set_aside;
         if matches!(phase, RxPhase::Reading | RxPhase::Unparsed) && !self.rx.has_ended() {
-            let count = self.read_or_end(&mut scratch[len..]);
+            let end = scratch.len().min(len + max_read);
+            let count = self.read_or_end(&mut scratch[len..end]);
             len += count;
             has_input |= count > 0;
         }
@@ -88,6 +91,7 @@ impl TcpConnection {
         } else {
             self.rx.set_unconsumed(&scratch[consumed..len], next_phase);
         }
+        memory.set_kept(kept, self.rx.unconsumed().len());
         self.update_interest();
         true
     }
@@ -124,7 +128,7 @@ impl TcpConnection {
     /// `MAX_FINAL_READS` reads, and only messages that the receive queue accepts.
     pub(crate) fn drain_received<E: EngineContext>(
         &mut self,
-        scratch: &mut [u8],
+        memory: &mut ReadMemory,
         ctx: &mut EndpointContext<'_, E>,
     ) {
         if self.is_reading() {
@@ -132,7 +136,7 @@ impl TcpConnection {
         }
         self.socket.end_delays();
         for _ in 0..MAX_FINAL_READS {
-            if self.rx.has_ended() || !self.progress_rx(scratch, ctx) {
+            if self.rx.has_ended() || !self.progress_rx(memory, ctx) {
                 break;
             }
         }

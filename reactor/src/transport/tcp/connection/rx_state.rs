@@ -55,12 +55,17 @@ impl RxState {
             } else {
                 RxPhase::Unparsed
             },
+            // A new connection without input is polled when its socket is ready.
+            idle_passes: if unconsumed.is_empty() {
+                IDLE_PASSES
+            } else {
+                0
+            },
             unconsumed: UnconsumedBytes {
                 bytes: unconsumed,
                 consumed: 0,
             },
             end_reason: None,
-            idle_passes: 0,
         }
     }
 

@@ -16,8 +16,9 @@ use super::inbound::{InboundLimits, InboundSource};
 use super::verify::PROBE_DURATION;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
-/// Maximum number of connections that an endpoint accepts each time its listener is ready.
-const MAX_ACCEPTS_PER_EVENT: usize = 64;
+/// Maximum number of connections that an endpoint accepts each time its listener is ready: messages of
+/// other peers wait meanwhile.
+const MAX_ACCEPTS_PER_EVENT: usize = 8;
 /// Maximum number of pending inbound handshakes of one source, and of all.
 const MAX_PENDING_HANDSHAKES: (usize, usize) = (64, 256);
 /// Maximum numbers of pending inbound handshakes of a passive endpoint, all of whose peers may
@@ -349,7 +350,7 @@ impl TcpEndpoint {
         };
         if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
             // The peer's completed sends may be among the unread bytes.
-            connection.drain_received(&mut self.scratch, ctx);
+            connection.drain_received(&mut self.read_memory, ctx);
             if !connection.has_held_messages() {
                 // Closing also fails the queued operations: part of a message may have been sent.
                 return self.close_connection(ctx, replaced);

@@ -161,7 +161,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             if let Some(ConnectionState::Established(connection)) =
                 self.connections.get_mut(*connection_index)
                 && connection.has_held_messages()
-                && connection.progress_rx(&mut self.scratch, ctx)
+                && connection.progress_rx(&mut self.read_memory, ctx)
             {
                 ctx.request_rearm();
             }
@@ -232,7 +232,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 continue;
             };
             let peer = connection.peer;
-            let received = connection.progress_rx(&mut self.scratch, ctx);
+            let received = connection.progress_rx(&mut self.read_memory, ctx);
             // Only one connection with a peer sends its queue: an endpoint that sends to itself has
             // a second connection, which only receives.
             let mut no_sends = VecDeque::new();

@@ -16,6 +16,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
 use super::super::handshake::{ConnectAnswer, HandshakeStep, RequestPayload};
+use super::super::read_memory::ReadMemory;
 use super::passive::{AcceptedConnection, TcpConnReqHandle};
 use super::{ConnectionState, EndpointKind, EndpointResources, TcpEndpoint, TcpPeer};
 
@@ -133,7 +134,7 @@ impl TcpEndpoint {
         };
         self.local_addr = socket.local_addr()?;
         self.name = self.network.address(self.local_addr)?;
-        self.scratch = vec![0; MSG_SCRATCH_LEN].into();
+        self.read_memory = ReadMemory::new(MSG_SCRATCH_LEN);
         self.close_timer();
         let peer_caps = PeerCaps::msg(vendor_extension, peer_supports_tags);
         let negotiated = (

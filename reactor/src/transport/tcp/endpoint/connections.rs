@@ -20,6 +20,7 @@ impl TcpEndpoint {
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
     ) -> usize {
+        self.read_memory.set_kept(0, trailing_bytes.len());
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         let own_key = self.connection_keys.generate();
         // A shared receive queue assigns another key.
@@ -78,6 +79,7 @@ impl TcpEndpoint {
         };
         self.active_connections
             .retain(|active| *active != connection_index);
+        self.read_memory.set_kept(connection.unconsumed_len(), 0);
         self.inbound.remove_established(connection_index);
         self.connection_keys.remove(connection.peer_key);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());

@@ -43,6 +43,7 @@ use super::handshake::{InboundHandshake, OutboundHandshake};
 use super::io_backend::EndpointUring;
 use super::linger;
 use super::network::{Listener, Network};
+use super::read_memory::ReadMemory;
 use crate::sys::timer::Timer;
 use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
 use crate::transport::connection_keys::ConnectionKeys;
@@ -219,7 +220,7 @@ pub(crate) struct TcpEndpoint {
     /// The protocol of the first request to a peer.
     protocol: WireProtocol,
     /// Memory into which connections read; empty for a passive endpoint.
-    scratch: Box<[u8]>,
+    read_memory: ReadMemory,
     /// The timer of all deadlines; `None` if the endpoint has none.
     timer: Option<Timer>,
     /// The deadline to which the timer is set.
@@ -255,7 +256,7 @@ impl TcpEndpoint {
         if info.ep.protocol == Some(Protocol::Rxm) {
             endpoint.protocol = WireProtocol::Rxm;
         }
-        endpoint.scratch = vec![0; SCRATCH_LEN].into();
+        endpoint.read_memory = ReadMemory::new(SCRATCH_LEN);
         endpoint.set_caps(info.caps);
         Ok(endpoint)
     }
@@ -311,7 +312,7 @@ impl TcpEndpoint {
             connection_keys: ConnectionKeys::default(),
             last_connection_id: 0,
             protocol: WireProtocol::Native,
-            scratch: Box::default(),
+            read_memory: ReadMemory::default(),
             timer: None,
             timer_deadline: None,
             connection_deadlines: Deadlines::default(),
