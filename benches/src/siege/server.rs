@@ -124,7 +124,8 @@ pub fn serve_siege(address: &str) -> Result<()> {
 struct SiegeServer {
     ep: Endpoint,
     provider: SiegeProvider,
-    /// The peers that are connected and have sent no request.
+    /// The peers that have connected and sent no request. Messages of those that have left may
+    /// wait.
     connected: Mutex<HashSet<Address>>,
     stalled: AtomicU64,
     violations: AtomicU64,
@@ -241,15 +242,14 @@ impl SiegeServer {
     /// Reads the event queue, as a program does that logs events.
     async fn count_events(&self, mut events: EventQueue) {
         loop {
-            let (peer, reason) = match events.read().await.kind {
+            let reason = match events.read().await.kind {
                 EventKind::PeerConnected { peer, .. } => {
                     self.change_connected(|connected| connected.insert(peer));
                     continue;
                 }
-                EventKind::PeerDown { peer, reason, .. } => (peer, reason),
+                EventKind::PeerDown { reason, .. } => reason,
                 _ => continue,
             };
-            self.change_connected(|connected| connected.remove(&peer));
             let counter = match reason {
                 DownReason::Stalled => &self.stalled,
                 DownReason::Protocol(_) => &self.violations,

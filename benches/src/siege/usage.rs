@@ -26,11 +26,11 @@ pub(super) struct UsageLimits {
     pub(super) mappings: usize,
 }
 
-/// What may remain after an attack. Memory: unexpected messages of peers that have left stay until
-/// the budget of 16 MiB is used up, and the allocator keeps free memory. Descriptors and mappings:
-/// those of threads that the library starts once, and of the allocator.
+/// What may remain after an attack, when the server has received or discarded what was left.
+/// Memory: the buffer pool keeps up to 52 MiB, and the allocator keeps free memory. Descriptors and
+/// mappings: those of threads that the library starts once, and of the allocator.
 pub(super) const LIMITS_AFTER: UsageLimits = UsageLimits {
-    memory: 32 << 20,
+    memory: 64 << 20,
     descriptors: 8,
     mappings: 64,
 };

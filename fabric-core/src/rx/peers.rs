@@ -113,6 +113,9 @@ impl RxQueue {
     /// Discards the buffered messages of these peers, apart from those that are arriving, and
     /// reports it.
     fn discard_messages_of(&mut self, engine: &mut impl RxEngine, peers: &HashSet<PeerKey>) {
+        if peers.is_empty() {
+            return;
+        }
         let discarded = self.matcher.take_where(|envelope, message| {
             message.partial.is_none() && peers.contains(&envelope.peer)
         });
