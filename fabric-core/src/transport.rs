@@ -38,7 +38,7 @@ pub use connect::{
 pub use context::EngineContext;
 pub use domain::{ConnectionManagement, TransportDomain};
 pub use endpoint::{
-    ConnectionRequests, EndpointConnection, MulticastGroups, PeerSelector, SentLoans,
+    ConnectionRequests, Disconnect, EndpointConnection, MulticastGroups, SentLoans,
     TransportEndpoint, TrySend,
 };
 pub use endpoint_context::EndpointContext;

@@ -29,13 +29,25 @@ pub enum TrySend {
     WouldBlock,
 }
 
-/// Which connections to end.
+/// Which connections the engine ends, and why.
 #[derive(Clone, Copy, Debug)]
-pub enum PeerSelector<'a> {
-    /// All connections with the peer of this name.
-    Name(&'a Address),
-    /// The connection whose messages come from this sender.
-    Sender(PeerKey),
+pub enum Disconnect<'a> {
+    /// All connections with the peer of this name, because the program disconnects it.
+    Program(&'a Address),
+    /// The connection from which the messages of this sender come, because one of them makes no
+    /// progress. A transport does nothing while it delays the message itself.
+    Stalled(PeerKey),
+}
+
+impl Disconnect<'_> {
+    /// Returns the reason that events report.
+    #[must_use]
+    pub fn reason(self) -> DownReason {
+        match self {
+            Self::Program(_) => DownReason::Disconnected,
+            Self::Stalled(_) => DownReason::Stalled,
+        }
+    }
 }
 
 /// An endpoint of a transport, or a passive endpoint. The engine owns the endpoint and calls it
@@ -219,15 +231,14 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         None
     }
 
-    /// Ends the connections with a peer, in both directions, for this reason. Messages of the peer
+    /// Ends connections with a peer, in both directions. Messages of the peer
     /// that have not arrived whole are lost, and queued operations for the peer fail with
     /// [`Error::PeerGone`]. Returns whether there was a connection. A transport without connections
     /// does nothing.
     fn disconnect(
         &mut self,
         _ctx: &mut EndpointContext<'_, E>,
-        _peer: PeerSelector<'_>,
-        _reason: DownReason,
+        _disconnect: Disconnect<'_>,
     ) -> bool {
         false
     }

@@ -1,20 +1,16 @@
-//! The timer that checks which arriving messages make progress, and calls that disconnect peers.
+//! The timer that checks which arriving messages make progress.
 //!
 //! The timer runs while a message is arriving. It expires every 50 ms, or sixteen times in a short
 //! progress timeout, and each time the receive queues compare what has arrived
-//! ([`check_arrivals`](RxQueue::check_arrivals)). The timeout is counted in checks, and a pass lies
+//! ([`check_arrivals`](fabric_core::rx::RxQueue::check_arrivals)). The timeout is counted in checks, and a pass lies
 //! between two checks, so a message that waits in a socket or ring because the program did not poll
 //! does not time out.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_core::event::DownReason;
-use fabric_core::rx::RxQueue;
-use fabric_core::transport::{EpId, PeerSelector, WaitToken};
-use fabric_core::{Address, Result};
+use fabric_core::transport::{Disconnect, WaitToken};
 
-use super::domain::DomainHandle;
 use super::progress::EngineState;
 use crate::sys::EpollSet;
 use crate::sys::timer::Timer;
@@ -101,28 +97,8 @@ impl EngineState {
         self.arrival_timer.set(any);
         for (ep, peer) in timed_out {
             let _ = self.with_transport(ep, |transport, ctx| {
-                transport.disconnect(ctx, PeerSelector::Sender(peer), DownReason::Stalled)
+                transport.disconnect(ctx, Disconnect::Stalled(peer))
             });
         }
-    }
-
-    /// Ends the connections of an endpoint with a peer, and discards the peer's messages.
-    fn disconnect(&mut self, ep: EpId, peer: &Address) -> Result<bool> {
-        let was_connected = self.with_transport(ep, |transport, ctx| {
-            transport.disconnect(ctx, PeerSelector::Name(peer), DownReason::Disconnected)
-        })?;
-        self.change_rx(ep, |rx: &mut RxQueue, domain| rx.discard_from(domain, peer));
-        Ok(was_connected)
-    }
-}
-
-impl DomainHandle {
-    /// Ends the connections of an endpoint with this peer, and discards the messages of the peer
-    /// that no receive has taken. Returns whether there was a connection.
-    ///
-    /// # Errors
-    /// [`Error::Closed`](fabric_core::Error::Closed).
-    pub fn disconnect(&self, ep: EpId, peer: &Address) -> Result<bool> {
-        self.with_engine(|locked| locked.disconnect(ep, peer))
     }
 }

@@ -8,7 +8,7 @@ use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EndpointContext, EpId, FastPath, RxEngine};
+use fabric_core::transport::{Disconnect, EndpointContext, EpId, FastPath, RxEngine};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
@@ -30,6 +30,15 @@ pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
 }
 
 impl EngineState {
+    /// Ends the connections of an endpoint with a peer, and discards the peer's messages.
+    fn disconnect(&mut self, ep: EpId, peer: &Address) -> Result<bool> {
+        let was_connected = self.with_transport(ep, |transport, ctx| {
+            transport.disconnect(ctx, Disconnect::Program(peer))
+        })?;
+        self.change_rx(ep, |rx: &mut RxQueue, domain| rx.discard_from(domain, peer));
+        Ok(was_connected)
+    }
+
     /// Opens an endpoint with these bindings, and its receive queue. The transport endpoint is
     /// [attached](super::endpoint_table::EndpointTable::attach) later.
     ///
@@ -142,6 +151,15 @@ impl EngineState {
 }
 
 impl DomainHandle {
+    /// Ends the connections of an endpoint with this peer, and discards the messages of the peer
+    /// that no receive has taken. Returns whether there was a connection.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn disconnect(&self, ep: EpId, peer: &Address) -> Result<bool> {
+        self.with_engine(|locked| locked.disconnect(ep, peer))
+    }
+
     /// Opens an endpoint (`fi_endpoint`, `fi_enable`).
     ///
     /// # Errors

@@ -499,7 +499,7 @@ impl EngineGuard<'_> {
                 FollowUp::GrantCredits(ep) => state.grant_credits(ep),
                 FollowUp::PublishAddr(av, addr) => state.publish_addr(av, addr),
                 FollowUp::ReleaseAddr(av, addr) => state.release_addr(av, addr),
-                FollowUp::CheckArrivals => state.start_arrival_timer(&engine.wait_set),
+                FollowUp::StartArrivalTimer => state.start_arrival_timer(&engine.wait_set),
                 FollowUp::ResumeProgress => {
                     state.progress_transport();
                     resumed = true;

@@ -17,7 +17,7 @@ pub(crate) enum FollowUp {
     /// Release an auto-inserted address if its peer has left and no message of it remains.
     ReleaseAddr(AvId, FiAddr),
     /// Start the timer that checks which arriving messages make progress.
-    CheckArrivals,
+    StartArrivalTimer,
     /// Make a pass: messages or accesses that were held back may be accepted now.
     ResumeProgress,
 }

@@ -187,7 +187,7 @@ impl RxEngine for DomainState {
     fn on_arriving(&mut self) {
         if !self.checks_arrivals {
             self.checks_arrivals = true;
-            self.pending_work.push(FollowUp::CheckArrivals);
+            self.pending_work.push(FollowUp::StartArrivalTimer);
         }
     }
 

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::OpKind;
-use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, PeerSelector, SentLoans,
+    Disconnect, EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, SentLoans,
     TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -317,13 +316,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         }
     }
 
-    fn disconnect(
-        &mut self,
-        ctx: &mut EndpointContext<'_, E>,
-        peer: PeerSelector<'_>,
-        reason: DownReason,
-    ) -> bool {
-        self.end_connections(ctx, peer, reason)
+    fn disconnect(&mut self, ctx: &mut EndpointContext<'_, E>, disconnect: Disconnect<'_>) -> bool {
+        self.end_connections(ctx, disconnect)
     }
 
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {

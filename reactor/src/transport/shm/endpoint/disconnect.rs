@@ -17,7 +17,7 @@
 //! any-source receive whose sender dies midway keeps waiting.
 
 use fabric_core::event::{DownReason, EventKind};
-use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
+use fabric_core::transport::{Disconnect, EndpointContext, EngineContext};
 use fabric_core::{Error, FiAddr};
 
 use super::super::control::ControlMessage;
@@ -125,15 +125,15 @@ impl ShmEndpoint {
     pub(super) fn end_connections(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        selector: PeerSelector<'_>,
-        reason: DownReason,
+        disconnect: Disconnect<'_>,
     ) -> bool {
         let mut incoming = Vec::new();
-        match selector {
-            PeerSelector::Name(name) => self
+        let reason = disconnect.reason();
+        match disconnect {
+            Disconnect::Program(name) => self
                 .rx_connections
                 .for_each_at(name, |rx_index, _| incoming.push(rx_index)),
-            PeerSelector::Sender(sender) => incoming.extend(self.rx_connections.index_of(sender)),
+            Disconnect::Stalled(sender) => incoming.extend(self.rx_connections.index_of(sender)),
         }
         for &rx_index in &incoming {
             self.on_rx_ended(ctx, rx_index, reason);
@@ -145,7 +145,7 @@ impl ShmEndpoint {
             }
             self.remove_rx_connection(ctx, rx_index);
         }
-        let PeerSelector::Name(name) = selector else {
+        let Disconnect::Program(name) = disconnect else {
             return !incoming.is_empty();
         };
         let mut outgoing = Vec::new();

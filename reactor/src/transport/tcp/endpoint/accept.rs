@@ -405,7 +405,7 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         listen_addr: SocketAddr,
     ) {
-        let Some(&peer_index) = self.peer_by_socket_addr.get(&listen_addr) else {
+        let Some(peer_index) = self.peers.at(listen_addr) else {
             return;
         };
         let peer = &self.peers[peer_index];

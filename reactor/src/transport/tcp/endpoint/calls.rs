@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
-use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    ConnectionRequests, EndpointConnection, EndpointContext, EngineContext, OpKey, PeerSelector,
+    ConnectionRequests, Disconnect, EndpointConnection, EndpointContext, EngineContext, OpKey,
     TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -24,7 +23,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let Some(peer_index) = self.peer_index(tx_op.peer) else {
+        let Some(peer_index) = self.peers.with_fi_addr(tx_op.peer) else {
             return ctx.address_of(tx_op.peer).map(|_| TrySend::WouldBlock);
         };
         let peer = &self.peers[peer_index];
@@ -54,7 +53,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         tx_op: &TxOp,
         len: usize,
     ) {
-        let peer_index = self.peer_index(tx_op.peer);
+        let peer_index = self.peers.with_fi_addr(tx_op.peer);
         match peer_index.and_then(|peer_index| self.tx_connection_mut(peer_index)) {
             Some(connection) => connection.set_batched_op(op, len, tx_op.tag),
             None => ctx.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
@@ -90,7 +89,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 "FI_MATCH_COMPLETE over tcp; use delivery_complete, or shm",
             ));
         }
-        let peer_index = match self.peer_index(tx_op.peer) {
+        let peer_index = match self.peers.with_fi_addr(tx_op.peer) {
             Some(peer_index) => peer_index,
             None => {
                 let name = ctx.address_of(tx_op.peer)?;
@@ -101,12 +100,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 {
                     return Err(Error::PeerGone(name));
                 }
-                self.peers[peer_index].fi_addr = Some(tx_op.peer);
-                let index = tx_op.peer.index();
-                if index >= self.peer_by_fi_addr.len() {
-                    self.peer_by_fi_addr.resize(index + 1, None);
-                }
-                self.peer_by_fi_addr[index] = Some(peer_index);
+                self.peers.set_fi_addr(peer_index, tx_op.peer);
                 peer_index
             }
         };
@@ -139,7 +133,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
-        for (_, peer) in &mut self.peers {
+        for peer in self.peers.iter_mut() {
             if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
                 if peer.tx_queue[position].bytes_sent.is_some() {
                     return false;
@@ -184,9 +178,9 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     ) {
         let expected = ctx.incarnation_of(addr);
         let socket_addr = self.network.socket_addr(address).ok();
-        let peer = socket_addr.and_then(|at| self.peer_by_socket_addr.get(&at));
+        let peer = socket_addr.and_then(|at| self.peers.at(at));
         // Only connections with this peer are visited, so inserting n addresses takes O(n) time.
-        for &connection_index in peer.map_or(&[][..], |&peer| &self.peers[peer].established) {
+        for &connection_index in peer.map_or(&[][..], |peer| &self.peers[peer].established) {
             if let Some(ConnectionState::Established(connection)) =
                 self.connections.get_mut(connection_index)
                 && connection.source.is_none()
@@ -203,9 +197,8 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         for connection in self.all_established_mut() {
             connection.source = connection.source.filter(|source| *source != addr);
         }
-        if let Some(peer_index) = self.peer_index(addr) {
-            self.peer_by_fi_addr[addr.index()] = None;
-            self.peers[peer_index].fi_addr = None;
+        if let Some(peer_index) = self.peers.with_fi_addr(addr) {
+            self.peers.clear_fi_addr(peer_index);
             let stale = Error::StaleAddress(addr);
             self.fail_sends(ctx, peer_index, &stale);
             self.cancel_connect(peer_index);
@@ -312,22 +305,12 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             && self.arm_uring_recv()
     }
 
-    fn disconnect(
-        &mut self,
-        ctx: &mut EndpointContext<'_, E>,
-        peer: PeerSelector<'_>,
-        reason: DownReason,
-    ) -> bool {
-        self.end_connections(ctx, peer, reason)
+    fn disconnect(&mut self, ctx: &mut EndpointContext<'_, E>, disconnect: Disconnect<'_>) -> bool {
+        self.end_connections(ctx, disconnect)
     }
 
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        let peers: Vec<_> = self
-            .peers
-            .iter()
-            .map(|(peer_index, _)| peer_index)
-            .collect();
-        for peer_index in peers {
+        for peer_index in self.peers.positions() {
             self.fail_sends(ctx, peer_index, &Error::Canceled);
         }
         let connections: Vec<_> = self

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fabric_core::flags::Caps;
-use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension, WireProtocol};
+use fabric_core::tcp::{ByteOrder, Negotiated, PeerCaps, VendorExtension};
 use fabric_core::transport::{
     ConnectMode, ConnectParams, Connected, EndpointConnection, EndpointContext, EngineContext,
 };
@@ -70,14 +70,8 @@ impl TcpEndpoint {
         let name = resources.network.address(local_addr)?;
         let mut endpoint = Self::new(ctx.ep(), (local_addr, name), msg_kind(0), resources);
         endpoint.set_caps(caps);
-        let peer = TcpPeer {
-            fi_addr: Some(fi_addr),
-            ..TcpPeer::new(peer_name.clone(), remote_addr, WireProtocol::Native)
-        };
-        let peer = endpoint.peers.insert(peer);
-        endpoint.peer_by_socket_addr.insert(remote_addr, peer);
-        endpoint.peer_by_fi_addr.resize(fi_addr.index() + 1, None);
-        endpoint.peer_by_fi_addr[fi_addr.index()] = Some(peer);
+        let peer = endpoint.find_or_add_peer(remote_addr, peer_name);
+        endpoint.peers.set_fi_addr(peer, fi_addr);
         endpoint.kind = msg_kind(peer);
         match mode {
             ConnectMode::Connect { from, timeout } => {

@@ -3,7 +3,7 @@
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::tcp::{ByteOrder, Negotiated};
-use fabric_core::transport::{EndpointContext, EngineContext, PeerSelector};
+use fabric_core::transport::{Disconnect, EndpointContext, EngineContext};
 
 use super::super::connection::TcpConnection;
 use super::super::linger;
@@ -154,22 +154,19 @@ impl TcpEndpoint {
 
     /// Removes a peer without address handle, connection and queued operations.
     pub(super) fn drop_unused_peer(&mut self, peer_index: usize) {
-        let Some(peer) = self.peers.get(peer_index) else {
-            return;
-        };
-        if peer.fi_addr.is_none()
-            && peer.connection.is_none()
-            && peer.verification.is_none()
-            && peer.tx_queue.is_empty()
-            && peer.established.is_empty()
-        {
-            let peer = self.peers.remove(peer_index);
-            self.peer_by_socket_addr.remove(&peer.socket_addr);
-        }
+        self.peers.remove_if_unused(peer_index);
     }
 }
 
 impl TcpPeer {
+    /// Returns whether the peer has neither a connection nor queued operations.
+    pub(super) fn is_unused(&self) -> bool {
+        self.connection.is_none()
+            && self.verification.is_none()
+            && self.tx_queue.is_empty()
+            && self.established.is_empty()
+    }
+
     /// Ends the use of the established connection for sends. They use the outbound connection that
     /// verifies the established one, if there is one.
     pub(super) fn end_tx_connection(&mut self) {
@@ -197,22 +194,19 @@ impl TcpEndpoint {
     pub(super) fn end_connections(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
-        selector: PeerSelector<'_>,
-        reason: DownReason,
+        disconnect: Disconnect<'_>,
     ) -> bool {
-        let (peer_index, ended) = match selector {
-            PeerSelector::Name(name) => {
-                let Some((peer_index, peer)) =
-                    self.peers.iter().find(|(_, peer)| peer.address == *name)
-                else {
+        let (peer_index, ended) = match disconnect {
+            Disconnect::Program(name) => {
+                let socket_addr = self.network.socket_addr(name).ok();
+                let Some(peer_index) = socket_addr.and_then(|at| self.peers.at(at)) else {
                     return false;
                 };
-                (Some(peer_index), peer.established.clone())
+                (Some(peer_index), self.peers[peer_index].established.clone())
             }
-            PeerSelector::Sender(sender) => {
+            Disconnect::Stalled(sender) => {
                 let ended = self.connection_keys.connection(sender);
-                if reason == DownReason::Stalled
-                    && let Some(connection_index) = ended
+                if let Some(connection_index) = ended
                     && let Some(connection) = self.established_mut(connection_index)
                     && !connection.has_stalled()
                 {
@@ -223,13 +217,13 @@ impl TcpEndpoint {
         };
         for &connection_index in &ended {
             if let Some(connection) = self.established_mut(connection_index) {
-                connection.end(reason);
+                connection.end(disconnect.reason());
             }
             self.close_connection(ctx, connection_index);
         }
         // The attempt to connect, and the operations that wait for it or for the next one. Closing
         // the last connection may have removed the peer.
-        if let (PeerSelector::Name(name), Some(peer_index)) = (selector, peer_index)
+        if let (Disconnect::Program(name), Some(peer_index)) = (disconnect, peer_index)
             && let Some(peer) = self.peers.get(peer_index)
         {
             let error = Error::PeerGone(name.clone());

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `mod` | the endpoint and its lists of connections |
 //! | `calls` | the calls of the engine: sends, passes, changes of addresses |
+//! | `peer_table` | the peers, by address and by handle |
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `inbound` | limits of inbound connections |
@@ -21,11 +22,12 @@ mod connections;
 mod deadlines;
 mod inbound;
 mod passive;
+mod peer_table;
 mod sending;
 mod timer;
 mod verify;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ use fabric_core::flags::Caps;
 use fabric_core::info::{Info, Protocol};
 use fabric_core::tcp::{VendorExtension, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
-use fabric_core::{Address, FiAddr, Result};
+use fabric_core::{Address, Result};
 use slab::Slab;
 
 use super::connection::{QueuedTxOp, TcpConnection};
@@ -55,6 +57,7 @@ use deadlines::Deadlines;
 use inbound::InboundConnections;
 pub(super) use inbound::{InboundSource, max_descriptors};
 use passive::ConnReqQueue;
+use peer_table::PeerTable;
 use verify::Verifications;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
@@ -127,8 +130,6 @@ impl ConnectionState {
 struct TcpPeer {
     address: Address,
     socket_addr: SocketAddr,
-    /// The address handle of the last operation that was queued for the peer, while it is valid.
-    fi_addr: Option<FiAddr>,
     /// Index of the connection that sends use: outbound or established.
     connection: Option<usize>,
     /// Index of the outbound connection that verifies the established one.
@@ -156,7 +157,6 @@ impl TcpPeer {
         Self {
             address,
             socket_addr,
-            fi_addr: None,
             connection: None,
             verification: None,
             next_verification: None,
@@ -203,10 +203,7 @@ pub(crate) struct TcpEndpoint {
     listener: Option<Box<dyn Listener>>,
     wait_set: Arc<dyn WaitSet>,
     connections: Slab<ConnectionState>,
-    peers: Slab<TcpPeer>,
-    peer_by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Positions in `peers`, by the index of the peer's address handle.
-    peer_by_fi_addr: Vec<Option<usize>>,
+    peers: PeerTable,
     /// Connections that every pass polls.
     active_connections: Vec<usize>,
     /// Inbound connections that count towards a limit.
@@ -302,9 +299,7 @@ impl TcpEndpoint {
             listener: None,
             wait_set,
             connections: Slab::new(),
-            peers: Slab::new(),
-            peer_by_socket_addr: HashMap::new(),
-            peer_by_fi_addr: Vec::new(),
+            peers: PeerTable::default(),
             active_connections: Vec::new(),
             inbound: InboundConnections::new(limits),
             verifications: Verifications::default(),

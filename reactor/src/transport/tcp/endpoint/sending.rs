@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use fabric_core::completion::{Outcome, Transfer};
 use fabric_core::transport::{EndpointContext, EngineContext};
-use fabric_core::{Address, Error, FiAddr};
+use fabric_core::{Address, Error};
 
 use super::super::connection::TcpConnection;
-use super::{ConnectionState, TcpEndpoint, TcpPeer};
+use super::{ConnectionState, TcpEndpoint};
 
 impl TcpEndpoint {
     /// Adds a connection to those that every pass polls.
@@ -36,18 +36,7 @@ impl TcpEndpoint {
 
     /// Returns the position of the peer that listens at this address, and adds the peer if needed.
     pub(super) fn find_or_add_peer(&mut self, socket_addr: SocketAddr, name: &Address) -> usize {
-        let peer = self.peer_by_socket_addr.entry(socket_addr);
-        *peer.or_insert_with(|| {
-            let peer = TcpPeer::new(name.clone(), socket_addr, self.protocol);
-            self.peers.insert(peer)
-        })
-    }
-
-    /// Returns the position of the peer with this address handle, if an operation has used the
-    /// handle.
-    pub(super) fn peer_index(&self, addr: FiAddr) -> Option<usize> {
-        let peer_index = (*self.peer_by_fi_addr.get(addr.index())?)?;
-        (self.peers[peer_index].fi_addr == Some(addr)).then_some(peer_index)
+        self.peers.find_or_add(socket_addr, name, self.protocol)
     }
 
     /// Progresses the transmit queue of a peer.
@@ -87,12 +76,9 @@ impl TcpEndpoint {
             // Nothing of the operation was sent: it was queued after the last connection had ended.
             ctx.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
-        if let Some(addr) = peer
-            .fi_addr
-            .filter(|addr| !connection.serves_addr(*addr, ctx))
-        {
-            peer.fi_addr = None;
-            self.peer_by_fi_addr[addr.index()] = None;
+        let addr = self.peers.fi_addr(connection.peer);
+        if addr.is_some_and(|addr| !connection.serves_addr(addr, ctx)) {
+            self.peers.clear_fi_addr(connection.peer);
         }
     }
 
