@@ -117,19 +117,20 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Sets the time after which the connection to a peer ends whose message has begun to arrive
-    /// and makes no progress; 30 seconds by default, `None` for never.
+    /// Sets how long an arriving message may make no progress; 30 seconds by default. Then the domain
+    /// ends the connection of its sender with
+    /// [`DownReason::Stalled`](crate::DownReason::Stalled). Progress is 4 KiB, or the end of the
+    /// message. `None` sets no limit, and messages keep their receives.
     ///
     /// A message that arrives in pieces fills a receive or a buffer, so a peer that stops in the
-    /// middle would hold the receive for ever. Progress is 4 KiB, or the end of the message. After
-    /// 100 milliseconds without progress (an eighth of a timeout below 0.8 seconds), a whole message
-    /// of another peer may take the receive. The stalled message then goes on in the next receive
-    /// that accepts it, or is buffered (within the peer's share of the
-    /// [budget](crate::guide::memory#unexpected-messages)); if it does not fit, its connection ends
-    /// after an eighth of the timeout. After the whole timeout the connection ends in any case, with
-    /// [`DownReason::Stalled`](crate::DownReason::Stalled). A message that fills a part of a
-    /// multi-receive keeps the part for the whole timeout. Times are measured while the domain
-    /// makes progress.
+    /// middle would hold the receive for ever. After 100 milliseconds without progress (an eighth
+    /// of a timeout below 0.8 seconds), a whole message of another peer may take the receive. The
+    /// stalled message then goes on in the next receive that accepts it, or is buffered (within the
+    /// peer's share of the [budget](crate::guide::memory#unexpected-messages)). If the stalled
+    /// message does not fit and another one waits for the receive, its connection ends after an
+    /// eighth of the timeout. A message that fills a part of a multi-receive keeps the part for the
+    /// whole timeout. A connection over `tcp` does not end while this side delays the message. Time
+    /// in which the program does not poll the domain does not count.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -167,8 +167,8 @@ pub enum DownReason {
     Died,
     /// The peer violated the protocol, as the text says, and this side ended the connection.
     Protocol(&'static str),
-    /// This side ended the connection, because a message of the peer had begun to arrive and no
-    /// byte followed for the progress timeout.
+    /// This side ended the connection. A message of the peer had begun to arrive and then made too
+    /// little progress within the progress timeout.
     Stalled,
     /// This side's program disconnected the peer.
     Disconnected,

@@ -127,7 +127,7 @@ impl SocketOptions {
     /// connections. Further connections are refused, with an
     /// [`InboundRefused`](crate::event::EventKind::InboundRefused) event, and counted
     /// ([`EndpointStats::inbound_refused`](crate::stats::EndpointStats::inbound_refused)). Peers
-    /// that the program has inserted are always accepted.
+    /// that the program has inserted are exempt. With 0, only these are accepted.
     #[must_use]
     pub fn max_inbound(mut self, connections: usize) -> Self {
         self.max_inbound = Some(connections);
@@ -135,8 +135,8 @@ impl SocketOptions {
     }
 
     /// Sets how many of the connections of [`max_inbound`](Self::max_inbound) one source may have;
-    /// by default half of them, or of those of the process if these are fewer, so that no source
-    /// takes the place of all others. A source is an IPv4 address or an IPv6 network of 64 bits.
+    /// by default half of `max_inbound`, or half of the limit of the process if that is smaller, so
+    /// that no source takes the place of all others. A source is an IPv4 address or an IPv6 network of 64 bits.
     /// The IPv4 loopback addresses are one source, which all local peers share.
     #[must_use]
     pub fn max_inbound_per_source(mut self, connections: usize) -> Self {

@@ -79,7 +79,8 @@ pub struct EndpointStats {
     /// discarded; datagrams that the network lost are not counted.
     pub dropped: u64,
     /// Unexpected messages of peers that had left, which were discarded because the budget was used
-    /// up or the program disconnected the peer ([`EventKind::MessagesDiscarded`](crate::event::EventKind::MessagesDiscarded)).
+    /// up, a limit of connections was reached or the program disconnected the peer
+    /// ([`EventKind::MessagesDiscarded`](crate::event::EventKind::MessagesDiscarded)).
     pub discarded: u64,
     /// Connections over TCP that this endpoint refused because of a limit. See
     /// [`SocketOptions::max_inbound`](crate::SocketOptions::max_inbound).

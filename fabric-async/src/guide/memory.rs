@@ -258,8 +258,8 @@
 //!   machine can have many connections. Insert the addresses of peers that you rely on.
 //! * An eighth is a reserve: a peer beyond its share may still use 4 KiB of the reserve, and the
 //!   peers of one source half of the reserve.
-//! * Messages of peers that have left stay, and count. When the reserve is used up too, messages of
-//!   the peers that use most are discarded, which [`EventKind::MessagesDiscarded`] and
+//! * Messages of peers that have left stay, and count. When the reserve is used up too, or a limit
+//!   of connections is reached, messages of the peers that use most are discarded, which [`EventKind::MessagesDiscarded`] and
 //!   [`EndpointStats::discarded`] report.
 //!
 //! * Everything behind the message in its ring waits too, even a message that a posted receive
@@ -274,8 +274,8 @@
 //!
 //! # Messages that stop arriving
 //!
-//! A message that arrives in pieces fills a receive or a buffer from its first piece on. If less
-//! than 4 KiB of it follow in 100 milliseconds, a whole message of another peer may take the
+//! A message that arrives in pieces fills a receive or a buffer from its first piece on; over `tcp`
+//! from the first 4 KiB on. If less than 4 KiB of it follow in 100 milliseconds, a whole message of another peer may take the
 //! receive; what has arrived goes to another receive or is buffered within the share of its sender,
 //! and the rest is awaited. The connection ends with [`DownReason::Stalled`] after the
 //! [progress timeout](crate::BindOptions::progress_timeout) (30 seconds by default) without
