@@ -44,10 +44,20 @@ impl UnsentAcks {
         ep: EpId,
         endpoint_of: impl Fn(PeerKey) -> Option<EpId>,
     ) -> Option<(PeerKey, u32)> {
-        self.0.retain(|(peer, _)| endpoint_of(*peer).is_some());
-        let mut acks = self.0.iter();
-        let position = acks.position(|(peer, _)| endpoint_of(*peer) == Some(ep))?;
-        Some(self.0.swap_remove(position))
+        let mut index = self.0.len();
+        while index > 0 {
+            index -= 1;
+            match endpoint_of(self.0[index].0) {
+                Some(other) if other != ep => {}
+                of_ep => {
+                    let ack = self.0.swap_remove(index);
+                    if of_ep.is_some() {
+                        return Some(ack);
+                    }
+                }
+            }
+        }
+        None
     }
 }
 

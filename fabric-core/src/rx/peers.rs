@@ -23,19 +23,19 @@ pub(super) struct QueuePeers {
     disconnected: VecDeque<(PeerKey, Address)>,
     /// Connected peers, and the endpoint of each, if endpoints share the queue. Empty otherwise:
     /// the transport keeps the peers of the one endpoint.
-    connected: Vec<(PeerKey, Address, EpId)>,
+    connected: HashMap<PeerKey, (Address, EpId)>,
 }
 
 impl QueuePeers {
     /// Adds a peer of an endpoint that shares the queue.
     pub(super) fn connect(&mut self, peer: PeerKey, name: Address, ep: EpId) {
-        self.connected.push((peer, name, ep));
+        self.connected.insert(peer, (name, ep));
     }
 
     /// Moves a peer to the disconnected ones. If they are too many, forgets the one that has
     /// disconnected first, of those without messages if there are any.
     fn disconnect(&mut self, peer: PeerKey, name: Address, budget: &UnexpectedBudget) {
-        self.connected.retain(|(connected, ..)| *connected != peer);
+        self.connected.remove(&peer);
         if self.disconnected.len() == MAX_DISCONNECTED_PEERS {
             let mut disconnected = self.disconnected.iter();
             let unused = disconnected.position(|(key, _)| budget.used_by(*key) == 0);
@@ -46,8 +46,8 @@ impl QueuePeers {
 
     /// Removes and returns the connected peers of an endpoint.
     pub(super) fn take_peers_of(&mut self, ep: EpId) -> Vec<(PeerKey, Address)> {
-        let of_ep = self.connected.extract_if(.., |(.., other)| *other == ep);
-        of_ep.map(|(key, name, _)| (key, name)).collect()
+        let of_ep = self.connected.extract_if(|_, (_, other)| *other == ep);
+        of_ep.map(|(key, (name, _))| (key, name)).collect()
     }
 
     pub(super) fn clear_connected(&mut self) {
@@ -56,13 +56,12 @@ impl QueuePeers {
 
     /// Returns whether a peer with this name is connected to an endpoint that shares the queue.
     pub(super) fn is_connected(&self, name: &Address) -> bool {
-        self.connected.iter().any(|(_, other, _)| other == name)
+        self.connected.values().any(|(other, _)| other == name)
     }
 
     /// Returns the endpoint to which a peer is connected.
     pub(super) fn endpoint_of(&self, peer: PeerKey) -> Option<EpId> {
-        let connected = self.connected.iter().find(|(key, ..)| *key == peer);
-        connected.map(|(.., ep)| *ep)
+        self.connected.get(&peer).map(|(_, ep)| *ep)
     }
 
     fn is_disconnected(&self, peer: PeerKey) -> bool {
@@ -71,7 +70,8 @@ impl QueuePeers {
 
     /// Iterates over the disconnected peers, and over the connected peers of a shared queue.
     pub(super) fn known(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
-        let connected = self.connected.iter().map(|(key, name, _)| (*key, name));
+        let connected = self.connected.iter();
+        let connected = connected.map(|(key, (name, _))| (*key, name));
         let disconnected = self.disconnected.iter().map(|(key, name)| (*key, name));
         disconnected.chain(connected)
     }
