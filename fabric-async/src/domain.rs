@@ -117,8 +117,8 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Sets how long an arriving message may make no progress; 30 seconds by default. Then the domain
-    /// ends the connection of its sender with
+    /// Sets how long an arriving message may make no progress; 30 seconds by default. Then the
+    /// domain ends the connection of its sender with
     /// [`DownReason::Stalled`](crate::DownReason::Stalled). Progress is 4 KiB, or the end of the
     /// message. `None` sets no limit, and messages keep their receives.
     ///

@@ -136,8 +136,8 @@ impl SocketOptions {
 
     /// Sets how many of the connections of [`max_inbound`](Self::max_inbound) one source may have;
     /// by default half of `max_inbound`, or half of the limit of the process if that is smaller, so
-    /// that no source takes the place of all others. A source is an IPv4 address or an IPv6 network of 64 bits.
-    /// The IPv4 loopback addresses are one source, which all local peers share.
+    /// that no source takes the place of all others. A source is an IPv4 address or an IPv6 network
+    /// of 64 bits. The IPv4 loopback addresses are one source, which all local peers share.
     #[must_use]
     pub fn max_inbound_per_source(mut self, connections: usize) -> Self {
         self.max_inbound_per_source = Some(connections);

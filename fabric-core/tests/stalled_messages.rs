@@ -380,7 +380,8 @@ proptest! {
                     messages.push(Message { tag, len, byte, arriving: Some((id, 0)) });
                 }
                 Call::Append(at, count) => {
-                    let mut arriving = messages.iter_mut().filter(|message| message.arriving.is_some());
+                    let is_arriving = |message: &&mut Message| message.arriving.is_some();
+                    let mut arriving = messages.iter_mut().filter(is_arriving);
                     if let Some(message) = arriving.nth(at) {
                         message.append(&mut fixture, count);
                     }

@@ -259,8 +259,8 @@
 //! * An eighth is a reserve: a peer beyond its share may still use 4 KiB of the reserve, and the
 //!   peers of one source half of the reserve.
 //! * Messages of peers that have left stay, and count. When the reserve is used up too, or a limit
-//!   of connections is reached, messages of the peers that use most are discarded, which [`EventKind::MessagesDiscarded`] and
-//!   [`EndpointStats::discarded`] report.
+//!   of connections is reached, messages of the peers that use most are discarded, which
+//!   [`EventKind::MessagesDiscarded`] and [`EndpointStats::discarded`] report.
 //!
 //! * Everything behind the message in its ring waits too, even a message that a posted receive
 //!   accepts. A program that waits for tag 2 while a sender floods tag 1 beyond the budget waits
@@ -275,12 +275,13 @@
 //! # Messages that stop arriving
 //!
 //! A message that arrives in pieces fills a receive or a buffer from its first piece on; over `tcp`
-//! from the first 4 KiB on. If less than 4 KiB of it follow in 100 milliseconds, a whole message of another peer may take the
-//! receive; what has arrived goes to another receive or is buffered within the share of its sender,
-//! and the rest is awaited. The connection ends with [`DownReason::Stalled`] after the
-//! [progress timeout](crate::BindOptions::progress_timeout) (30 seconds by default) without
-//! progress, or after an eighth of it when a message waits for the receive and the stalled one is
-//! longer than the share. [`Endpoint::disconnect`] ends the connections with a peer at once.
+//! from the first 4 KiB on. If less than 4 KiB of it follow in 100 milliseconds, a whole message of
+//! another peer may take the receive; what has arrived goes to another receive or is buffered
+//! within the share of its sender, and the rest is awaited. The connection ends with
+//! [`DownReason::Stalled`] after the [progress timeout](crate::BindOptions::progress_timeout) (30
+//! seconds by default) without progress, or after an eighth of it when a message waits for the
+//! receive and the stalled one is longer than the share. [`Endpoint::disconnect`] ends the
+//! connections with a peer at once.
 //!
 //! # Cleanup after a crash
 //!

@@ -158,7 +158,8 @@ impl BeforeAttack {
 
     /// Waits until every peer has left and the process has at most the descriptors, mappings and
     /// threads that it had, a timer of arriving messages and the two threads of the process that
-    /// close in the background, and checks that its heap has grown by at most `kept` bytes and 1 MiB.
+    /// close in the background, and checks that its heap has grown by at most `kept` bytes and 1
+    /// MiB.
     pub(crate) async fn assert_restored(&self, ep: &Endpoint, kept: usize) {
         wait_until(ep, |stats| stats.peers == 0).await;
         let limit = ResourceUsage {

@@ -77,8 +77,9 @@ async fn connected_peer(events: &mut EventQueue) -> Address {
     }
 }
 
-/// Runs an attack on an endpoint of this address, in a process of its own. The attack holds the only
-/// posted receive, and an honest client is served. Afterwards the process has what it had before.
+/// Runs an attack on an endpoint of this address, in a process of its own. The attack holds the
+/// only posted receive, and an honest client is served. Afterwards the process has what it had
+/// before.
 fn run_attack<A>(test: &str, addr: &str, attack: impl AsyncFn(&Endpoint) -> A) {
     run_in_own_process(test, || {
         run(async {

@@ -341,7 +341,8 @@ mod tests {
             let own = fill(&mut budget, peer, 500) * 500;
             assert!(own + 500 > share, "{peer}: {own} of {share}");
         }
-        // The source gets back what its peers return, and nothing is left of peers without messages.
+        // The source gets back what its peers return, and nothing is left of peers without
+        // messages.
         for peer in 1..2000 {
             let used = budget.used_by(PeerKey(peer));
             budget.peer_departed(PeerKey(peer));

@@ -3,8 +3,8 @@
 //! The engine [checks](RxQueue::check_arrivals) the arriving messages at intervals. A message makes
 //! progress if at least [`MIN_PROGRESS`] bytes arrive. A message without progress in two checks is
 //! *stalled*: a whole message of another peer may take its receive, and the stalled message goes to
-//! another receive that accepts it or is buffered. A peer's message does not pass an earlier message
-//! of the same peer.
+//! another receive that accepts it or is buffered. A peer's message does not pass an earlier
+//! message of the same peer.
 //!
 //! The engine ends the connection of a message that times out. It does so after an eighth of the
 //! timeout if the message is too long to be buffered and another one waits for its receive. A
@@ -48,9 +48,9 @@ impl PartialMessage {
 
 impl RxQueue {
     /// Checks which messages have made progress since the last call. A message has timed out after
-    /// `checks_per_timeout` checks without progress. Appends the senders of messages that have timed
-    /// out to `timed_out`, each with the endpoint that it is connected to. Returns whether a message
-    /// is arriving, so that another check is needed.
+    /// `checks_per_timeout` checks without progress. Appends the senders of messages that have
+    /// timed out to `timed_out`, each with the endpoint that it is connected to. Returns whether a
+    /// message is arriving, so that another check is needed.
     pub fn check_arrivals(
         &mut self,
         engine: &mut impl RxEngine,

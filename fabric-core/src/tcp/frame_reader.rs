@@ -21,8 +21,8 @@ use set_aside::SetAsideFrames;
 
 /// Maximum length of a message, in bytes: small enough that sums of lengths do not overflow.
 pub const MAX_MESSAGE: usize = 1 << 40;
-/// The number of bytes of a longer message that must have arrived before a receive or a buffer takes
-/// the message. A header alone takes nothing.
+/// The number of bytes of a longer message that must have arrived before a receive or a buffer
+/// takes the message. A header alone takes nothing.
 const MIN_BEGINNING: usize = 4 << 10;
 /// Maximum length of the operands and comparands of one atomic operation, in bytes.
 const MAX_OPERAND_BYTES: u64 = 2 * MAX_ATOMIC_BYTES as u64;
@@ -279,8 +279,8 @@ impl FrameReader {
         }
     }
 
-    /// Reads a message or its beginning. Returns false when the message has to wait, or when less of
-    /// it than [`MIN_BEGINNING`] has arrived.
+    /// Reads a message or its beginning. Returns false when the message has to wait, or when less
+    /// of it than [`MIN_BEGINNING`] has arrived.
     #[inline(always)] // hot path of short messages
     fn read_message<E: EngineContext>(
         &mut self,

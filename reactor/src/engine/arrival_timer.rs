@@ -2,9 +2,9 @@
 //!
 //! The timer runs while a message is arriving. It expires every 50 ms, or sixteen times in a short
 //! progress timeout, and each time the receive queues compare what has arrived
-//! ([`check_arrivals`](fabric_core::rx::RxQueue::check_arrivals)). The timeout is counted in checks, and a pass lies
-//! between two checks, so a message that waits in a socket or ring because the program did not poll
-//! does not time out.
+//! ([`check_arrivals`](fabric_core::rx::RxQueue::check_arrivals)). The timeout is counted in
+//! checks, and a pass lies between two checks, so a message that waits in a socket or ring because
+//! the program did not poll does not time out.
 
 use std::sync::Arc;
 use std::time::Duration;

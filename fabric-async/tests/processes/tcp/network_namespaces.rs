@@ -133,8 +133,8 @@ pub(crate) async fn link_loss_client(names: &str) {
 }
 
 /// Loses its connection to an echo peer, which is not told, and connects again as the same endpoint
-/// until the echo peer accepts. Nothing listens at the port of this endpoint, so no peer can connect
-/// to it.
+/// until the echo peer accepts. Nothing listens at the port of this endpoint, so no peer can
+/// connect to it.
 pub(crate) async fn lossy_client(names: &str) {
     let (name, echo_peer) = names.split_once(' ').expect("two names");
     let [from, to] = [name, echo_peer].map(|name| {

@@ -16,8 +16,8 @@ use super::inbound::{InboundLimits, InboundSource};
 use super::verify::PROBE_DURATION;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
-/// Maximum number of connections that an endpoint accepts each time its listener is ready: messages of
-/// other peers wait meanwhile.
+/// Maximum number of connections that an endpoint accepts each time its listener is ready: messages
+/// of other peers wait meanwhile.
 const MAX_ACCEPTS_PER_EVENT: usize = 8;
 /// Maximum number of pending inbound handshakes of one source, and of all.
 const MAX_PENDING_HANDSHAKES: (usize, usize) = (64, 256);
@@ -300,8 +300,8 @@ impl TcpEndpoint {
         room
     }
 
-    /// Counts an established connection towards the limits of its source, and sets the source of the
-    /// peer's messages.
+    /// Counts an established connection towards the limits of its source, and sets the source of
+    /// the peer's messages.
     pub(super) fn count_inbound(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
