@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use fabric_async::{Endpoint, EventKind};
+use fabric_async::{Endpoint, EventKind, FiAddr};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -36,6 +36,14 @@ pub(super) async fn listen_on_any_port() -> (TcpListener, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     (listener, port)
+}
+
+/// Listens on any port, and inserts the address as that of a peer.
+async fn insert_listener(ep: &Endpoint) -> (TcpListener, u16, FiAddr) {
+    let (listener, port) = listen_on_any_port().await;
+    let name = format!("tcp://127.0.0.1:{port}");
+    let peer = ep.address_vector().insert(&name[..]).unwrap();
+    (listener, port, peer)
 }
 
 /// Accepts a connection at a raw listener, and reads the connection request on it.
@@ -121,11 +129,7 @@ fn peer_that_lost_its_connection_is_called_back() {
     for instance in [7, 8] {
         run(async {
             let (ep, _events) = bind_with_events().await;
-            let (listener, port) = listen_on_any_port().await;
-            let peer = ep
-                .address_vector()
-                .insert(&format!("tcp://127.0.0.1:{port}")[..])
-                .unwrap();
+            let (listener, port, peer) = insert_listener(&ep).await;
             let lost = connect_accepted(&ep, port).await;
             let (_, is_accepted) = claim(&ep, port, instance).await;
             assert!(!is_accepted);
@@ -152,11 +156,7 @@ fn peer_that_lost_its_connection_is_called_back() {
 fn crossing_request_does_not_end_the_connection() {
     run(async {
         let (ep, _events) = bind_with_events().await;
-        let (listener, port) = listen_on_any_port().await;
-        let peer = ep
-            .address_vector()
-            .insert(&format!("tcp://127.0.0.1:{port}")[..])
-            .unwrap();
+        let (listener, port, peer) = insert_listener(&ep).await;
         let send = ep.send(peer, "first").start().unwrap();
         let mut accepted = accept_request(&listener, 7).await;
         send.await.unwrap();
