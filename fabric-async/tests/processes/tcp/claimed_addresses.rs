@@ -153,7 +153,7 @@ fn peer_that_lost_its_connection_is_called_back() {
 /// peer's own request arrives. The endpoint rejects the late request and keeps the connection; it
 /// connects to the peer only at the next request.
 #[test]
-fn crossing_request_does_not_end_the_connection() {
+fn simultaneous_request_does_not_end_the_connection() {
     run(async {
         let (ep, _events) = bind_with_events().await;
         let (listener, port, peer) = insert_listener(&ep).await;
@@ -163,7 +163,7 @@ fn crossing_request_does_not_end_the_connection() {
         let mut message = [0; 16 + 5];
         accepted.read_exact(&mut message).await.unwrap();
         let (_, is_accepted) = claim(&ep, port, 7).await;
-        assert!(!is_accepted, "the request has crossed that of the endpoint");
+        assert!(!is_accepted, "the endpoint has connected at the same time");
         ep.send(peer, "again").await.unwrap();
         accepted.read_exact(&mut message).await.unwrap();
         assert_eq!(message[16..], *b"again");

@@ -71,7 +71,7 @@ pub(crate) struct TcpConnection {
     pub(crate) peer_instance: Option<u32>,
     /// Whether a connection request of the peer's may still arrive that the peer sent before it
     /// accepted this side's request.
-    expects_crossing_request: bool,
+    expects_simultaneous_request: bool,
     peer_caps: PeerCaps,
     socket: TcpSocket,
     wait_set: Arc<dyn WaitSet>,
@@ -123,7 +123,7 @@ impl TcpConnection {
             source: None,
             addr_at_connect: None,
             peer_instance: None,
-            expects_crossing_request: false,
+            expects_simultaneous_request: false,
             peer_caps,
             socket,
             wait_set,
@@ -159,17 +159,18 @@ impl TcpConnection {
         self.rx.end_reason()
     }
 
-    /// Notes that this side has initiated the connection, so that a request of the peer's may have
-    /// crossed the request of this side.
-    pub(crate) fn expect_crossing_request(&mut self) {
-        self.expects_crossing_request = true;
+    /// Notes that this side has initiated the connection, so that the peer may have sent a request
+    /// at the same time.
+    pub(crate) fn expect_simultaneous_request(&mut self) {
+        self.expects_simultaneous_request = true;
     }
 
-    /// Returns whether a rejected request from this instance may have crossed the request of this
-    /// side. One request can have: a peer that has accepted a request sends none.
-    pub(crate) fn take_crossing_request(&mut self, instance: u32) -> bool {
+    /// Returns whether the peer may have sent a rejected request from this instance before it
+    /// accepted the request of this side. That holds for one request: a peer that has accepted a
+    /// request sends none.
+    pub(crate) fn take_simultaneous_request(&mut self, instance: u32) -> bool {
         self.peer_instance.is_none_or(|peer| peer == instance)
-            && std::mem::take(&mut self.expects_crossing_request)
+            && std::mem::take(&mut self.expects_simultaneous_request)
     }
 
     /// Returns whether the peer has closed or reset the connection.

@@ -248,7 +248,7 @@ impl TcpEndpoint {
             trailing_bytes,
         );
         if let Some(connection) = self.established_mut(connection_index) {
-            connection.expect_crossing_request();
+            connection.expect_simultaneous_request();
         }
         if let Some(source) = counted_source {
             self.count_inbound(ctx, connection_index, source);

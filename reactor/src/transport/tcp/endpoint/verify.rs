@@ -80,14 +80,14 @@ impl TcpEndpoint {
     }
 
     /// Begins to verify the established connection of a peer, whose address a rejected request
-    /// from this instance has claimed. A request that has crossed the request of this side begins
-    /// no verification.
+    /// from this instance has claimed. A request that the peer sent at the same time as this side
+    /// begins no verification.
     pub(super) fn verify_connection(&mut self, peer_index: usize, instance: u32) {
         let now = Instant::now();
         if let Some(connection_index) = self.peers[peer_index].connection
             && let Some(connection) = self.established_mut(connection_index)
         {
-            if connection.take_crossing_request(instance) {
+            if connection.take_simultaneous_request(instance) {
                 return;
             }
             connection.probe_peer(now + PROBE_DURATION);
