@@ -4,21 +4,17 @@ use fabric_async::{Endpoint, Error, EventKind, Protocol};
 
 use crate::peer_death::{kill_self, wait_exit};
 use crate::run;
-use crate::test_peer::TestPeer;
+use crate::test_peer::{TestPeer, unassigned_port};
 
 /// Returns the transports of these tests, each with a name that two processes bind in turn.
 fn transports(which: &str) -> [(&'static str, String); 3] {
-    let free_port = || {
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        socket.local_addr().unwrap().port()
-    };
     [
         (
             "shm",
             format!("shm://restart-{which}-{}", std::process::id()),
         ),
-        ("tcp", format!("tcp://127.0.0.1:{}", free_port())),
-        ("rxm", format!("tcp://127.0.0.1:{}", free_port())),
+        ("tcp", format!("tcp://127.0.0.1:{}", unassigned_port())),
+        ("rxm", format!("tcp://127.0.0.1:{}", unassigned_port())),
     ]
 }
 

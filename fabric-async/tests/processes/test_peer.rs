@@ -1,8 +1,10 @@
 //! The processes that tests start as peers, and their roles.
 
 use std::io::Read;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use fabric_async::atomic::AtomicOp;
 use fabric_async::{Access, Endpoint, Error, Protocol, RemoteRegion};
@@ -13,6 +15,24 @@ use crate::rma::{LARGE_REGION_LEN, REGION_LEN};
 use crate::{churn, memory_corruptor, peer_death, resource_limits, run, scale, shared_rx};
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// Returns a TCP port for a process that is about to listen. The kernel assigns ports of this range
+/// to no socket, so no other socket takes the port before that process listens, and a connect to the
+/// port does not connect the socket to itself.
+pub(crate) fn unassigned_port() -> u16 {
+    const FIRST: u16 = 10_000;
+    const COUNT: u16 = 20_000;
+    static CALLS: AtomicU16 = AtomicU16::new(0);
+    // Two test programs that run at the same time begin at different ports.
+    let begin = std::process::id().wrapping_mul(61) as u16;
+    loop {
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST + begin.wrapping_add(call) % COUNT;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
 
 /// Exit code of a peer whose hosts file could not be mounted.
 pub(crate) const EXIT_NO_MOUNT: i32 = 77;

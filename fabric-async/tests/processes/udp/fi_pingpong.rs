@@ -10,7 +10,7 @@ use fabric_async::{Address, Endpoint, FiAddr, Progress};
 
 use crate::run;
 use crate::skip::{Facility, skip};
-use crate::test_peer::TestPeer;
+use crate::test_peer::{TestPeer, unassigned_port};
 
 /// Messages of each length.
 const ROUNDS: u64 = 10;
@@ -171,14 +171,6 @@ async fn bind_endpoint(progress: Progress) -> Endpoint {
         .unwrap()
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
-}
-
 #[test]
 fn fi_pingpong_client_completes() {
     for progress in [Progress::Manual, Progress::Auto] {
@@ -218,7 +210,7 @@ fn fi_pingpong_client_completes() {
 fn fi_pingpong_server_completes() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let port = free_port();
+            let port = unassigned_port();
             let Some(mut program) = start_fi_pingpong(&["-B", &port.to_string()]) else {
                 return;
             };
