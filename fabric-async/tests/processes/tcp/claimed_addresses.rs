@@ -184,7 +184,7 @@ fn simultaneous_request_does_not_end_the_connection() {
 fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
     run(async {
         let (ep, _events) = bind_with_events().await;
-        for round in 0..10u8 {
+        for round in 0..3u8 {
             let peer = Endpoint::bind("tcp://").await.unwrap();
             let to_peer = ep.address_vector().insert(peer.name()).unwrap();
             let port = peer.name().socket_addr().unwrap().port();
@@ -249,6 +249,30 @@ fn held_messages_of_a_replaced_connection_arrive() {
         sender.join().unwrap();
         wait_until(&ep, |stats| stats.peers == 1).await;
         assert_eq!(ep.stats().discarded, 0);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A peer is restarted while bytes of its earlier connection are on the way. The messages arrive,
+/// and the connection ends when nothing more has arrived for a second.
+#[test]
+fn messages_under_way_on_a_replaced_connection_arrive() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let mut earlier = connect_accepted(&ep, port).await;
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        assert!(!is_accepted);
+        let _restarted = accept_request(&listener, 8).await;
+        wait_until(&ep, |stats| stats.peers == 2).await;
+        for number in 0..20u8 {
+            let message = [&encode_header(0, 0, 0, 16, 17)[..], &[number]].concat();
+            earlier.write_all(&message).await.unwrap();
+            assert_eq!(ep.recv().await.unwrap()[..], [number]);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(read_until_closed(earlier).await, []);
+        assert_eq!(ep.stats().peers, 1);
         assert_still_works(&ep).await;
     });
 }

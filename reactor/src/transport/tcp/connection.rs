@@ -84,8 +84,9 @@ pub(crate) struct TcpConnection {
     stall: StallState,
     /// Whether every pass polls this connection.
     pub(crate) is_active: bool,
-    /// When the probe of the peer ends; `None` if the peer is not probed.
-    pub(crate) probe_deadline: Option<Instant>,
+    /// When the probe of the peer ends, or a replaced connection is checked; `None` if the peer is
+    /// not probed.
+    probe_deadline: Option<Instant>,
     /// Receives and sends in io_uring, if that is the backend.
     uring_io: Option<UringIo>,
 }
@@ -186,6 +187,27 @@ impl TcpConnection {
         }
     }
 
+    /// Returns when the probe of the peer ends; `None` if the peer is not probed.
+    pub(crate) fn probe_deadline(&self) -> Option<Instant> {
+        self.probe_deadline
+    }
+
+    /// Probes whether the peer still has this connection, which another one replaces, and stops
+    /// sending. What arrives is received.
+    pub(crate) fn set_replaced(&mut self, check_at: Instant) {
+        self.close_write();
+        self.probe_peer(check_at);
+        self.probe_deadline = Some(check_at);
+        self.rx.take_has_received();
+    }
+
+    /// Checks a replaced connection. Returns whether the connection holds messages, or has received
+    /// anything since the last check; if so, the next check is at `check_at`.
+    pub(crate) fn is_replaced_in_use(&mut self, check_at: Instant) -> bool {
+        self.probe_deadline = Some(check_at);
+        self.rx.take_has_received() || self.has_held_messages()
+    }
+
     /// Ends the probe. A peer that has answered is probed again only after the idle timeout.
     pub(crate) fn end_probe(&mut self, config: &SocketConfig) {
         self.socket.end_probe(config);
@@ -267,11 +289,6 @@ impl TcpConnection {
         self.rx.end(reason);
         self.tx.close();
         self.socket.unwatch();
-    }
-
-    /// Stops sending, because another connection with the peer replaces this one.
-    pub(crate) fn stop_sending(&mut self) {
-        self.close_write();
     }
 
     /// Stops sending, after a failed write or an aborted message. Pending bytes and responses are

@@ -100,7 +100,10 @@ impl TcpConnection {
     /// of bytes read.
     fn read_or_end(&mut self, into: &mut [u8]) -> usize {
         match self.read(into) {
-            ReadResult::Bytes(count) => return count,
+            ReadResult::Bytes(count) => {
+                self.rx.set_has_received();
+                return count;
+            }
             ReadResult::WouldBlock => {}
             ReadResult::Eof if self.rx.unconsumed().is_empty() && !self.reader.has_partial() => {
                 self.end(DownReason::Closed);

@@ -17,6 +17,8 @@ pub(super) struct RxState {
     end_reason: Option<DownReason>,
     /// Passes without input since the last input.
     idle_passes: u32,
+    /// Whether bytes were received since the last call of `take_has_received`.
+    has_received: bool,
 }
 
 /// What the unconsumed bytes of a connection wait for.
@@ -66,6 +68,7 @@ impl RxState {
                 consumed: 0,
             },
             end_reason: None,
+            has_received: false,
         }
     }
 
@@ -106,6 +109,16 @@ impl RxState {
     /// Returns whether the connection had input recently, so that passes poll it.
     pub(super) fn is_recently_active(&self) -> bool {
         self.idle_passes < IDLE_PASSES
+    }
+
+    /// Notes that bytes were received.
+    pub(super) fn set_has_received(&mut self) {
+        self.has_received = true;
+    }
+
+    /// Returns whether bytes were received since the last call.
+    pub(super) fn take_has_received(&mut self) -> bool {
+        std::mem::take(&mut self.has_received)
     }
 
     /// Lets passes poll the connection for [`IDLE_PASSES`] again.

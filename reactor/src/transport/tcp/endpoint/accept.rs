@@ -13,7 +13,6 @@ use fabric_core::{Error, SocketOptions};
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
 use super::inbound::{InboundLimits, InboundSource};
-use super::verify::PROBE_DURATION;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 /// Maximum number of connections that an endpoint accepts each time its listener is ready: messages
@@ -334,68 +333,6 @@ impl TcpEndpoint {
         let connection = self.peers[peer].connection;
         let state = connection.and_then(|connection| self.connections.get(connection));
         matches!(state, Some(ConnectionState::Outbound(handshake)) if handshake.connects_from(from))
-    }
-
-    /// Ends the use of the connection with a peer, or of the attempt to connect, before a new
-    /// connection is added. An established connection that holds messages, for lack of a receive or
-    /// of room, is received from until they are taken and the peer's end of the stream is read. A
-    /// peer has one such connection: an earlier one is closed.
-    pub(super) fn close_replaced(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        peer: usize,
-    ) {
-        let Some(replaced) = self.peers[peer].connection else {
-            return;
-        };
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
-            // The peer's completed sends may be among the unread bytes.
-            connection.drain_received(&mut self.read_memory, ctx);
-            if !connection.has_held_messages() {
-                // Closing also fails the queued operations: part of a message may have been sent.
-                return self.close_connection(ctx, replaced);
-            }
-            if let Some(earlier) = self.peers[peer].receive_only {
-                self.discard_held(ctx, earlier);
-            }
-            self.peers[peer].receive_only = Some(replaced);
-            self.receive_only(ctx, replaced);
-        } else {
-            self.peers[peer].connection = None;
-            self.take_outbound(replaced);
-        }
-    }
-
-    /// Ends the sends of an established connection, and probes whether the peer still has it.
-    fn receive_only(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
-    ) {
-        if let Some(connection) = self.established_mut(connection_index) {
-            connection.stop_sending();
-            connection.probe_peer(Instant::now() + PROBE_DURATION);
-        }
-        self.on_write_closed(ctx, connection_index);
-        self.arm_connection_timer(connection_index);
-        self.mark_active(connection_index);
-    }
-
-    /// Closes a connection, and discards the messages that it holds.
-    fn discard_held(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
-    ) {
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get(connection_index)
-        {
-            if connection.has_held_messages() {
-                let name = self.peers[connection.peer].address.clone();
-                ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
-            }
-            self.close_connection(ctx, connection_index);
-        }
     }
 
     /// Handles that the accept could not be sent: connects if operations wait for the peer, because

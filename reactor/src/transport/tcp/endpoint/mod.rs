@@ -11,6 +11,7 @@
 //! | `inbound` | limits of inbound connections |
 //! | `connections` | established connections: added, closed |
 //! | `verify` | established connections whose peer's address a new request claims |
+//! | `replaced` | earlier connections with a peer that has a new one |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
 //! | `timer`, `deadlines` | deadlines |
 
@@ -23,6 +24,7 @@ mod deadlines;
 mod inbound;
 mod passive;
 mod peer_table;
+mod replaced;
 mod sending;
 mod timer;
 mod verify;
@@ -138,7 +140,7 @@ struct TcpPeer {
     next_verification: Option<Instant>,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
-    /// Index of an earlier connection that is only received from, because it holds messages.
+    /// Index of a replaced connection, from which the endpoint only receives.
     receive_only: Option<usize>,
     tx_queue: VecDeque<QueuedTxOp>,
     /// When to retry, and the last delay, while the peer refuses because both sides connect.

@@ -60,7 +60,7 @@ impl TcpEndpoint {
         self.set_timer(self.earliest_deadline());
     }
 
-    /// Ends a handshake, or a probe of a peer, whose deadline has passed. The deadline that has
+    /// Ends a handshake, or a probe of a peer, or checks a replaced connection, whose deadline has passed. The deadline that has
     /// passed may be that of an earlier connection with this index.
     fn on_connection_deadline(
         &mut self,
@@ -83,6 +83,11 @@ impl TcpEndpoint {
                 let error = handshake
                     .rejection("no connection request before the handshake timeout (10 s)");
                 self.remove_inbound(ctx, connection_index, Some(error));
+            }
+            (_, ConnectionState::Established(connection))
+                if self.peers[connection.peer].receive_only == Some(connection_index) =>
+            {
+                self.check_replaced(ctx, connection_index);
             }
             (_, ConnectionState::Established(_)) => self.end_probe(connection_index),
         }
@@ -119,7 +124,7 @@ impl ConnectionState {
         match self {
             Self::Inbound(handshake) => Some(handshake.deadline),
             Self::Outbound(handshake) => handshake.local_deadline(),
-            Self::Established(connection) => connection.probe_deadline,
+            Self::Established(connection) => connection.probe_deadline(),
         }
     }
 }

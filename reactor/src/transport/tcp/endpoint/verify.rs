@@ -33,7 +33,7 @@ use super::{ConnectionState, TcpEndpoint};
 /// the address of a peer make this endpoint connect to that peer no more often.
 const VERIFICATION_INTERVAL: Duration = Duration::from_millis(100);
 /// Duration of a probe: the kernel sends the first keepalive probe within a second.
-pub(super) const PROBE_DURATION: Duration = Duration::from_secs(2);
+const PROBE_DURATION: Duration = Duration::from_secs(2);
 /// Maximum number of verifying connects at a time, of one source and of all.
 const MAX_VERIFICATIONS: (usize, usize) = (4, 16);
 

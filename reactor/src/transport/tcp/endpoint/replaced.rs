@@ -1,0 +1,94 @@
+//! Replaced connections: another connection with the same peer has been established. The peer's
+//! completed sends may still be on their way, or be held, so the endpoint receives from a replaced
+//! connection until it ends.
+
+use std::time::{Duration, Instant};
+
+use fabric_core::transport::{EndpointContext, EngineContext};
+
+use super::{ConnectionState, TcpEndpoint};
+
+/// Time between two checks of a replaced connection. One that has received nothing in between is
+/// closed: the kernel of a restarted process sends on what the socket's receive buffer has room
+/// for.
+const REPLACED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+impl TcpEndpoint {
+    /// Ends the use of the connection with a peer, or of the attempt to connect, before a new
+    /// connection is added. Messages of an established connection may still be on the way, or be
+    /// held for lack of a receive or of room, so the endpoint receives from the connection until
+    /// the end of the stream, or until nothing is held and nothing has arrived for
+    /// [`REPLACED_CHECK_INTERVAL`]. A peer has one such connection: an earlier one is closed.
+    pub(super) fn close_replaced(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer: usize,
+    ) {
+        let Some(replaced) = self.peers[peer].connection else {
+            return;
+        };
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
+            // The peer's completed sends may be among the unread bytes.
+            connection.drain_received(&mut self.read_memory, ctx);
+            if connection.end_reason().is_some() && !connection.has_held_messages() {
+                // Closing also fails the queued operations: part of a message may have been sent.
+                return self.close_connection(ctx, replaced);
+            }
+            if let Some(earlier) = self.peers[peer].receive_only {
+                self.discard_held(ctx, earlier);
+            }
+            self.peers[peer].receive_only = Some(replaced);
+            self.receive_only(ctx, replaced);
+        } else {
+            self.peers[peer].connection = None;
+            self.take_outbound(replaced);
+        }
+    }
+
+    /// Ends the sends of a replaced connection, and probes whether the peer still has it.
+    fn receive_only(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
+        if let Some(connection) = self.established_mut(connection_index) {
+            connection.set_replaced(Instant::now() + REPLACED_CHECK_INTERVAL);
+        }
+        self.on_write_closed(ctx, connection_index);
+        self.arm_connection_timer(connection_index);
+        self.mark_active(connection_index);
+    }
+
+    /// Closes a replaced connection that holds nothing and has received nothing since the last
+    /// check.
+    pub(super) fn check_replaced(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
+        let check_at = Instant::now() + REPLACED_CHECK_INTERVAL;
+        let connection = self.established_mut(connection_index);
+        if connection.is_some_and(|connection| connection.is_replaced_in_use(check_at)) {
+            self.arm_connection_timer(connection_index);
+        } else {
+            self.close_connection(ctx, connection_index);
+        }
+    }
+
+    /// Closes a connection, and discards the messages that it holds.
+    pub(super) fn discard_held(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get(connection_index)
+        {
+            if connection.has_held_messages() {
+                let name = self.peers[connection.peer].address.clone();
+                ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
+            }
+            self.close_connection(ctx, connection_index);
+        }
+    }
+}
