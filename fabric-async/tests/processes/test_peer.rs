@@ -17,8 +17,8 @@ use crate::{churn, memory_corruptor, peer_death, resource_limits, run, scale, sh
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// Returns a TCP port for a process that is about to listen. The kernel assigns ports of this range
-/// to no socket, so no other socket takes the port before that process listens, and a connect to the
-/// port does not connect the socket to itself.
+/// to no socket. So no other socket takes the port before that process listens, and no socket
+/// connects to itself.
 pub(crate) fn unassigned_port() -> u16 {
     const FIRST: u16 = 10_000;
     const COUNT: u16 = 20_000;

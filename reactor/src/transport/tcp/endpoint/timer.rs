@@ -60,8 +60,9 @@ impl TcpEndpoint {
         self.set_timer(self.earliest_deadline());
     }
 
-    /// Ends a handshake, or a probe of a peer, or checks a replaced connection, whose deadline has passed. The deadline that has
-    /// passed may be that of an earlier connection with this index.
+    /// Handles a deadline of a connection: ends a handshake or a probe, or checks a replaced
+    /// connection. The deadline that has passed may be that of an earlier connection with this
+    /// index.
     fn on_connection_deadline(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
