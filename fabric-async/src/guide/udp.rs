@@ -57,11 +57,12 @@
 //!
 //! The [`source`](Message::source) of a message is the handle of the address it came from. An
 //! auto-inserting vector inserts every sender. An endpoint keeps the handles of 1024 senders. A
-//! further sender replaces one without recent datagrams, or, if all have sent some, the one that
-//! was recorded first. The handle of a replaced sender is valid until its waiting messages were
-//! received; then it is stale, and the sender's next datagram gets a new handle. To keep a handle,
-//! [insert](AddressVector::insert) the address or call [`add_peer`](Endpoint::add_peer). An IP
-//! address is not authenticated, and nothing is encrypted.
+//! further sender replaces the oldest of those that have sent one datagram. If more than 768 have
+//! sent more than one, a further sender replaces one of these without recent datagrams, or else the
+//! one that was recorded first. The handle of a replaced sender is valid until its waiting messages
+//! were received; then it is stale, and the sender's next datagram gets a new handle. To keep a
+//! handle, [insert](AddressVector::insert) the address or call [`add_peer`](Endpoint::add_peer). An
+//! IP address is not authenticated, and nothing is encrypted.
 //!
 //! # Multicast
 //!

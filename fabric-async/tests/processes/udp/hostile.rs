@@ -101,6 +101,13 @@ fn auto_inserted_senders_beyond_the_limit_are_evicted() {
         let ep = Endpoint::bind("udp://").await.unwrap();
         let bystander = Endpoint::bind("udp://").await.unwrap();
         let known = ep.add_peer(bystander.name()).await.unwrap();
+        let client = Endpoint::bind("udp://").await.unwrap();
+        let to_ep = client.add_peer(ep.name()).await.unwrap();
+        let mut sources = Vec::new();
+        for _ in 0..2 {
+            client.send(to_ep, "request").await.unwrap();
+            sources.push(ep.recv().await.unwrap().source().unwrap());
+        }
         let mut peer = TestPeer::start("udp many_senders", &ep.name().to_string());
         let mut most = 0;
         for _ in 0..SENDERS {
@@ -116,6 +123,12 @@ fn auto_inserted_senders_beyond_the_limit_are_evicted() {
             ep.address_vector().lookup(known).as_ref(),
             Ok(bystander.name()),
             "an inserted peer is not evicted"
+        );
+        client.send(to_ep, "request").await.unwrap();
+        sources.push(ep.recv().await.unwrap().source().unwrap());
+        assert!(
+            sources.iter().all(|source| *source == sources[0]),
+            "a sender of several datagrams is not evicted by senders of one"
         );
         assert_still_works(&ep).await;
     });

@@ -1,10 +1,15 @@
 //! The senders of received datagrams, and their address handles.
 //!
 //! UDP has no connections. The first datagram of a sender records the sender. When the table is
-//! full, a new sender evicts an idle one. Eviction releases the address handle of an auto-inserted
+//! full, a new sender evicts another one. Eviction releases the address handle of an auto-inserted
 //! peer.
+//!
+//! A sender is *new* until its second datagram arrives, and *known* afterwards; a sender that the
+//! program has inserted is known at once. A new sender evicts the oldest new one, or an idle known
+//! one if more than [`MAX_KNOWN`] are known. So one datagram each of any number of forged addresses
+//! evicts no sender that goes on sending.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use fabric_core::matching::PeerKey;
@@ -17,6 +22,8 @@ use slab::Slab;
 const SOCKET_INCARNATION: Incarnation = Incarnation(0);
 /// Maximum number of recorded senders.
 const MAX_SENDERS: usize = 1024;
+/// Maximum number of known senders that new senders do not evict.
+const MAX_KNOWN: usize = MAX_SENDERS / 4 * 3;
 
 /// The senders of an endpoint.
 #[derive(Debug)]
@@ -26,8 +33,12 @@ pub(super) struct Senders {
     keys_repeat: bool,
     entries: Slab<Sender>,
     by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Indices in `entries`; the first is the next candidate for eviction.
-    eviction_queue: VecDeque<usize>,
+    /// Indices of new senders, by their number; the first is the oldest.
+    new: BTreeMap<u64, usize>,
+    /// The number of the next new sender.
+    next_new: u64,
+    /// Indices of known senders; the first is the next candidate for eviction.
+    known: VecDeque<usize>,
 }
 
 /// A recorded sender.
@@ -41,8 +52,17 @@ struct Sender {
     /// The handle is passed to `peer_disconnected` when the sender is evicted or the endpoint
     /// closes.
     addr_at_first_datagram: Option<FiAddr>,
-    /// Whether a datagram of the sender arrived since eviction last considered the sender.
-    active: bool,
+    state: SenderState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SenderState {
+    /// One datagram of the sender has arrived. New senders are numbered.
+    New(u64),
+    Known {
+        /// Whether a datagram arrived since eviction last considered the sender.
+        is_active: bool,
+    },
 }
 
 impl Senders {
@@ -52,7 +72,9 @@ impl Senders {
             keys_repeat: false,
             entries: Slab::new(),
             by_socket_addr: HashMap::new(),
-            eviction_queue: VecDeque::new(),
+            new: BTreeMap::new(),
+            next_new: 0,
+            known: VecDeque::new(),
         }
     }
 
@@ -62,40 +84,67 @@ impl Senders {
         ctx: &mut EndpointContext<'_, E>,
         from: SocketAddr,
     ) -> (PeerKey, Option<FiAddr>) {
-        let index = match self.by_socket_addr.get(&from) {
-            Some(index) => *index,
-            None => self.insert(ctx, from),
+        let Some(&index) = self.by_socket_addr.get(&from) else {
+            return self.insert(ctx, from);
         };
-        let sender = &mut self.entries[index];
-        sender.active = true;
+        self.set_known(index);
+        let sender = &self.entries[index];
         (sender.peer_key, sender.source)
     }
 
-    /// Records a new sender, and evicts another one if the table is full. Returns the sender's
-    /// index.
+    /// Notes that a further datagram of a recorded sender has arrived.
+    fn set_known(&mut self, index: usize) {
+        let sender = &mut self.entries[index];
+        if let SenderState::New(number) = sender.state {
+            self.new.remove(&number);
+            self.known.push_back(index);
+        }
+        sender.state = SenderState::Known { is_active: true };
+    }
+
+    /// Records a sender, and evicts another one if the table is full. Returns the sender's key and
+    /// address handle.
     #[cold]
     fn insert<E: EngineContext>(
         &mut self,
         ctx: &mut EndpointContext<'_, E>,
         from: SocketAddr,
-    ) -> usize {
-        if self.entries.len() >= MAX_SENDERS {
-            self.evict_idle(ctx);
+    ) -> (PeerKey, Option<FiAddr>) {
+        if self.entries.len() >= MAX_SENDERS
+            && let Some(evicted) = self.evict()
+        {
+            if let Ok(address) = Address::from_socket_addr(Scheme::Udp, evicted.socket_addr) {
+                ctx.remove_sender(evicted.peer_key, address);
+            }
+            ctx.peer_disconnected(evicted.addr_at_first_datagram);
         }
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
-        let fi_addr =
+        let is_inserted = address
+            .as_ref()
+            .is_some_and(|address| ctx.fi_addr_of(address).is_some());
+        let source =
             address.and_then(|address| ctx.peer_connected(&address, Some(SOCKET_INCARNATION)));
-        let key = self.unused_peer_key();
+        (self.add(from, source, is_inserted), source)
+    }
+
+    /// Adds a sender, which the program may have inserted. Returns its key.
+    fn add(&mut self, from: SocketAddr, source: Option<FiAddr>, is_inserted: bool) -> PeerKey {
+        let peer_key = self.unused_peer_key();
+        let number = self.next_new;
         let index = self.entries.insert(Sender {
             socket_addr: from,
-            peer_key: key,
-            source: fi_addr,
-            addr_at_first_datagram: fi_addr,
-            active: true,
+            peer_key,
+            source,
+            addr_at_first_datagram: source,
+            state: SenderState::New(number),
         });
         self.by_socket_addr.insert(from, index);
-        self.eviction_queue.push_back(index);
-        index
+        self.new.insert(number, index);
+        self.next_new += 1;
+        if is_inserted {
+            self.set_known(index);
+        }
+        peer_key
     }
 
     /// Returns a key that no recorded sender has. The counter may wrap, because every new source
@@ -113,20 +162,29 @@ impl Senders {
         }
     }
 
-    /// Evicts a sender without recent datagrams (second-chance replacement).
-    fn evict_idle<E: EngineContext>(&mut self, ctx: &mut EndpointContext<'_, E>) {
-        while let Some(index) = self.eviction_queue.pop_front() {
-            if std::mem::take(&mut self.entries[index].active) {
-                self.eviction_queue.push_back(index);
-                continue;
-            }
-            let sender = self.entries.remove(index);
-            self.by_socket_addr.remove(&sender.socket_addr);
-            if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
-                ctx.remove_sender(sender.peer_key, address);
-            }
-            return ctx.peer_disconnected(sender.addr_at_first_datagram);
+    /// Removes a sender from the full table.
+    fn evict(&mut self) -> Option<Sender> {
+        let index = if self.known.len() > MAX_KNOWN {
+            self.take_idle_known()
+        } else {
+            let oldest_new = self.new.pop_first().map(|(_, index)| index);
+            oldest_new.or_else(|| self.take_idle_known())
+        }?;
+        let evicted = self.entries.remove(index);
+        self.by_socket_addr.remove(&evicted.socket_addr);
+        Some(evicted)
+    }
+
+    /// Takes a known sender without recent datagrams (second-chance replacement).
+    fn take_idle_known(&mut self) -> Option<usize> {
+        while let Some(index) = self.known.pop_front() {
+            let SenderState::Known { is_active: true } = self.entries[index].state else {
+                return Some(index);
+            };
+            self.entries[index].state = SenderState::Known { is_active: false };
+            self.known.push_back(index);
         }
+        None
     }
 
     /// Sets the address handle of a sender; returns its key if its unconsumed messages are to get
@@ -168,18 +226,63 @@ impl Senders {
 mod tests {
     use super::*;
 
+    fn socket_addr(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    /// Handles a datagram from this port, without an address vector. Returns the port of the
+    /// evicted sender.
+    fn receive(senders: &mut Senders, port: u16) -> Option<u16> {
+        if let Some(&index) = senders.by_socket_addr.get(&socket_addr(port)) {
+            senders.set_known(index);
+            return None;
+        }
+        let is_full = senders.entries.len() >= MAX_SENDERS;
+        let evicted = is_full.then(|| senders.evict().expect("a candidate"));
+        senders.add(socket_addr(port), None, false);
+        assert!(senders.entries.len() <= MAX_SENDERS);
+        let queued = senders.new.len() + senders.known.len();
+        assert_eq!(queued, senders.entries.len());
+        evicted.map(|evicted| evicted.socket_addr.port())
+    }
+
+    #[test]
+    fn new_senders_do_not_evict_senders_that_go_on_sending() {
+        let mut senders = Senders::new();
+        for port in 1..=10 {
+            receive(&mut senders, port);
+            receive(&mut senders, port);
+        }
+        let evicted: Vec<_> = (1000..21_000)
+            .filter_map(|port| receive(&mut senders, port))
+            .collect();
+        assert_eq!(evicted[..3], [1000, 1001, 1002], "the oldest new ones");
+        assert_eq!(evicted.len(), 20_000 + 10 - MAX_SENDERS);
+        assert!(evicted.iter().all(|port| *port >= 1000));
+    }
+
+    #[test]
+    fn idle_known_senders_make_room_for_active_ones() {
+        let mut senders = Senders::new();
+        receive(&mut senders, 1);
+        for port in 1000..3000 {
+            receive(&mut senders, port);
+            receive(&mut senders, port);
+            receive(&mut senders, 1);
+        }
+        assert!(senders.by_socket_addr.contains_key(&socket_addr(1)));
+        assert!(senders.by_socket_addr.contains_key(&socket_addr(2999)));
+        assert!(!senders.by_socket_addr.contains_key(&socket_addr(1000)));
+        // New senders find room when all senders are known.
+        assert_eq!(receive(&mut senders, 5000).map(|port| port > 1), Some(true));
+        assert!(senders.by_socket_addr.contains_key(&socket_addr(5000)));
+    }
+
     #[test]
     fn peer_keys_of_recorded_senders_are_not_reused() {
         let mut senders = Senders::new();
         for port in 1..=3 {
-            let peer_key = senders.unused_peer_key();
-            senders.entries.insert(Sender {
-                socket_addr: SocketAddr::from(([127, 0, 0, 1], port)),
-                peer_key,
-                source: None,
-                addr_at_first_datagram: None,
-                active: true,
-            });
+            senders.add(socket_addr(port), None, false);
         }
         senders.entries.remove(1);
         senders.next_peer_key = u32::MAX;
