@@ -9,7 +9,7 @@
 //! close at once: a rejected request, if there is one, of the source with most. The kernel usually
 //! has the reply to a rejected request, so nothing is lost with it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -64,6 +64,11 @@ struct LingerQueue {
 struct LingeringConnections {
     by_id: BTreeMap<u64, Lingering>,
     last_id: u64,
+    /// Established connections without unsent bytes.
+    discarding: BTreeSet<u64>,
+    /// Rejected requests, which have no unsent bytes, by source.
+    rejected: HashMap<Option<InboundSource>, BTreeSet<u64>>,
+    rejected_count: usize,
 }
 
 /// Closes an established connection in the background, when the peer has received the unsent bytes
@@ -149,9 +154,14 @@ impl LingerQueue {
             drop(fds);
             // Connections that were closed meanwhile.
             drop(polled);
-            // The lock is held for one connection at a time: a closing endpoint may wait for it.
+            // A closing endpoint may wait for the lock, so the lock is not held meanwhile.
             for id in ids {
-                self.lock().progress(id);
+                let Some(mut lingering) = self.lock().remove(id) else {
+                    continue;
+                };
+                if lingering.deadline > Instant::now() && lingering.progress() {
+                    self.lock().insert(id, lingering);
+                }
             }
         }
     }
@@ -160,59 +170,56 @@ impl LingerQueue {
 impl LingeringConnections {
     /// Adds a connection. Closes others, so that at most `limit` without unsent bytes are left.
     fn add(&mut self, lingering: Lingering, limit: usize) {
-        let source = lingering.source;
-        let is_rejected = lingering.phase == ClosedPhase::Rejected;
         self.last_id += 1;
-        self.by_id.insert(self.last_id, lingering);
-        if is_rejected {
-            let same =
-                |other: &&Lingering| other.phase == ClosedPhase::Rejected && other.source == source;
-            if self.by_id.values().filter(same).count() > MAX_REJECTED_PER_SOURCE {
-                self.close_oldest(|other| same(&other));
-            }
+        let source = lingering.source;
+        self.insert(self.last_id, lingering);
+        let rejected = self.rejected.get(&source);
+        if let Some(rejected) = rejected.filter(|ids| ids.len() > MAX_REJECTED_PER_SOURCE) {
+            self.close(rejected.first().copied());
         }
         self.close_excess(limit);
+    }
+
+    fn insert(&mut self, id: u64, lingering: Lingering) {
+        if lingering.phase == ClosedPhase::Rejected {
+            self.rejected
+                .entry(lingering.source)
+                .or_default()
+                .insert(id);
+            self.rejected_count += 1;
+        } else if lingering.unsent.is_empty() {
+            self.discarding.insert(id);
+        }
+        self.by_id.insert(id, lingering);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Lingering> {
+        let lingering = self.by_id.remove(&id)?;
+        self.discarding.remove(&id);
+        if let Some(of_source) = self.rejected.get_mut(&lingering.source)
+            && of_source.remove(&id)
+        {
+            self.rejected_count -= 1;
+            if of_source.is_empty() {
+                self.rejected.remove(&lingering.source);
+            }
+        }
+        Some(lingering)
     }
 
     /// Closes connections without unsent bytes, so that at most `limit` of them are left: rejected
     /// requests first, of the source with most, and the oldest of them.
     fn close_excess(&mut self, limit: usize) {
-        let is_discarding = |other: &&Lingering| other.unsent.is_empty();
-        let count = self.by_id.values().filter(is_discarding).count();
-        for _ in limit..count {
-            let mut rejected = HashMap::<_, usize>::new();
-            for other in self.by_id.values() {
-                if other.phase == ClosedPhase::Rejected && other.unsent.is_empty() {
-                    *rejected.entry(other.source).or_default() += 1;
-                }
-            }
-            match rejected.into_iter().max_by_key(|(_, count)| *count) {
-                Some((source, _)) => self.close_oldest(|other| {
-                    other.phase == ClosedPhase::Rejected && other.source == source
-                }),
-                None => self.close_oldest(|_| true),
-            }
+        while self.discarding.len() + self.rejected_count > limit {
+            let most = self.rejected.values().max_by_key(|ids| ids.len());
+            self.close(most.unwrap_or(&self.discarding).first().copied());
         }
     }
 
-    /// Closes the oldest connection without unsent bytes that passes this test.
-    fn close_oldest(&mut self, test: impl Fn(&Lingering) -> bool) {
-        let mut all = self.by_id.iter();
-        let oldest = all.find(|(_, other)| other.unsent.is_empty() && test(other));
-        if let Some(id) = oldest.map(|(id, _)| *id)
-            && let Some(closed) = self.by_id.remove(&id)
-        {
+    fn close(&mut self, id: Option<u64>) {
+        if let Some(closed) = id.and_then(|id| self.remove(id)) {
             // The thread may be polling the descriptor: the poll ends, and the thread closes it.
             closed.socket.shutdown_both();
-        }
-    }
-
-    /// Progresses a connection, and closes the connection if that is possible or its time is over.
-    fn progress(&mut self, id: u64) {
-        if let Some(lingering) = self.by_id.get_mut(&id)
-            && (lingering.deadline <= Instant::now() || !lingering.progress())
-        {
-            self.by_id.remove(&id);
         }
     }
 }
