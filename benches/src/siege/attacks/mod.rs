@@ -28,9 +28,6 @@ use crate::{Error, Result};
 
 /// The line with which an attacker reports its first action.
 pub(super) const BEGUN_LINE: &str = "attacking";
-/// The niceness of attackers. An attacker on another machine takes no processor time from the
-/// server.
-const ATTACKER_NICE: i32 = 19;
 /// Descriptors that an attacker may need.
 const ATTACKER_DESCRIPTORS: u64 = 5000;
 
@@ -107,14 +104,27 @@ fn start_attacker(name: &str, command: Command) -> Result<ChildProcess> {
     ChildProcess::start_with_line(name, command, BEGUN_LINE).map(|(child, _)| child)
 }
 
+/// Makes this process run only where a processor is idle (`SCHED_IDLE`): an attacker on another
+/// machine takes no processor time from the server.
+fn use_idle_processors() -> Result<()> {
+    let status = Command::new("chrt")
+        .args(["--idle", "--pid", "0", &std::process::id().to_string()])
+        .status()
+        .map_err(Error::io("starting chrt"))?;
+    if !status.success() {
+        let error = std::io::Error::other(format!("chrt: {status}"));
+        return Err(Error::io("lowering the priority")(error));
+    }
+    Ok(())
+}
+
 /// Attacks the endpoint `target` until stdin ends; then prints the number of actions and exits.
 /// `victim` is the name of an honest client.
 ///
 /// # Errors
 /// The attack cannot begin.
 pub fn run_attack(attack: Attack, target: &str, victim: &str) -> Result<()> {
-    rustix::process::nice(ATTACKER_NICE)
-        .map_err(|error| Error::io("lowering the priority")(error.into()))?;
+    use_idle_processors()?;
     raise_descriptor_limit(ATTACKER_DESCRIPTORS)?;
     let actions = ActionCounter::exit_on_stdin_eof()?;
     let (target, victim) = (target.to_owned(), victim.to_owned());
