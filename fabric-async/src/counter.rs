@@ -60,18 +60,22 @@ impl<M: ThreadModel> Counter<M> {
 
     /// Returns the value: the number of operations that succeeded, plus what [`add`](Self::add)
     /// added (`fi_cntr_read`). 0 after the counter was closed.
+    ///
+    /// With manual data progress, reading a counter makes progress once in the domain.
     #[doc(alias = "fi_cntr_read")]
     #[must_use]
     pub fn value(&self) -> u64 {
-        self.inner.domain.engine.read_counter(self.inner.id).0
+        self.inner.read().0
     }
 
     /// Returns the error value: the number of operations that failed, plus what
     /// [`add_errors`](Self::add_errors) added (`fi_cntr_readerr`). 0 after the counter was closed.
+    ///
+    /// With manual data progress, reading a counter makes progress once in the domain.
     #[doc(alias = "fi_cntr_readerr")]
     #[must_use]
     pub fn errors(&self) -> u64 {
-        self.inner.domain.engine.read_counter(self.inner.id).1
+        self.inner.read().1
     }
 
     /// Adds to the value (`fi_cntr_add`).
@@ -106,7 +110,7 @@ impl<M: ThreadModel> Counter<M> {
     /// Safe: the wait changes nothing.
     #[doc(alias = "fi_cntr_wait")]
     pub async fn wait(&self, threshold: u64) -> Result<u64> {
-        let errors_before = self.errors();
+        let (_, errors_before) = self.inner.domain.engine.read_counter(self.inner.id);
         let mut waiter = CounterWaitGuard {
             counter: &self.inner,
             id: None,
@@ -190,6 +194,12 @@ impl<M: ThreadModel> Counter<M> {
 pub(crate) type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
 impl CounterInner {
+    /// Makes progress once if data progress is manual, and returns the value and the error value.
+    fn read(&self) -> (u64, u64) {
+        self.domain.engine.progress_if_manual();
+        self.domain.engine.read_counter(self.id)
+    }
+
     /// Binds the counter to the region with this key: it counts remote accesses of the kinds `what`
     /// from now on.
     pub(crate) fn bind_to_region(

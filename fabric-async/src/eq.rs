@@ -72,9 +72,17 @@ impl EventQueue {
     }
 
     /// Returns the next event if there is one (`fi_eq_read`).
+    ///
+    /// If there is none, the call makes progress once in those domains that report to this queue
+    /// and have manual data progress, and looks again.
     #[doc(alias = "fi_eq_read")]
     pub fn try_read(&mut self) -> Option<Event> {
-        self.inner.state.pop()
+        self.inner.state.pop().or_else(|| {
+            for domain in self.inner.domains() {
+                domain.engine.progress_if_manual();
+            }
+            self.inner.state.pop()
+        })
     }
 
     /// Waits for the next event and returns it (`fi_eq_sread`).

@@ -26,8 +26,9 @@
 //! credit therefore also receives, and two peers that flood each other do not deadlock. No waker
 //! runs and no buffer is dropped under the domain's lock.
 //!
-//! [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress: they only
-//! read.
+//! With manual data progress, so do [`Counter::value`] and [`Counter::errors`], and
+//! [`EventQueue::try_read`] if the queue is empty: a program that loops on a counter needs no other
+//! call. With automatic progress they only read.
 //!
 //! # Manual progress
 //!
@@ -43,9 +44,9 @@
 //! driver sleeps and doorbells are not armed. Connections are still accepted and dead peers still
 //! noticed, because the kernel wakes the driver for sockets. A message over `shm` does not wake the
 //! driver: if receives were posted with `.post()` and no task reads the queue, messages stay in the
-//! ring until the program polls an object of the domain, or a socket wakes the driver. Over `tcp`
-//! and `udp` the kernel wakes the driver for incoming bytes, so they may be received; do not rely
-//! on it.
+//! ring until the program polls or reads an object of the domain, or a socket wakes the driver.
+//! Over `tcp` and `udp` the kernel wakes the driver for incoming bytes, so they may be received; do
+//! not rely on it.
 //!
 //! [`Domain::progress`] makes one pass and checks once for new connections, without waiting. The
 //! call returns whether the pass made progress.

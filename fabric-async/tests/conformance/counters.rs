@@ -55,6 +55,26 @@ pub(crate) async fn every_way_to_complete_is_counted(setup: Setup) {
     assert_eq!(b.recv_counter.wait(4).await, Ok(4));
 }
 
+/// A program that reads counters only, and neither waits nor reads its completion queue.
+pub(crate) async fn counter_reads_make_progress(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    b.ep.recv_into(vec![0; 8]).post().unwrap();
+    a.ep.send(to_b, "counted").await.unwrap();
+    while b.recv_counter.value() == 0 {
+        tokio::task::yield_now().await;
+    }
+    b.ep.recv_into(vec![0; 8]).post().unwrap();
+    a.ep.send(to_b, "too long for its receive").await.unwrap();
+    while b.recv_counter.errors() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        (b.recv_counter.value(), b.recv_counter.errors()),
+        (1, 1),
+        "the second message is truncated"
+    );
+}
+
 pub(crate) async fn wait_completes_at_the_threshold(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     assert_eq!(b.recv_counter.wait(0).await, Ok(0));

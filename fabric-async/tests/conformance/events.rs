@@ -24,6 +24,17 @@ fn is_peer_connected(event: Event, fixture: &EndpointFixture) -> bool {
     matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *fixture.ep.name())
 }
 
+/// A program that reads its event queue only, and neither waits nor reads completions.
+pub(crate) async fn event_queue_reads_make_progress(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    b.ep.recv_into(vec![0; 8]).post().unwrap();
+    a.ep.send(to_b, "hello").await.unwrap();
+    while b.ep.stats().received.count == 0 {
+        while b.eq.try_read().is_some() {}
+        tokio::task::yield_now().await;
+    }
+}
+
 pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let name = a.ep.name().clone();

@@ -264,12 +264,14 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         sends_and_receives_are_counted: MSG,
         every_way_to_complete_is_counted: ANY_EP_TYPE,
         wait_completes_at_the_threshold: ANY_EP_TYPE,
+        counter_reads_make_progress: ANY_EP_TYPE,
         failed_op_ends_counter_wait: ANY_EP_TYPE,
         manual_add_ends_counter_wait: ANY_EP_TYPE,
         dropped_wait_does_not_affect_other_waits: ANY_EP_TYPE,
         close_fails_pending_waits: ANY_EP_TYPE,
     }
     events {
+        event_queue_reads_make_progress: ANY_EP_TYPE,
         send_succeeds_when_receiver_closes_after_receiving: MSG,
         disconnect_discards_the_messages_of_a_peer: DIRECTED,
         peer_connect_and_close_are_events: SOURCE,

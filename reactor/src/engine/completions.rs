@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use fabric_core::completion::Completion;
+use fabric_core::info::Progress;
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
@@ -119,6 +120,13 @@ impl DomainHandle {
             .counters
             .get(id.0)
             .map_or((0, 0), |counter| (counter.value, counter.errors))
+    }
+
+    /// Makes progress once, unless the domain's thread does.
+    pub fn progress_if_manual(&self) {
+        if self.engine().progress_mode != Progress::Auto {
+            self.progress();
+        }
     }
 
     /// Adds to the value and the error count of a counter.
