@@ -79,6 +79,7 @@ fn pure_benchmarks() -> Vec<NamedWork> {
         ("matching/posted in front of 1000 others", || {
             posted_in_front(1000)
         }),
+        ("matching/posted among 1000 others", || posted_among(1000)),
         ("matching/behind 130000 messages", || {
             behind_messages(130_000)
         }),
@@ -141,6 +142,30 @@ fn posted_in_front(others: u64) -> Work {
     }
     Box::new(move || {
         let tag = tags.next().unwrap_or(0);
+        let message = envelope(&mut matcher, tag);
+        let receive = matcher.match_message(black_box(&message));
+        let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
+        receive
+            .filter(|_| queued)
+            .map_or(0, |receive| receive as usize)
+    })
+}
+
+/// A message arrives for any of so many receives, which is posted again behind the others.
+fn posted_among(others: u64) -> Work {
+    let mut matcher = Matcher::new();
+    let mut random = 1u64;
+    for tag in 0..=others {
+        assert!(
+            matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
+            "nothing has arrived yet"
+        );
+    }
+    Box::new(move || {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let tag = (random >> 33) % (others + 1);
         let message = envelope(&mut matcher, tag);
         let receive = matcher.match_message(black_box(&message));
         let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));

@@ -37,16 +37,16 @@
 //!
 //! A list of up to 16 entries is searched entry by entry. A longer one has an index, and a search
 //! is logarithmic in the number of entries, amortized: a search that finds more than 16 entries
-//! outside of the index adds them to it, each once. The index is a set of ordered sets (B-trees)
-//! and not a hash table: it needs the earliest entry of a tag, entries come back in the middle of
-//! the order, and a peer that chooses its tags cannot make a search longer.
+//! outside of the index adds them to it, each once.
 //!
-//! * A message is looked up once in each group of receives that ignore the same bits of the tag,
-//!   in up to 16 groups. Receives that ignore other bits are searched one by one.
-//! * A receive is looked up in the view of the messages for the bits that it ignores, and for
-//!   receives from one source or from any source. The searches of a queue share the views. There
-//!   are up to 12 views of each list; receives that ignore bits for which there is no view are
-//!   compared with each message.
+//! * Receives that ignore the same bits of the tag are in a hash table by source and tag, those of
+//!   equal source and tag in an ordered set (a B-tree). A message is looked up once in each of up
+//!   to 16 tables. Receives that ignore other bits are searched one by one. The hash has random
+//!   factors, so a peer that chooses its tags cannot make a search longer.
+//! * Messages are in ordered sets: *views* for the bits that a receive ignores, and for receives
+//!   from one source or from any source. The searches of a queue share the views. There are up to
+//!   12 views of each list; receives that ignore bits for which there is no view are compared with
+//!   each message.
 //!
 //! The index of receives has at most two items for each receive, and 64 more; the index of messages
 //! has one item for each message and view. An index is dropped or reused after its list has become

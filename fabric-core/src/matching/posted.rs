@@ -6,7 +6,7 @@ use super::MAX_SCANNED;
 use super::comparisons::count_comparison;
 use super::envelope::{Envelope, EnvelopeKey, RecvKey, RecvSpec, TagMatch};
 use super::list::QueueKind;
-use super::receive_index::ReceiveIndex;
+use super::receive_index::{Purpose, ReceiveIndex};
 
 /// The key of a posted receive.
 ///
@@ -185,19 +185,19 @@ impl<R: Copy> PostedList<R> {
 
     /// Returns the index of the earliest receive that accepts this message.
     #[inline]
-    fn search(&mut self, message: EnvelopeKey) -> Option<usize> {
+    fn search(&mut self, message: EnvelopeKey, purpose: Purpose) -> Option<usize> {
         let first = self.entries.get(self.head)?;
         if first.accepts(message) {
             return Some(self.head);
         }
-        self.search_others(message)
+        self.search_others(message, purpose)
     }
 
     /// As [`search`](Self::search), after the first entry does not accept the message.
     #[inline(never)] // inlined, it takes more instructions to save the caller's registers
-    fn search_others(&mut self, message: EnvelopeKey) -> Option<usize> {
+    fn search_others(&mut self, message: EnvelopeKey, purpose: Purpose) -> Option<usize> {
         if self.len > MAX_SCANNED {
-            return self.search_long(message);
+            return self.search_long(message, purpose);
         }
         let mut used = self.used().iter();
         let found = used.position(|entry| entry.accepts(message));
@@ -206,14 +206,14 @@ impl<R: Copy> PostedList<R> {
 
     /// As [`search`](Self::search), for a list that is not short.
     #[cold]
-    fn search_long(&mut self, message: EnvelopeKey) -> Option<usize> {
+    fn search_long(&mut self, message: EnvelopeKey, purpose: Purpose) -> Option<usize> {
         let (index, used, unindexed) = self.update_index(MAX_SCANNED);
         let find = |serial| {
             let at = index_of(used, PostKey(serial)).ok()?;
             let entry = &used[at];
             entry.receive.is_some().then(|| (at, entry.wanted()))
         };
-        let found = index.first(message, find).or_else(|| {
+        let found = index.first(message, purpose, find).or_else(|| {
             let mut others = used[unindexed..].iter();
             others
                 .position(|entry| entry.accepts(message))
@@ -257,7 +257,8 @@ impl<R: Copy> PostedList<R> {
             return directed.map(|entry| entry.key).collect();
         }
         let (index, used, _) = self.update_index(0);
-        let mut keys: Vec<_> = index.directed_to(source).map(PostKey).collect();
+        let serials = index.directed_to(source).into_iter();
+        let mut keys: Vec<_> = serials.map(PostKey).collect();
         keys.retain(|key| {
             let entry = index_of(used, *key).ok().map(|at| &used[at]);
             entry.as_ref().is_some_and(is_directed)
@@ -354,7 +355,7 @@ impl<R: Copy> PostedQueue<R> {
 
     pub(super) fn would_match(&mut self, envelope: &Envelope) -> bool {
         self.lists[envelope.kind() as usize]
-            .search(envelope.key())
+            .search(envelope.key(), Purpose::Find)
             .is_some()
     }
 
@@ -363,7 +364,7 @@ impl<R: Copy> PostedQueue<R> {
         if list.len == 0 {
             return None;
         }
-        let index = list.search(envelope.key())?;
+        let index = list.search(envelope.key(), Purpose::Take)?;
         list.take(index)
     }
 
@@ -396,7 +397,7 @@ impl<R: Copy> PostedQueue<R> {
     /// Returns the earliest receive that accepts this message; the receive stays queued.
     pub(super) fn find(&mut self, envelope: &Envelope) -> Option<(PostKey, R)> {
         let list = &mut self.lists[envelope.kind() as usize];
-        let index = list.search(envelope.key())?;
+        let index = list.search(envelope.key(), Purpose::Find)?;
         let entry = list.entries.get(index)?;
         Some((entry.key, entry.receive?))
     }
@@ -465,5 +466,63 @@ impl<R: Copy> PostedQueue<R> {
         // Each list is in posting order; the serial numbers merge both.
         taken.sort_unstable_by_key(|&(serial, _)| serial);
         taken.into_iter().map(|(_, receive)| receive).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PeerKey;
+    use super::*;
+
+    /// Receives with ever new tags come and go behind others.
+    #[test]
+    fn index_has_a_bounded_number_of_items() {
+        const KEPT: usize = 100;
+        const ADDED: usize = 20;
+        let mut queue = PostedQueue::new();
+        let mut message = Envelope {
+            peer: PeerKey(0),
+            source: None,
+            tag: None,
+            len: 0,
+            data: None,
+            arrival: 0,
+            ack: None,
+        };
+        let mut push = |queue: &mut PostedQueue<u64>, tag: u64| {
+            let from = tag.is_multiple_of(3).then_some(FiAddr {
+                index: tag as u32,
+                generation: 0,
+                vector: 0,
+            });
+            // The masks are more than the groups of an index.
+            let ignore = (tag / 500 % 40) << 40;
+            let wanted = Some(TagMatch { tag, ignore });
+            let key = queue.push(&RecvSpec { from, tag: wanted }, tag);
+            (message.source, message.tag) = (from, Some(tag));
+            (key, message.clone())
+        };
+        for tag in 0..KEPT as u64 {
+            push(&mut queue, 1 << 50 | tag);
+        }
+        let mut most = 0;
+        for first in (0..20_000).step_by(ADDED) {
+            let tags = first..first + ADDED as u64;
+            let added: Vec<_> = tags.map(|tag| push(&mut queue, tag)).collect();
+            for (key, message) in added.into_iter().rev() {
+                assert!(queue.would_match(&message));
+                let taken = if first.is_multiple_of(40) {
+                    queue.take_match(&message)
+                } else {
+                    queue.remove(key)
+                };
+                assert_eq!(taken, message.tag);
+            }
+            let index = queue.lists[QueueKind::Tagged as usize].index.as_ref();
+            let items = index.map_or(0, |index| index.count());
+            assert!(items <= 2 * (KEPT + ADDED) + 64, "{items} items");
+            most = most.max(items);
+        }
+        assert!(most > KEPT + 2 * ADDED, "{most} items");
     }
 }
