@@ -124,7 +124,8 @@ fn posted(others: u64) -> Work {
         let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));
         let message = envelope(&mut matcher, 1 << 40);
         let receive = matcher
-            .match_message(black_box(&message))
+            .posted
+            .take_match(black_box(&message))
             .filter(|_| queued);
         receive.map_or(0, |receive| receive as usize)
     })
@@ -143,7 +144,7 @@ fn posted_in_front(others: u64) -> Work {
     Box::new(move || {
         let tag = tags.next().unwrap_or(0);
         let message = envelope(&mut matcher, tag);
-        let receive = matcher.match_message(black_box(&message));
+        let receive = matcher.posted.take_match(black_box(&message));
         let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
         receive
             .filter(|_| queued)
@@ -167,7 +168,7 @@ fn posted_among(others: u64) -> Work {
             .wrapping_add(1);
         let tag = (random >> 33) % (others + 1);
         let message = envelope(&mut matcher, tag);
-        let receive = matcher.match_message(black_box(&message));
+        let receive = matcher.posted.take_match(black_box(&message));
         let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
         receive
             .filter(|_| queued)
@@ -180,13 +181,14 @@ fn behind_messages(others: u64) -> Work {
     let mut matcher = Matcher::new();
     for _ in 0..others {
         let message = envelope(&mut matcher, 7);
-        matcher.add_unexpected(message, 3);
+        matcher.unexpected.insert(message, 3);
     }
     Box::new(move || {
         let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));
         let message = envelope(&mut matcher, 1 << 40);
         let receive = matcher
-            .match_message(black_box(&message))
+            .posted
+            .take_match(black_box(&message))
             .filter(|_| queued);
         receive.map_or(0, |receive| receive as usize)
     })
@@ -197,8 +199,8 @@ fn unexpected() -> Work {
     let mut matcher = Matcher::new();
     Box::new(move || {
         let message = envelope(&mut matcher, 7);
-        if matcher.match_message(black_box(&message)).is_none() {
-            matcher.add_unexpected(message, 3);
+        if matcher.posted.take_match(black_box(&message)).is_none() {
+            matcher.unexpected.insert(message, 3);
         }
         match matcher.post(tagged(7), 1) {
             RecvPostResult::Matched(envelope, _) => envelope.len,

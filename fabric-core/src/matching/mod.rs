@@ -4,10 +4,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `envelope` | what is compared: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
-//! | `matcher` | both queues together: [`Matcher`], [`RecvPostResult`] |
-//! | `posted` | the queue of receives, in posting order |
+//! | `matcher` | what concerns both queues: [`Matcher`], [`RecvPostResult`] |
+//! | `posted` | the queue of receives, in posting order: [`PostedQueue`] |
 //! | `receive_index` | the index of a long list of receives |
-//! | `unexpected` | the queue of messages, in arrival order |
+//! | `unexpected` | the queue of messages, in arrival order: [`UnexpectedQueue`] |
 //! | `message_list` | what is compared of the messages, and the searches |
 //! | `message_index` | the index of a long list of messages |
 //! | `list` | the linked lists of unexpected messages |
@@ -24,7 +24,7 @@
 //!   source compete in posting order.
 //! * A message from a sender without an address handle matches only receives from any source. When
 //!   the address is inserted, unexpected messages are offered again, as in libfabric's own
-//!   providers: [`Matcher::assign_source`].
+//!   providers: [`UnexpectedQueue::assign_source`].
 //! * A message that was matched and then not delivered returns to its old place, by its arrival
 //!   number.
 //!
@@ -64,8 +64,8 @@ mod unexpected;
 
 pub use envelope::{AckRequest, Envelope, PeerKey, RecvSpec, TagMatch};
 pub use matcher::{Matcher, RecvPostResult};
-pub use posted::{PostKey, PostPlace};
-pub use unexpected::UnexpectedKey;
+pub use posted::{PostKey, PostPlace, PostedQueue};
+pub use unexpected::{UnexpectedKey, UnexpectedQueue};
 
 /// A list of at most so many entries is searched entry by entry.
 const MAX_SCANNED: usize = 16;

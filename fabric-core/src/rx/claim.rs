@@ -113,7 +113,7 @@ impl RxQueue {
     /// and the description of the message.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unexpected_for_new(spec)?;
-        let (envelope, message) = self.matcher.take_message(key)?;
+        let (envelope, message) = self.matcher.unexpected.take(key)?;
         let id = ClaimId(self.claims.next_id);
         self.claims.next_id += 1;
         if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {

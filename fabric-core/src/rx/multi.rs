@@ -55,11 +55,11 @@ impl RxQueue {
     pub fn post_multi(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
-            && self.matcher.peek(&spec).is_none()
+            && self.matcher.unexpected.peek(&spec).is_none()
         {
             return engine.complete(op, Outcome::failed(Error::PeerGone(peer)));
         }
-        let key = self.matcher.queue(spec, op);
+        let key = self.matcher.posted.push(&spec, op);
         self.record_post_key(op, key);
         self.multi_recvs.push(QueuedMultiRecv {
             op,
@@ -129,7 +129,7 @@ impl RxQueue {
                 }
             };
             if let Some(part) = part
-                && let Some((envelope, message)) = self.matcher.take_message(waiting)
+                && let Some((envelope, message)) = self.matcher.unexpected.take(waiting)
             {
                 self.deliver_buffered(engine, (part, OnLoss::for_part(&spec)), envelope, message);
             }
@@ -155,10 +155,11 @@ impl RxQueue {
         engine: &mut impl RxEngine,
         envelope: &Envelope,
     ) -> MatchResult<(OpKey, OnLoss)> {
-        while let Some((key, op)) = self.matcher.find_receive(envelope) {
+        while let Some((key, op)) = self.matcher.posted.find(envelope) {
             let Some(index) = self.multi_recvs.iter().position(|multi| multi.op == op) else {
                 let on_loss = self
                     .matcher
+                    .posted
                     .place(key)
                     .map_or(OnLoss::Fail, OnLoss::for_receive);
                 self.remove_posted(op);
@@ -197,18 +198,19 @@ impl RxQueue {
         op: OpKey,
         spec: RecvSpec,
     ) {
-        let key = self.matcher.queue(spec, op);
+        let key = self.matcher.posted.push(&spec, op);
         let waiting = self
             .matcher
             .unexpected_for(&spec, key)
             .map(|(waiting, _)| waiting);
-        match waiting.and_then(|waiting| self.matcher.take_message(waiting)) {
+        match waiting.and_then(|waiting| self.matcher.unexpected.take(waiting)) {
             Some((envelope, message)) => {
                 let on_loss = self
                     .matcher
+                    .posted
                     .place(key)
                     .map_or(OnLoss::Fail, OnLoss::for_receive);
-                self.matcher.remove_posted(key);
+                self.matcher.posted.remove(key);
                 self.deliver_buffered(engine, (op, on_loss), envelope, message);
             }
             None => self.record_queued(engine, op, spec, key),
@@ -228,11 +230,11 @@ impl RxQueue {
     /// ended. Unexpected messages stay queued. Does nothing while a multi-receive is posted and
     /// unexpected messages, which may be for the multi-receive, are queued: the caller tries again.
     pub fn fail_posted(&mut self, engine: &mut impl RxEngine, error: &Error) {
-        if self.matcher.unexpected_len() > 0 && !self.multi_recvs.is_empty() {
+        if !self.matcher.unexpected.is_empty() && !self.multi_recvs.is_empty() {
             return;
         }
         self.fail_probes(engine, |_| Some(error.clone()));
-        for op in self.matcher.take_posted() {
+        for op in self.matcher.posted.take_all() {
             self.retire_multi(op);
             engine.complete(op, Outcome::failed(error.clone()));
         }
@@ -248,8 +250,8 @@ impl RxQueue {
     /// Offers all unexpected messages to the posted receives, after a multi-receive for which
     /// messages may have waited has left the queue.
     pub(super) fn match_unexpected(&mut self, engine: &mut impl RxEngine) {
-        if self.matcher.unexpected_len() > 0 && self.matcher.posted_len() > 0 {
-            let waiting = self.matcher.unexpected_keys();
+        if !self.matcher.unexpected.is_empty() && !self.matcher.posted.is_empty() {
+            let waiting = self.matcher.unexpected.keys();
             self.match_keys(engine, waiting);
         }
         // A message that waited for the multi-receive, and matches no other receive, is visible to
@@ -260,11 +262,11 @@ impl RxQueue {
     /// Offers these unexpected messages to the posted receives.
     pub(super) fn match_keys(&mut self, engine: &mut impl RxEngine, waiting: Vec<UnexpectedKey>) {
         for key in waiting {
-            let Some(envelope) = self.matcher.message(key).cloned() else {
+            let Some(envelope) = self.matcher.unexpected.get(key).cloned() else {
                 continue;
             };
             if let MatchResult::Receive(receive) = self.take_match_multi(engine, &envelope)
-                && let Some((envelope, message)) = self.matcher.take_message(key)
+                && let Some((envelope, message)) = self.matcher.unexpected.take(key)
             {
                 self.deliver_buffered(engine, receive, envelope, message);
             }

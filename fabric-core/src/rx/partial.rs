@@ -233,7 +233,7 @@ impl RxQueue {
                 }
                 self.budget
                     .charge(envelope.peer, message_cost(envelope.len));
-                PartialTarget::Buffer(self.matcher.add_unexpected(
+                PartialTarget::Buffer(self.matcher.unexpected.insert(
                     envelope.clone(),
                     UnexpectedMessage {
                         bytes,
@@ -345,7 +345,11 @@ impl RxQueue {
     /// target.
     fn unexpected_mut(&mut self, target: PartialTarget) -> Option<&mut UnexpectedMessage> {
         match target {
-            PartialTarget::Buffer(key) => self.matcher.message_mut(key).map(|(_, message)| message),
+            PartialTarget::Buffer(key) => self
+                .matcher
+                .unexpected
+                .get_mut(key)
+                .map(|(_, message)| message),
             PartialTarget::Claim(claim) => self.claims.message(claim),
             PartialTarget::Receive { .. } | PartialTarget::Discard => None,
         }
@@ -367,7 +371,7 @@ impl RxQueue {
                 self.on_message_lost(engine, (op, on_loss), (&partial.envelope, written), error);
             }
             PartialTarget::Buffer(key) => {
-                if self.matcher.take_message(key).is_some() {
+                if self.matcher.unexpected.take(key).is_some() {
                     self.budget
                         .release(partial.envelope.peer, message_cost(partial.envelope.len));
                 }

@@ -116,7 +116,7 @@ impl RxQueue {
         if peers.is_empty() {
             return;
         }
-        let discarded = self.matcher.take_where(|envelope, message| {
+        let discarded = self.matcher.unexpected.take_where(|envelope, message| {
             message.partial.is_none() && peers.contains(&envelope.peer)
         });
         if discarded.is_empty() {
@@ -197,7 +197,7 @@ impl RxQueue {
         {
             envelope.source.get_or_insert(source);
         }
-        let updated = self.matcher.assign_source(peers, source);
+        let updated = self.matcher.unexpected.assign_source(peers, source);
         self.match_keys(engine, updated);
         self.check_probes(engine);
     }
@@ -205,7 +205,7 @@ impl RxQueue {
     /// Invalidates a handle: the sender of messages with this source becomes unknown, and receives
     /// directed to the handle fail.
     pub fn clear_source(&mut self, engine: &mut impl RxEngine, source: FiAddr) {
-        self.matcher.clear_source(source);
+        self.matcher.unexpected.clear_source(source);
         for partial in self.partials.iter_mut() {
             if partial.envelope.source == Some(source) {
                 partial.envelope.source = None;
@@ -227,7 +227,7 @@ impl RxQueue {
             (spec.from == Some(source)).then(|| error.clone())
         });
         let mut retired = false;
-        for op in self.matcher.take_directed(source) {
+        for op in self.matcher.posted.take_directed(source) {
             retired |= self.retire_multi(op);
             engine.complete(op, Outcome::failed(error.clone()));
         }
@@ -269,7 +269,7 @@ impl RxQueue {
     pub fn holds_messages_from(&mut self, source: FiAddr) -> bool {
         // A message that is being copied from the sender's memory may outlive the connection.
         let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
-        self.matcher.holds_messages_from(source)
+        self.matcher.unexpected.holds_messages_from(source)
             || self.has_claim_from(source)
             || self.partials.iter().any(|(_, partial)| arriving(partial))
     }

@@ -119,7 +119,7 @@ impl RxQueue {
         let Some((receive, released)) = self.release_stalled(engine, id) else {
             return false;
         };
-        if let Some((envelope, message)) = self.matcher.take_message(waiting) {
+        if let Some((envelope, message)) = self.matcher.unexpected.take(waiting) {
             self.deliver_buffered(engine, receive, envelope, message);
         }
         self.match_or_buffer(engine, released.0, released.1);
