@@ -372,7 +372,7 @@ impl RxQueue {
         match self.budget.admit(envelope.peer, cost) {
             Admission::Fits => true,
             Admission::AfterDiscard => {
-                self.discard_from_departed(engine);
+                self.discard_from_disconnected(engine);
                 self.budget.fits(envelope.peer, cost) || self.is_admitted_by_probe(envelope)
             }
             Admission::Declined => self.is_admitted_by_probe(envelope),

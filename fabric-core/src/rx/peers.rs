@@ -77,8 +77,8 @@ impl QueuePeers {
     }
 }
 
-/// Unexpected messages that were discarded, because their senders have left and the budget was used
-/// up, or the program disconnected the sender.
+/// Unexpected messages that were discarded, because their senders have disconnected and the budget
+/// was used up, or the program disconnected the sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscardedMessages {
     /// The peer that had sent the most bytes, if its name is still known.
@@ -94,17 +94,17 @@ pub struct DiscardedMessages {
 }
 
 impl RxQueue {
-    /// Discards messages of peers that have left: of those that use most.
+    /// Discards messages of disconnected peers: of those that use most.
     #[cold]
-    pub(super) fn discard_from_departed(&mut self, engine: &mut impl RxEngine) {
-        let peers: HashSet<_> = self.budget.take_departed().into_iter().collect();
+    pub(super) fn discard_from_disconnected(&mut self, engine: &mut impl RxEngine) {
+        let peers: HashSet<_> = self.budget.take_disconnected().into_iter().collect();
         self.discard_messages_of(engine, &peers);
     }
 
     /// Discards the buffered messages of the peers with this name that have disconnected.
     pub fn discard_from(&mut self, engine: &mut impl RxEngine, name: &Address) {
-        let left = self.peers.disconnected.iter();
-        let of_name = left.filter(|(_, other)| other == name);
+        let disconnected = self.peers.disconnected.iter();
+        let of_name = disconnected.filter(|(_, other)| other == name);
         let peers: HashSet<_> = of_name.map(|(key, _)| *key).collect();
         self.discard_messages_of(engine, &peers);
         self.request_rearm_if_work(engine);
@@ -240,7 +240,7 @@ impl RxQueue {
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name, &self.budget);
-        self.budget.peer_departed(peer);
+        self.budget.on_disconnect(peer);
     }
 
     /// Sets the source of a connected peer that the program has not inserted. The peers of one
