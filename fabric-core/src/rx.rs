@@ -489,9 +489,10 @@ impl RxQueue {
         );
     }
 
-    /// Returns whether a posted receive would take this message now, or the budget has room for it.
+    /// Declines a message again, unless a posted receive would take it now or the budget has room
+    /// for it. Returns whether the message was declined.
     #[must_use]
-    pub fn would_accept(&mut self, envelope: &Envelope) -> bool {
+    pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
         let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
         let has_room = admission != Admission::Declined
             || self.is_admitted_by_probe(envelope)
@@ -502,7 +503,7 @@ impl RxQueue {
             let receive = self.matcher.posted.find(envelope);
             receive.map_or(has_room, |(_, op)| !self.is_blocked(op))
         };
-        accepted || self.decline()
+        !(accepted || self.decline())
     }
 
     /// Closes the queue: posted receives and probes complete with [`Error::Canceled`], and

@@ -146,8 +146,8 @@ impl TcpReceiver {
     }
 
     /// Returns whether the blocked frame at the start of `bytes` can be accepted now.
-    pub(crate) fn can_resume(&mut self, bytes: &[u8]) -> bool {
-        self.reader.can_resume(
+    pub(crate) fn try_resume(&mut self, bytes: &[u8]) -> bool {
+        self.reader.try_resume(
             bytes,
             PEER,
             &mut context_of(&mut self.rx, &mut self.context),
@@ -155,9 +155,9 @@ impl TcpReceiver {
     }
 
     /// Returns whether the frames that are set aside can be accepted now.
-    pub(crate) fn can_resume_set_aside(&mut self) -> bool {
+    pub(crate) fn try_resume_set_aside(&mut self) -> bool {
         let mut ctx = context_of(&mut self.rx, &mut self.context);
-        self.reader.can_resume_set_aside(PEER, &mut ctx)
+        self.reader.try_resume_set_aside(PEER, &mut ctx)
     }
 
     /// Posts a receive with a buffer of this capacity, or with one that grows.

@@ -530,7 +530,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         assert!(
             outcome.stop_reason == StopReason::Held
                 && outcome.consumed == 0
-                && !target.can_resume(&stream)
+                && !target.try_resume(&stream)
         );
         assert!(
             target
@@ -544,7 +544,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         } else {
             memory.put_back(buf);
         }
-        assert!(!target.reader.responses.is_blocked_on_region() && target.can_resume(&stream));
+        assert!(!target.reader.responses.is_blocked_on_region() && target.try_resume(&stream));
         let (response, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
         assert_eq!(status, ResponseStatus::Idle);
         let acks = target
@@ -658,9 +658,9 @@ fn write_data_reports_once_and_waits_for_cq_room() {
             && outcome.acks_due.len() == 1
     );
     assert_eq!(&target.region_bytes(READ_WRITE_KEY)[..3], b"abc");
-    assert!(!target.can_resume(b""));
+    assert!(!target.try_resume(b""));
     target.context.cq_full = false;
-    assert!(target.can_resume(b""));
+    assert!(target.try_resume(b""));
     let outcome = target.read(b"").unwrap();
     assert!(outcome.stop_reason != StopReason::Held && outcome.acks_due.is_empty());
     let [(key, access, transfer)] = target.context.remote_accesses[..] else {
