@@ -50,9 +50,9 @@ use crate::op::{EpId, OpKey};
 
 use acks::UnsentAcks;
 use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
-use claim::ClaimTable;
+use claim::{ClaimTable, Probes};
 use lost::OnLoss;
-use multi::{MatchResult, QueuedMultiRecv};
+use multi::{MatchResult, MultiRecvs};
 use partial::{PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
@@ -77,10 +77,8 @@ pub struct RxQueue {
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key in the matcher of the last receive that was posted under each operation's index.
     post_keys: Vec<PostKey>,
-    /// The posted multi-receives.
-    multi_recvs: Vec<QueuedMultiRecv>,
-    /// Posted probes that have found no message.
-    probes: Vec<(OpKey, RecvSpec)>,
+    multi_recvs: MultiRecvs,
+    probes: Probes,
     claims: ClaimTable,
     partials: Reassembly,
     peers: QueuePeers,
@@ -151,8 +149,8 @@ impl RxQueue {
             post_reports: true,
             matcher: Matcher::new(),
             post_keys: Vec::new(),
-            multi_recvs: Vec::new(),
-            probes: Vec::new(),
+            multi_recvs: MultiRecvs::default(),
+            probes: Probes::default(),
             claims: ClaimTable::default(),
             partials: Reassembly::default(),
             peers: QueuePeers::default(),
@@ -379,6 +377,12 @@ impl RxQueue {
         }
     }
 
+    /// Returns whether a message was declined since the last call. If so, the caller lets the
+    /// transport retry after a change of the queue.
+    pub fn take_declined(&mut self) -> bool {
+        self.declined.take()
+    }
+
     /// Records that a message is declined. Returns false, for the caller to return.
     #[cold]
     fn decline(&self) -> bool {
@@ -516,7 +520,7 @@ impl RxQueue {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
         self.fail_probes(engine, |_| Some(Error::Canceled));
-        self.drop_claims();
+        self.claims.clear();
         self.multi_recvs.clear();
         self.peer_copies.clear();
         self.matcher.unexpected.take_all();

@@ -21,7 +21,7 @@ const MAX_MESSAGES_PER_PASS: usize = 64;
 
 /// A queued multi-receive.
 #[derive(Debug)]
-pub(super) struct QueuedMultiRecv {
+struct QueuedMultiRecv {
     op: OpKey,
     key: PostKey,
     spec: RecvSpec,
@@ -39,6 +39,26 @@ enum MultiRecvState {
     Draining,
     /// The multi-receive has left the queue. The next pass removes this entry.
     Retired,
+}
+
+/// The posted multi-receives, and those that the next pass removes.
+#[derive(Debug, Default)]
+pub(super) struct MultiRecvs(Vec<QueuedMultiRecv>);
+
+impl MultiRecvs {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
 }
 
 /// The result of matching a message.
@@ -61,7 +81,7 @@ impl RxQueue {
         }
         let key = self.matcher.posted.push(&spec, op);
         self.record_post_key(op, key);
-        self.multi_recvs.push(QueuedMultiRecv {
+        self.multi_recvs.0.push(QueuedMultiRecv {
             op,
             key,
             spec,
@@ -81,6 +101,7 @@ impl RxQueue {
     #[must_use]
     pub fn waits_for_cq_room(&self) -> bool {
         self.multi_recvs
+            .0
             .iter()
             .any(|multi| multi.state == MultiRecvState::Blocked)
     }
@@ -91,7 +112,7 @@ impl RxQueue {
     fn drain_all(&mut self, engine: &mut impl RxEngine) -> bool {
         let mut moved = false;
         for index in 0..self.multi_recvs.len() {
-            let multi = &self.multi_recvs[index];
+            let multi = &self.multi_recvs.0[index];
             if multi.state == MultiRecvState::Draining
                 || (multi.state == MultiRecvState::Blocked && engine.has_cq_room(multi.op))
             {
@@ -100,6 +121,7 @@ impl RxQueue {
         }
         let before = self.multi_recvs.len();
         self.multi_recvs
+            .0
             .retain(|multi| multi.state != MultiRecvState::Retired);
         moved | (self.multi_recvs.len() < before)
     }
@@ -108,14 +130,14 @@ impl RxQueue {
     /// whether any message moved.
     fn drain_to(&mut self, engine: &mut impl RxEngine, index: usize) -> bool {
         let (op, key, spec) = (
-            self.multi_recvs[index].op,
-            self.multi_recvs[index].key,
-            self.multi_recvs[index].spec,
+            self.multi_recvs.0[index].op,
+            self.multi_recvs.0[index].key,
+            self.multi_recvs.0[index].spec,
         );
         let mut bytes = 0;
         for delivered in 0..MAX_MESSAGES_PER_PASS {
             let Some((waiting, envelope)) = self.matcher.unexpected_for(&spec, key) else {
-                self.multi_recvs[index].state = MultiRecvState::Open;
+                self.multi_recvs.0[index].state = MultiRecvState::Open;
                 return delivered > 0;
             };
             bytes += envelope.len;
@@ -124,7 +146,7 @@ impl RxQueue {
                 MultiRecvSplit::Last(part) => (Some(part), true),
                 MultiRecvSplit::Exhausted => (None, true),
                 MultiRecvSplit::CqFull => {
-                    self.multi_recvs[index].state = MultiRecvState::Blocked;
+                    self.multi_recvs.0[index].state = MultiRecvState::Blocked;
                     return delivered > 0;
                 }
             };
@@ -143,7 +165,7 @@ impl RxQueue {
                 break;
             }
         }
-        self.multi_recvs[index].state = MultiRecvState::Draining;
+        self.multi_recvs.0[index].state = MultiRecvState::Draining;
         true
     }
 
@@ -156,7 +178,7 @@ impl RxQueue {
         envelope: &Envelope,
     ) -> MatchResult<(OpKey, OnLoss)> {
         while let Some((key, op)) = self.matcher.posted.find(envelope) {
-            let Some(index) = self.multi_recvs.iter().position(|multi| multi.op == op) else {
+            let Some(index) = self.multi_recvs.0.iter().position(|multi| multi.op == op) else {
                 let on_loss = self
                     .matcher
                     .posted
@@ -165,8 +187,8 @@ impl RxQueue {
                 self.remove_posted(op);
                 return MatchResult::Receive((op, on_loss));
             };
-            let on_loss = OnLoss::for_part(&self.multi_recvs[index].spec);
-            if self.multi_recvs[index].state != MultiRecvState::Open {
+            let on_loss = OnLoss::for_part(&self.multi_recvs.0[index].spec);
+            if self.multi_recvs.0[index].state != MultiRecvState::Open {
                 return MatchResult::Blocked;
             }
             match engine.split_multi_recv(op, envelope) {
@@ -177,7 +199,7 @@ impl RxQueue {
                     return MatchResult::Receive((part, on_loss));
                 }
                 MultiRecvSplit::CqFull => {
-                    self.multi_recvs[index].state = MultiRecvState::Blocked;
+                    self.multi_recvs.0[index].state = MultiRecvState::Blocked;
                     return MatchResult::Blocked;
                 }
                 MultiRecvSplit::Exhausted => {
@@ -220,7 +242,7 @@ impl RxQueue {
     /// Marks a multi-receive that has left the queue as retired. Returns false if `op` is not a
     /// multi-receive, or was retired before.
     pub(super) fn retire_multi(&mut self, op: OpKey) -> bool {
-        let multi = self.multi_recvs.iter_mut().find(|multi| multi.op == op);
+        let multi = self.multi_recvs.0.iter_mut().find(|multi| multi.op == op);
         multi.is_some_and(|multi| {
             std::mem::replace(&mut multi.state, MultiRecvState::Retired) != MultiRecvState::Retired
         })
@@ -276,7 +298,7 @@ impl RxQueue {
     /// Returns whether [`RxQueue::drain_unexpected`] has work: messages to deliver, or retired
     /// entries to remove.
     pub(super) fn is_draining(&self) -> bool {
-        self.multi_recvs.iter().any(|multi| {
+        self.multi_recvs.0.iter().any(|multi| {
             matches!(
                 multi.state,
                 MultiRecvState::Draining | MultiRecvState::Retired
@@ -287,6 +309,7 @@ impl RxQueue {
     /// Returns whether `op` is a multi-receive that takes no new messages now.
     pub(super) fn is_blocked(&self, op: OpKey) -> bool {
         self.multi_recvs
+            .0
             .iter()
             .any(|multi| multi.op == op && multi.state != MultiRecvState::Open)
     }

@@ -285,7 +285,7 @@ impl RxQueue {
             lost_ids.extend(is_lost.then_some(*id));
             !is_lost
         });
-        self.fail_unmapped_claims(peer, error);
+        self.claims.fail_unmapped(peer, error);
         let of_peer = |envelope: &Envelope, message: &UnexpectedMessage| {
             envelope.peer == peer && message.is_unmapped()
         };

@@ -192,7 +192,8 @@ impl RxQueue {
             }
         }
         for envelope in self
-            .claimed_envelopes()
+            .claims
+            .envelopes()
             .filter(|envelope| peers.contains(&envelope.peer))
         {
             envelope.source.get_or_insert(source);
@@ -212,7 +213,8 @@ impl RxQueue {
             }
         }
         for envelope in self
-            .claimed_envelopes()
+            .claims
+            .envelopes()
             .filter(|envelope| envelope.source == Some(source))
         {
             envelope.source = None;
@@ -270,7 +272,7 @@ impl RxQueue {
         // A message that is being copied from the sender's memory may outlive the connection.
         let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
         self.matcher.unexpected.holds_messages_from(source)
-            || self.has_claim_from(source)
+            || self.claims.has_source(source)
             || self.partials.iter().any(|(_, partial)| arriving(partial))
     }
 }
