@@ -79,6 +79,7 @@ fn pure_benchmarks() -> Vec<NamedWork> {
         ("matching/posted in front of 1000 others", || {
             posted_in_front(1000)
         }),
+        ("matching/posted among 1000 others", || posted_among(1000)),
         ("matching/behind 130000 messages", || {
             behind_messages(130_000)
         }),
@@ -123,7 +124,8 @@ fn posted(others: u64) -> Work {
         let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));
         let message = envelope(&mut matcher, 1 << 40);
         let receive = matcher
-            .match_message(black_box(&message))
+            .posted
+            .take_match(black_box(&message))
             .filter(|_| queued);
         receive.map_or(0, |receive| receive as usize)
     })
@@ -142,7 +144,31 @@ fn posted_in_front(others: u64) -> Work {
     Box::new(move || {
         let tag = tags.next().unwrap_or(0);
         let message = envelope(&mut matcher, tag);
-        let receive = matcher.match_message(black_box(&message));
+        let receive = matcher.posted.take_match(black_box(&message));
+        let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
+        receive
+            .filter(|_| queued)
+            .map_or(0, |receive| receive as usize)
+    })
+}
+
+/// A message arrives for any of so many receives, which is posted again behind the others.
+fn posted_among(others: u64) -> Work {
+    let mut matcher = Matcher::new();
+    let mut random = 1u64;
+    for tag in 0..=others {
+        assert!(
+            matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
+            "nothing has arrived yet"
+        );
+    }
+    Box::new(move || {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let tag = (random >> 33) % (others + 1);
+        let message = envelope(&mut matcher, tag);
+        let receive = matcher.posted.take_match(black_box(&message));
         let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
         receive
             .filter(|_| queued)
@@ -155,13 +181,14 @@ fn behind_messages(others: u64) -> Work {
     let mut matcher = Matcher::new();
     for _ in 0..others {
         let message = envelope(&mut matcher, 7);
-        matcher.add_unexpected(message, 3);
+        matcher.unexpected.insert(message, 3);
     }
     Box::new(move || {
         let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));
         let message = envelope(&mut matcher, 1 << 40);
         let receive = matcher
-            .match_message(black_box(&message))
+            .posted
+            .take_match(black_box(&message))
             .filter(|_| queued);
         receive.map_or(0, |receive| receive as usize)
     })
@@ -172,8 +199,8 @@ fn unexpected() -> Work {
     let mut matcher = Matcher::new();
     Box::new(move || {
         let message = envelope(&mut matcher, 7);
-        if matcher.match_message(black_box(&message)).is_none() {
-            matcher.add_unexpected(message, 3);
+        if matcher.posted.take_match(black_box(&message)).is_none() {
+            matcher.unexpected.insert(message, 3);
         }
         match matcher.post(tagged(7), 1) {
             RecvPostResult::Matched(envelope, _) => envelope.len,

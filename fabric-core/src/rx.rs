@@ -50,9 +50,9 @@ use crate::op::{EpId, OpKey};
 
 use acks::UnsentAcks;
 use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
-use claim::ClaimTable;
+use claim::{ClaimTable, Probes};
 use lost::OnLoss;
-use multi::{MatchResult, QueuedMultiRecv};
+use multi::{MatchResult, MultiRecvs};
 use partial::{PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
@@ -77,10 +77,8 @@ pub struct RxQueue {
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key in the matcher of the last receive that was posted under each operation's index.
     post_keys: Vec<PostKey>,
-    /// The posted multi-receives.
-    multi_recvs: Vec<QueuedMultiRecv>,
-    /// Posted probes that have found no message.
-    probes: Vec<(OpKey, RecvSpec)>,
+    multi_recvs: MultiRecvs,
+    probes: Probes,
     claims: ClaimTable,
     partials: Reassembly,
     peers: QueuePeers,
@@ -151,8 +149,8 @@ impl RxQueue {
             post_reports: true,
             matcher: Matcher::new(),
             post_keys: Vec::new(),
-            multi_recvs: Vec::new(),
-            probes: Vec::new(),
+            multi_recvs: MultiRecvs::default(),
+            probes: Probes::default(),
             claims: ClaimTable::default(),
             partials: Reassembly::default(),
             peers: QueuePeers::default(),
@@ -191,7 +189,7 @@ impl RxQueue {
     /// no multi-receive is posted, and no report to the transport is due.
     #[must_use]
     pub fn only_queues_posts(&self) -> bool {
-        self.matcher.unexpected_len() == 0
+        self.matcher.unexpected.is_empty()
             && self.multi_recvs.is_empty()
             && !self.must_report_post()
     }
@@ -215,7 +213,7 @@ impl RxQueue {
                 let on_loss = if message.is_whole() {
                     OnLoss::Fail
                 } else {
-                    OnLoss::for_receive(self.matcher.assign_place(&spec))
+                    OnLoss::for_receive(self.matcher.posted.assign_place(&spec))
                 };
                 self.deliver_to_receive(engine, (op, on_loss), envelope, message);
             }
@@ -227,7 +225,7 @@ impl RxQueue {
     #[inline(always)] // on the fast path of small messages
     pub fn queue_from_any(&mut self, op: OpKey, tag: Option<TagMatch>) {
         debug_assert!(self.only_queues_posts());
-        let key = self.matcher.queue(RecvSpec { from: None, tag }, op);
+        let key = self.matcher.posted.push(&RecvSpec { from: None, tag }, op);
         self.record_post_key(op, key);
     }
 
@@ -244,7 +242,7 @@ impl RxQueue {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
         {
-            self.matcher.remove_posted(key);
+            self.matcher.posted.remove(key);
             return engine.complete(op, Outcome::failed(Error::PeerGone(peer)));
         }
         self.record_post_key(op, key);
@@ -276,7 +274,7 @@ impl RxQueue {
                 MatchResult::NoReceive => MatchResult::NoReceive,
             };
         }
-        match self.matcher.match_message(envelope) {
+        match self.matcher.posted.take_match(envelope) {
             Some(op) => MatchResult::Receive(op),
             None => MatchResult::NoReceive,
         }
@@ -286,7 +284,7 @@ impl RxQueue {
     #[must_use]
     #[inline]
     pub fn has_posted(&self) -> bool {
-        self.matcher.posted_len() > 0 || !self.multi_recvs.is_empty()
+        !self.matcher.posted.is_empty() || !self.multi_recvs.is_empty()
     }
 
     /// Returns whether nothing is posted, no message is buffered or being copied, and no ack is
@@ -294,8 +292,8 @@ impl RxQueue {
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
-        let entries = self.matcher.posted_len()
-            | self.matcher.unexpected_len()
+        let entries = self.matcher.posted.len()
+            | self.matcher.unexpected.len()
             | self.multi_recvs.len()
             | self.probes.len()
             | self.peer_copies.running()
@@ -372,11 +370,17 @@ impl RxQueue {
         match self.budget.admit(envelope.peer, cost) {
             Admission::Fits => true,
             Admission::AfterDiscard => {
-                self.discard_from_departed(engine);
+                self.discard_from_disconnected(engine);
                 self.budget.fits(envelope.peer, cost) || self.is_admitted_by_probe(envelope)
             }
             Admission::Declined => self.is_admitted_by_probe(envelope),
         }
+    }
+
+    /// Returns whether a message was declined since the last call. If so, the caller lets the
+    /// transport retry after a change of the queue.
+    pub fn take_declined(&mut self) -> bool {
+        self.declined.take()
     }
 
     /// Records that a message is declined. Returns false, for the caller to return.
@@ -489,36 +493,37 @@ impl RxQueue {
         );
     }
 
-    /// Returns whether a posted receive would take this message now, or the budget has room for it.
+    /// Declines a message again, unless a posted receive would take it now or the budget has room
+    /// for it. Returns whether the message was declined.
     #[must_use]
-    pub fn would_accept(&mut self, envelope: &Envelope) -> bool {
+    pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
         let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
         let has_room = admission != Admission::Declined
             || self.is_admitted_by_probe(envelope)
             || self.has_stalled_receive_for(envelope);
         let accepted = if self.multi_recvs.is_empty() {
-            has_room || self.matcher.would_match(envelope)
+            has_room || self.matcher.posted.would_match(envelope)
         } else {
-            let receive = self.matcher.find_receive(envelope);
+            let receive = self.matcher.posted.find(envelope);
             receive.map_or(has_room, |(_, op)| !self.is_blocked(op))
         };
-        accepted || self.decline()
+        !(accepted || self.decline())
     }
 
     /// Closes the queue: posted receives and probes complete with [`Error::Canceled`], and
     /// unexpected and claimed messages are discarded.
     pub fn close(&mut self, engine: &mut impl RxEngine) {
-        for op in self.matcher.take_posted() {
+        for op in self.matcher.posted.take_all() {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
         for op in self.partials.clear() {
             engine.complete(op, Outcome::failed(Error::Canceled));
         }
         self.fail_probes(engine, |_| Some(Error::Canceled));
-        self.drop_claims();
+        self.claims.clear();
         self.multi_recvs.clear();
         self.peer_copies.clear();
-        self.matcher.take_unexpected();
+        self.matcher.unexpected.take_all();
         self.peers.clear_connected();
         self.post_keys.clear();
         self.unsent_acks.clear();
@@ -528,7 +533,7 @@ impl RxQueue {
     /// Returns the number of unexpected messages, and the bytes of the budget that they use.
     #[must_use]
     pub fn unexpected(&self) -> (usize, usize) {
-        (self.matcher.unexpected_len(), self.budget.used())
+        (self.matcher.unexpected.len(), self.budget.used())
     }
 
     /// Fails a receive for whose matched message no memory could be reserved. The message is
@@ -550,7 +555,7 @@ impl RxQueue {
         // The key of a receive that has left the queue finds nothing, and the index of a queued
         // receive is not reused.
         let key = self.post_keys.get(op.index as usize);
-        key.is_some_and(|key| self.matcher.remove_posted(*key).is_some())
+        key.is_some_and(|key| self.matcher.posted.remove(*key).is_some())
     }
 
     fn add_unexpected(&mut self, envelope: Envelope, message: UnexpectedMessage) -> UnexpectedKey {
@@ -560,7 +565,7 @@ impl RxQueue {
             message
                 .is_unmapped()
                 .then_some((envelope.arrival, envelope.peer, envelope.len));
-        let key = self.matcher.add_unexpected(envelope, message);
+        let key = self.matcher.unexpected.insert(envelope, message);
         if let Some((arrival, peer, len)) = unmapped {
             self.add_unmapped(UnmappedUnexpected {
                 arrival,

@@ -340,7 +340,7 @@ impl MatcherComparison {
     }
 
     fn add_unexpected(&mut self, envelope: Envelope, body: MessageBody) {
-        let key = self.matcher.add_unexpected(envelope.clone(), body);
+        let key = self.matcher.unexpected.insert(envelope.clone(), body);
         self.latest_key.insert(body.0, self.unexpected_keys.len());
         self.unexpected_keys.push((key, body.0));
         self.oracle.add_unexpected(envelope, body);
@@ -353,12 +353,13 @@ impl MatcherComparison {
             .posted
             .iter()
             .any(|(spec, _)| accepts(spec, envelope));
-        assert_eq!(self.matcher.would_match(envelope), expected);
+        assert_eq!(self.matcher.posted.would_match(envelope), expected);
         let found = self
             .matcher
-            .find_receive(envelope)
+            .posted
+            .find(envelope)
             .map(|(_, receive)| receive);
-        let receive = self.matcher.match_message(envelope);
+        let receive = self.matcher.posted.take_match(envelope);
         assert_eq!(found, receive);
         assert_eq!(receive, self.oracle.match_message(envelope));
         if receive.is_some() {
@@ -385,7 +386,7 @@ impl MatcherComparison {
         let (spec, receive) = (self.recv_spec(filter), self.next_receive);
         self.next_receive += 1;
         self.post_keys
-            .push((self.matcher.queue(spec, receive), receive));
+            .push((self.matcher.posted.push(&spec, receive), receive));
         self.oracle.posted.push((spec, receive));
     }
 
@@ -396,13 +397,13 @@ impl MatcherComparison {
             let (_, receive) = self.oracle.posted.remove(index);
             let key = self.post_keys.iter().find(|(_, id)| *id == receive);
             let (key, _) = *key.expect("the receive was posted");
-            assert_eq!(self.matcher.remove_posted(key), Some(receive));
+            assert_eq!(self.matcher.posted.remove(key), Some(receive));
         }
         for _ in 0..times.min(self.oracle.unexpected.len()) {
             let index = pick % self.oracle.unexpected.len();
             let message = self.oracle.unexpected.remove(index);
             let (key, _) = self.unexpected_keys[self.latest_key[&message.1.0]];
-            assert_eq!(self.matcher.take_message(key), Some(message.clone()));
+            assert_eq!(self.matcher.unexpected.take(key), Some(message.clone()));
             self.taken.push(message);
         }
     }
@@ -436,7 +437,7 @@ impl MatcherComparison {
             }
             MatcherCall::Peek(filter) => {
                 let spec = self.recv_spec(filter);
-                assert_eq!(self.matcher.peek(&spec), self.oracle.peek(&spec));
+                assert_eq!(self.matcher.unexpected.peek(&spec), self.oracle.peek(&spec));
                 let is_unmatched = |envelope: &&Envelope| {
                     !self
                         .oracle
@@ -491,29 +492,29 @@ impl MatcherComparison {
             MatcherCall::SetAside(pick) if !self.post_keys.is_empty() => {
                 let (key, receive) = self.post_keys[pick % self.post_keys.len()];
                 let index = self.oracle.posted.iter().position(|&(_, id)| id == receive);
-                let place = self.matcher.place(key);
+                let place = self.matcher.posted.place(key);
                 assert_eq!(place.is_some(), index.is_some());
                 if let Some((place, index)) = place.zip(index) {
                     let (spec, _) = self.oracle.posted.remove(index);
                     assert_eq!(place.is_directed(), spec.from.is_some());
-                    assert_eq!(self.matcher.remove_posted(key), Some(receive));
+                    assert_eq!(self.matcher.posted.remove(key), Some(receive));
                     self.places.push((place, spec, receive));
                 }
             }
             MatcherCall::AssignPlace(filter) => {
                 let spec = self.recv_spec(filter);
-                let place = self.matcher.assign_place(&spec);
+                let place = self.matcher.posted.assign_place(&spec);
                 self.places.push((place, spec, self.next_receive));
                 self.next_receive += 1;
             }
             MatcherCall::Restore(pick) if !self.places.is_empty() => {
                 let at = pick % self.places.len();
                 let (place, spec, receive) = self.places.swap_remove(at);
-                let (key, waiting) = self.matcher.restore(place, receive);
+                let (key, waiting) = (place.key(), self.matcher.restore(place, receive));
                 self.post_keys.push((key, receive));
                 self.oracle.restore(spec, receive);
                 assert_eq!(
-                    waiting.and_then(|key| self.matcher.message(key)),
+                    waiting.and_then(|key| self.matcher.unexpected.get(key)),
                     self.oracle.unexpected_for(receive)
                 );
                 let (_, last) = self.oracle.posted[self.oracle.posted.len() - 1];
@@ -533,7 +534,10 @@ impl MatcherComparison {
                     let found = self.matcher.unexpected_for(&spec, key);
                     assert_eq!(found.map(|(_, envelope)| envelope), expected);
                     let found = found.map(|(key, _)| key);
-                    assert_eq!(found.and_then(|key| self.matcher.message(key)), expected);
+                    assert_eq!(
+                        found.and_then(|key| self.matcher.unexpected.get(key)),
+                        expected
+                    );
                     let has_message = expected.is_some().into();
                     self.record("messages for a posted receive", has_message);
                 }
@@ -541,15 +545,15 @@ impl MatcherComparison {
             MatcherCall::RemovePosted(pick) if !self.post_keys.is_empty() => {
                 let (key, receive) = self.post_keys[pick % self.post_keys.len()];
                 let expected = self.oracle.remove_posted(receive);
-                assert_eq!(self.matcher.remove_posted(key), expected);
-                assert_eq!(self.matcher.remove_posted(key), None);
+                assert_eq!(self.matcher.posted.remove(key), expected);
+                assert_eq!(self.matcher.posted.remove(key), None);
                 self.record("stale receive keys", expected.is_none().into());
                 self.record("removed receives", expected.is_some().into());
             }
             MatcherCall::Modify(pick) if !self.unexpected_keys.is_empty() => {
                 let at = pick % self.unexpected_keys.len();
                 let index = self.oracle_index(at);
-                let found = self.matcher.message_mut(self.unexpected_keys[at].0);
+                let found = self.matcher.unexpected.get_mut(self.unexpected_keys[at].0);
                 let expected = index.map(|index| &mut self.oracle.unexpected[index]);
                 match (found, expected) {
                     (Some((envelope, body)), Some((wanted, wanted_body))) => {
@@ -565,7 +569,7 @@ impl MatcherComparison {
                 let expected = self
                     .oracle_index(at)
                     .map(|index| self.oracle.unexpected.remove(index));
-                let taken = self.matcher.take_message(self.unexpected_keys[at].0);
+                let taken = self.matcher.unexpected.take(self.unexpected_keys[at].0);
                 assert_eq!(taken, expected);
                 self.taken.extend(taken);
             }
@@ -593,13 +597,13 @@ impl MatcherComparison {
             | MatcherCall::Requeue(..) => {}
             MatcherCall::AssignSource(peer) => {
                 let (peer, source) = (PeerKey(peer as u32), self.sources[peer]);
-                let keys = self.matcher.assign_source(&[peer], source);
+                let keys = self.matcher.unexpected.assign_source(&[peer], source);
                 let matched: Vec<_> = keys
                     .into_iter()
                     .filter_map(|key| {
-                        let envelope = self.matcher.message(key)?.clone();
-                        let receive = self.matcher.match_message(&envelope)?;
-                        let (envelope, body) = self.matcher.take_message(key)?;
+                        let envelope = self.matcher.unexpected.get(key)?.clone();
+                        let receive = self.matcher.posted.take_match(&envelope)?;
+                        let (envelope, body) = self.matcher.unexpected.take(key)?;
                         Some((receive, envelope, body))
                     })
                     .collect();
@@ -612,11 +616,11 @@ impl MatcherComparison {
                 );
             }
             MatcherCall::ClearSource(peer) => {
-                self.matcher.clear_source(self.sources[peer]);
+                self.matcher.unexpected.clear_source(self.sources[peer]);
                 self.oracle.clear_source(self.sources[peer]);
             }
             MatcherCall::TakeDirected(peer) => {
-                let taken = self.matcher.take_directed(self.sources[peer]);
+                let taken = self.matcher.posted.take_directed(self.sources[peer]);
                 assert_eq!(taken, self.oracle.take_directed(self.sources[peer]));
                 self.record("directed receives taken", taken.len());
             }
@@ -627,13 +631,13 @@ impl MatcherComparison {
                     .drain(..)
                     .map(|(_, receive)| receive)
                     .collect();
-                assert_eq!(self.matcher.take_posted(), expected);
+                assert_eq!(self.matcher.posted.take_all(), expected);
             }
             MatcherCall::TakeUnexpected => {
-                let keys = self.matcher.unexpected_keys();
+                let keys = self.matcher.unexpected.keys();
                 let envelopes: Vec<_> = keys
                     .iter()
-                    .filter_map(|key| self.matcher.message(*key))
+                    .filter_map(|key| self.matcher.unexpected.get(*key))
                     .collect();
                 assert!(
                     envelopes.iter().copied().eq(self
@@ -642,19 +646,19 @@ impl MatcherComparison {
                         .iter()
                         .map(|(envelope, _)| envelope))
                 );
-                let taken = self.matcher.take_unexpected();
+                let taken = self.matcher.unexpected.take_all();
                 assert_eq!(taken, std::mem::take(&mut self.oracle.unexpected));
                 self.taken.extend(taken);
             }
         }
         for source in self.sources {
             assert_eq!(
-                self.matcher.holds_messages_from(source),
+                self.matcher.unexpected.holds_messages_from(source),
                 self.oracle.holds_messages_from(source)
             );
         }
-        assert_eq!(self.matcher.posted_len(), self.oracle.posted.len());
-        assert_eq!(self.matcher.unexpected_len(), self.oracle.unexpected.len());
+        assert_eq!(self.matcher.posted.len(), self.oracle.posted.len());
+        assert_eq!(self.matcher.unexpected.len(), self.oracle.unexpected.len());
     }
 
     /// Applies a history and empties both queues at the end, so that the remaining receives and

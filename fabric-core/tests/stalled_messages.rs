@@ -2,90 +2,30 @@
 //! completes once, with the bytes of its message, and none waits while a message for it is
 //! buffered.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, BufferPool, CopySource, IoBuf, PeerMemory, PooledBuf};
-use fabric_core::completion::Outcome;
+use fabric_core::buf::{BufferPool, CopySource, IoBuf, PeerMemory};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec, TagMatch};
-use fabric_core::rx::{MultiRecvSplit, PartialId, RxEngine, RxQueue};
+use fabric_core::rx::{PartialId, RxQueue};
 use fabric_core::transport::{EpId, OpKey};
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Error, Result};
 use proptest::prelude::*;
+
+#[path = "common/test_engine.rs"]
+#[allow(dead_code)] // parts that only `tcp_wire` uses
+mod test_engine;
+
+use test_engine::TestEngine;
 
 const BUDGET: usize = 16 << 20;
 const CHECKS_PER_TIMEOUT: u32 = 16;
 /// Room of a receive.
 const CAPACITY: usize = 1 << 20;
 
-/// The buffers of receives, and the receives that have completed.
-#[derive(Debug, Default)]
-struct TestEngine {
-    bufs: HashMap<OpKey, AnyBuf>,
-    completed: HashMap<OpKey, Outcome>,
-}
-
-impl TestEngine {
-    /// Returns the bytes of a receive that has completed without an error.
-    fn received(&self, op: OpKey) -> Option<&[u8]> {
-        let outcome = self.completed.get(&op)?;
-        assert!(outcome.error.is_none(), "{outcome:?}");
-        Some(&self.bufs[&op].bytes()[..outcome.transfer.len])
-    }
-}
-
-impl RxEngine for TestEngine {
-    type PlainSink<'a> = Infallible;
-    fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
-        None
-    }
-    fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
-        let buf = self.bufs.get_mut(&op).expect("a receive");
-        buf.begin_fill(len)?;
-        Ok(buf.recv_capacity())
-    }
-    fn write_at(&mut self, op: OpKey, at: usize, bytes: &dyn CopySource, from: usize, n: usize) {
-        let buf = self.bufs.get_mut(&op).expect("a receive");
-        buf.write_at(at, bytes, from, n);
-    }
-    fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
-        let placed = self.begin_fill(op, bytes.len()).expect("memory");
-        let placed = placed.min(bytes.len());
-        self.write_at(op, 0, &&bytes[..], 0, placed);
-        placed
-    }
-    fn copy_received(&mut self, op: OpKey, filled: usize, into: &mut PooledBuf) {
-        let buf = self.bufs.get_mut(&op).expect("a receive");
-        buf.finish(filled);
-        into.extend_from_slice(&buf.bytes()[..filled]);
-    }
-    fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
-        unreachable!("no receive is detached in these tests")
-    }
-    fn complete(&mut self, op: OpKey, outcome: Outcome) {
-        let earlier = self.completed.insert(op, outcome);
-        assert!(earlier.is_none(), "{op:?} completes twice");
-    }
-    fn split_multi_recv(&mut self, _: OpKey, _: &Envelope) -> MultiRecvSplit {
-        MultiRecvSplit::CqFull
-    }
-    fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
-        Err(Error::StaleAddress(addr))
-    }
-    fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
-        None
-    }
-    fn departing_address(&self, _: FiAddr) -> Option<Address> {
-        None
-    }
-}
-
 /// A receive queue and its engine.
 struct Fixture {
     rx: RxQueue,
     engine: TestEngine,
-    posted: u32,
 }
 
 impl Fixture {
@@ -93,7 +33,6 @@ impl Fixture {
         Self {
             rx: RxQueue::new(EpId(1), BUDGET, BufferPool::new()),
             engine: TestEngine::default(),
-            posted: 0,
         }
     }
 
@@ -105,14 +44,7 @@ impl Fixture {
     }
 
     fn new_op(&mut self) -> OpKey {
-        self.posted += 1;
-        let op = OpKey {
-            index: self.posted,
-            generation: 0,
-        };
-        let buf = Vec::with_capacity(CAPACITY).into_any();
-        self.engine.bufs.insert(op, buf);
-        op
+        self.engine.add_op(Vec::with_capacity(CAPACITY).into_any())
     }
 
     /// Begins a message of a peer, of which `arrived` bytes arrive.
@@ -145,7 +77,7 @@ impl Fixture {
     }
 
     fn received_len(&self, op: OpKey) -> Option<usize> {
-        self.engine.received(op).map(<[u8]>::len)
+        self.engine.received(op).map(|(_, bytes)| bytes.len())
     }
 }
 
@@ -395,7 +327,7 @@ proptest! {
         // Each completed receive has the bytes of a message that it accepts, each message once.
         let mut waiting = Vec::new();
         for (op, tag) in posted {
-            let Some(bytes) = fixture.engine.received(op) else {
+            let Some((_, bytes)) = fixture.engine.received(op) else {
                 waiting.push(tag);
                 continue;
             };

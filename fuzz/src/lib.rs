@@ -6,6 +6,8 @@ mod fuzz_input;
 #[path = "../../fabric-core/tests/tcp_wire/receiver.rs"]
 #[allow(dead_code)] // parts that only the tests of fabric-core use
 mod receiver;
+#[path = "../../fabric-core/tests/common/test_engine.rs"]
+mod test_engine;
 
 /// Parses a control message.
 pub fn control(bytes: &[u8]) {

@@ -3,6 +3,7 @@
 //! Outside of the unit tests of this crate nothing is counted.
 
 use std::cmp::Ordering;
+use std::hash::{Hash, Hasher};
 
 #[cfg(test)]
 thread_local! {
@@ -25,8 +26,23 @@ pub(super) fn comparisons_of(run: impl FnOnce()) -> u64 {
 }
 
 /// An item of an index, whose comparisons are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub(super) struct IndexItem<T>(pub(super) T);
+
+impl<T: Hash> Hash for IndexItem<T> {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl<T: PartialEq> PartialEq for IndexItem<T> {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        count_comparison();
+        self.0 == other.0
+    }
+}
 
 impl<T: Ord> Ord for IndexItem<T> {
     #[inline]

@@ -4,10 +4,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `envelope` | what is compared: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
-//! | `matcher` | both queues together: [`Matcher`], [`RecvPostResult`] |
-//! | `posted` | the queue of receives, in posting order |
+//! | `matcher` | what concerns both queues: [`Matcher`], [`RecvPostResult`] |
+//! | `posted` | the queue of receives, in posting order: [`PostedQueue`] |
 //! | `receive_index` | the index of a long list of receives |
-//! | `unexpected` | the queue of messages, in arrival order |
+//! | `unexpected` | the queue of messages, in arrival order: [`UnexpectedQueue`] |
 //! | `message_list` | what is compared of the messages, and the searches |
 //! | `message_index` | the index of a long list of messages |
 //! | `list` | the linked lists of unexpected messages |
@@ -24,7 +24,7 @@
 //!   source compete in posting order.
 //! * A message from a sender without an address handle matches only receives from any source. When
 //!   the address is inserted, unexpected messages are offered again, as in libfabric's own
-//!   providers: [`Matcher::assign_source`].
+//!   providers: [`UnexpectedQueue::assign_source`].
 //! * A message that was matched and then not delivered returns to its old place, by its arrival
 //!   number.
 //!
@@ -37,16 +37,16 @@
 //!
 //! A list of up to 16 entries is searched entry by entry. A longer one has an index, and a search
 //! is logarithmic in the number of entries, amortized: a search that finds more than 16 entries
-//! outside of the index adds them to it, each once. The index is a set of ordered sets (B-trees)
-//! and not a hash table: it needs the earliest entry of a tag, entries come back in the middle of
-//! the order, and a peer that chooses its tags cannot make a search longer.
+//! outside of the index adds them to it, each once.
 //!
-//! * A message is looked up once in each group of receives that ignore the same bits of the tag,
-//!   in up to 16 groups. Receives that ignore other bits are searched one by one.
-//! * A receive is looked up in the view of the messages for the bits that it ignores, and for
-//!   receives from one source or from any source. The searches of a queue share the views. There
-//!   are up to 12 views of each list; receives that ignore bits for which there is no view are
-//!   compared with each message.
+//! * Receives that ignore the same bits of the tag are in a hash table by source and tag, those of
+//!   equal source and tag in an ordered set (a B-tree). A message is looked up once in each of up
+//!   to 16 tables. Receives that ignore other bits are searched one by one. The hash has random
+//!   factors, so a peer that chooses its tags cannot make a search longer.
+//! * Messages are in ordered sets: *views* for the bits that a receive ignores, and for receives
+//!   from one source or from any source. The searches of a queue share the views. There are up to
+//!   12 views of each list; receives that ignore bits for which there is no view are compared with
+//!   each message.
 //!
 //! The index of receives has at most two items for each receive, and 64 more; the index of messages
 //! has one item for each message and view. An index is dropped or reused after its list has become
@@ -64,8 +64,8 @@ mod unexpected;
 
 pub use envelope::{AckRequest, Envelope, PeerKey, RecvSpec, TagMatch};
 pub use matcher::{Matcher, RecvPostResult};
-pub use posted::{PostKey, PostPlace};
-pub use unexpected::UnexpectedKey;
+pub use posted::{PostKey, PostPlace, PostedQueue};
+pub use unexpected::{UnexpectedKey, UnexpectedQueue};
 
 /// A list of at most so many entries is searched entry by entry.
 const MAX_SCANNED: usize = 16;

@@ -1,12 +1,14 @@
 //! Posted receives, in posting order.
 
+use std::fmt;
+
 use crate::address::FiAddr;
 
 use super::MAX_SCANNED;
 use super::comparisons::count_comparison;
 use super::envelope::{Envelope, EnvelopeKey, RecvKey, RecvSpec, TagMatch};
 use super::list::QueueKind;
-use super::receive_index::ReceiveIndex;
+use super::receive_index::{Purpose, ReceiveIndex};
 
 /// The key of a posted receive.
 ///
@@ -42,6 +44,12 @@ impl PostPlace {
         self.kind == envelope.kind() && self.wanted.accepts(envelope.key())
     }
 
+    /// Returns the key that the receive has when it is queued at this place.
+    #[must_use]
+    pub fn key(&self) -> PostKey {
+        self.key
+    }
+
     /// Returns whether the receive accepts messages of one source only.
     #[must_use]
     pub fn is_directed(&self) -> bool {
@@ -49,8 +57,9 @@ impl PostPlace {
     }
 }
 
-/// The queue of posted receives: one list for untagged, one for tagged receives.
-pub(super) struct PostedQueue<R> {
+/// The posted receives of an endpoint, in posting order: one list for untagged, one for tagged
+/// receives.
+pub struct PostedQueue<R> {
     /// By [`QueueKind`].
     lists: [PostedList<R>; 2],
     /// The next serial number, without the bit of the list.
@@ -185,19 +194,19 @@ impl<R: Copy> PostedList<R> {
 
     /// Returns the index of the earliest receive that accepts this message.
     #[inline]
-    fn search(&mut self, message: EnvelopeKey) -> Option<usize> {
+    fn search(&mut self, message: EnvelopeKey, purpose: Purpose) -> Option<usize> {
         let first = self.entries.get(self.head)?;
         if first.accepts(message) {
             return Some(self.head);
         }
-        self.search_others(message)
+        self.search_others(message, purpose)
     }
 
     /// As [`search`](Self::search), after the first entry does not accept the message.
     #[inline(never)] // inlined, it takes more instructions to save the caller's registers
-    fn search_others(&mut self, message: EnvelopeKey) -> Option<usize> {
+    fn search_others(&mut self, message: EnvelopeKey, purpose: Purpose) -> Option<usize> {
         if self.len > MAX_SCANNED {
-            return self.search_long(message);
+            return self.search_long(message, purpose);
         }
         let mut used = self.used().iter();
         let found = used.position(|entry| entry.accepts(message));
@@ -206,14 +215,14 @@ impl<R: Copy> PostedList<R> {
 
     /// As [`search`](Self::search), for a list that is not short.
     #[cold]
-    fn search_long(&mut self, message: EnvelopeKey) -> Option<usize> {
+    fn search_long(&mut self, message: EnvelopeKey, purpose: Purpose) -> Option<usize> {
         let (index, used, unindexed) = self.update_index(MAX_SCANNED);
         let find = |serial| {
             let at = index_of(used, PostKey(serial)).ok()?;
             let entry = &used[at];
             entry.receive.is_some().then(|| (at, entry.wanted()))
         };
-        let found = index.first(message, find).or_else(|| {
+        let found = index.first(message, purpose, find).or_else(|| {
             let mut others = used[unindexed..].iter();
             others
                 .position(|entry| entry.accepts(message))
@@ -257,7 +266,8 @@ impl<R: Copy> PostedList<R> {
             return directed.map(|entry| entry.key).collect();
         }
         let (index, used, _) = self.update_index(0);
-        let mut keys: Vec<_> = index.directed_to(source).map(PostKey).collect();
+        let serials = index.directed_to(source).into_iter();
+        let mut keys: Vec<_> = serials.map(PostKey).collect();
         keys.retain(|key| {
             let entry = index_of(used, *key).ok().map(|at| &used[at]);
             entry.as_ref().is_some_and(is_directed)
@@ -326,14 +336,26 @@ impl<R: Copy> PostedQueue<R> {
         }
     }
 
+    /// Returns the number of posted receives, tagged and untagged. O(1).
+    #[must_use]
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         let [untagged, tagged] = &self.lists;
         untagged.len + tagged.len
     }
 
+    /// Returns whether no receive is posted. O(1).
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Queues a receive without considering unexpected messages: for a multi-receive, or a receive
+    /// posted behind a multi-receive. [`Matcher::unexpected_for`](super::Matcher::unexpected_for)
+    /// returns the messages for the receive.
     #[inline(always)] // on the fast path of small messages
-    pub(super) fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
+    pub fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
         let (kind, RecvKey { tag, from }) = (spec.kind(), spec.key());
         let key = self.next_key(kind);
         self.lists[kind as usize].push(PostedEntry {
@@ -352,24 +374,34 @@ impl<R: Copy> PostedQueue<R> {
         PostKey(serial | kind as u64)
     }
 
-    pub(super) fn would_match(&mut self, envelope: &Envelope) -> bool {
+    /// Returns whether [`take_match`](Self::take_match) would find a receive, without taking
+    /// it. Same cost.
+    #[must_use]
+    pub fn would_match(&mut self, envelope: &Envelope) -> bool {
         self.lists[envelope.kind() as usize]
-            .search(envelope.key())
+            .search(envelope.key(), Purpose::Find)
             .is_some()
     }
 
-    pub(super) fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
+    /// Takes the earliest posted receive that accepts an arriving message.
+    ///
+    /// `None` changes nothing; the caller may then
+    /// [queue](super::UnexpectedQueue::insert) the message. Unexpected messages are not considered.
+    /// O(1) if the first receive matches, else logarithmic in the number of receives, amortized.
+    #[must_use = "the receive was removed from the queue"]
+    pub fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
         let list = &mut self.lists[envelope.kind() as usize];
         if list.len == 0 {
             return None;
         }
-        let index = list.search(envelope.key())?;
+        let index = list.search(envelope.key(), Purpose::Take)?;
         list.take(index)
     }
 
-    /// Returns the first of the untagged receives, if it accepts messages of this source.
+    /// As [`take_match`](Self::take_match), for an untagged message of this source. Compares
+    /// the first receive only: after `None` another receive may match. O(1).
     #[inline(always)] // on the fast path of small messages
-    pub(super) fn peek_first(&mut self, source: Option<FiAddr>) -> Option<R> {
+    pub fn peek_first(&mut self, source: Option<FiAddr>) -> Option<R> {
         let list = &self.lists[QueueKind::Untagged as usize];
         let first = list.entries.get(list.head)?;
         let Some(receive) = first.receive else {
@@ -387,28 +419,34 @@ impl<R: Copy> PostedQueue<R> {
         self.peek_first(source)
     }
 
-    /// Takes the receive that [`peek_first`](Self::peek_first) has returned.
+    /// Takes the receive that [`peek_first`](Self::peek_first) has returned. O(1).
     #[inline(always)] // on the fast path of small messages
-    pub(super) fn take_first(&mut self) {
+    pub fn take_first(&mut self) {
         self.lists[QueueKind::Untagged as usize].remove_first();
     }
 
-    /// Returns the earliest receive that accepts this message; the receive stays queued.
-    pub(super) fn find(&mut self, envelope: &Envelope) -> Option<(PostKey, R)> {
+    /// Returns the receive that [`take_match`](Self::take_match) would take; it stays posted.
+    /// Same cost.
+    #[must_use]
+    pub fn find(&mut self, envelope: &Envelope) -> Option<(PostKey, R)> {
         let list = &mut self.lists[envelope.kind() as usize];
-        let index = list.search(envelope.key())?;
+        let index = list.search(envelope.key(), Purpose::Find)?;
         let entry = list.entries.get(index)?;
         Some((entry.key, entry.receive?))
     }
 
-    pub(super) fn remove(&mut self, key: PostKey) -> Option<R> {
+    /// Removes a posted receive. `None` when it is no longer queued: matched, canceled or taken.
+    /// Logarithmic, amortized.
+    pub fn remove(&mut self, key: PostKey) -> Option<R> {
         let list = &mut self.lists[key.kind() as usize];
         let index = list.index_of(key).ok()?;
         list.take(index)
     }
 
-    /// Returns the place of a queued receive. `None` when it is no longer queued.
-    pub(super) fn place(&self, key: PostKey) -> Option<PostPlace> {
+    /// Returns the place in posting order of a queued receive. `None` when it is no longer queued.
+    /// Logarithmic.
+    #[must_use]
+    pub fn place(&self, key: PostKey) -> Option<PostPlace> {
         let list = &self.lists[key.kind() as usize];
         let entry = list.entries.get(list.index_of(key).ok()?)?;
         entry.receive.map(|_| PostPlace {
@@ -418,8 +456,9 @@ impl<R: Copy> PostedQueue<R> {
         })
     }
 
-    /// Assigns a place to a receive that is posted now but not queued.
-    pub(super) fn assign_place(&mut self, spec: &RecvSpec) -> PostPlace {
+    /// Assigns a place in posting order to a receive that is posted now and has a message already:
+    /// behind all receives posted before, in front of all posted later. O(1).
+    pub fn assign_place(&mut self, spec: &RecvSpec) -> PostPlace {
         PostPlace {
             wanted: spec.key(),
             kind: spec.kind(),
@@ -428,7 +467,7 @@ impl<R: Copy> PostedQueue<R> {
     }
 
     /// Queues a receive again at its old place.
-    pub(super) fn restore(&mut self, place: PostPlace, receive: R) -> PostKey {
+    pub(super) fn restore(&mut self, place: PostPlace, receive: R) {
         let PostPlace { wanted, kind, key } = place;
         self.lists[kind as usize].insert(PostedEntry {
             tag: wanted.tag,
@@ -436,11 +475,12 @@ impl<R: Copy> PostedQueue<R> {
             from: wanted.from,
             receive: Some(receive),
         });
-        key
     }
 
-    /// Removes and returns the receives directed to this source, in posting order.
-    pub(super) fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
+    /// Removes and returns every posted receive that is directed to this source, in posting order,
+    /// after the peer has died or was removed. Reads the receives of the source only; logarithmic
+    /// for each of them, amortized.
+    pub fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
         let mut keys = Vec::new();
         for list in &mut self.lists {
             keys.append(&mut list.directed_to(source));
@@ -451,8 +491,8 @@ impl<R: Copy> PostedQueue<R> {
             .collect()
     }
 
-    /// Removes and returns all receives, in posting order.
-    pub(super) fn take_all(&mut self) -> Vec<R> {
+    /// Removes and returns all posted receives, in posting order, tagged and untagged.
+    pub fn take_all(&mut self) -> Vec<R> {
         let mut taken = Vec::with_capacity(self.len());
         for list in &mut self.lists {
             let queued = list
@@ -465,5 +505,70 @@ impl<R: Copy> PostedQueue<R> {
         // Each list is in posting order; the serial numbers merge both.
         taken.sort_unstable_by_key(|&(serial, _)| serial);
         taken.into_iter().map(|(_, receive)| receive).collect()
+    }
+}
+
+impl<R> fmt::Debug for PostedQueue<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [untagged, tagged] = &self.lists;
+        write!(f, "PostedQueue({} receives)", untagged.len + tagged.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PeerKey;
+    use super::*;
+
+    /// Receives with ever new tags come and go behind others.
+    #[test]
+    fn index_has_a_bounded_number_of_items() {
+        const KEPT: usize = 100;
+        const ADDED: usize = 20;
+        let mut queue = PostedQueue::new();
+        let mut message = Envelope {
+            peer: PeerKey(0),
+            source: None,
+            tag: None,
+            len: 0,
+            data: None,
+            arrival: 0,
+            ack: None,
+        };
+        let mut push = |queue: &mut PostedQueue<u64>, tag: u64| {
+            let from = tag.is_multiple_of(3).then_some(FiAddr {
+                index: tag as u32,
+                generation: 0,
+                vector: 0,
+            });
+            // The masks are more than the groups of an index.
+            let ignore = (tag / 500 % 40) << 40;
+            let wanted = Some(TagMatch { tag, ignore });
+            let key = queue.push(&RecvSpec { from, tag: wanted }, tag);
+            (message.source, message.tag) = (from, Some(tag));
+            (key, message.clone())
+        };
+        for tag in 0..KEPT as u64 {
+            push(&mut queue, 1 << 50 | tag);
+        }
+        let mut most = 0;
+        for first in (0..20_000).step_by(ADDED) {
+            let tags = first..first + ADDED as u64;
+            let added: Vec<_> = tags.map(|tag| push(&mut queue, tag)).collect();
+            for (key, message) in added.into_iter().rev() {
+                assert!(queue.would_match(&message));
+                let taken = if first.is_multiple_of(40) {
+                    queue.take_match(&message)
+                } else {
+                    queue.remove(key)
+                };
+                assert_eq!(taken, message.tag);
+            }
+            let index = queue.lists[QueueKind::Tagged as usize].index.as_ref();
+            let items = index.map_or(0, |index| index.count());
+            assert!(items <= 2 * (KEPT + ADDED) + 64, "{items} items");
+            most = most.max(items);
+        }
+        assert!(most > KEPT + 2 * ADDED, "{most} items");
     }
 }

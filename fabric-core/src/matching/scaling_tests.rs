@@ -80,7 +80,7 @@ fn with_receives(entries: u64) -> LongMatcher {
             _ => tagged(receive << 8),
         };
         spec.from = (receive % 10 == 7).then(|| peer(receive as u32));
-        matcher.queue(spec, receive);
+        matcher.posted.push(&spec, receive);
     }
     matcher
 }
@@ -91,7 +91,7 @@ fn with_messages(entries: u64) -> LongMatcher {
     for at in 0..entries {
         let source = (at % 2 == 0).then(|| peer(1));
         let envelope = message(&mut matcher, source, Some(7));
-        matcher.add_unexpected(envelope, ());
+        matcher.unexpected.insert(envelope, ());
     }
     matcher
 }
@@ -100,26 +100,26 @@ fn with_messages(entries: u64) -> LongMatcher {
 fn message_behind_many_receives_is_matched_with_few_comparisons() {
     for entries in ENTRIES {
         let mut matcher = with_receives(entries);
-        matcher.queue(tagged(OTHER_TAG), entries);
+        matcher.posted.push(&tagged(OTHER_TAG), entries);
         let last = message(&mut matcher, Some(peer(2)), Some(OTHER_TAG));
         assert_few_each("the first match", entries, entries, || {
-            assert_eq!(matcher.match_message(&last), Some(entries));
+            assert_eq!(matcher.posted.take_match(&last), Some(entries));
         });
         assert_few("no match", entries, || {
-            assert!(!matcher.would_match(&last));
+            assert!(!matcher.posted.would_match(&last));
         });
-        matcher.queue(tagged(OTHER_TAG), entries);
+        matcher.posted.push(&tagged(OTHER_TAG), entries);
         assert_few("the match of the last", entries, || {
-            assert_eq!(matcher.match_message(&last), Some(entries));
+            assert_eq!(matcher.posted.take_match(&last), Some(entries));
         });
         let from = Some(peer(77));
         let directed = message(&mut matcher, from, Some(77 << 8));
         assert_few("the match of a directed one", entries, || {
-            assert_eq!(matcher.match_message(&directed), Some(77));
+            assert_eq!(matcher.posted.take_match(&directed), Some(77));
         });
         let partial = message(&mut matcher, from, Some((33 << 8) | 5));
         assert_few("the match with ignored bits", entries, || {
-            assert_eq!(matcher.match_message(&partial), Some(33));
+            assert_eq!(matcher.posted.take_match(&partial), Some(33));
         });
     }
 }
@@ -132,7 +132,7 @@ fn messages_in_reverse_order_are_matched_with_few_comparisons() {
             for receive in (0..entries).rev() {
                 let source = Some(peer(receive as u32));
                 let envelope = message(&mut matcher, source, Some(receive << 8));
-                assert_eq!(matcher.match_message(&envelope), Some(receive));
+                assert_eq!(matcher.posted.take_match(&envelope), Some(receive));
             }
         });
     }
@@ -143,19 +143,19 @@ fn removed_receives_do_not_slow_the_match_of_others() {
     for entries in ENTRIES {
         let mut matcher = LongMatcher::new();
         let keys: Vec<_> = (0..entries)
-            .map(|receive| matcher.queue(tagged(receive % 2), receive))
+            .map(|receive| matcher.posted.push(&tagged(receive % 2), receive))
             .collect();
         let none = message(&mut matcher, None, Some(2));
-        assert!(!matcher.would_match(&none));
+        assert!(!matcher.posted.would_match(&none));
         for key in keys.iter().skip(1).step_by(2) {
-            matcher.remove_posted(*key);
+            matcher.posted.remove(*key);
         }
         let odd = message(&mut matcher, None, Some(1));
         assert_few_each("the first look-up", entries, entries, || {
-            assert!(!matcher.would_match(&odd));
+            assert!(!matcher.posted.would_match(&odd));
         });
         assert_few("another look-up", entries, || {
-            assert!(!matcher.would_match(&odd));
+            assert!(!matcher.posted.would_match(&odd));
         });
     }
 }
@@ -164,15 +164,15 @@ fn removed_receives_do_not_slow_the_match_of_others() {
 fn restored_receive_is_found_with_few_comparisons() {
     for entries in ENTRIES {
         let mut matcher = with_receives(entries);
-        let key = matcher.queue(tagged(OTHER_TAG), entries);
-        matcher.queue(tagged(OTHER_TAG), entries + 1);
+        let key = matcher.posted.push(&tagged(OTHER_TAG), entries);
+        matcher.posted.push(&tagged(OTHER_TAG), entries + 1);
         let last = message(&mut matcher, None, Some(OTHER_TAG));
-        assert!(matcher.would_match(&last));
-        let place = matcher.place(key).unwrap();
-        assert_eq!(matcher.match_message(&last), Some(entries));
+        assert!(matcher.posted.would_match(&last));
+        let place = matcher.posted.place(key).unwrap();
+        assert_eq!(matcher.posted.take_match(&last), Some(entries));
         assert_few("restoring", entries, || {
             let _ = matcher.restore(place, entries);
-            assert_eq!(matcher.match_message(&last), Some(entries));
+            assert_eq!(matcher.posted.take_match(&last), Some(entries));
         });
     }
 }
@@ -181,10 +181,10 @@ fn restored_receive_is_found_with_few_comparisons() {
 fn receives_of_one_source_are_taken_with_few_comparisons() {
     for entries in ENTRIES {
         let mut matcher = with_receives(entries);
-        assert_eq!(matcher.take_directed(peer(7)), [7]);
+        assert_eq!(matcher.posted.take_directed(peer(7)), [7]);
         assert_few("taking directed receives", entries, || {
-            assert_eq!(matcher.take_directed(peer(107)), [107]);
-            assert!(matcher.take_directed(peer(107)).is_empty());
+            assert_eq!(matcher.posted.take_directed(peer(107)), [107]);
+            assert!(matcher.posted.take_directed(peer(107)).is_empty());
         });
     }
 }
@@ -195,7 +195,7 @@ fn receive_behind_many_messages_is_matched_with_few_comparisons() {
         let mut matcher = with_messages(entries);
         let other = |matcher: &mut LongMatcher| {
             let envelope = message(matcher, Some(peer(2)), Some(OTHER_TAG));
-            matcher.add_unexpected(envelope, ());
+            matcher.unexpected.insert(envelope, ());
         };
         let specs = [
             tagged(OTHER_TAG),
@@ -211,7 +211,7 @@ fn receive_behind_many_messages_is_matched_with_few_comparisons() {
         ];
         for spec in specs {
             assert_few_each("the first search", entries, entries, || {
-                assert_eq!(matcher.peek(&spec), None);
+                assert_eq!(matcher.unexpected.peek(&spec), None);
             });
             other(&mut matcher);
             assert_few("a round trip", entries, || {
@@ -222,11 +222,11 @@ fn receive_behind_many_messages_is_matched_with_few_comparisons() {
                 let RecvPostResult::Queued(key) = matcher.post(spec, 1) else {
                     panic!("no other message has this tag");
                 };
-                assert_eq!(matcher.remove_posted(key), Some(1));
+                assert_eq!(matcher.posted.remove(key), Some(1));
             });
         }
         assert_few("a search of untagged messages", entries, || {
-            assert_eq!(matcher.peek(&untagged(None)), None);
+            assert_eq!(matcher.unexpected.peek(&untagged(None)), None);
         });
     }
 }
@@ -235,13 +235,13 @@ fn receive_behind_many_messages_is_matched_with_few_comparisons() {
 fn round_trips_behind_many_messages_make_few_comparisons() {
     for entries in ENTRIES {
         let mut matcher = with_messages(entries);
-        assert_eq!(matcher.peek(&tagged(OTHER_TAG)), None);
+        assert_eq!(matcher.unexpected.peek(&tagged(OTHER_TAG)), None);
         assert_few_each("round trips", entries, 1_000, || {
             for receive in 0..1_000 {
                 let posted = matcher.post(tagged(OTHER_TAG), receive);
                 assert!(matches!(posted, RecvPostResult::Queued(_)));
                 let envelope = message(&mut matcher, None, Some(OTHER_TAG));
-                assert_eq!(matcher.match_message(&envelope), Some(receive));
+                assert_eq!(matcher.posted.take_match(&envelope), Some(receive));
             }
         });
     }
@@ -251,16 +251,16 @@ fn round_trips_behind_many_messages_make_few_comparisons() {
 fn requeued_message_is_inserted_with_few_comparisons() {
     for entries in ENTRIES {
         let mut matcher = with_messages(entries);
-        let key = matcher.unexpected_keys()[entries as usize / 2];
-        let (envelope, ()) = matcher.take_message(key).unwrap();
-        let key = matcher.add_unexpected(envelope, ());
-        let (envelope, ()) = matcher.take_message(key).unwrap();
+        let key = matcher.unexpected.keys()[entries as usize / 2];
+        let (envelope, ()) = matcher.unexpected.take(key).unwrap();
+        let key = matcher.unexpected.insert(envelope, ());
+        let (envelope, ()) = matcher.unexpected.take(key).unwrap();
         let arrival = envelope.arrival;
         assert_few("requeueing", entries, || {
-            matcher.add_unexpected(envelope, ());
+            matcher.unexpected.insert(envelope, ());
         });
-        let keys = matcher.unexpected_keys();
-        let requeued = matcher.message(keys[entries as usize / 2]);
+        let keys = matcher.unexpected.keys();
+        let requeued = matcher.unexpected.get(keys[entries as usize / 2]);
         assert_eq!(requeued.map(|envelope| envelope.arrival), Some(arrival));
     }
 }
@@ -268,13 +268,13 @@ fn requeued_message_is_inserted_with_few_comparisons() {
 #[test]
 fn requeued_message_is_in_order_after_the_next_one_was_removed() {
     let mut matcher = with_messages(100);
-    let key = matcher.unexpected_keys()[70];
-    let (last, ()) = matcher.take_message(key).unwrap();
-    matcher.add_unexpected(last, ());
-    let keys = matcher.unexpected_keys();
-    let (requeued, ()) = matcher.take_message(keys[49]).unwrap();
-    assert!(matcher.take_message(keys[50]).is_some());
-    matcher.add_unexpected(requeued, ());
+    let key = matcher.unexpected.keys()[70];
+    let (last, ()) = matcher.unexpected.take(key).unwrap();
+    matcher.unexpected.insert(last, ());
+    let keys = matcher.unexpected.keys();
+    let (requeued, ()) = matcher.unexpected.take(keys[49]).unwrap();
+    assert!(matcher.unexpected.take(keys[50]).is_some());
+    matcher.unexpected.insert(requeued, ());
     for arrival in (0..100).filter(|&arrival| arrival != 50) {
         let RecvPostResult::Matched(envelope, ()) = matcher.post(masked(0, u64::MAX), 0) else {
             panic!("message {arrival} is queued");
@@ -287,20 +287,23 @@ fn requeued_message_is_in_order_after_the_next_one_was_removed() {
 fn messages_of_one_source_are_found_with_few_comparisons() {
     for entries in ENTRIES {
         let mut matcher = with_messages(entries);
-        assert!(!matcher.holds_messages_from(peer(2)));
+        assert!(!matcher.unexpected.holds_messages_from(peer(2)));
         let unknown = Envelope {
             peer: PeerKey(2),
             ..message(&mut matcher, None, Some(OTHER_TAG))
         };
-        let key = matcher.add_unexpected(unknown, ());
+        let key = matcher.unexpected.insert(unknown, ());
         assert_few("the messages of one source", entries, || {
-            assert_eq!(matcher.assign_source(&[PeerKey(2)], peer(2)), [key]);
-            assert!(matcher.holds_messages_from(peer(2)));
-            matcher.clear_source(peer(2));
-            assert!(!matcher.holds_messages_from(peer(2)));
+            assert_eq!(
+                matcher.unexpected.assign_source(&[PeerKey(2)], peer(2)),
+                [key]
+            );
+            assert!(matcher.unexpected.holds_messages_from(peer(2)));
+            matcher.unexpected.clear_source(peer(2));
+            assert!(!matcher.unexpected.holds_messages_from(peer(2)));
         });
         assert_eq!(
-            matcher.message(key).map(|envelope| envelope.source),
+            matcher.unexpected.get(key).map(|envelope| envelope.source),
             Some(None)
         );
     }

@@ -61,7 +61,7 @@ fn add_unexpected(
     text: &'static str,
 ) -> UnexpectedKey {
     let envelope = next_envelope(matcher, source, tag);
-    matcher.add_unexpected(envelope, text)
+    matcher.unexpected.insert(envelope, text)
 }
 
 fn post_queued(matcher: &mut TestMatcher, spec: RecvSpec, receive: u32) -> PostKey {
@@ -78,7 +78,7 @@ fn post_and_take(matcher: &mut TestMatcher, spec: RecvSpec) -> Option<&'static s
     match matcher.post(spec, 999) {
         RecvPostResult::Matched(_, text) => Some(text),
         RecvPostResult::Queued(key) => {
-            assert_eq!(matcher.remove_posted(key), Some(999));
+            assert_eq!(matcher.posted.remove(key), Some(999));
             None
         }
     }
@@ -90,11 +90,11 @@ fn match_assigned(
     peer: PeerKey,
     source: FiAddr,
 ) -> Vec<(u32, Envelope, &'static str)> {
-    let keys = matcher.assign_source(&[peer], source);
+    let keys = matcher.unexpected.assign_source(&[peer], source);
     let matched = keys.into_iter().filter_map(|key| {
-        let envelope = matcher.message(key)?.clone();
-        let receive = matcher.match_message(&envelope)?;
-        let (envelope, text) = matcher.take_message(key)?;
+        let envelope = matcher.unexpected.get(key)?.clone();
+        let receive = matcher.posted.take_match(&envelope)?;
+        let (envelope, text) = matcher.unexpected.take(key)?;
         Some((receive, envelope, text))
     });
     matched.collect()
@@ -102,9 +102,9 @@ fn match_assigned(
 
 /// Takes the first receive, if it accepts a message without a source.
 fn take_first(matcher: &mut TestMatcher) -> Option<u32> {
-    let first = matcher.peek_first(None);
+    let first = matcher.posted.peek_first(None);
     if first.is_some() {
-        matcher.take_first();
+        matcher.posted.take_first();
     }
     first
 }
@@ -126,13 +126,13 @@ fn arrival_matches_earliest_accepting_receive() {
         post_queued(&mut matcher, recv_any(tag), receive);
     }
     let six = next_envelope(&mut matcher, Some(ALICE), 6);
-    assert!(matcher.would_match(&six));
-    assert_eq!(matcher.posted_len(), 4, "would_match takes no receive");
-    assert_eq!(matcher.match_message(&six), Some(11));
-    assert_eq!(matcher.match_message(&six), Some(12));
-    assert_eq!(matcher.match_message(&six), None);
-    assert!(!matcher.would_match(&six));
-    assert_eq!(matcher.take_posted(), [10, 13]);
+    assert!(matcher.posted.would_match(&six));
+    assert_eq!(matcher.posted.len(), 4, "would_match takes no receive");
+    assert_eq!(matcher.posted.take_match(&six), Some(11));
+    assert_eq!(matcher.posted.take_match(&six), Some(12));
+    assert_eq!(matcher.posted.take_match(&six), None);
+    assert!(!matcher.posted.would_match(&six));
+    assert_eq!(matcher.posted.take_all(), [10, 13]);
 }
 
 #[test]
@@ -142,16 +142,19 @@ fn late_receive_matches_earliest_unexpected() {
         add_unexpected(&mut matcher, Some(ALICE), tag, text);
     }
     assert_eq!(
-        matcher.peek(&recv_any(6)).map(|envelope| envelope.arrival),
+        matcher
+            .unexpected
+            .peek(&recv_any(6))
+            .map(|envelope| envelope.arrival),
         Some(1)
     );
-    assert_eq!(matcher.unexpected_len(), 4, "peek takes no message");
+    assert_eq!(matcher.unexpected.len(), 4, "peek takes no message");
     assert_eq!(
         [(); 3].map(|()| post_and_take(&mut matcher, recv_any(6))),
         [Some("b"), Some("c"), None]
     );
-    assert_eq!(matcher.peek(&recv_any(6)), None);
-    assert_eq!(bodies(matcher.take_unexpected()), ["a", "d"]);
+    assert_eq!(matcher.unexpected.peek(&recv_any(6)), None);
+    assert_eq!(bodies(matcher.unexpected.take_all()), ["a", "d"]);
 }
 
 #[test]
@@ -175,11 +178,17 @@ fn ignored_tag_bits_do_not_affect_matching() {
         add_unexpected(&mut matcher, Some(ALICE), tag, "text");
     }
     assert_eq!(
-        matcher.peek(&masked).and_then(|envelope| envelope.tag),
+        matcher
+            .unexpected
+            .peek(&masked)
+            .and_then(|envelope| envelope.tag),
         Some(0xAB7F)
     );
     assert_eq!(
-        matcher.peek(&whole).and_then(|envelope| envelope.tag),
+        matcher
+            .unexpected
+            .peek(&whole)
+            .and_then(|envelope| envelope.tag),
         Some(0xAC00)
     );
 }
@@ -203,9 +212,9 @@ fn tagged_and_untagged_never_match() {
 
     post_queued(&mut matcher, every_tag, 1);
     let untagged = next_envelope(&mut matcher, Some(ALICE), None);
-    assert_eq!(matcher.match_message(&untagged), None);
+    assert_eq!(matcher.posted.take_match(&untagged), None);
     post_queued(&mut matcher, UNTAGGED, 2);
-    assert_eq!(matcher.match_message(&untagged), Some(2));
+    assert_eq!(matcher.posted.take_match(&untagged), Some(2));
 }
 
 #[test]
@@ -221,8 +230,8 @@ fn directed_and_any_source_match_in_posting_order() {
         post_queued(&mut matcher, specs[1], 1);
         let bobs = next_envelope(&mut matcher, Some(BOB), 1);
         let alices = next_envelope(&mut matcher, Some(ALICE), 1);
-        assert_eq!(matcher.match_message(&alices), Some(0));
-        assert_eq!(matcher.match_message(&bobs), (!any_first).then_some(1));
+        assert_eq!(matcher.posted.take_match(&alices), Some(0));
+        assert_eq!(matcher.posted.take_match(&bobs), (!any_first).then_some(1));
     }
 }
 
@@ -238,7 +247,7 @@ fn message_from_another_generation_of_the_address_does_not_match() {
         }),
         1,
     );
-    assert_eq!(matcher.match_message(&message), None);
+    assert_eq!(matcher.posted.take_match(&message), None);
 }
 
 #[test]
@@ -246,10 +255,10 @@ fn unknown_source_matches_only_any_source_receives() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_from(ALICE, 1), 0);
     let unknown = next_envelope(&mut matcher, None, 1);
-    assert_eq!(matcher.match_message(&unknown), None);
+    assert_eq!(matcher.posted.take_match(&unknown), None);
     post_queued(&mut matcher, recv_any(1), 1);
-    assert_eq!(matcher.match_message(&unknown), Some(1));
-    matcher.add_unexpected(unknown, "hello");
+    assert_eq!(matcher.posted.take_match(&unknown), Some(1));
+    matcher.unexpected.insert(unknown, "hello");
     assert_eq!(post_and_take(&mut matcher, recv_from(BOB, 1)), None);
     assert_eq!(post_and_take(&mut matcher, recv_any(1)), Some("hello"));
 }
@@ -280,7 +289,7 @@ fn assigned_source_matches_unexpected_messages() {
         peer: PeerKey(5),
         ..next_envelope(&mut matcher, None, 1)
     };
-    matcher.add_unexpected(other, "another peer");
+    matcher.unexpected.insert(other, "another peer");
 
     let matched = match_assigned(&mut matcher, PeerKey(9), ALICE);
     assert!(
@@ -293,7 +302,7 @@ fn assigned_source_matches_unexpected_messages() {
         .map(|(receive, _, text)| (receive, text))
         .collect();
     assert_eq!(matched, [(0, "a"), (1, "c"), (2, "d")]);
-    assert_eq!((matcher.posted_len(), matcher.unexpected_len()), (0, 3));
+    assert_eq!((matcher.posted.len(), matcher.unexpected.len()), (0, 3));
     assert_eq!(
         post_and_take(&mut matcher, recv_from(ALICE, 1)),
         Some("e"),
@@ -314,9 +323,12 @@ fn messages_of_a_cleared_source_match_only_any_source_receives() {
     add_unexpected(&mut matcher, Some(ALICE), 1, "alice");
     add_unexpected(&mut matcher, Some(BOB), 1, "bob");
     add_unexpected(&mut matcher, Some(ALICE), None, "untagged");
-    matcher.clear_source(ALICE);
+    matcher.unexpected.clear_source(ALICE);
     assert_eq!(
-        matcher.peek(&recv_any(1)).map(|envelope| envelope.source),
+        matcher
+            .unexpected
+            .peek(&recv_any(1))
+            .map(|envelope| envelope.source),
         Some(None)
     );
     assert_eq!(post_and_take(&mut matcher, recv_from(ALICE, 1)), None);
@@ -334,35 +346,35 @@ fn restored_receive_is_matched_in_posting_order() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_any(1), 0);
     let matched = post_queued(&mut matcher, recv_any(1), 1);
-    let place = matcher.place(matched).unwrap();
+    let place = matcher.posted.place(matched).unwrap();
     assert!(!place.is_directed());
     post_queued(&mut matcher, recv_any(1), 2);
-    assert_eq!(matcher.remove_posted(matched), Some(1));
-    assert!(matcher.place(matched).is_none());
-    let (key, waiting) = matcher.restore(place, 1);
-    assert_eq!((waiting, matcher.posted_len()), (None, 3));
-    assert!(matcher.place(key).is_some());
+    assert_eq!(matcher.posted.remove(matched), Some(1));
+    assert!(matcher.posted.place(matched).is_none());
+    let (key, waiting) = (place.key(), matcher.restore(place, 1));
+    assert_eq!((waiting, matcher.posted.len()), (None, 3));
+    assert!(matcher.posted.place(key).is_some());
     for receive in 0..3 {
         let envelope = next_envelope(&mut matcher, None, 1);
-        assert_eq!(matcher.match_message(&envelope), Some(receive));
+        assert_eq!(matcher.posted.take_match(&envelope), Some(receive));
     }
 }
 
 #[test]
 fn restored_receive_finds_its_earliest_unexpected_message() {
     let mut matcher = TestMatcher::new();
-    let place = matcher.assign_place(&recv_any(1));
+    let place = matcher.posted.assign_place(&recv_any(1));
     add_unexpected(&mut matcher, None, 2, "another tag");
     add_unexpected(&mut matcher, None, 1, "first");
     add_unexpected(&mut matcher, None, 1, "second");
-    let (key, waiting) = matcher.restore(place, 0);
-    let (_, text) = matcher.take_message(waiting.unwrap()).unwrap();
-    assert_eq!((text, matcher.remove_posted(key)), ("first", Some(0)));
+    let (key, waiting) = (place.key(), matcher.restore(place, 0));
+    let (_, text) = matcher.unexpected.take(waiting.unwrap()).unwrap();
+    assert_eq!((text, matcher.posted.remove(key)), ("first", Some(0)));
     // A receive that was posted before gets the message.
-    matcher.queue(recv_any(1), 1);
-    let place = matcher.assign_place(&recv_any(1));
-    assert_eq!(matcher.restore(place, 2).1, None);
-    assert_eq!(matcher.unexpected_len(), 2);
+    matcher.posted.push(&recv_any(1), 1);
+    let place = matcher.posted.assign_place(&recv_any(1));
+    assert_eq!(matcher.restore(place, 2), None);
+    assert_eq!(matcher.unexpected.len(), 2);
 }
 
 #[test]
@@ -380,7 +392,7 @@ fn requeued_message_keeps_arrival_order() {
     add_unexpected(&mut matcher, Some(ALICE), 1, "e");
     for index in [1, 0, 2] {
         let (envelope, text) = taken[index].clone();
-        matcher.add_unexpected(envelope, text);
+        matcher.unexpected.insert(envelope, text);
     }
     let order = [(); 6].map(|()| post_and_take(&mut matcher, recv_any(1)));
     assert_eq!(
@@ -396,10 +408,10 @@ fn removed_receive_leaves_the_queue_at_any_position() {
         let keys: Vec<_> = (0..3)
             .map(|receive| post_queued(&mut matcher, recv_any(1), receive))
             .collect();
-        assert_eq!(matcher.remove_posted(keys[removed as usize]), Some(removed));
+        assert_eq!(matcher.posted.remove(keys[removed as usize]), Some(removed));
         post_queued(&mut matcher, recv_any(1), 3);
         let left: Vec<_> = (0..4).filter(|&receive| receive != removed).collect();
-        assert_eq!(matcher.take_posted(), left);
+        assert_eq!(matcher.posted.take_all(), left);
     }
 }
 
@@ -418,14 +430,14 @@ fn removing_many_receives_keeps_the_order_of_the_others() {
         }
         for receive in removed {
             let key = keys[receive as usize];
-            assert_eq!(matcher.remove_posted(key), Some(receive));
-            assert_eq!(matcher.remove_posted(key), None);
+            assert_eq!(matcher.posted.remove(key), Some(receive));
+            assert_eq!(matcher.posted.remove(key), None);
         }
         for receive in (0..RECEIVES).filter(|&at| is_left(at)) {
-            let place = matcher.place(keys[receive as usize]).unwrap();
+            let place = matcher.posted.place(keys[receive as usize]).unwrap();
             let message = next_envelope(&mut matcher, None, None);
             let take = |matcher: &mut TestMatcher, in_any_place: bool| match in_any_place {
-                true => matcher.match_message(&message),
+                true => matcher.posted.take_match(&message),
                 false => take_first(matcher),
             };
             assert_eq!(take(&mut matcher, receive % 2 == 0), Some(receive));
@@ -434,7 +446,7 @@ fn removing_many_receives_keeps_the_order_of_the_others() {
                 assert_eq!(take_first(&mut matcher), Some(receive));
             }
         }
-        assert_eq!((matcher.posted_len(), take_first(&mut matcher)), (0, None));
+        assert_eq!((matcher.posted.len(), take_first(&mut matcher)), (0, None));
     }
 }
 
@@ -442,23 +454,23 @@ fn removing_many_receives_keeps_the_order_of_the_others() {
 fn stale_keys_find_nothing_after_slot_reuse() {
     let mut matcher = TestMatcher::new();
     let old = post_queued(&mut matcher, recv_any(1), 0);
-    assert_eq!(matcher.remove_posted(old), Some(0));
+    assert_eq!(matcher.posted.remove(old), Some(0));
     let new = post_queued(&mut matcher, recv_any(1), 1);
-    assert_eq!(matcher.remove_posted(old), None);
+    assert_eq!(matcher.posted.remove(old), None);
     assert_ne!(old, new);
-    assert_eq!(matcher.remove_posted(new), Some(1));
+    assert_eq!(matcher.posted.remove(new), Some(1));
 
     let old = add_unexpected(&mut matcher, Some(ALICE), 1, "text");
-    let (envelope, text) = matcher.take_message(old).unwrap();
-    let new = matcher.add_unexpected(envelope, text);
+    let (envelope, text) = matcher.unexpected.take(old).unwrap();
+    let new = matcher.unexpected.insert(envelope, text);
     assert_eq!(
-        matcher.message_mut(old),
+        matcher.unexpected.get_mut(old),
         None,
         "the key is valid for one insertion"
     );
-    assert_eq!(matcher.take_message(old), None);
-    assert!(matcher.take_message(new).is_some());
-    assert_eq!((matcher.posted_len(), matcher.unexpected_len()), (0, 0));
+    assert_eq!(matcher.unexpected.take(old), None);
+    assert!(matcher.unexpected.take(new).is_some());
+    assert_eq!((matcher.posted.len(), matcher.unexpected.len()), (0, 0));
 }
 
 #[test]
@@ -466,7 +478,7 @@ fn unexpected_message_can_be_modified() {
     let mut matcher = TestMatcher::new();
     add_unexpected(&mut matcher, Some(BOB), 1, "other");
     let key = add_unexpected(&mut matcher, Some(ALICE), 1, "partial");
-    let (envelope, text) = matcher.message_mut(key).unwrap();
+    let (envelope, text) = matcher.unexpected.get_mut(key).unwrap();
     assert_eq!((envelope.source, *text), (Some(ALICE), "partial"));
     *text = "complete";
     assert_eq!(
@@ -494,10 +506,10 @@ fn directed_receives_are_taken_in_posting_order() {
     for (receive, spec) in (0..).zip(specs) {
         post_queued(&mut matcher, spec, receive);
     }
-    assert_eq!(matcher.take_directed(ALICE), [0, 1, 4, 5]);
-    assert!(matcher.take_directed(ALICE).is_empty());
-    assert_eq!(matcher.take_posted(), [2, 3, 6]);
-    assert_eq!(matcher.posted_len(), 0);
+    assert_eq!(matcher.posted.take_directed(ALICE), [0, 1, 4, 5]);
+    assert!(matcher.posted.take_directed(ALICE).is_empty());
+    assert_eq!(matcher.posted.take_all(), [2, 3, 6]);
+    assert_eq!(matcher.posted.len(), 0);
 }
 
 #[test]
@@ -506,8 +518,8 @@ fn unexpected_messages_are_taken_in_arrival_order() {
     for (tag, text) in [(Some(1), "a"), (None, "b"), (Some(2), "c"), (None, "d")] {
         add_unexpected(&mut matcher, None, tag, text);
     }
-    assert_eq!(bodies(matcher.take_unexpected()), ["a", "b", "c", "d"]);
-    assert_eq!(matcher.unexpected_len(), 0);
+    assert_eq!(bodies(matcher.unexpected.take_all()), ["a", "b", "c", "d"]);
+    assert_eq!(matcher.unexpected.len(), 0);
     add_unexpected(&mut matcher, None, 1, "e");
     assert_eq!(
         post_and_take(&mut matcher, recv_any(1)),

@@ -1,5 +1,7 @@
 //! Unexpected messages, in arrival order.
 
+use std::fmt;
+
 use crate::address::FiAddr;
 
 use super::envelope::{Envelope, PeerKey, RecvKey, RecvSpec};
@@ -15,8 +17,8 @@ use super::posted::PostPlace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedKey(EntryKey);
 
-/// The queue of unexpected messages.
-pub(super) struct UnexpectedQueue<M> {
+/// The unexpected messages of an endpoint, in arrival order.
+pub struct UnexpectedQueue<M> {
     list: MessageList,
     /// The messages, at the index of their entry in `list`. Separate from `list`, so that searches
     /// read only entries.
@@ -31,12 +33,27 @@ impl<M> UnexpectedQueue<M> {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Returns the number of unexpected messages, tagged and untagged. O(1).
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Inserts a message at the place that its arrival number gives it.
-    pub(super) fn insert(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
+    /// Returns whether no message is queued. O(1).
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Queues a message that no receive accepted, at the place that its `arrival` number gives it.
+    ///
+    /// A new message goes to the end, O(1). A requeued one with an older number goes to its old
+    /// place: O(1) for the oldest, else logarithmic, amortized. Among equal numbers the one queued
+    /// first is first. Posted receives are not considered: call
+    /// [`PostedQueue::take_match`](super::PostedQueue::take_match) before. The envelope's source is
+    /// not checked: update the source of a requeued message before this call.
+    pub fn insert(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
         let entry = MessageEntry {
             key: envelope.key(),
             arrival: envelope.arrival,
@@ -51,8 +68,11 @@ impl<M> UnexpectedQueue<M> {
         UnexpectedKey(key)
     }
 
-    /// Returns the earliest message that this receive accepts.
-    pub(super) fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {
+    /// Returns the message that [`Matcher::post`](super::Matcher::post) would take for this receive;
+    /// the message stays queued. Same cost.
+    #[doc(alias = "FI_PEEK")]
+    #[must_use]
+    pub fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {
         let index = self.search(spec)?;
         envelope_at(&self.messages, index)
     }
@@ -63,18 +83,24 @@ impl<M> UnexpectedQueue<M> {
         self.remove(index)
     }
 
-    pub(super) fn get(&self, key: UnexpectedKey) -> Option<&Envelope> {
+    /// Returns the envelope of an unexpected message. `None` when it is no longer queued. O(1).
+    #[must_use]
+    pub fn get(&self, key: UnexpectedKey) -> Option<&Envelope> {
         envelope_at(&self.messages, self.list.find(key.0)?)
     }
 
-    pub(super) fn get_mut(&mut self, key: UnexpectedKey) -> Option<(&Envelope, &mut M)> {
+    /// Returns an unexpected message for modification while it stays queued. `None` when it is no
+    /// longer queued. O(1).
+    pub fn get_mut(&mut self, key: UnexpectedKey) -> Option<(&Envelope, &mut M)> {
         let index = self.list.find(key.0)?;
         self.messages[index]
             .as_mut()
             .map(|(envelope, message)| (&*envelope, message))
     }
 
-    pub(super) fn take(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
+    /// Removes and returns an unexpected message. `None` when it is no longer queued. O(1), or
+    /// logarithmic in a long queue.
+    pub fn take(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
         let index = self.list.find(key.0)?;
         self.remove(index)
     }
@@ -110,41 +136,54 @@ impl<M> UnexpectedQueue<M> {
         Some(UnexpectedKey(self.list.key(index)))
     }
 
-    /// Returns the keys of all messages, in arrival order.
-    pub(super) fn keys(&self) -> Vec<UnexpectedKey> {
+    /// Returns the keys of all unexpected messages, in arrival order. Reads all of them.
+    #[must_use]
+    pub fn keys(&self) -> Vec<UnexpectedKey> {
         let keys = self.list.keys().into_iter();
         keys.map(UnexpectedKey).collect()
     }
 
-    /// Sets the source of the messages of these peers that have none, and returns their keys in
-    /// arrival order.
-    pub(super) fn assign_source(
-        &mut self,
-        peers: &[PeerKey],
-        source: FiAddr,
-    ) -> Vec<UnexpectedKey> {
+    /// Sets the source of all unexpected messages without a source from the peer that has these
+    /// keys, after the peer's address was inserted. Returns the keys of the messages, in arrival
+    /// order: each is to be offered to the posted receives.
+    ///
+    /// Messages that have a source keep it. Reads the messages of the peer only; logarithmic for
+    /// each of them, amortized.
+    #[must_use = "posted receives may accept these messages"]
+    pub fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<UnexpectedKey> {
         let keys = self.list.assign_source(peers, source);
         self.set_source(&keys, Some(source));
         keys.into_iter().map(UnexpectedKey).collect()
     }
 
-    pub(super) fn clear_source(&mut self, source: FiAddr) {
+    /// Clears the source of unexpected messages after an address was removed: the sender of the
+    /// messages is unknown again.
+    ///
+    /// The messages stay queued, for receives from any source: removing an address does not stop
+    /// its traffic (`fi_av(3)`). Posted receives are not changed; see
+    /// [`PostedQueue::take_directed`](super::PostedQueue::take_directed). Reads the messages of the
+    /// source only; logarithmic for each of them, amortized.
+    pub fn clear_source(&mut self, source: FiAddr) {
         let keys = self.list.clear_source(source);
         self.set_source(&keys, None);
     }
 
-    pub(super) fn holds_messages_from(&mut self, source: FiAddr) -> bool {
+    /// Returns whether an unexpected message has this source. Logarithmic, amortized.
+    #[must_use]
+    pub fn holds_messages_from(&mut self, source: FiAddr) -> bool {
         self.list.has_source(source)
     }
 
-    pub(super) fn take_all(&mut self) -> Vec<(Envelope, M)> {
+    /// Removes and returns all unexpected messages, in arrival order, tagged and untagged.
+    pub fn take_all(&mut self) -> Vec<(Envelope, M)> {
         let keys = self.list.take_all().into_iter();
         keys.filter_map(|key| self.messages[key.index()].take())
             .collect()
     }
 
-    /// Removes and returns the messages that pass the test, in arrival order.
-    pub(super) fn take_where(
+    /// Removes and returns every unexpected message that passes the test, tagged and untagged.
+    /// Reads all of them.
+    pub fn take_where(
         &mut self,
         mut test: impl FnMut(&Envelope, &M) -> bool,
     ) -> Vec<(Envelope, M)> {
@@ -178,6 +217,12 @@ impl<M> UnexpectedQueue<M> {
                 envelope.source = source;
             }
         }
+    }
+}
+
+impl<M> fmt::Debug for UnexpectedQueue<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UnexpectedQueue({} messages)", self.list.len())
     }
 }
 

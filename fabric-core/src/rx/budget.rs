@@ -8,7 +8,7 @@
 //!   because one machine can have any number of connections;
 //! * an eighth is a reserve: a peer beyond its share may still use up to [`GUARANTEED`] bytes, from
 //!   the whole budget; the peers of a source together may use half of the reserve. When that is
-//!   used up too, messages of peers that have left are discarded, the largest accounts first.
+//!   used up too, messages of disconnected peers are discarded, the largest accounts first.
 
 use std::collections::HashMap;
 
@@ -40,8 +40,8 @@ pub(super) struct UnexpectedBudget {
     current: (PeerKey, PeerAccount),
     /// The accounts of the other peers that use anything.
     others: HashMap<PeerKey, PeerAccount>,
-    /// What the peers that have left use, and whose messages can be discarded.
-    departed_used: usize,
+    /// What the disconnected peers use whose messages can be discarded.
+    disconnected_used: usize,
     /// The sources of peers: of those that are connected, and of those that use anything.
     sources: HashMap<PeerKey, PeerSource>,
     /// What the peers of each source use together.
@@ -64,9 +64,9 @@ struct PeerAccount {
 enum PeerState {
     #[default]
     Connected,
-    /// The peer has left, and its messages can be discarded.
-    Departed,
-    /// The peer has left, and what could be discarded was. The rest is claimed or arriving.
+    /// The peer has disconnected, and its messages can be discarded.
+    Disconnected,
+    /// The peer has disconnected, and what could be discarded was. The rest is claimed or arriving.
     Discarded,
 }
 
@@ -74,7 +74,7 @@ enum PeerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Fits,
-    /// The message fits once messages of peers that have left are discarded.
+    /// The message fits once messages of disconnected peers are discarded.
     AfterDiscard,
     Declined,
 }
@@ -87,7 +87,7 @@ impl UnexpectedBudget {
             used: 0,
             current: (PeerKey::default(), PeerAccount::default()),
             others: HashMap::new(),
-            departed_used: 0,
+            disconnected_used: 0,
             sources: HashMap::new(),
             used_by_source: HashMap::new(),
         }
@@ -141,7 +141,7 @@ impl UnexpectedBudget {
             Admission::Declined
         } else if others + own_after <= self.limit {
             Admission::Fits
-        } else if self.departed_used > 0 {
+        } else if self.disconnected_used > 0 {
             Admission::AfterDiscard
         } else {
             Admission::Declined
@@ -179,8 +179,8 @@ impl UnexpectedBudget {
         self.used += cost;
         let account = self.account(peer);
         account.used += cost;
-        if account.state == PeerState::Departed {
-            self.departed_used += cost;
+        if account.state == PeerState::Disconnected {
+            self.disconnected_used += cost;
         }
         if let Some(source) = self.sources.get(&peer) {
             *self.used_by_source.entry(*source).or_default() += cost;
@@ -193,8 +193,8 @@ impl UnexpectedBudget {
         let account = self.account(peer);
         account.used = account.used.saturating_sub(cost);
         let (left, state) = (account.used, account.state);
-        if state == PeerState::Departed {
-            self.departed_used = self.departed_used.saturating_sub(cost);
+        if state == PeerState::Disconnected {
+            self.disconnected_used = self.disconnected_used.saturating_sub(cost);
         }
         if let Some(source) = self.sources.get(&peer).copied() {
             let used = self.used_by_source.entry(source).or_default();
@@ -222,44 +222,44 @@ impl UnexpectedBudget {
         &mut self.current.1
     }
 
-    /// Notes that a peer has left: its messages are the first to be discarded. Returns whether the
-    /// peer uses anything.
-    pub(super) fn peer_departed(&mut self, peer: PeerKey) -> bool {
+    /// Notes that a peer has disconnected: its messages are the first to be discarded. Returns
+    /// whether the peer uses anything.
+    pub(super) fn on_disconnect(&mut self, peer: PeerKey) -> bool {
         let used = self.used_by(peer);
         if used == 0 {
             self.sources.remove(&peer);
             return false;
         }
-        self.account(peer).state = PeerState::Departed;
-        self.departed_used += used;
+        self.account(peer).state = PeerState::Disconnected;
+        self.disconnected_used += used;
         true
     }
 
-    /// Returns the peers whose messages are to be discarded: of those that have left, the ones that
+    /// Returns the peers whose messages are to be discarded: of the disconnected ones, those that
     /// use most, and half of what all of them use, so that a discarded message costs a bounded
     /// number of steps. The caller releases what can be discarded; the rest does not count as
     /// discardable any more.
-    pub(super) fn take_departed(&mut self) -> Vec<PeerKey> {
+    pub(super) fn take_disconnected(&mut self) -> Vec<PeerKey> {
         let current = std::iter::once((&self.current.0, &self.current.1));
         let accounts = self.others.iter().chain(current);
-        let mut departed: Vec<_> = accounts
-            .filter(|(_, account)| account.state == PeerState::Departed)
+        let mut disconnected: Vec<_> = accounts
+            .filter(|(_, account)| account.state == PeerState::Disconnected)
             .map(|(peer, account)| (account.used, *peer))
             .collect();
-        departed.sort_unstable_by(|a, b| b.cmp(a));
-        let enough = self.departed_used / 2;
+        disconnected.sort_unstable_by(|a, b| b.cmp(a));
+        let enough = self.disconnected_used / 2;
         let mut taken = 0;
-        let count = departed.iter().position(|(used, _)| {
+        let count = disconnected.iter().position(|(used, _)| {
             let is_enough = taken >= enough;
             taken += used;
             is_enough
         });
-        departed.truncate(count.unwrap_or(departed.len()));
-        for (used, peer) in &departed {
+        disconnected.truncate(count.unwrap_or(disconnected.len()));
+        for (used, peer) in &disconnected {
             self.account(*peer).state = PeerState::Discarded;
-            self.departed_used -= used;
+            self.disconnected_used -= used;
         }
-        departed.into_iter().map(|(_, peer)| peer).collect()
+        disconnected.into_iter().map(|(_, peer)| peer).collect()
     }
 
     /// Returns everything.
@@ -315,14 +315,14 @@ mod tests {
         assert!(budget.used() <= LIMIT);
         assert_eq!(budget.admit(PeerKey(20_000), 500), Admission::Declined);
         // Peers that leave make room for those that stay.
-        budget.peer_departed(PeerKey(1));
+        budget.on_disconnect(PeerKey(1));
         let admission = budget.admit(PeerKey(20_000), 500);
         assert_eq!(admission, Admission::AfterDiscard);
-        assert_eq!(budget.take_departed(), [PeerKey(1)]);
+        assert_eq!(budget.take_disconnected(), [PeerKey(1)]);
         let used = budget.used_by(PeerKey(1));
         budget.release(PeerKey(1), used);
         assert!(budget.fits(PeerKey(20_000), 500));
-        assert_eq!(budget.departed_used, 0);
+        assert_eq!(budget.disconnected_used, 0);
     }
 
     #[test]
@@ -345,30 +345,30 @@ mod tests {
         // messages.
         for peer in 1..2000 {
             let used = budget.used_by(PeerKey(peer));
-            budget.peer_departed(PeerKey(peer));
+            budget.on_disconnect(PeerKey(peer));
             budget.release(PeerKey(peer), used);
         }
         assert_eq!(budget.used_by_source.len(), 1);
         assert_eq!(budget.sources.len(), 1);
-        assert_eq!(budget.departed_used, 0);
+        assert_eq!(budget.disconnected_used, 0);
     }
 
     #[test]
-    fn largest_accounts_of_departed_peers_are_discarded_first() {
+    fn largest_accounts_of_disconnected_peers_are_discarded_first() {
         let mut budget = UnexpectedBudget::new(LIMIT);
         for (peer, cost) in [(1, 600), (2, 4000), (3, 4000), (4, 900)] {
             budget.charge(PeerKey(peer), cost);
-            assert!(budget.peer_departed(PeerKey(peer)));
+            assert!(budget.on_disconnect(PeerKey(peer)));
         }
-        assert!(!budget.peer_departed(PeerKey(5)));
-        assert_eq!(budget.take_departed(), [PeerKey(3), PeerKey(2)]);
+        assert!(!budget.on_disconnect(PeerKey(5)));
+        assert_eq!(budget.take_disconnected(), [PeerKey(3), PeerKey(2)]);
         // One has a claimed message, which is not discardable: neither peer is returned again.
         budget.release(PeerKey(2), 4000);
-        assert_eq!(budget.take_departed(), [PeerKey(4)]);
+        assert_eq!(budget.take_disconnected(), [PeerKey(4)]);
         budget.release(PeerKey(4), 900);
-        assert_eq!(budget.take_departed(), [PeerKey(1)]);
-        assert_eq!(budget.take_departed(), []);
-        assert_eq!((budget.departed_used, budget.used()), (0, 4600));
+        assert_eq!(budget.take_disconnected(), [PeerKey(1)]);
+        assert_eq!(budget.take_disconnected(), []);
+        assert_eq!((budget.disconnected_used, budget.used()), (0, 4600));
     }
 
     /// A call of the budget.
@@ -414,13 +414,13 @@ mod tests {
                     }
                     Call::Take(_) => {}
                     Call::Depart(peer) => {
-                        budget.peer_departed(PeerKey(peer + 100 * generation));
+                        budget.on_disconnect(PeerKey(peer + 100 * generation));
                         generation += 1;
                     }
                     Call::Discard => {
-                        let departed = budget.take_departed();
-                        let left = |(peer, _): &mut (PeerKey, usize)| departed.contains(peer);
-                        for (peer, cost) in messages.extract_if(.., left) {
+                        let disconnected = budget.take_disconnected();
+                        let is_gone = |message: &mut (PeerKey, usize)| disconnected.contains(&message.0);
+                        for (peer, cost) in messages.extract_if(.., is_gone) {
                             budget.release(peer, cost);
                         }
                     }

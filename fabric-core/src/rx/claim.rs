@@ -26,7 +26,7 @@ pub struct ClaimId(u64);
 
 /// A claimed message.
 #[derive(Debug)]
-pub(super) struct ClaimedMessage {
+struct ClaimedMessage {
     id: ClaimId,
     envelope: Envelope,
     message: UnexpectedMessage,
@@ -39,6 +39,17 @@ pub(super) struct ClaimedMessage {
 pub(super) struct ClaimTable {
     messages: Vec<ClaimedMessage>,
     next_id: u64,
+}
+
+/// Posted probes that have found no message.
+#[derive(Debug, Default)]
+pub(super) struct Probes(Vec<(OpKey, RecvSpec)>);
+
+impl Probes {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 impl RxQueue {
@@ -58,33 +69,33 @@ impl RxQueue {
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.probes.push((op, spec)),
+            None => self.probes.0.push((op, spec)),
         }
     }
 
     /// Returns whether a probe waits for a message.
     #[must_use]
     pub fn has_probes(&self) -> bool {
-        !self.probes.is_empty()
+        !self.probes.0.is_empty()
     }
 
     /// Cancels a probe that has found no message. Returns false when it is not posted.
     pub(super) fn cancel_probe(&mut self, op: OpKey) -> bool {
-        let at = self.probes.iter().position(|(probe, _)| *probe == op);
-        at.map(|at| self.probes.remove(at)).is_some()
+        let at = self.probes.0.iter().position(|(probe, _)| *probe == op);
+        at.map(|at| self.probes.0.remove(at)).is_some()
     }
 
     /// Completes the probes for which a message is queued now.
     #[inline]
     pub(super) fn check_probes(&mut self, engine: &mut impl RxEngine) {
-        if !self.probes.is_empty() {
+        if !self.probes.0.is_empty() {
             self.complete_probes(engine);
         }
     }
 
     #[cold]
     fn complete_probes(&mut self, engine: &mut impl RxEngine) {
-        for (op, spec) in std::mem::take(&mut self.probes) {
+        for (op, spec) in std::mem::take(&mut self.probes.0) {
             self.probe(engine, op, spec);
         }
     }
@@ -95,10 +106,10 @@ impl RxQueue {
         engine: &mut impl RxEngine,
         error_for: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
-        for (op, spec) in std::mem::take(&mut self.probes) {
+        for (op, spec) in std::mem::take(&mut self.probes.0) {
             match error_for(&spec) {
                 Some(error) => engine.complete(op, Outcome::failed(error)),
-                None => self.probes.push((op, spec)),
+                None => self.probes.0.push((op, spec)),
             }
         }
     }
@@ -106,29 +117,23 @@ impl RxQueue {
     /// Returns whether a message over the budget is buffered nevertheless, because a probe waits
     /// for the message. That is one message at a time, so that a peer does not send many.
     pub(super) fn is_admitted_by_probe(&self, envelope: &Envelope) -> bool {
-        !self.budget.is_exceeded() && self.probes.iter().any(|(_, spec)| spec.accepts(envelope))
+        !self.budget.is_exceeded() && self.probes.0.iter().any(|(_, spec)| spec.accepts(envelope))
     }
 
     /// Claims the message that a receive with this spec would take now. Returns the id of the claim
     /// and the description of the message.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unexpected_for_new(spec)?;
-        let (envelope, message) = self.matcher.take_message(key)?;
-        let id = ClaimId(self.claims.next_id);
-        self.claims.next_id += 1;
-        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {
-            partial.target = PartialTarget::Claim(id);
-        }
+        let (envelope, message) = self.matcher.unexpected.take(key)?;
         if message.is_unmapped() {
             self.remove_unmapped(envelope.arrival);
         }
         let found = Transfer::received(&envelope, envelope.len);
-        self.claims.messages.push(ClaimedMessage {
-            id,
-            envelope,
-            message,
-            error: None,
-        });
+        let partial = message.partial;
+        let id = self.claims.insert(envelope, message);
+        if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
+            partial.target = PartialTarget::Claim(id);
+        }
         Some((id, found))
     }
 
@@ -140,7 +145,7 @@ impl RxQueue {
             message,
             error,
             ..
-        }) = self.take_claim(id)
+        }) = self.claims.take(id)
         else {
             return engine.complete(op, Outcome::failed(Error::Canceled));
         };
@@ -164,7 +169,7 @@ impl RxQueue {
             message,
             error,
             ..
-        }) = self.take_claim(id)
+        }) = self.claims.take(id)
         else {
             return;
         };
@@ -179,7 +184,7 @@ impl RxQueue {
     pub fn discard_claimed(&mut self, id: ClaimId) -> Option<FiAddr> {
         let ClaimedMessage {
             envelope, message, ..
-        } = self.take_claim(id)?;
+        } = self.claims.take(id)?;
         self.budget
             .release(envelope.peer, message.budget_cost(&envelope));
         if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {
@@ -189,25 +194,47 @@ impl RxQueue {
         self.queue_ack(&envelope);
         envelope.source
     }
+}
 
-    fn take_claim(&mut self, id: ClaimId) -> Option<ClaimedMessage> {
-        let messages = &mut self.claims.messages;
-        let at = messages.iter().position(|claimed| claimed.id == id)?;
-        Some(messages.swap_remove(at))
+impl ClaimTable {
+    fn insert(&mut self, envelope: Envelope, message: UnexpectedMessage) -> ClaimId {
+        let id = ClaimId(self.next_id);
+        self.next_id += 1;
+        self.messages.push(ClaimedMessage {
+            id,
+            envelope,
+            message,
+            error: None,
+        });
+        id
+    }
+
+    fn take(&mut self, id: ClaimId) -> Option<ClaimedMessage> {
+        let at = self.messages.iter().position(|claimed| claimed.id == id)?;
+        Some(self.messages.swap_remove(at))
+    }
+
+    fn get_mut(&mut self, id: ClaimId) -> Option<&mut ClaimedMessage> {
+        self.messages.iter_mut().find(|claimed| claimed.id == id)
+    }
+
+    /// Returns a claimed message for modification while it arrives.
+    pub(super) fn message(&mut self, id: ClaimId) -> Option<&mut UnexpectedMessage> {
+        self.get_mut(id).map(|claim| &mut claim.message)
     }
 
     /// Fails a claimed message whose rest will never arrive. A receive of the claim gets the bytes
     /// that arrived, and this error.
-    pub(super) fn fail_claim(&mut self, id: ClaimId, error: Error) {
-        if let Some(claim) = self.claims.claim(id) {
+    pub(super) fn fail(&mut self, id: ClaimId, error: Error) {
+        if let Some(claim) = self.get_mut(id) {
             claim.message.partial = None;
             claim.error = Some(error);
         }
     }
 
     /// Fails claimed messages of this peer in memory that is not mapped here.
-    pub(super) fn fail_unmapped_claims(&mut self, peer: PeerKey, error: &Error) {
-        for claimed in &mut self.claims.messages {
+    pub(super) fn fail_unmapped(&mut self, peer: PeerKey, error: &Error) {
+        for claimed in &mut self.messages {
             if claimed.envelope.peer == peer && claimed.message.is_unmapped() {
                 claimed.error = Some(error.clone());
             }
@@ -216,30 +243,19 @@ impl RxQueue {
 
     /// Iterates over the envelopes of claimed messages. Their sources are kept up to date, because
     /// a claimed message may be requeued.
-    pub(super) fn claimed_envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
-        let claimed = self.claims.messages.iter_mut();
+    pub(super) fn envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
+        let claimed = self.messages.iter_mut();
         claimed.map(|claimed| &mut claimed.envelope)
     }
 
     /// Returns whether a claimed message has this source.
-    pub(super) fn has_claim_from(&self, source: FiAddr) -> bool {
-        let mut claimed = self.claims.messages.iter();
+    pub(super) fn has_source(&self, source: FiAddr) -> bool {
+        let mut claimed = self.messages.iter();
         claimed.any(|claimed| claimed.envelope.source == Some(source))
     }
 
     /// Discards all claimed messages; receives of these claims are canceled.
-    pub(super) fn drop_claims(&mut self) {
-        self.claims.messages.clear();
-    }
-}
-
-impl ClaimTable {
-    /// Returns a claimed message for modification while it arrives.
-    pub(super) fn message(&mut self, id: ClaimId) -> Option<&mut UnexpectedMessage> {
-        self.claim(id).map(|claim| &mut claim.message)
-    }
-
-    fn claim(&mut self, id: ClaimId) -> Option<&mut ClaimedMessage> {
-        self.messages.iter_mut().find(|claimed| claimed.id == id)
+    pub(super) fn clear(&mut self) {
+        self.messages.clear();
     }
 }

@@ -158,7 +158,7 @@ pub trait RxEngine {
     /// handles.
     fn departing_address(&self, addr: FiAddr) -> Option<Address>;
 
-    /// Notes that unexpected messages in the queue of `queue`, whose senders have left, were
+    /// Notes that unexpected messages of disconnected peers, in the queue of `queue`, were
     /// discarded.
     fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {
         let _ = (queue, discarded);

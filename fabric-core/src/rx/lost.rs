@@ -78,15 +78,15 @@ impl RxQueue {
     /// Posts a receive again at its old place. The receive takes the earliest unexpected message
     /// that matches.
     fn restore(&mut self, engine: &mut impl RxEngine, op: OpKey, place: PostPlace) {
-        let (key, waiting) = self.matcher.restore(place, op);
+        let waiting = self.matcher.restore(place, op);
         let Some((envelope, message)) =
-            waiting.and_then(|waiting| self.matcher.take_message(waiting))
+            waiting.and_then(|waiting| self.matcher.unexpected.take(waiting))
         else {
-            self.record_post_key(op, key);
+            self.record_post_key(op, place.key());
             // `RxEngine::repost` made the engine retry messages that transports hold back.
             return;
         };
-        self.matcher.remove_posted(key);
+        self.matcher.posted.remove(place.key());
         self.deliver_to_receive(engine, (op, OnLoss::Restore(place)), envelope, message);
     }
 }

@@ -21,7 +21,7 @@ const MAX_MESSAGES_PER_PASS: usize = 64;
 
 /// A queued multi-receive.
 #[derive(Debug)]
-pub(super) struct QueuedMultiRecv {
+struct QueuedMultiRecv {
     op: OpKey,
     key: PostKey,
     spec: RecvSpec,
@@ -41,6 +41,26 @@ enum MultiRecvState {
     Retired,
 }
 
+/// The posted multi-receives, and those that the next pass removes.
+#[derive(Debug, Default)]
+pub(super) struct MultiRecvs(Vec<QueuedMultiRecv>);
+
+impl MultiRecvs {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// The result of matching a message.
 pub(super) enum MatchResult<T = OpKey> {
     /// This receive takes the message, and has left the queue if it takes one message only.
@@ -55,13 +75,13 @@ impl RxQueue {
     pub fn post_multi(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
-            && self.matcher.peek(&spec).is_none()
+            && self.matcher.unexpected.peek(&spec).is_none()
         {
             return engine.complete(op, Outcome::failed(Error::PeerGone(peer)));
         }
-        let key = self.matcher.queue(spec, op);
+        let key = self.matcher.posted.push(&spec, op);
         self.record_post_key(op, key);
-        self.multi_recvs.push(QueuedMultiRecv {
+        self.multi_recvs.0.push(QueuedMultiRecv {
             op,
             key,
             spec,
@@ -81,6 +101,7 @@ impl RxQueue {
     #[must_use]
     pub fn waits_for_cq_room(&self) -> bool {
         self.multi_recvs
+            .0
             .iter()
             .any(|multi| multi.state == MultiRecvState::Blocked)
     }
@@ -91,7 +112,7 @@ impl RxQueue {
     fn drain_all(&mut self, engine: &mut impl RxEngine) -> bool {
         let mut moved = false;
         for index in 0..self.multi_recvs.len() {
-            let multi = &self.multi_recvs[index];
+            let multi = &self.multi_recvs.0[index];
             if multi.state == MultiRecvState::Draining
                 || (multi.state == MultiRecvState::Blocked && engine.has_cq_room(multi.op))
             {
@@ -100,6 +121,7 @@ impl RxQueue {
         }
         let before = self.multi_recvs.len();
         self.multi_recvs
+            .0
             .retain(|multi| multi.state != MultiRecvState::Retired);
         moved | (self.multi_recvs.len() < before)
     }
@@ -108,14 +130,14 @@ impl RxQueue {
     /// whether any message moved.
     fn drain_to(&mut self, engine: &mut impl RxEngine, index: usize) -> bool {
         let (op, key, spec) = (
-            self.multi_recvs[index].op,
-            self.multi_recvs[index].key,
-            self.multi_recvs[index].spec,
+            self.multi_recvs.0[index].op,
+            self.multi_recvs.0[index].key,
+            self.multi_recvs.0[index].spec,
         );
         let mut bytes = 0;
         for delivered in 0..MAX_MESSAGES_PER_PASS {
             let Some((waiting, envelope)) = self.matcher.unexpected_for(&spec, key) else {
-                self.multi_recvs[index].state = MultiRecvState::Open;
+                self.multi_recvs.0[index].state = MultiRecvState::Open;
                 return delivered > 0;
             };
             bytes += envelope.len;
@@ -124,12 +146,12 @@ impl RxQueue {
                 MultiRecvSplit::Last(part) => (Some(part), true),
                 MultiRecvSplit::Exhausted => (None, true),
                 MultiRecvSplit::CqFull => {
-                    self.multi_recvs[index].state = MultiRecvState::Blocked;
+                    self.multi_recvs.0[index].state = MultiRecvState::Blocked;
                     return delivered > 0;
                 }
             };
             if let Some(part) = part
-                && let Some((envelope, message)) = self.matcher.take_message(waiting)
+                && let Some((envelope, message)) = self.matcher.unexpected.take(waiting)
             {
                 self.deliver_buffered(engine, (part, OnLoss::for_part(&spec)), envelope, message);
             }
@@ -143,7 +165,7 @@ impl RxQueue {
                 break;
             }
         }
-        self.multi_recvs[index].state = MultiRecvState::Draining;
+        self.multi_recvs.0[index].state = MultiRecvState::Draining;
         true
     }
 
@@ -155,17 +177,18 @@ impl RxQueue {
         engine: &mut impl RxEngine,
         envelope: &Envelope,
     ) -> MatchResult<(OpKey, OnLoss)> {
-        while let Some((key, op)) = self.matcher.find_receive(envelope) {
-            let Some(index) = self.multi_recvs.iter().position(|multi| multi.op == op) else {
+        while let Some((key, op)) = self.matcher.posted.find(envelope) {
+            let Some(index) = self.multi_recvs.0.iter().position(|multi| multi.op == op) else {
                 let on_loss = self
                     .matcher
+                    .posted
                     .place(key)
                     .map_or(OnLoss::Fail, OnLoss::for_receive);
                 self.remove_posted(op);
                 return MatchResult::Receive((op, on_loss));
             };
-            let on_loss = OnLoss::for_part(&self.multi_recvs[index].spec);
-            if self.multi_recvs[index].state != MultiRecvState::Open {
+            let on_loss = OnLoss::for_part(&self.multi_recvs.0[index].spec);
+            if self.multi_recvs.0[index].state != MultiRecvState::Open {
                 return MatchResult::Blocked;
             }
             match engine.split_multi_recv(op, envelope) {
@@ -176,7 +199,7 @@ impl RxQueue {
                     return MatchResult::Receive((part, on_loss));
                 }
                 MultiRecvSplit::CqFull => {
-                    self.multi_recvs[index].state = MultiRecvState::Blocked;
+                    self.multi_recvs.0[index].state = MultiRecvState::Blocked;
                     return MatchResult::Blocked;
                 }
                 MultiRecvSplit::Exhausted => {
@@ -197,18 +220,19 @@ impl RxQueue {
         op: OpKey,
         spec: RecvSpec,
     ) {
-        let key = self.matcher.queue(spec, op);
+        let key = self.matcher.posted.push(&spec, op);
         let waiting = self
             .matcher
             .unexpected_for(&spec, key)
             .map(|(waiting, _)| waiting);
-        match waiting.and_then(|waiting| self.matcher.take_message(waiting)) {
+        match waiting.and_then(|waiting| self.matcher.unexpected.take(waiting)) {
             Some((envelope, message)) => {
                 let on_loss = self
                     .matcher
+                    .posted
                     .place(key)
                     .map_or(OnLoss::Fail, OnLoss::for_receive);
-                self.matcher.remove_posted(key);
+                self.matcher.posted.remove(key);
                 self.deliver_buffered(engine, (op, on_loss), envelope, message);
             }
             None => self.record_queued(engine, op, spec, key),
@@ -218,7 +242,7 @@ impl RxQueue {
     /// Marks a multi-receive that has left the queue as retired. Returns false if `op` is not a
     /// multi-receive, or was retired before.
     pub(super) fn retire_multi(&mut self, op: OpKey) -> bool {
-        let multi = self.multi_recvs.iter_mut().find(|multi| multi.op == op);
+        let multi = self.multi_recvs.0.iter_mut().find(|multi| multi.op == op);
         multi.is_some_and(|multi| {
             std::mem::replace(&mut multi.state, MultiRecvState::Retired) != MultiRecvState::Retired
         })
@@ -228,11 +252,11 @@ impl RxQueue {
     /// ended. Unexpected messages stay queued. Does nothing while a multi-receive is posted and
     /// unexpected messages, which may be for the multi-receive, are queued: the caller tries again.
     pub fn fail_posted(&mut self, engine: &mut impl RxEngine, error: &Error) {
-        if self.matcher.unexpected_len() > 0 && !self.multi_recvs.is_empty() {
+        if !self.matcher.unexpected.is_empty() && !self.multi_recvs.is_empty() {
             return;
         }
         self.fail_probes(engine, |_| Some(error.clone()));
-        for op in self.matcher.take_posted() {
+        for op in self.matcher.posted.take_all() {
             self.retire_multi(op);
             engine.complete(op, Outcome::failed(error.clone()));
         }
@@ -248,8 +272,8 @@ impl RxQueue {
     /// Offers all unexpected messages to the posted receives, after a multi-receive for which
     /// messages may have waited has left the queue.
     pub(super) fn match_unexpected(&mut self, engine: &mut impl RxEngine) {
-        if self.matcher.unexpected_len() > 0 && self.matcher.posted_len() > 0 {
-            let waiting = self.matcher.unexpected_keys();
+        if !self.matcher.unexpected.is_empty() && !self.matcher.posted.is_empty() {
+            let waiting = self.matcher.unexpected.keys();
             self.match_keys(engine, waiting);
         }
         // A message that waited for the multi-receive, and matches no other receive, is visible to
@@ -260,11 +284,11 @@ impl RxQueue {
     /// Offers these unexpected messages to the posted receives.
     pub(super) fn match_keys(&mut self, engine: &mut impl RxEngine, waiting: Vec<UnexpectedKey>) {
         for key in waiting {
-            let Some(envelope) = self.matcher.message(key).cloned() else {
+            let Some(envelope) = self.matcher.unexpected.get(key).cloned() else {
                 continue;
             };
             if let MatchResult::Receive(receive) = self.take_match_multi(engine, &envelope)
-                && let Some((envelope, message)) = self.matcher.take_message(key)
+                && let Some((envelope, message)) = self.matcher.unexpected.take(key)
             {
                 self.deliver_buffered(engine, receive, envelope, message);
             }
@@ -274,7 +298,7 @@ impl RxQueue {
     /// Returns whether [`RxQueue::drain_unexpected`] has work: messages to deliver, or retired
     /// entries to remove.
     pub(super) fn is_draining(&self) -> bool {
-        self.multi_recvs.iter().any(|multi| {
+        self.multi_recvs.0.iter().any(|multi| {
             matches!(
                 multi.state,
                 MultiRecvState::Draining | MultiRecvState::Retired
@@ -285,6 +309,7 @@ impl RxQueue {
     /// Returns whether `op` is a multi-receive that takes no new messages now.
     pub(super) fn is_blocked(&self, op: OpKey) -> bool {
         self.multi_recvs
+            .0
             .iter()
             .any(|multi| multi.op == op && multi.state != MultiRecvState::Open)
     }

@@ -13,6 +13,7 @@ use super::claim::ClaimId;
 use super::engine::RxEngine;
 use super::lost::OnLoss;
 use super::multi::MatchResult;
+use super::stalled::ArrivalProgress;
 use super::{RxQueue, UnexpectedMessage};
 
 /// The id of a message that is arriving in pieces, valid until the message is complete or has
@@ -31,10 +32,7 @@ pub(super) struct PartialMessage {
     pub(super) envelope: Envelope,
     /// Bytes that have arrived, including those that did not fit into the target.
     pub(super) received: usize,
-    /// `received` at the last check of arrivals that found progress (`stalled`).
-    pub(super) received_at_check: usize,
-    /// The number of checks since then.
-    pub(super) idle_checks: u32,
+    pub(super) progress: ArrivalProgress,
     /// Bytes in the middle were lost: later pieces are not contiguous and are lost too.
     pub(super) truncated: bool,
     pub(super) target: PartialTarget,
@@ -79,8 +77,7 @@ impl PartialMessage {
             serial: 0,
             envelope,
             received: 0,
-            received_at_check: 0,
-            idle_checks: 0,
+            progress: ArrivalProgress::default(),
             truncated: false,
             target,
         }
@@ -233,7 +230,7 @@ impl RxQueue {
                 }
                 self.budget
                     .charge(envelope.peer, message_cost(envelope.len));
-                PartialTarget::Buffer(self.matcher.add_unexpected(
+                PartialTarget::Buffer(self.matcher.unexpected.insert(
                     envelope.clone(),
                     UnexpectedMessage {
                         bytes,
@@ -345,7 +342,11 @@ impl RxQueue {
     /// target.
     fn unexpected_mut(&mut self, target: PartialTarget) -> Option<&mut UnexpectedMessage> {
         match target {
-            PartialTarget::Buffer(key) => self.matcher.message_mut(key).map(|(_, message)| message),
+            PartialTarget::Buffer(key) => self
+                .matcher
+                .unexpected
+                .get_mut(key)
+                .map(|(_, message)| message),
             PartialTarget::Claim(claim) => self.claims.message(claim),
             PartialTarget::Receive { .. } | PartialTarget::Discard => None,
         }
@@ -367,12 +368,12 @@ impl RxQueue {
                 self.on_message_lost(engine, (op, on_loss), (&partial.envelope, written), error);
             }
             PartialTarget::Buffer(key) => {
-                if self.matcher.take_message(key).is_some() {
+                if self.matcher.unexpected.take(key).is_some() {
                     self.budget
                         .release(partial.envelope.peer, message_cost(partial.envelope.len));
                 }
             }
-            PartialTarget::Claim(claim) => self.fail_claim(claim, error),
+            PartialTarget::Claim(claim) => self.claims.fail(claim, error),
             PartialTarget::Discard => {}
         }
     }

@@ -285,11 +285,11 @@ impl RxQueue {
             lost_ids.extend(is_lost.then_some(*id));
             !is_lost
         });
-        self.fail_unmapped_claims(peer, error);
+        self.claims.fail_unmapped(peer, error);
         let of_peer = |envelope: &Envelope, message: &UnexpectedMessage| {
             envelope.peer == peer && message.is_unmapped()
         };
-        for (envelope, message) in self.matcher.take_where(of_peer) {
+        for (envelope, message) in self.matcher.unexpected.take_where(of_peer) {
             self.budget
                 .release(envelope.peer, message.budget_cost(&envelope));
             self.remove_unmapped(envelope.arrival);
@@ -349,7 +349,7 @@ impl RxQueue {
             && let Some(unmapped) = self.peer_copies.waiting.remove(arrival)
         {
             let UnmappedUnexpected { key, peer, len, .. } = unmapped;
-            let Some((envelope, message)) = self.matcher.message_mut(key) else {
+            let Some((envelope, message)) = self.matcher.unexpected.get_mut(key) else {
                 continue;
             };
             let Some(memory) = message.peer_memory.take() else {
@@ -409,7 +409,7 @@ mod tests {
             };
             let message = UnmappedUnexpected {
                 arrival,
-                key: matcher.add_unexpected(envelope, ()),
+                key: matcher.unexpected.insert(envelope, ()),
                 peer,
                 len,
             };

@@ -77,8 +77,8 @@ impl QueuePeers {
     }
 }
 
-/// Unexpected messages that were discarded, because their senders have left and the budget was used
-/// up, or the program disconnected the sender.
+/// Unexpected messages that were discarded, because their senders have disconnected and the budget
+/// was used up, or the program disconnected the sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscardedMessages {
     /// The peer that had sent the most bytes, if its name is still known.
@@ -94,17 +94,17 @@ pub struct DiscardedMessages {
 }
 
 impl RxQueue {
-    /// Discards messages of peers that have left: of those that use most.
+    /// Discards messages of disconnected peers: of those that use most.
     #[cold]
-    pub(super) fn discard_from_departed(&mut self, engine: &mut impl RxEngine) {
-        let peers: HashSet<_> = self.budget.take_departed().into_iter().collect();
+    pub(super) fn discard_from_disconnected(&mut self, engine: &mut impl RxEngine) {
+        let peers: HashSet<_> = self.budget.take_disconnected().into_iter().collect();
         self.discard_messages_of(engine, &peers);
     }
 
     /// Discards the buffered messages of the peers with this name that have disconnected.
     pub fn discard_from(&mut self, engine: &mut impl RxEngine, name: &Address) {
-        let left = self.peers.disconnected.iter();
-        let of_name = left.filter(|(_, other)| other == name);
+        let disconnected = self.peers.disconnected.iter();
+        let of_name = disconnected.filter(|(_, other)| other == name);
         let peers: HashSet<_> = of_name.map(|(key, _)| *key).collect();
         self.discard_messages_of(engine, &peers);
         self.request_rearm_if_work(engine);
@@ -116,7 +116,7 @@ impl RxQueue {
         if peers.is_empty() {
             return;
         }
-        let discarded = self.matcher.take_where(|envelope, message| {
+        let discarded = self.matcher.unexpected.take_where(|envelope, message| {
             message.partial.is_none() && peers.contains(&envelope.peer)
         });
         if discarded.is_empty() {
@@ -192,12 +192,13 @@ impl RxQueue {
             }
         }
         for envelope in self
-            .claimed_envelopes()
+            .claims
+            .envelopes()
             .filter(|envelope| peers.contains(&envelope.peer))
         {
             envelope.source.get_or_insert(source);
         }
-        let updated = self.matcher.assign_source(peers, source);
+        let updated = self.matcher.unexpected.assign_source(peers, source);
         self.match_keys(engine, updated);
         self.check_probes(engine);
     }
@@ -205,14 +206,15 @@ impl RxQueue {
     /// Invalidates a handle: the sender of messages with this source becomes unknown, and receives
     /// directed to the handle fail.
     pub fn clear_source(&mut self, engine: &mut impl RxEngine, source: FiAddr) {
-        self.matcher.clear_source(source);
+        self.matcher.unexpected.clear_source(source);
         for partial in self.partials.iter_mut() {
             if partial.envelope.source == Some(source) {
                 partial.envelope.source = None;
             }
         }
         for envelope in self
-            .claimed_envelopes()
+            .claims
+            .envelopes()
             .filter(|envelope| envelope.source == Some(source))
         {
             envelope.source = None;
@@ -227,7 +229,7 @@ impl RxQueue {
             (spec.from == Some(source)).then(|| error.clone())
         });
         let mut retired = false;
-        for op in self.matcher.take_directed(source) {
+        for op in self.matcher.posted.take_directed(source) {
             retired |= self.retire_multi(op);
             engine.complete(op, Outcome::failed(error.clone()));
         }
@@ -240,7 +242,7 @@ impl RxQueue {
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name, &self.budget);
-        self.budget.peer_departed(peer);
+        self.budget.on_disconnect(peer);
     }
 
     /// Sets the source of a connected peer that the program has not inserted. The peers of one
@@ -269,8 +271,8 @@ impl RxQueue {
     pub fn holds_messages_from(&mut self, source: FiAddr) -> bool {
         // A message that is being copied from the sender's memory may outlive the connection.
         let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
-        self.matcher.holds_messages_from(source)
-            || self.has_claim_from(source)
+        self.matcher.unexpected.holds_messages_from(source)
+            || self.claims.has_source(source)
             || self.partials.iter().any(|(_, partial)| arriving(partial))
     }
 }

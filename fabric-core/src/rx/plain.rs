@@ -42,13 +42,13 @@ impl<S: PlainSink> PlainRun<'_, S> {
     #[inline(always)] // on the fast path of small messages
     pub fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool {
         let matcher = &mut self.rx.matcher;
-        let Some(op) = matcher.peek_first(self.peer.1) else {
+        let Some(op) = matcher.posted.peek_first(self.peer.1) else {
             return false;
         };
         let transfer = Transfer::received_plain(self.peer, matcher.peek_arrival(), bytes.len());
         let delivered = self.sink.deliver(op, transfer, bytes);
         if delivered {
-            matcher.take_first();
+            matcher.posted.take_first();
             matcher.next_arrival();
         }
         delivered

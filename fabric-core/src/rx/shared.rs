@@ -76,12 +76,6 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether a message was declined since the last call. If so, the caller lets the
-    /// transport retry after a change of the queue.
-    pub fn take_declined(&mut self) -> bool {
-        self.declined.take()
-    }
-
     /// Fails the incomplete messages of the peers of an endpoint that closes and shares the queue;
     /// complete messages stay queued.
     pub fn on_sharing_endpoint_closed(&mut self, engine: &mut impl RxEngine, ep: EpId) {

@@ -26,14 +26,23 @@ const CHECKS_UNTIL_STALLED: u32 = 2;
 /// then.
 const MIN_PROGRESS: usize = 4 << 10;
 
+/// What the checks have found of one message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ArrivalProgress {
+    /// The bytes that had arrived at the last check that found progress.
+    received: usize,
+    /// The number of checks since then.
+    idle_checks: u32,
+}
+
 impl PartialMessage {
     /// Returns whether the message has made progress since the check that found some.
     fn has_progress(&self) -> bool {
-        self.received - self.received_at_check >= MIN_PROGRESS
+        self.received - self.progress.received >= MIN_PROGRESS
     }
 
     fn is_stalled(&self) -> bool {
-        self.idle_checks >= CHECKS_UNTIL_STALLED && !self.has_progress()
+        self.progress.idle_checks >= CHECKS_UNTIL_STALLED && !self.has_progress()
     }
 
     /// Returns the place in posting order of the message's receive, if another message may take
@@ -65,16 +74,18 @@ impl RxQueue {
             }
             any = true;
             if partial.has_progress() {
-                partial.received_at_check = partial.received;
-                partial.idle_checks = 0;
+                partial.progress = ArrivalProgress {
+                    received: partial.received,
+                    idle_checks: 0,
+                };
                 continue;
             }
-            partial.idle_checks += 1;
-            if partial.idle_checks >= checks_per_timeout {
+            partial.progress.idle_checks += 1;
+            if partial.progress.idle_checks >= checks_per_timeout {
                 let peer = partial.envelope.peer;
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             } else if partial.is_stalled() {
-                let may_end = partial.idle_checks >= checks_per_timeout / 8;
+                let may_end = partial.progress.idle_checks >= checks_per_timeout / 8;
                 stalled.push((id, partial.envelope.peer, may_end));
             }
         }
@@ -119,7 +130,7 @@ impl RxQueue {
         let Some((receive, released)) = self.release_stalled(engine, id) else {
             return false;
         };
-        if let Some((envelope, message)) = self.matcher.take_message(waiting) {
+        if let Some((envelope, message)) = self.matcher.unexpected.take(waiting) {
             self.deliver_buffered(engine, receive, envelope, message);
         }
         self.match_or_buffer(engine, released.0, released.1);

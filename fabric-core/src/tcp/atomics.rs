@@ -14,13 +14,13 @@ use super::rxm::{
     ATOMIC_IOV_LEN, AtomicHeader, AtomicStatus, EAGER_LIMIT, MAX_OPERAND_BYTES, RxmPacket,
     decode_rma_iovs, operand_bytes,
 };
-use super::writes::{Stall, WriteProgress};
+use super::writes::{BlockedOn, WriteProgress};
 use super::{Frame, ProtocolViolation, RmaIovList, RmaNack};
 
 /// Executes or rejects an atomic operation of the native protocol whose payload is complete. The
 /// fetched values or the nack of a fetching operation are queued as a response. The ack or nack of
-/// another operation is returned. If the region is locked by its owner, nothing is executed and the
-/// stall is returned.
+/// another operation is returned. If the region is locked by its owner, nothing is executed and
+/// [`WriteProgress::Blocked`] is returned.
 pub(super) fn execute_native(
     (frame, atomic): (&Frame, AtomicSpec),
     iovs: &RmaIovList,
@@ -82,7 +82,11 @@ pub(super) fn execute_native(
     };
     let (memory, rma_events) = (region.memory.clone(), region.rma_events);
     if !memory.begin_access() {
-        return Ok(WriteProgress::Stalled(0, None, Stall::RegionLocked(memory)));
+        return Ok(WriteProgress::Blocked(
+            0,
+            None,
+            BlockedOn::RegionLocked(memory),
+        ));
     }
     let mut result = vec![0; if fetches { remote.len } else { 0 }];
     execute_atomic_array(&*memory, offset, &remote, bytes, &mut result);
@@ -109,14 +113,14 @@ struct AtomicSegment {
 }
 
 /// Executes or rejects an RXM atomic operation whose packet is complete, and queues the response.
-/// If a region is locked by its owner, nothing is executed and the stall is returned.
+/// If a region is locked by its owner, nothing is executed and [`BlockedOn`] is returned.
 pub(super) fn execute_rxm(
     (packet, atomic): (&RxmPacket, AtomicHeader),
     body: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
     ctx: &mut EndpointContext<'_, impl EngineContext>,
-) -> Result<Option<Stall>, ProtocolViolation> {
+) -> Result<Option<BlockedOn>, ProtocolViolation> {
     let Some((header, bytes)) = body
         .split_first_chunk::<ATOMIC_IOV_LEN>()
         .filter(|_| body.len() <= EAGER_LIMIT)
@@ -158,7 +162,7 @@ pub(super) fn execute_rxm(
         }
     };
     if let Some(memory) = begin_access_all(&segments) {
-        return Ok(Some(Stall::RegionLocked(memory)));
+        return Ok(Some(BlockedOn::RegionLocked(memory)));
     }
     let mut fetched = vec![0; if fetches { total } else { 0 }];
     execute_all(&segments, bytes, &mut fetched);

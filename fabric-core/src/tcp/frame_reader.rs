@@ -8,7 +8,7 @@ use crate::transport::{EndpointContext, EngineContext, PartialId};
 use super::frame::STATUS_LEN;
 use super::responder::decode_status;
 use super::rxm::RxmReceiver;
-use super::writes::{IncomingWrite, Stall, WriteProgress};
+use super::writes::{BlockedOn, IncomingWrite, WriteProgress};
 use super::{
     AckDue, ByteOrder, Frame, FrameKind, PendingRequests, ProtocolViolation, ResponseQueue,
     RmaIovList, WireRmaIov, atomics,
@@ -35,8 +35,8 @@ pub struct FrameReader {
     accepts_tagged: bool,
     /// The frame whose payload is arriving.
     body: Option<FrameBody>,
-    /// What the access of the current frame to memory of this side waits for.
-    stall: Option<Stall>,
+    /// What the current frame's access to memory of this side waits for.
+    blocked_on: Option<BlockedOn>,
     /// Requests of this side without a response.
     pub pending: PendingRequests,
     /// Responses that are due to the peer.
@@ -136,7 +136,7 @@ impl FrameReader {
             byte_order,
             accepts_tagged: true,
             body: None,
-            stall: None,
+            blocked_on: None,
             pending: PendingRequests::default(),
             responses: ResponseQueue::new(),
             rxm: None,
@@ -212,7 +212,7 @@ impl FrameReader {
     ) -> Result<ReadOutcome, ProtocolViolation> {
         let source = sender.1;
         let mut outcome = ReadOutcome::default();
-        self.stall = None;
+        self.blocked_on = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
             self.read_set_aside(sender, ctx, &mut outcome)?;
@@ -354,8 +354,9 @@ impl FrameReader {
             FrameKind::Write(count) => {
                 match IncomingWrite::begin(frame, &iovs(count), &self.responses, ctx)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
-                    Err(stall) => {
-                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Held);
+                    Err(blocked_on) => {
+                        (self.blocked_on, outcome.stop_reason) =
+                            (Some(blocked_on), StopReason::Held);
                         return Ok(false);
                     }
                 }
@@ -381,8 +382,9 @@ impl FrameReader {
                         outcome.acks_due.extend(self.responses.queue_ack(due));
                     }
                     WriteProgress::More(_) => return Ok(false),
-                    WriteProgress::Stalled(.., stall) => {
-                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Held);
+                    WriteProgress::Blocked(.., blocked_on) => {
+                        (self.blocked_on, outcome.stop_reason) =
+                            (Some(blocked_on), StopReason::Held);
                         return Ok(false);
                     }
                 }
@@ -430,10 +432,11 @@ impl FrameReader {
                         outcome.consumed += used;
                         outcome.acks_due.extend(self.responses.queue_ack(due));
                     }
-                    WriteProgress::Stalled(used, due, stall) => {
+                    WriteProgress::Blocked(used, due, blocked_on) => {
                         outcome.consumed += used;
                         outcome.acks_due.extend(self.responses.queue_ack(due));
-                        (self.stall, outcome.stop_reason) = (Some(stall), StopReason::Held);
+                        (self.blocked_on, outcome.stop_reason) =
+                            (Some(blocked_on), StopReason::Held);
                         return Ok(false);
                     }
                 }
@@ -505,33 +508,34 @@ impl FrameReader {
         partial
     }
 
-    /// Returns whether a frame that [`read`](Self::read) reported as blocked can be accepted now.
-    /// `bytes` are the bytes that were not consumed.
+    /// Returns whether a frame that [`read`](Self::read) reported as held can be accepted now.
+    /// Notifies the owner of the memory if a write waits for that, and declines a message again
+    /// that cannot be accepted. `bytes` are the bytes that were not consumed.
     #[must_use]
-    pub fn can_resume<E: EngineContext>(
+    pub fn try_resume<E: EngineContext>(
         &mut self,
         bytes: &[u8],
         sender: SenderId,
         ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
-        match (&self.stall, &mut self.body) {
-            (Some(Stall::RegionLocked(memory)), _) => {
+        match (&self.blocked_on, &mut self.body) {
+            (Some(BlockedOn::RegionLocked(memory)), _) => {
                 let is_accessible = memory.begin_access();
                 if is_accessible {
                     memory.end_access();
                 }
                 return is_accessible || !memory.is_open();
             }
-            (Some(Stall::CqFull), Some(FrameBody::Write(write))) => {
+            (Some(BlockedOn::CqFull), Some(FrameBody::Write(write))) => {
                 return write.notify(sender.1, &self.responses, ctx);
             }
             _ => {}
         }
         if self.has_set_aside() {
-            return self.can_resume_set_aside(sender, ctx);
+            return self.try_resume_set_aside(sender, ctx);
         }
         self.next_envelope(bytes, sender)
-            .is_some_and(|envelope| ctx.would_accept(&envelope))
+            .is_some_and(|envelope| !ctx.decline_again(&envelope))
     }
 }
 

@@ -52,12 +52,12 @@ pub(super) enum WriteProgress {
     /// The operation has consumed this number of bytes and is complete.
     Done(usize, Option<AckDue>),
     /// The operation has consumed this number of bytes and has to wait.
-    Stalled(usize, Option<AckDue>, Stall),
+    Blocked(usize, Option<AckDue>, BlockedOn),
 }
 
-/// What a stalled operation waits for.
+/// What an operation waits for.
 #[derive(Debug)]
-pub(super) enum Stall {
+pub(super) enum BlockedOn {
     /// The region is locked by its owner.
     RegionLocked(Arc<dyn RegionMemory>),
     /// The completion queue for the owner's notification is full.
@@ -66,7 +66,7 @@ pub(super) enum Stall {
 
 impl IncomingWrite {
     /// Begins a write whose header has arrived. Nothing is written before all regions are
-    /// accessible: a region that its owner has locked stalls the write. A write that fails the
+    /// accessible: a region that its owner has locked blocks the write. A write that fails the
     /// access check is begun with a nack, and its payload is discarded.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl IncomingWrite {
         iovs: &RmaIovList,
         responses: &ResponseQueue,
         ctx: &EndpointContext<'_, impl EngineContext>,
-    ) -> Result<Result<Self, Stall>, ProtocolViolation> {
+    ) -> Result<Result<Self, BlockedOn>, ProtocolViolation> {
         if iovs.total() != Some(frame.payload_len) {
             return Err(ProtocolViolation(
                 "write whose remote ranges do not add up to its payload",
@@ -91,7 +91,7 @@ impl IncomingWrite {
             Err(_) => return Err(ACCESS_VIOLATION),
         };
         if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
-            return Ok(Err(Stall::RegionLocked(segment.memory.clone())));
+            return Ok(Err(BlockedOn::RegionLocked(segment.memory.clone())));
         }
         Ok(Ok(Self {
             segments,
@@ -130,10 +130,10 @@ impl IncomingWrite {
                     let count = rest.len().min(segment.len - self.offset);
                     if count > 0 && (!segment.memory.is_open() || !segment.memory.begin_access()) {
                         if segment.memory.is_open() {
-                            return Ok(WriteProgress::Stalled(
+                            return Ok(WriteProgress::Blocked(
                                 used,
                                 None,
-                                Stall::RegionLocked(segment.memory.clone()),
+                                BlockedOn::RegionLocked(segment.memory.clone()),
                             ));
                         }
                         self.on_region_closed(responses)?;
@@ -166,7 +166,7 @@ impl IncomingWrite {
         if self.notify(source, responses, ctx) {
             return Ok(WriteProgress::Done(used, due));
         }
-        Ok(WriteProgress::Stalled(used, due, Stall::CqFull))
+        Ok(WriteProgress::Blocked(used, due, BlockedOn::CqFull))
     }
 
     /// Fails the write because the region of the current segment was closed.

@@ -93,10 +93,11 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.waits_for_cq_room()
     }
 
-    /// Returns whether a posted receive would take this message now, or the budget has room for it.
+    /// Declines a message again, unless a posted receive would take it now or the budget has room
+    /// for it. Returns whether the message was declined.
     #[must_use]
-    pub fn would_accept(&mut self, envelope: &Envelope) -> bool {
-        self.rx.would_accept(envelope)
+    pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
+        self.rx.decline_again(envelope)
     }
 
     /// Sets whether the engine reports each posted receive to the transport, as initially. If not,

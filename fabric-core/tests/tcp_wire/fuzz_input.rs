@@ -183,7 +183,7 @@ impl FuzzedConnection {
             let capacity = [None, Some(16)][self.next(2)];
             self.ops.push(self.receiver.post_recv(spec, capacity));
         }
-        if self.message_held && !self.receiver.can_resume(&self.unread) {
+        if self.message_held && !self.receiver.try_resume(&self.unread) {
             return true;
         }
         let Ok(outcome) = self.receiver.read(&self.unread) else {

@@ -29,6 +29,8 @@ mod rma;
 mod rxm;
 mod rxm_rma;
 mod streams;
+#[path = "../common/test_engine.rs"]
+mod test_engine;
 mod vendor_extension;
 
 use std::alloc::{GlobalAlloc, Layout, System};

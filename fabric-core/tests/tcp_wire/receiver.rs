@@ -1,11 +1,9 @@
-//! A receive queue, and an engine context that keeps its state in maps.
+//! A receive queue, and its engine context.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use fabric_core::av::AddressTable;
-use fabric_core::buf::{AnyBuf, BufferPool, CopySource, Payload, PooledBuf};
+use fabric_core::buf::{AnyBuf, BufferPool, Payload, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
@@ -17,9 +15,11 @@ use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, ProtocolViolation, ReadOutcome, ResponseStatus,
 };
 use fabric_core::transport::{
-    EndpointContext, EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, RxEngine, TxOp,
+    EndpointContext, EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, TxOp,
 };
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, FiAddr};
+
+use crate::test_engine::TestEngine;
 
 /// Matches messages with any tag.
 pub(crate) const ANY_TAG: RecvSpec = RecvSpec {
@@ -43,13 +43,14 @@ pub(crate) struct TcpReceiver {
     pub(crate) rx: RxQueue,
     pub(crate) reader: FrameReader,
     pub(crate) context: TcpTestContext,
-    last_op_index: u32,
 }
 
+/// The engine context.
+pub(crate) type TcpTestContext = TestEngine<TcpServices>;
+
+/// What the engine context has besides the operations.
 #[derive(Default)]
-pub(crate) struct TcpTestContext {
-    bufs: HashMap<OpKey, AnyBuf>,
-    outcomes: HashMap<OpKey, Outcome>,
+pub(crate) struct TcpServices {
     pool: Option<Arc<BufferPool>>,
     pub(crate) regions: Option<RegionTable>,
     /// Accesses reported to the owner of the regions.
@@ -75,24 +76,21 @@ impl TcpReceiver {
     /// key.
     pub(crate) fn with_region_len(order: ByteOrder, budget: usize, region_len: usize) -> Self {
         let pool = BufferPool::new();
-        let mut context = TcpTestContext {
-            pool: Some(pool.clone()),
-            ..TcpTestContext::default()
-        };
+        let mut context = TcpTestContext::default();
+        context.services.pool = Some(pool.clone());
         let mut regions = RegionTable::new();
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
             let memory = Arc::new(LocalMemory::new(region_len).unwrap());
             regions.insert(memory, access, Some(key), false).unwrap();
         }
-        context.regions = Some(regions);
+        context.services.regions = Some(regions);
         let mut reader = FrameReader::new(order);
         reader.enable_rma_target(true, false);
         Self {
             rx: RxQueue::new(EpId(0), budget, pool),
             reader,
             context,
-            last_op_index: 0,
         }
     }
 
@@ -110,13 +108,7 @@ impl TcpReceiver {
 
     /// Adds an operation that sends these bytes.
     pub(crate) fn new_send_op(&mut self, bytes: &[u8]) -> OpKey {
-        self.last_op_index += 1;
-        let op = OpKey {
-            index: self.last_op_index,
-            generation: 0,
-        };
-        self.context.bufs.insert(op, AnyBuf::Vec(bytes.to_vec()));
-        op
+        self.context.add_op(AnyBuf::Vec(bytes.to_vec()))
     }
 
     /// Adds an operation whose rendezvous message of `len` bytes the peer may read.
@@ -146,8 +138,8 @@ impl TcpReceiver {
     }
 
     /// Returns whether the blocked frame at the start of `bytes` can be accepted now.
-    pub(crate) fn can_resume(&mut self, bytes: &[u8]) -> bool {
-        self.reader.can_resume(
+    pub(crate) fn try_resume(&mut self, bytes: &[u8]) -> bool {
+        self.reader.try_resume(
             bytes,
             PEER,
             &mut context_of(&mut self.rx, &mut self.context),
@@ -155,38 +147,26 @@ impl TcpReceiver {
     }
 
     /// Returns whether the frames that are set aside can be accepted now.
-    pub(crate) fn can_resume_set_aside(&mut self) -> bool {
+    pub(crate) fn try_resume_set_aside(&mut self) -> bool {
         let mut ctx = context_of(&mut self.rx, &mut self.context);
-        self.reader.can_resume_set_aside(PEER, &mut ctx)
+        self.reader.try_resume_set_aside(PEER, &mut ctx)
     }
 
     /// Posts a receive with a buffer of this capacity, or with one that grows.
     pub(crate) fn post_recv(&mut self, spec: RecvSpec, capacity: Option<usize>) -> OpKey {
-        self.last_op_index += 1;
-        let op = OpKey {
-            index: self.last_op_index,
-            generation: 0,
-        };
-        let pooled = || AnyBuf::Pooled(PooledBuf::empty(self.context.pool.as_ref().unwrap()));
-        self.context.bufs.insert(
-            op,
-            capacity.map_or_else(pooled, |capacity| AnyBuf::Vec(Vec::with_capacity(capacity))),
-        );
+        let pool = self.context.services.pool.as_ref().unwrap();
+        let pooled = || AnyBuf::Pooled(PooledBuf::empty(pool));
+        let buf =
+            capacity.map_or_else(pooled, |capacity| AnyBuf::Vec(Vec::with_capacity(capacity)));
+        let op = self.context.add_op(buf);
         self.rx.post(&mut self.context, op, spec);
         op
     }
 
     /// Adds an operation with a buffer for responses.
     fn new_op(&mut self) -> OpKey {
-        self.last_op_index += 1;
-        let op = OpKey {
-            index: self.last_op_index,
-            generation: 0,
-        };
-        self.context
-            .bufs
-            .insert(op, AnyBuf::Vec(Vec::with_capacity(1 << 20)));
-        op
+        let buf = AnyBuf::Vec(Vec::with_capacity(1 << 20));
+        self.context.add_op(buf)
     }
 
     /// Adds a pending read of `len` bytes.
@@ -253,17 +233,13 @@ impl TcpReceiver {
     }
 
     pub(crate) fn outcome(&self, op: OpKey) -> Option<&Outcome> {
-        self.context.outcomes.get(&op)
+        self.context.outcome(op)
     }
 
     /// Returns transfer and bytes of a receive that has completed successfully.
     pub(crate) fn received(&self, op: OpKey) -> (Transfer, &[u8]) {
-        let outcome = self.outcome(op).expect("the operation has completed");
-        assert_eq!(outcome.error, None);
-        (
-            outcome.transfer,
-            &self.context.bufs[&op].bytes()[..outcome.transfer.len],
-        )
+        let received = self.context.received(op);
+        received.expect("the operation has completed")
     }
 }
 
@@ -290,67 +266,13 @@ fn tx_op(kind: OpKind, len: usize) -> TxOp {
     )
 }
 
-impl RxEngine for TcpTestContext {
-    type PlainSink<'a> = Infallible;
-    fn plain_sink(&mut self, _: EpId) -> Option<Infallible> {
-        None
-    }
-    fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
-        let buf = self.bufs.get_mut(&op).unwrap();
-        buf.begin_fill(len)?;
-        Ok(buf.recv_capacity())
-    }
-    fn write_at(
-        &mut self,
-        op: OpKey,
-        at: usize,
-        source: &dyn CopySource,
-        from: usize,
-        count: usize,
-    ) {
-        self.bufs
-            .get_mut(&op)
-            .unwrap()
-            .write_at(at, source, from, count);
-    }
-    fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
-        let placed = bytes.len().min(self.begin_fill(op, bytes.len()).unwrap());
-        self.write_at(op, 0, &&bytes[..], 0, placed);
-        placed
-    }
-    fn copy_received(&mut self, op: OpKey, filled: usize, into: &mut PooledBuf) {
-        let buf = self.bufs.get_mut(&op).unwrap();
-        buf.finish(filled);
-        into.extend_from_slice(&buf.bytes()[..filled]);
-    }
-
-    fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
-        unreachable!("no receive is detached in these tests")
-    }
-    fn complete(&mut self, op: OpKey, outcome: Outcome) {
-        assert!(
-            self.outcomes.insert(op, outcome).is_none(),
-            "an operation completes once"
-        );
-    }
-    fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
-        Err(Error::StaleAddress(addr))
-    }
-    fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
-        None
-    }
-    fn departing_address(&self, _: FiAddr) -> Option<Address> {
-        None
-    }
-}
-
 impl EngineContext for TcpTestContext {
     fn payload(&self, op: OpKey) -> Payload<'_> {
-        self.bufs[&op].payload()
+        self.buf(op).payload()
     }
     fn event(&mut self, _: EpId, _: EventKind) {}
     fn region(&self, key: u64) -> Option<&Region> {
-        self.regions.as_ref()?.get(key)
+        self.services.regions.as_ref()?.get(key)
     }
     fn on_remote_access(
         &mut self,
@@ -359,10 +281,10 @@ impl EngineContext for TcpTestContext {
         access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
-        if self.cq_full && transfer.data.is_some() {
+        if self.services.cq_full && transfer.data.is_some() {
             return false;
         }
-        self.remote_accesses.push((key, access, transfer));
+        self.services.remote_accesses.push((key, access, transfer));
         true
     }
     fn peer_connected(&mut self, _: EpId, _: &Address, _: Option<Incarnation>) -> Option<FiAddr> {

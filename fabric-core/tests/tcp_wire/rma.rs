@@ -119,7 +119,7 @@ fn write_is_executed_at_every_split() {
                 (&b"abc"[..], &b"defgh"[..], 0)
             );
             assert!(
-                target.context.remote_accesses.is_empty(),
+                target.context.services.remote_accesses.is_empty(),
                 "no event was requested"
             );
         }
@@ -259,7 +259,7 @@ fn invalid_access_is_nacked_or_closes_connection() {
                         .region_bytes(READ_WRITE_KEY)
                         .iter()
                         .all(|byte| *byte == 0)
-                        && target.context.remote_accesses.is_empty()
+                        && target.context.services.remote_accesses.is_empty()
                 );
             }
             let mut target = rma_target(false);
@@ -500,6 +500,7 @@ fn register_buffer(target: &mut TcpReceiver) -> Arc<RegisteredMemory> {
     let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
     target
         .context
+        .services
         .regions
         .as_mut()
         .unwrap()
@@ -530,7 +531,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         assert!(
             outcome.stop_reason == StopReason::Held
                 && outcome.consumed == 0
-                && !target.can_resume(&stream)
+                && !target.try_resume(&stream)
         );
         assert!(
             target
@@ -540,11 +541,11 @@ fn access_waits_while_owner_holds_the_buffer() {
             "nothing is written before all regions are accessible"
         );
         if closes {
-            target.context.regions.as_mut().unwrap().remove(20);
+            target.context.services.regions.as_mut().unwrap().remove(20);
         } else {
             memory.put_back(buf);
         }
-        assert!(!target.reader.responses.is_blocked_on_region() && target.can_resume(&stream));
+        assert!(!target.reader.responses.is_blocked_on_region() && target.try_resume(&stream));
         let (response, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
         assert_eq!(status, ResponseStatus::Idle);
         let acks = target
@@ -580,6 +581,7 @@ fn region_close_mid_transfer_is_nacked() {
         let outcome = target.read(&stream[..stream.len() - 4]).unwrap();
         target
             .context
+            .services
             .regions
             .as_mut()
             .unwrap()
@@ -599,7 +601,7 @@ fn region_close_mid_transfer_is_nacked() {
         } else {
             assert!(result.is_err());
         }
-        assert!(target.context.remote_accesses.is_empty());
+        assert!(target.context.services.remote_accesses.is_empty());
         // The same for a read response that has begun.
         let mut target = rma_target(is_same);
         target
@@ -618,6 +620,7 @@ fn region_close_mid_transfer_is_nacked() {
         );
         target
             .context
+            .services
             .regions
             .as_mut()
             .unwrap()
@@ -645,7 +648,7 @@ fn region_close_mid_transfer_is_nacked() {
 #[test]
 fn write_data_reports_once_and_waits_for_cq_room() {
     let mut target = rma_target(true);
-    target.context.cq_full = true;
+    target.context.services.cq_full = true;
     let stream = encode_write(
         &[rma_iov(READ_WRITE_KEY, 0, 3), rma_iov(READ_WRITE_KEY, 9, 1)],
         Some(77),
@@ -658,20 +661,20 @@ fn write_data_reports_once_and_waits_for_cq_room() {
             && outcome.acks_due.len() == 1
     );
     assert_eq!(&target.region_bytes(READ_WRITE_KEY)[..3], b"abc");
-    assert!(!target.can_resume(b""));
-    target.context.cq_full = false;
-    assert!(target.can_resume(b""));
+    assert!(!target.try_resume(b""));
+    target.context.services.cq_full = false;
+    assert!(target.try_resume(b""));
     let outcome = target.read(b"").unwrap();
     assert!(outcome.stop_reason != StopReason::Held && outcome.acks_due.is_empty());
-    let [(key, access, transfer)] = target.context.remote_accesses[..] else {
-        panic!("{:?}", target.context.remote_accesses)
+    let [(key, access, transfer)] = target.context.services.remote_accesses[..] else {
+        panic!("{:?}", target.context.services.remote_accesses)
     };
     assert_eq!(
         (key, access, transfer.len, transfer.data),
         (READ_WRITE_KEY, RemoteAccess::Write, 4, Some(77))
     );
     // With RMA events the owner gets one for each remote range, and the CQ data with the last.
-    target.context.remote_accesses.clear();
+    target.context.services.remote_accesses.clear();
     target.reader.enable_rma_target(true, true);
     target.read(&stream).unwrap();
     target
@@ -682,6 +685,7 @@ fn write_data_reports_once_and_waits_for_cq_room() {
         .unwrap();
     let events: Vec<_> = target
         .context
+        .services
         .remote_accesses
         .iter()
         .map(|(_, access, transfer)| (*access, transfer.len, transfer.data))
@@ -772,7 +776,7 @@ fn request_without_remote_range_closes_connection() {
             let mut target = rma_target(is_same);
             let ProtocolViolation(rule) = target.read(&stream).unwrap_err();
             assert!(rule.contains("is not 1 to 4"), "{what}: {rule}");
-            assert!(target.context.remote_accesses.is_empty(), "{what}");
+            assert!(target.context.services.remote_accesses.is_empty(), "{what}");
             assert!(target.reader.responses.is_empty(), "{what}");
         }
     }
@@ -812,7 +816,7 @@ fn write_with_data_and_no_valid_key_is_refused() {
                     assert!(is_same || accepted);
                 }
             }
-            let notified = target.context.remote_accesses.len();
+            let notified = target.context.services.remote_accesses.len();
             assert_eq!(notified, usize::from(accepted));
         }
     }

@@ -747,7 +747,7 @@ fn messages_over_budget_are_set_aside() {
     );
     assert!(b.receiver.reader.has_set_aside());
     let ops = [0; 4].map(|_| peers[1].receiver.post_recv(UNTAGGED, None));
-    assert!(peers[1].receiver.can_resume_set_aside());
+    assert!(peers[1].receiver.try_resume_set_aside());
     peers[1].deliver(b"");
     exchange_until_idle(&mut peers, &[usize::MAX]);
     let b = &peers[1].receiver;
@@ -769,10 +769,10 @@ fn message_set_aside_is_buffered_when_the_budget_has_room() {
         .map(|byte| encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
         .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
-    assert!(receiver.reader.has_set_aside() && !receiver.can_resume_set_aside());
+    assert!(receiver.reader.has_set_aside() && !receiver.try_resume_set_aside());
     let first = receiver.post_recv(UNTAGGED, None);
     assert_eq!(receiver.received(first).1, [1; 1000]);
-    assert!(receiver.can_resume_set_aside(), "the budget has room again");
+    assert!(receiver.try_resume_set_aside(), "the budget has room again");
     receiver
         .reader
         .set_unexpected_policy(UnexpectedPolicy::Defer);
@@ -800,9 +800,9 @@ fn messages_set_aside_are_bounded_in_bytes() {
         set_aside += outcome.consumed;
         assert!(set_aside <= 256 << 10);
     }
-    assert!(set_aside > 200 << 10 && !receiver.can_resume(&bytes));
+    assert!(set_aside > 200 << 10 && !receiver.try_resume(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
-    assert!(receiver.can_resume(&bytes));
+    assert!(receiver.try_resume(&bytes));
     assert_eq!(
         receiver.read(&bytes).unwrap().consumed,
         bytes.len(),

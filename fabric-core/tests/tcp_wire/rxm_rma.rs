@@ -188,6 +188,7 @@ fn atomic_packets_match_libfabric_bytes() {
         // Without a valid key the operation is rejected, and the connection stays.
         receiver
             .context
+            .services
             .regions
             .as_mut()
             .unwrap()
@@ -570,7 +571,10 @@ fn failed_atomic_returns_error_and_changes_nothing() {
             "{status}"
         );
         assert_eq!(sent[16 + 16..][..8], 9u64.to_ne_bytes());
-        assert!(sent.len() == 2 * (16 + 64 + 8) + 8 && receiver.context.remote_accesses.is_empty());
+        assert!(
+            sent.len() == 2 * (16 + 64 + 8) + 8
+                && receiver.context.services.remote_accesses.is_empty()
+        );
     }
     // An endpoint that is no RMA target exposes no memory.
     let mut receiver = rxm_receiver();
@@ -607,11 +611,11 @@ fn atomic_arrays_span_several_segments() {
     let response_bytes = responses(&mut receiver);
     let (first, second) = response_bytes.split_at(response_bytes.len() / 2);
     assert!(first[88..].iter().all(|byte| *byte == 0) && second[88..] == values);
-    assert_eq!(receiver.context.remote_accesses.len(), 2);
+    assert_eq!(receiver.context.services.remote_accesses.len(), 2);
     assert_eq!(
         (
-            receiver.context.remote_accesses[0].1,
-            receiver.context.remote_accesses[0].2.len
+            receiver.context.services.remote_accesses[0].1,
+            receiver.context.services.remote_accesses[0].2.len
         ),
         (
             RemoteAccess::from_kind(OpKind::FetchAtomic),
@@ -662,7 +666,7 @@ fn atomic_arrays_span_several_segments() {
         [&after[..2], &after[100..104], &after[200..]].concat(),
         [1u16, 2, 9, 4].map(u16::to_ne_bytes).concat()
     );
-    assert_eq!(receiver.context.remote_accesses.len(), 6);
+    assert_eq!(receiver.context.services.remote_accesses.len(), 6);
 
     receiver
         .read(&encode_atomic_on(
@@ -683,6 +687,7 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
     receiver
         .context
+        .services
         .regions
         .as_mut()
         .unwrap()
@@ -711,10 +716,10 @@ fn atomics_wait_while_owner_holds_the_buffer() {
                 && outcome.consumed == 0
                 && !receiver.reader.has_set_aside()
         );
-        assert!(!receiver.can_resume(&stream));
+        assert!(!receiver.try_resume(&stream));
     }
     memory.put_back(buf);
-    assert!(receiver.can_resume(&stream));
+    assert!(receiver.try_resume(&stream));
     assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
     assert_eq!(region_bytes(&receiver)[0], 2);
     assert_eq!(memory.take().unwrap().bytes()[8], 1);

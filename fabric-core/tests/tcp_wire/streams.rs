@@ -293,9 +293,9 @@ fn message_over_budget_is_held_unread() {
     });
     assert!(largest < 4096, "{largest}");
     assert_eq!(receiver.rx.unexpected(), (0, 0));
-    assert!(!receiver.can_resume(&bytes));
+    assert!(!receiver.try_resume(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
-    assert!(receiver.can_resume(&bytes));
+    assert!(receiver.try_resume(&bytes));
     assert_eq!(receiver.read(&bytes).unwrap().consumed, 16 + 4096);
     let part = vec![5; 1 << 20];
     assert_eq!(receiver.read(&part).unwrap().consumed, 1 << 20);

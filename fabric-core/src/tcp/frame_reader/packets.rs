@@ -145,15 +145,15 @@ impl FrameReader {
         let Some(payload) = parsed.complete_atomic_payload()? else {
             return Ok(false);
         };
-        let stall = atomics::execute_rxm(
+        let blocked_on = atomics::execute_rxm(
             (&parsed.packet, atomic),
             payload,
             sender.1,
             &mut self.responses,
             ctx,
         )?;
-        if stall.is_some() {
-            (self.stall, outcome.stop_reason) = (stall, StopReason::Held);
+        if blocked_on.is_some() {
+            (self.blocked_on, outcome.stop_reason) = (blocked_on, StopReason::Held);
             return Ok(false);
         }
         Ok(self.finish_packet(received, parsed, outcome))

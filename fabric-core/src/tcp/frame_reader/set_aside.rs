@@ -60,9 +60,10 @@ impl FrameReader {
         !self.set_aside.frames.is_empty()
     }
 
-    /// Returns whether the first message that is set aside can be accepted now.
+    /// Returns whether the first message that is set aside can be accepted now, and declines it
+    /// again if not.
     #[must_use]
-    pub fn can_resume_set_aside(
+    pub fn try_resume_set_aside(
         &self,
         sender: SenderId,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
@@ -72,7 +73,7 @@ impl FrameReader {
             .frames
             .front()
             .and_then(|frame| self.next_envelope(frame, sender));
-        envelope.is_some_and(|envelope| ctx.would_accept(&envelope))
+        envelope.is_some_and(|envelope| !ctx.decline_again(&envelope))
     }
 
     /// Returns the envelope of the message at the start of `bytes`.
@@ -194,10 +195,10 @@ impl FrameReader {
             return Ok(self.set_frame_aside(received, sender, ctx, outcome));
         }
         let proceed = self.read_packet_or_tagged(received, sender, ctx, outcome)?;
-        // A stalled atomic operation is not a message: it blocks the connection.
+        // A blocked atomic operation is not a message: it blocks the connection.
         Ok(proceed
             || outcome.stop_reason == StopReason::Held
-                && self.stall.is_none()
+                && self.blocked_on.is_none()
                 && self.set_frame_aside(received, sender, ctx, outcome))
     }
 

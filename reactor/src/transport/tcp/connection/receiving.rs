@@ -33,13 +33,13 @@ impl TcpConnection {
         let phase = self.rx.phase();
         // A held message needs a receive or room to buffer; a backlog of responses needs the peer
         // to read.
-        if phase == RxPhase::Held && !self.reader.can_resume(self.rx.unconsumed(), sender, ctx) {
+        if phase == RxPhase::Held && !self.reader.try_resume(self.rx.unconsumed(), sender, ctx) {
             return false;
         }
-        let can_resume_set_aside =
-            self.reader.has_set_aside() && self.reader.can_resume_set_aside(sender, ctx);
+        let has_resumable =
+            self.reader.has_set_aside() && self.reader.try_resume_set_aside(sender, ctx);
         let has_nothing_to_read =
-            self.rx.has_ended() && self.rx.unconsumed().is_empty() && !can_resume_set_aside;
+            self.rx.has_ended() && self.rx.unconsumed().is_empty() && !has_resumable;
         if self.is_backlogged() || has_nothing_to_read {
             self.pause_uring_recv();
             return false;
@@ -51,7 +51,7 @@ impl TcpConnection {
         if phase != RxPhase::Deferred {
             scratch[..len].copy_from_slice(self.rx.unconsumed());
         }
-        let mut has_input = phase != RxPhase::Reading || can_resume_set_aside;
+        let mut has_input = phase != RxPhase::Reading || has_resumable;
         if matches!(phase, RxPhase::Reading | RxPhase::Unparsed) && !self.rx.has_ended() {
             let end = scratch.len().min(len + max_read);
             let count = self.read_or_end(&mut scratch[len..end]);
