@@ -3,14 +3,13 @@
 //! Transports and receive queues see [`DomainState`] as their
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, BufferPool};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, OpKey, RmaIov};
+use fabric_core::transport::{EpId, FastPath, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
@@ -21,7 +20,6 @@ use super::cm::CmState;
 use super::deferred::Deferred;
 use super::flush::Flush;
 use super::id_map::IdMap;
-use super::in_flight::InFlightBuffer;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
@@ -88,10 +86,6 @@ pub struct DomainState {
     pub(crate) checks_arrivals: bool,
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
-    /// The remote segments of operations that have several (`fi_rma_iov`).
-    pub(crate) rma_iovs: Slab<Box<[RmaIov]>>,
-    /// Operations whose buffers the kernel reads in place.
-    pub(crate) in_flight_buffers: HashMap<OpKey, InFlightBuffer>,
     pub(crate) shared_senders: SharedSenders,
     /// The event queues of this domain and its endpoints: their readers wait for this domain too.
     pub(crate) event_queues: Vec<Arc<EqState>>,
@@ -123,8 +117,6 @@ impl DomainState {
             pending_work: PendingWork::default(),
             checks_arrivals: false,
             multi_recvs: Slab::new(),
-            rma_iovs: Slab::new(),
-            in_flight_buffers: HashMap::new(),
             shared_senders: SharedSenders::default(),
             event_queues: Vec::new(),
             batched_eps: Vec::new(),
@@ -156,11 +148,10 @@ impl DomainState {
     /// kernel still reads do not count, nor do multi-receives, which end when their last message is
     /// taken.
     pub(crate) fn has_pending_ops(&self, ep: EpId) -> bool {
-        let is_unended = |op: &OpState| op.ep == ep && op.phase != OpPhase::Done;
-        let unended = self.ops.keys_where(is_unended);
-        unended
-            .iter()
-            .any(|key| !self.is_multi_recv(*key) && !self.in_flight_buffers.contains_key(key))
+        let unended = self.ops.keys_where(|op: &OpState| {
+            op.ep == ep && op.phase != OpPhase::Done && op.in_flight.is_none()
+        });
+        unended.iter().any(|key| !self.is_multi_recv(*key))
     }
 
     /// Checks that an address handle is one of the endpoint's vector.
@@ -200,7 +191,7 @@ impl DomainState {
         };
         let (ep, kind, peer) = (op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
         if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
-            self.rma_iovs.try_remove(id.0 as usize);
+            self.ops.remove_rma_iovs(id);
         }
         if held_credit {
             self.release_credit(ep, kind, peer);

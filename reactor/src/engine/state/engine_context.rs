@@ -11,7 +11,6 @@ use fabric_core::{Address, FiAddr, Result};
 
 use super::cm::CmRole;
 use super::domain_state::DomainState;
-use super::in_flight::InFlightBuffer;
 use super::ops::CompletionTarget;
 use super::pending_work::FollowUp;
 use super::trace::TraceEvent;
@@ -33,9 +32,9 @@ impl EngineContext for DomainState {
     }
 
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
-        let op_state = self.ops.get_mut(op)?;
-        self.in_flight_buffers.insert(op, InFlightBuffer::default());
-        Some(std::mem::take(&mut op_state.buf))
+        let op = self.ops.get_mut(op)?;
+        op.in_flight = Some(Box::default());
+        Some(std::mem::take(&mut op.buf))
     }
 
     fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
@@ -43,19 +42,17 @@ impl EngineContext for DomainState {
     }
 
     fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
-        self.rma_iovs
-            .get(id.0 as usize)
-            .map_or(&[], |rma_iovs| rma_iovs)
+        self.ops.rma_iovs(id)
     }
 
     fn complete_send(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
         let outcome = Outcome::ok(Transfer::sent(len, tag));
-        let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
-            return self.complete(key, outcome);
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
         };
         let is_loan = matches!(op.buf, AnyBuf::Loan(_));
-        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_loan)
-        else {
+        let is_plain = !op.holds_credit && !is_loan && op.in_flight.is_none();
+        let (CompletionTarget::Cq(context), true) = (op.target, is_plain) else {
             return self.complete(key, outcome);
         };
         let Some(ep) = self

@@ -10,8 +10,11 @@ use std::task::Waker;
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::transport::{EpId, OpKey, TxOp};
+use fabric_core::transport::{EpId, OpKey, RmaIov, RmaIovId, TxOp};
 use fabric_core::{Error, FiAddr};
+use slab::Slab;
+
+use super::in_flight::InFlight;
 
 /// Where the completion of an operation is reported. There is exactly one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +107,8 @@ pub(crate) struct OpState {
     /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
     pub(crate) payload_sent: bool,
     pub(crate) buf: AnyBuf,
+    /// Present while the kernel reads the buffer, which is not in this slot then.
+    pub(crate) in_flight: Option<Box<InFlight>>,
     pub(crate) waker: Option<Waker>,
 }
 
@@ -121,6 +126,7 @@ impl OpState {
             no_transfer: false,
             payload_sent: false,
             buf,
+            in_flight: None,
             waker: None,
         }
     }
@@ -148,6 +154,7 @@ impl OpState {
     #[inline(always)] // on the small-message path
     pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
         debug_assert!(self.waker.is_none() && matches!(self.buf, AnyBuf::None));
+        debug_assert!(self.in_flight.is_none());
         self.generation = FREE_GENERATION;
         free_slots.push(key.index);
     }
@@ -169,6 +176,8 @@ pub(crate) struct OpTable {
     generation: u32,
     /// The number of transmit operations that hold a credit.
     pending_sends: usize,
+    /// The remote segments of operations that have several (`fi_rma_iov`).
+    rma_iovs: Slab<Box<[RmaIov]>>,
 }
 
 impl OpTable {
@@ -334,6 +343,22 @@ impl OpTable {
         Some(op)
     }
 
+    /// Adds the remote segments of an operation that is about to be posted.
+    pub(crate) fn insert_rma_iovs(&mut self, iovs: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.rma_iovs.insert(iovs.into()) as u32)
+    }
+
+    /// Returns the remote segments of an operation.
+    pub(crate) fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
+        let iovs = self.rma_iovs.get(id.0 as usize);
+        iovs.map_or(&[], |iovs| iovs)
+    }
+
+    /// Removes the remote segments of an operation that has ended or was not posted.
+    pub(crate) fn remove_rma_iovs(&mut self, id: RmaIovId) {
+        self.rma_iovs.try_remove(id.0 as usize);
+    }
+
     /// Takes the credit of an operation, or its place among the posted receives. Returns whether it
     /// had one.
     pub(crate) fn take_credit(&mut self, key: OpKey) -> bool {
@@ -370,6 +395,12 @@ impl OpTable {
     pub(crate) fn keys_where(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let matching = self.iter().filter(|(_, op)| predicate(op));
         matching.map(|(key, _)| key).collect()
+    }
+
+    /// Returns the operations of an endpoint.
+    pub(crate) fn of_endpoint_mut(&mut self, ep: EpId) -> impl Iterator<Item = &mut OpState> {
+        let live = move |op: &&mut OpState| op.generation != FREE_GENERATION && op.ep == ep;
+        self.slots.iter_mut().filter(live)
     }
 
     /// Sorts operations by the time of their posts, the oldest first.

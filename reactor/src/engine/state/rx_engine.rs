@@ -234,12 +234,12 @@ impl RxEngine for DomainState {
     }
 
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
-        if !self.in_flight_buffers.is_empty() && self.in_flight_buffers.contains_key(&key) {
-            return self.defer_completion(key, outcome);
-        }
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
+        if let Some(in_flight) = &mut op.in_flight {
+            return in_flight.defer(outcome);
+        }
         let (ep, kind, target) = (op.ep, op.kind, op.target);
         let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit);
         if kind.fills_buffer() {
