@@ -123,15 +123,14 @@ impl PostBatch<'_> {
     pub fn report(&mut self, kind: OpKind, executed: impl Iterator<Item = (u64, usize, AnyBuf)>) {
         let domain = &mut self.engine.domain;
         let tx_cq = domain.cq_of(self.ep, kind);
-        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+        let Some(queue) = tx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
             return;
         };
-        let mut waiter = None;
         for (context, len, buf) in executed {
             let outcome = Outcome::ok(Transfer::sent(len, None));
-            waiter = queue.push(context, kind, outcome, buf).or(waiter);
+            queue.next_entry().fill(context, kind, outcome, buf);
         }
-        domain.deferred.wake_waiter(waiter);
+        queue.reader.wake(&mut domain.deferred);
     }
 
     /// Sends copies of plain messages to one peer, until one cannot be sent inline, and returns how

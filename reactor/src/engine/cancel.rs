@@ -88,7 +88,7 @@ impl EngineState {
             OpPhase::Waiting | OpPhase::InTransport => {
                 if let Some(op) = self.domain.ops.get_mut(key) {
                     op.target = CompletionTarget::Discard;
-                    self.domain.deferred.drop_waiter(op.waker.take());
+                    op.waiter.clear(&mut self.domain.deferred);
                 }
             }
             OpPhase::Done => {

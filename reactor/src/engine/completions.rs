@@ -28,8 +28,7 @@ impl EngineState {
         }
         let domain = &mut self.domain;
         let mut queue = domain.cqs.remove(id.0)?;
-        let waiter = queue.waker.take();
-        domain.deferred.wake_waiter(waiter);
+        queue.reader.wake(&mut domain.deferred);
         // The closed queue no longer holds messages back.
         domain.pending_work.on_cq_space();
         Some(queue)

@@ -5,13 +5,16 @@ use std::task::Waker;
 use fabric_core::Result;
 use fabric_core::transport::{Connected, EpId};
 
-use super::domain_state::DomainState;
+use super::deferred::WakerSlot;
+use super::domain_state::{DomainState, EndpointState};
+use super::id_map::IdMap;
 
 /// Connection management state of a passive or connected endpoint.
 #[derive(Debug)]
 pub(crate) struct CmState {
     pub(crate) role: CmRole,
-    waker: Option<Waker>,
+    /// The task that waits for a request or for the outcome.
+    pub(crate) waiter: WakerSlot,
 }
 
 /// What connection management of an endpoint is for.
@@ -25,7 +28,8 @@ pub(crate) enum CmRole {
 
 impl CmState {
     pub(crate) fn new(role: CmRole) -> Self {
-        Self { role, waker: None }
+        let waiter = WakerSlot::EMPTY;
+        Self { role, waiter }
     }
 
     /// Takes the outcome of the connection attempt, if it is known.
@@ -35,32 +39,35 @@ impl CmState {
             CmRole::Connected(outcome) => outcome.take(),
         }
     }
+}
 
-    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
-        self.waker.take()
-    }
+/// Returns the connection management state of an endpoint.
+fn cm_of(endpoints: &mut IdMap<EndpointState>, ep: EpId) -> Option<&mut CmState> {
+    endpoints.get_mut(ep.0)?.cm.as_deref_mut()
 }
 
 impl DomainState {
     pub(crate) fn cm(&mut self, ep: EpId) -> Option<&mut CmState> {
-        self.endpoints.get_mut(ep.0)?.cm.as_deref_mut()
+        cm_of(&mut self.endpoints, ep)
     }
 
     /// Wakes the task that waits for a request or for the outcome.
     pub(crate) fn wake_cm(&mut self, ep: EpId) {
-        let waiter = self.cm(ep).and_then(CmState::take_waker);
-        self.deferred.wake_waiter(waiter);
+        if let Some(cm) = cm_of(&mut self.endpoints, ep) {
+            cm.waiter.wake(&mut self.deferred);
+        }
     }
 
     /// Drops the waker of a task that no longer waits.
     pub(crate) fn drop_connect_waker(&mut self, ep: EpId) {
-        let waiter = self.cm(ep).and_then(CmState::take_waker);
-        self.deferred.drop_waiter(waiter);
+        if let Some(cm) = cm_of(&mut self.endpoints, ep) {
+            cm.waiter.clear(&mut self.deferred);
+        }
     }
 
     pub(crate) fn register_cm_waker(&mut self, ep: EpId, waker: &Waker) {
-        let Some(cm) = self.cm(ep) else { return };
-        let previous = cm.waker.replace(waker.clone());
-        self.deferred.add_waiter(previous);
+        if let Some(cm) = cm_of(&mut self.endpoints, ep) {
+            cm.waiter.register(waker, &mut self.deferred);
+        }
     }
 }

@@ -178,7 +178,7 @@ impl DomainState {
     pub(crate) fn remove_op(&mut self, key: OpKey) -> Option<OpState> {
         self.release_op_resources(key);
         let mut op = self.ops.remove(key)?;
-        self.deferred.drop_waiter(op.waker.take());
+        op.waiter.clear(&mut self.deferred);
         Some(op)
     }
 
@@ -228,9 +228,7 @@ impl DomainState {
     /// Takes the waker of an operation while its task polls.
     #[inline]
     pub(crate) fn take_op_waker(&mut self, key: OpKey) -> Option<Waker> {
-        let waker = self.ops.get_mut(key)?.waker.take()?;
-        self.deferred.remove_waiter();
-        Some(waker)
+        self.ops.get_mut(key)?.waiter.take(&mut self.deferred)
     }
 
     /// Registers the waker of an operation's future: `registered`, which was taken before, if it
@@ -241,31 +239,18 @@ impl DomainState {
         waker: &Waker,
         registered: Option<Waker>,
     ) {
-        if let Some(op) = self.ops.get_mut(key)
-            && op.waker.is_none()
-            && registered
-                .as_ref()
-                .is_some_and(|same| same.will_wake(waker))
-        {
-            op.waker = registered;
-            return self.deferred.add_waiter(None);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.waiter.restore(registered, waker, &mut self.deferred);
+        } else if let Some(unused) = registered {
+            self.deferred.drop_waker(unused);
         }
-        if let Some(other) = registered {
-            self.deferred.drop_waker(other);
-        }
-        self.register_op_waker(key, waker);
     }
 
     /// Registers the waker of an operation's future.
     pub(crate) fn register_op_waker(&mut self, key: OpKey, waker: &Waker) {
-        let Some(op) = self.ops.get_mut(key) else {
-            return;
-        };
-        let previous = match &op.waker {
-            Some(registered) if registered.will_wake(waker) => return,
-            _ => op.waker.replace(waker.clone()),
-        };
-        self.deferred.add_waiter(previous);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.waiter.register(waker, &mut self.deferred);
+        }
     }
 
     /// Marks an operation as done and wakes its future.
@@ -274,8 +259,7 @@ impl DomainState {
             return;
         };
         op.phase = OpPhase::Done;
-        let waiter = op.waker.take();
-        self.deferred.wake_waiter(waiter);
+        op.waiter.wake(&mut self.deferred);
     }
 
     /// Takes the result of an operation that has ended, and frees its slot.
@@ -302,8 +286,8 @@ impl DomainState {
         let op = self.ops.free_done(key);
         let buf = convert(std::mem::take(&mut op.buf));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
-        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
-        self.deferred.drop_waiter(waiter);
+        let (ep, kind) = (op.ep, op.kind);
+        op.waiter.clear(&mut self.deferred);
         if kind == OpKind::Recv && error.is_none() {
             self.count_received(ep, &transfer);
         }
@@ -313,18 +297,16 @@ impl DomainState {
 
     /// Wakes all waiting tasks, and the readers of the event queues.
     pub(crate) fn wake_all(&mut self) {
-        for waker in self.ops.take_wakers() {
-            self.deferred.wake_waiter(Some(waker));
-        }
+        self.ops.wake_all(&mut self.deferred);
         for (_, queue) in self.cqs.iter_mut() {
-            self.deferred.wake_waiter(queue.waker.take());
+            queue.reader.wake(&mut self.deferred);
         }
         for (_, counter) in self.counters.iter_mut() {
             counter.wake_all(&mut self.deferred);
         }
         let endpoints = self.endpoints.iter_mut();
         for cm in endpoints.filter_map(|(_, ep)| ep.cm.as_mut()) {
-            self.deferred.wake_waiter(cm.take_waker());
+            cm.waiter.wake(&mut self.deferred);
         }
         for waker in self.event_queues.iter().filter_map(|eq| eq.take_waker()) {
             self.deferred.wake(waker);

@@ -136,8 +136,8 @@ impl EngineContext for DomainState {
                 return false;
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
-            let waiter = queue.push(0, kind, outcome, AnyBuf::None);
-            self.deferred.wake_waiter(waiter);
+            queue.next_entry().fill(0, kind, outcome, AnyBuf::None);
+            queue.reader.wake(&mut self.deferred);
             self.on_message_consumed(transfer.source);
         }
         if let Some(ep) = self.endpoints.get_mut(ep.0) {

@@ -434,8 +434,9 @@ impl DomainState {
 
     /// Wakes the task that waits for an operation that goes on.
     fn wake_op(&mut self, key: OpKey) {
-        let waiter = self.ops.get_mut(key).and_then(|op| op.waker.take());
-        self.deferred.wake_waiter(waiter);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.waiter.wake(&mut self.deferred);
+        }
     }
 
     pub(crate) fn take_multi_recv_item(&mut self, key: OpKey) -> Option<MultiRecvItem> {

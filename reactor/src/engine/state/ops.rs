@@ -6,7 +6,6 @@
 //! that a transport may still use.
 
 use std::cmp::Reverse;
-use std::task::Waker;
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
@@ -14,6 +13,7 @@ use fabric_core::transport::{EpId, OpKey, RmaIov, RmaIovId, TxOp};
 use fabric_core::{Error, FiAddr};
 use slab::Slab;
 
+use super::deferred::{Deferred, WakerSlot};
 use super::in_flight::InFlight;
 
 /// Where the completion of an operation is reported. There is exactly one target.
@@ -109,7 +109,8 @@ pub(crate) struct OpState {
     pub(crate) buf: AnyBuf,
     /// Present while the kernel reads the buffer, which is not in this slot then.
     pub(crate) in_flight: Option<Box<InFlight>>,
-    pub(crate) waker: Option<Waker>,
+    /// The task that waits for the operation.
+    pub(crate) waiter: WakerSlot,
 }
 
 impl OpState {
@@ -127,7 +128,7 @@ impl OpState {
             payload_sent: false,
             buf,
             in_flight: None,
-            waker: None,
+            waiter: WakerSlot::EMPTY,
         }
     }
 
@@ -153,7 +154,7 @@ impl OpState {
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline(always)] // on the small-message path
     pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
-        debug_assert!(self.waker.is_none() && matches!(self.buf, AnyBuf::None));
+        debug_assert!(self.waiter.is_empty() && matches!(self.buf, AnyBuf::None));
         debug_assert!(self.in_flight.is_none());
         self.generation = FREE_GENERATION;
         free_slots.push(key.index);
@@ -409,9 +410,11 @@ impl OpTable {
         keys.sort_unstable_by_key(|key| Reverse(self.generation.wrapping_sub(key.generation)));
     }
 
-    /// Takes all wakers out.
-    pub(crate) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> {
-        self.slots.iter_mut().filter_map(|op| op.waker.take())
+    /// Wakes all waiting tasks.
+    pub(crate) fn wake_all(&mut self, deferred: &mut Deferred) {
+        for op in &mut self.slots {
+            op.waiter.wake(deferred);
+        }
     }
 
     /// Returns whether a message of this source is in a completed receive whose result was not

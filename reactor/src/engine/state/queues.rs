@@ -1,15 +1,13 @@
 //! Completion queues, event queues and counters.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
-use fabric_core::buf::AnyBuf;
-use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::completion::Completion;
 use fabric_core::event::{Event, EventKind};
 
-use super::deferred::Deferred;
-use std::sync::atomic::{AtomicBool, Ordering};
-
+use super::deferred::{Deferred, WakerSlot};
 use crate::sys::sync::{Mutex, lock};
 
 /// A completion queue. It cannot overrun: every operation that will report to it reserved its entry
@@ -28,7 +26,8 @@ pub(crate) struct CqState {
     last_len: usize,
     reserved: usize,
     capacity: usize,
-    pub(crate) waker: Option<Waker>,
+    /// The task that waits for completions.
+    pub(crate) reader: WakerSlot,
 }
 
 /// The number of entries of a queue that has held few completions.
@@ -43,7 +42,7 @@ impl CqState {
             last_len: 0,
             reserved: 0,
             capacity,
-            waker: None,
+            reader: WakerSlot::EMPTY,
         }
     }
 
@@ -70,19 +69,6 @@ impl CqState {
     /// Releases reserved entries.
     pub(crate) fn unreserve(&mut self, count: usize) {
         self.reserved -= count;
-    }
-
-    /// Fills a reserved entry, and returns the waker of the waiting reader.
-    #[inline(always)] // on the small-message path
-    pub(crate) fn push(
-        &mut self,
-        context: u64,
-        kind: OpKind,
-        outcome: Outcome,
-        buf: AnyBuf,
-    ) -> Option<Waker> {
-        self.next_entry().fill(context, kind, outcome, buf);
-        self.waker.take()
     }
 
     /// Returns the next reserved entry, which the caller fills.
@@ -153,7 +139,7 @@ struct CounterWaiter {
     id: u64,
     threshold: u64,
     errors_seen: u64,
-    waker: Waker,
+    task: WakerSlot,
 }
 
 impl CounterState {
@@ -165,16 +151,16 @@ impl CounterState {
         let (value, seen) = (self.value, self.errors);
         if !self.waiters.is_empty() {
             let is_due = |w: &mut CounterWaiter| value >= w.threshold || seen != w.errors_seen;
-            for waiter in self.waiters.extract_if(.., is_due) {
-                deferred.wake_waiter(Some(waiter.waker));
+            for mut waiter in self.waiters.extract_if(.., is_due) {
+                waiter.task.wake(deferred);
             }
         }
     }
 
     /// Wakes all waiters.
     pub(crate) fn wake_all(&mut self, deferred: &mut Deferred) {
-        for waiter in self.waiters.drain(..) {
-            deferred.wake_waiter(Some(waiter.waker));
+        for mut waiter in self.waiters.drain(..) {
+            waiter.task.wake(deferred);
         }
     }
 
@@ -188,26 +174,24 @@ impl CounterState {
     ) {
         if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
             (waiter.threshold, waiter.errors_seen) = (threshold, errors_seen);
-            if !waiter.waker.will_wake(waker) {
-                deferred.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
-            }
-            return;
+            return waiter.task.register(waker, deferred);
         }
         self.next_waiter_id += 1;
         *id = Some(self.next_waiter_id);
+        let mut task = WakerSlot::EMPTY;
+        task.register(waker, deferred);
         self.waiters.push(CounterWaiter {
             id: self.next_waiter_id,
             threshold,
             errors_seen,
-            waker: waker.clone(),
+            task,
         });
-        deferred.add_waiter(None);
     }
 
     /// Removes a waiter whose future was dropped.
     pub(crate) fn remove_waiter(&mut self, id: u64, deferred: &mut Deferred) {
         if let Some(index) = self.waiters.iter().position(|w| w.id == id) {
-            deferred.drop_waiter(Some(self.waiters.swap_remove(index).waker));
+            self.waiters.swap_remove(index).task.clear(deferred);
         }
     }
 }
@@ -370,7 +354,8 @@ impl EqState {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use fabric_core::Error;
-    use fabric_core::completion::Transfer;
+    use fabric_core::buf::AnyBuf;
+    use fabric_core::completion::{OpKind, Outcome, Transfer};
 
     use super::*;
 
@@ -425,8 +410,9 @@ mod tests {
         for round in 0..200_usize {
             while queue.reserve() {
                 let done = Outcome::ok(Transfer::default());
-                let waker = queue.push(next, OpKind::Send, done, AnyBuf::None);
-                assert!(waker.is_none());
+                queue
+                    .next_entry()
+                    .fill(next, OpKind::Send, done, AnyBuf::None);
                 next += 1;
                 if next % (1 + round as u64 % 7) == 0 {
                     break;

@@ -123,11 +123,11 @@ impl DomainState {
         buf: AnyBuf,
     ) {
         self.on_message_consumed(outcome.transfer.source);
-        let Some(queue) = queue.and_then(|id| self.cq(id)) else {
+        let Some(queue) = queue.and_then(|id| self.cqs.get_mut(id.0)) else {
             return self.deferred.drop_buffer(buf);
         };
-        let waiter = queue.push(context, kind, outcome, buf);
-        self.deferred.wake_waiter(waiter);
+        queue.next_entry().fill(context, kind, outcome, buf);
+        queue.reader.wake(&mut self.deferred);
     }
 
     /// Counts an operation that has ended. The message of a receive is counted by
@@ -211,9 +211,9 @@ impl DomainState {
     }
 
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
-        let Some(queue) = self.cq(cq) else { return };
-        let previous = queue.waker.replace(waker.clone());
-        self.deferred.add_waiter(previous);
+        if let Some(queue) = self.cqs.get_mut(cq.0) {
+            queue.reader.register(waker, &mut self.deferred);
+        }
     }
 
     /// Registers a waker that is called when the counter's value reaches the threshold or its error

@@ -101,8 +101,8 @@ impl RxEngine for DomainState {
         } else {
             op.outcome.transfer = Transfer::received(envelope, placed);
             op.phase = OpPhase::Done;
-            let (ep, waiter) = (op.ep, op.waker.take());
-            self.deferred.wake_waiter(waiter);
+            op.waiter.wake(&mut self.deferred);
+            let ep = op.ep;
             if !self.shared_senders.is_empty() {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
@@ -218,12 +218,11 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(op) else {
             return;
         };
-        let (grown, waiter) = (op.buf.clear(), op.waker.take());
-        if let Some(grown) = grown {
+        if let Some(grown) = op.buf.clear() {
             self.deferred.drop_buffer(AnyBuf::Pooled(grown));
         }
         // A task that waits to cancel the receive can do so now.
-        self.deferred.wake_waiter(waiter);
+        op.waiter.wake(&mut self.deferred);
         // The receive may accept a message of another peer that a transport holds back, and no peer
         // rings for that.
         self.pending_work.push(FollowUp::ResumeProgress);
@@ -361,7 +360,7 @@ impl PlainSink for PlainDeliveries<'_> {
                 self.ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
                 op.outcome.transfer = transfer;
                 op.phase = OpPhase::Done;
-                self.deferred.wake_waiter(op.waker.take());
+                op.waiter.wake(self.deferred);
                 self.completed += 1;
             }
             _ => return false,
@@ -375,8 +374,9 @@ impl Drop for PlainDeliveries<'_> {
     fn drop(&mut self) {
         if self.reported.count > 0 {
             self.ep.stats.received += self.reported;
-            let waiter = self.cq.as_mut().and_then(|cq| cq.waker.take());
-            self.deferred.wake_waiter(waiter);
+            if let Some(cq) = &mut self.cq {
+                cq.reader.wake(self.deferred);
+            }
         }
         if let Some(counter) = self.ep.bindings.counters.recv
             && let Some(counter) = self.counters.get_mut(counter.0)
