@@ -180,9 +180,7 @@ impl EngineState {
         if let Err(error) = set {
             self.domain.complete(key, Outcome::failed(error));
         }
-        if !self.domain.batched_eps.contains(&ep) {
-            self.domain.batched_eps.push(ep);
-        }
+        self.domain.pending_work.add_batched(ep);
         key
     }
 

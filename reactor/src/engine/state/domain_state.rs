@@ -14,6 +14,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
+use super::arrival_timer::ArrivalTimer;
 use super::av::{AddressVectors, Av};
 use super::bindings::Bindings;
 use super::cm::CmState;
@@ -82,15 +83,12 @@ pub struct DomainState {
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
-    /// Whether the timer that checks arriving messages runs, or is about to be started.
-    pub(crate) checks_arrivals: bool,
+    pub(crate) arrival_timer: ArrivalTimer,
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
     pub(crate) shared_senders: SharedSenders,
     /// The event queues of this domain and its endpoints: their readers wait for this domain too.
     pub(crate) event_queues: Vec<Arc<EqState>>,
-    /// Endpoints that may have batched messages which no pass has sent yet.
-    pub(crate) batched_eps: Vec<EpId>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// The tasks that wait for memory of loans.
@@ -115,11 +113,10 @@ impl DomainState {
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
-            checks_arrivals: false,
+            arrival_timer: ArrivalTimer::new(),
             multi_recvs: Slab::new(),
             shared_senders: SharedSenders::default(),
             event_queues: Vec::new(),
-            batched_eps: Vec::new(),
             flushes: Vec::new(),
             loan_waiters: LoanWaiters::default(),
         }

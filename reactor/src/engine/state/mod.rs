@@ -9,11 +9,12 @@
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
 //! | `shared_senders`, `arrival_endpoint` | senders to shared receive contexts; counting at their endpoints |
-//! | `pending_work` | work that calls leave behind |
+//! | `pending_work`, `arrival_timer` | work that calls leave behind; messages that stop arriving |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
 mod arrival_endpoint;
+pub(crate) mod arrival_timer;
 pub(crate) mod av;
 pub(crate) mod bindings;
 pub(crate) mod cm;

@@ -185,8 +185,7 @@ impl RxEngine for DomainState {
     }
 
     fn on_arriving(&mut self) {
-        if !self.checks_arrivals {
-            self.checks_arrivals = true;
+        if self.arrival_timer.on_arriving() {
             self.pending_work.push(FollowUp::StartArrivalTimer);
         }
     }
