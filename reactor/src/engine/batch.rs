@@ -107,12 +107,12 @@ impl PostBatch<'_> {
     ) -> usize {
         let domain = &mut self.engine.domain;
         let tx_cq = domain.cq_of(self.ep, OpKind::Send);
-        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+        let Some(queue) = domain.cqs.get_mut(tx_cq) else {
             return 0;
         };
         let reserved = queue.reserve_up_to(ops.len());
         let executed = execute(self, &ops[..reserved]);
-        if let Some(queue) = tx_cq.and_then(|id| self.engine.domain.cq(id)) {
+        if let Some(queue) = self.engine.domain.cqs.get_mut(tx_cq) {
             queue.unreserve(reserved - executed);
         }
         executed
@@ -123,7 +123,7 @@ impl PostBatch<'_> {
     pub fn report(&mut self, kind: OpKind, executed: impl Iterator<Item = (u64, usize, AnyBuf)>) {
         let domain = &mut self.engine.domain;
         let tx_cq = domain.cq_of(self.ep, kind);
-        let Some(queue) = tx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
+        let Some(queue) = domain.cqs.get_mut(tx_cq) else {
             return;
         };
         for (context, len, buf) in executed {
@@ -181,9 +181,9 @@ impl PostBatch<'_> {
             ep.stats.record(kind, len(op));
         }
         ep.stats.inline += executed as u64;
-        if let Some(counter) = ep.bindings.counters.for_op(kind) {
-            domain.add_many_to_counter(counter, executed as u64, 0);
-        }
+        let counter = ep.bindings.counters.for_op(kind);
+        let deferred = &mut domain.deferred;
+        domain.counters.add(counter, executed as u64, 0, deferred);
         self.posts += executed as u32;
         executed
     }
@@ -259,8 +259,7 @@ impl PostBatch<'_> {
             return 0;
         };
         let free = state.bindings.rx_size.saturating_sub(state.posted_recvs);
-        let rx_cq = state.bindings.rx_cq;
-        let Some(cq) = rx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
+        let Some(cq) = domain.cqs.get_mut(state.bindings.rx_cq) else {
             return 0;
         };
         let Some(rx) = endpoints.own_rx_mut(ep) else {

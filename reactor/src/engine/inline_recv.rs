@@ -45,9 +45,8 @@ impl EngineState {
         let transport = self.endpoints.transport_mut(ep)?;
         let (len, source) = transport.try_recv(from, room, buf)?;
         state.stats.received.record(len);
-        if let Some(counter) = state.bindings.counters.recv {
-            domain.add_to_counter(counter, true);
-        }
+        let counter = state.bindings.counters.recv;
+        domain.counters.count(counter, true, &mut domain.deferred);
         self.posts = self.posts.wrapping_add(1);
         Some(Transfer::received_plain(
             (PeerKey::default(), source),

@@ -19,7 +19,6 @@ use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::state::reporting::reserve_cq_entry;
 use super::state::tx_credits::{AwaitedGrant, CreditWaiter};
 
 impl EngineGuard<'_> {
@@ -334,7 +333,7 @@ impl DomainState {
             return Some(error);
         }
         if target.reserves_cq_entry()
-            && let Err(error) = reserve_cq_entry(cqs, state.bindings.rx_cq)
+            && let Err(error) = cqs.reserve(state.bindings.rx_cq)
         {
             return Some(error);
         }
@@ -364,9 +363,8 @@ impl DomainState {
         };
         ep.stats.record(kind, len);
         ep.stats.inline += 1;
-        if let Some(counter) = ep.bindings.counters.for_op(kind) {
-            self.add_to_counter(counter, true);
-        }
+        let counter = ep.bindings.counters.for_op(kind);
+        self.counters.count(counter, true, &mut self.deferred);
     }
 
     /// Drops the buffer of an operation that was completed by its post and is not reported, and the

@@ -18,14 +18,16 @@ use super::arrival_timer::ArrivalTimer;
 use super::av::{AddressVectors, Av};
 use super::bindings::Bindings;
 use super::cm::CmState;
+use super::counter::Counters;
+use super::cq::CompletionQueues;
 use super::deferred::Deferred;
+use super::eq::EventQueues;
 use super::flush::Flush;
 use super::id_map::IdMap;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
-use super::queues::{CounterState, CqState, EqState};
 use super::regions::Regions;
 use super::shared_senders::SharedSenders;
 use super::tx_credits::TxCredits;
@@ -74,12 +76,12 @@ impl std::fmt::Debug for EndpointState {
 pub struct DomainState {
     pub(crate) endpoints: IdMap<EndpointState>,
     pub(crate) ops: OpTable,
-    pub(crate) cqs: IdMap<CqState>,
-    pub(crate) counters: IdMap<CounterState>,
+    pub(crate) cqs: CompletionQueues,
+    pub(crate) counters: Counters,
+    pub(crate) eqs: EventQueues,
     pub(crate) avs: AddressVectors,
     /// The memory regions of this domain that peers can access.
     pub(crate) regions: Regions,
-    pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
@@ -87,8 +89,6 @@ pub struct DomainState {
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
     pub(crate) shared_senders: SharedSenders,
-    /// The event queues of this domain and its endpoints: their readers wait for this domain too.
-    pub(crate) event_queues: Vec<Arc<EqState>>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// The tasks that wait for memory of loans.
@@ -105,18 +105,17 @@ impl DomainState {
         Self {
             ops: OpTable::default(),
             endpoints: IdMap::new(),
-            cqs: IdMap::new(),
-            counters: IdMap::new(),
+            cqs: CompletionQueues::new(),
+            counters: Counters::new(),
+            eqs: EventQueues::default(),
             avs: AddressVectors::new(),
             regions: Regions::new(),
-            domain_eq: None,
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
             arrival_timer: ArrivalTimer::new(),
             multi_recvs: Slab::new(),
             shared_senders: SharedSenders::default(),
-            event_queues: Vec::new(),
             flushes: Vec::new(),
             loan_waiters: LoanWaiters::default(),
         }
@@ -198,10 +197,7 @@ impl DomainState {
     /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
     /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
     pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
-        let waits = || {
-            self.deferred.waiting() > 0
-                || self.event_queues.iter().any(|eq| eq.has_waiting_reader())
-        };
+        let waits = || self.deferred.waiting() > 0 || self.eqs.has_waiting_reader();
         self.ops.pending_sends() > 0
             || self.pending_work.needs_pass()
             || (policy != WaitPolicy::Spin && waits())
@@ -295,18 +291,12 @@ impl DomainState {
     /// Wakes all waiting tasks, and the readers of the event queues.
     pub(crate) fn wake_all(&mut self) {
         self.ops.wake_all(&mut self.deferred);
-        for (_, queue) in self.cqs.iter_mut() {
-            queue.reader.wake(&mut self.deferred);
-        }
-        for (_, counter) in self.counters.iter_mut() {
-            counter.wake_all(&mut self.deferred);
-        }
+        self.cqs.wake_all(&mut self.deferred);
+        self.counters.wake_all(&mut self.deferred);
+        self.eqs.wake_all(&mut self.deferred);
         let endpoints = self.endpoints.iter_mut();
         for cm in endpoints.filter_map(|(_, ep)| ep.cm.as_mut()) {
             cm.waiter.wake(&mut self.deferred);
-        }
-        for waker in self.event_queues.iter().filter_map(|eq| eq.take_waker()) {
-            self.deferred.wake(waker);
         }
         debug_assert_eq!(self.deferred.waiting(), 0, "each waiting task has a waker");
     }

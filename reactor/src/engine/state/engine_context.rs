@@ -68,9 +68,7 @@ impl EngineContext for DomainState {
         let buf = std::mem::take(&mut op.buf);
         self.ops.free(key);
         self.report_to_cq(queue, OpKind::Send, context, outcome, buf);
-        if let Some(counter) = counter {
-            self.add_to_counter(counter, true);
-        }
+        self.counters.count(counter, true, &mut self.deferred);
     }
 
     fn on_payload_sent(&mut self, op: OpKey) {
@@ -90,7 +88,7 @@ impl EngineContext for DomainState {
         let is_traced = !matches!(kind, EventKind::OperationFailed { .. });
         let trace = is_traced.then(|| TraceEvent::EndpointEvent(bindings.object_id, kind.clone()));
         let mut is_merged = false;
-        if let Some(eq) = bindings.eq.as_ref().or(self.domain_eq.as_ref()) {
+        if let Some(eq) = self.eqs.for_endpoint(bindings) {
             let pushed = eq.push(Event::new(bindings.object_id, bindings.context, kind));
             is_merged = pushed.is_merged;
             if let Some(waker) = pushed.waker {
@@ -129,7 +127,7 @@ impl EngineContext for DomainState {
         };
         let counter = bindings.counters.for_remote_access(access);
         if transfer.data.is_some()
-            && let Some(queue) = bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
+            && let Some(queue) = self.cqs.get_mut(bindings.rx_cq)
         {
             if !queue.reserve() {
                 self.pending_work.block_on_cq();
@@ -145,8 +143,8 @@ impl EngineContext for DomainState {
             ep.stats.record(OpKind::RemoteWrite, transfer.len);
         }
         let region_counter = self.regions.counter(key, access);
-        for counter in [counter, region_counter].into_iter().flatten() {
-            self.add_to_counter(counter, true);
+        for counter in [counter, region_counter] {
+            self.counters.count(counter, true, &mut self.deferred);
         }
         true
     }

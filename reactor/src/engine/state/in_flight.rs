@@ -51,9 +51,8 @@ impl DomainState {
         let Some(OrphanTarget { cq, counter }) = in_flight.orphan_target else {
             return self.complete(key, outcome);
         };
-        if let Some(counter) = counter {
-            self.add_to_counter(counter, outcome.error.is_none());
-        }
+        let ok = outcome.error.is_none();
+        self.counters.count(counter, ok, &mut self.deferred);
         self.release_op_resources(key);
         self.report_op(key, outcome, cq);
     }

@@ -5,7 +5,7 @@
 //! | `domain_state`, `bindings` | the state, and that of endpoints; ids, and objects that endpoints are bound to |
 //! | `engine_context`, `rx_engine` | the part that a transport sees; deliveries of received messages |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
-//! | `queues`, `reporting` | completion queues, event queues and counters; reporting of operations to them |
+//! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
 //! | `shared_senders`, `arrival_endpoint` | senders to shared receive contexts; counting at their endpoints |
@@ -18,9 +18,12 @@ pub(crate) mod arrival_timer;
 pub(crate) mod av;
 pub(crate) mod bindings;
 pub(crate) mod cm;
+pub(crate) mod counter;
+pub(crate) mod cq;
 pub(crate) mod deferred;
 pub(crate) mod domain_state;
 mod engine_context;
+pub(crate) mod eq;
 pub(crate) mod flush;
 pub(crate) mod id_map;
 pub(crate) mod in_flight;
@@ -28,9 +31,8 @@ pub(crate) mod loans;
 pub(crate) mod multi_recv;
 pub(crate) mod ops;
 pub(crate) mod pending_work;
-pub(crate) mod queues;
 mod regions;
-pub(crate) mod reporting;
+mod reporting;
 mod rx_engine;
 mod shared_senders;
 pub(crate) mod trace;

@@ -26,7 +26,6 @@ use super::domain_state::{DomainState, EndpointState, max_msg_size};
 use super::id_map::IdMap;
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
-use super::queues::CqState;
 
 /// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +196,7 @@ impl DomainState {
         let sink = match sink {
             MultiRecvTarget::Stream => MultiRecvSink::Stream { limit, full: false },
             MultiRecvTarget::Cq(context) => {
-                let queue = self.cq_of(ep, OpKind::Recv).and_then(|id| self.cq(id));
+                let queue = self.cqs.get_mut(self.cq_of(ep, OpKind::Recv));
                 if queue.is_some_and(|queue| queue.capacity() < 2) {
                     let reason = "its capacity is 1; a multi-receive needs 2 entries".into();
                     return Err(Error::Invalid {
@@ -270,7 +269,8 @@ impl DomainState {
         if *reserved {
             return true;
         }
-        *reserved = reserve_rx_entry(&self.endpoints, &mut self.cqs, multi.ep);
+        let queue = rx_cq_of(&self.endpoints, multi.ep);
+        *reserved = self.cqs.reserve(queue).is_ok();
         if !*reserved {
             self.pending_work.block_on_cq();
         }
@@ -280,7 +280,7 @@ impl DomainState {
     /// Reserves entries of a queue that has room, for the next messages of multi-receives that have
     /// none reserved.
     pub(crate) fn reserve_multi_recv_entries(&mut self, cq: CqId) {
-        let Some(queue) = self.cqs.get_mut(cq.0) else {
+        let Some(queue) = self.cqs.get_mut(cq) else {
             return;
         };
         for (_, multi) in self
@@ -339,7 +339,8 @@ impl DomainState {
         });
         multi.incomplete += 1;
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            *reserved = !exhausted && reserve_rx_entry(&self.endpoints, &mut self.cqs, ep);
+            let queue = rx_cq_of(&self.endpoints, ep);
+            *reserved = !exhausted && self.cqs.reserve(queue).is_ok();
         }
         if exhausted {
             self.release_op_resources(key);
@@ -460,11 +461,9 @@ impl DomainState {
     }
 }
 
-/// Reserves an entry of the receive queue of an endpoint. Returns false when none is free.
-fn reserve_rx_entry(endpoints: &IdMap<EndpointState>, cqs: &mut IdMap<CqState>, ep: EpId) -> bool {
-    let queue = endpoints.get(ep.0).and_then(|ep| ep.bindings.rx_cq);
-    let queue = queue.and_then(|id| cqs.get_mut(id.0));
-    queue.is_some_and(CqState::reserve)
+/// Returns the receive queue of an endpoint.
+fn rx_cq_of(endpoints: &IdMap<EndpointState>, ep: EpId) -> Option<CqId> {
+    endpoints.get(ep.0).and_then(|ep| ep.bindings.rx_cq)
 }
 
 impl MultiRecvEntry {

@@ -7,29 +7,11 @@ use fabric_core::buf::{AnyBuf, Loan};
 use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::transport::{EngineContext, EpId, OpKey};
-use fabric_core::tree::Class;
-use fabric_core::{Error, FiAddr, Resource, Result};
+use fabric_core::{Error, FiAddr, Result};
 
-use super::bindings::{CounterId, CqId};
+use super::bindings::CqId;
 use super::domain_state::DomainState;
-use super::id_map::IdMap;
 use super::ops::CompletionTarget;
-use super::queues::CqState;
-
-/// Reserves an entry of a completion queue.
-#[inline]
-pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Result<()> {
-    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
-    let queue = cqs
-        .get_mut(id.0)
-        .ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
-    if queue.reserve() {
-        Ok(())
-    } else {
-        let capacity = queue.capacity();
-        Err(Error::WouldBlock(Resource::CompletionEntry { capacity }))
-    }
-}
 
 impl DomainState {
     /// Returns the completion queue to which operations of this kind report.
@@ -43,21 +25,17 @@ impl DomainState {
         }
     }
 
-    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CqState> {
-        self.cqs.get_mut(id.0)
-    }
-
     /// Reserves the entry that an operation will report to, and returns the queue.
     pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<Option<CqId>> {
         let queue = self.cq_of(ep, kind);
-        reserve_cq_entry(&mut self.cqs, queue)?;
+        self.cqs.reserve(queue)?;
         Ok(queue)
     }
 
     /// Releases a reserved entry that is not needed.
     pub(crate) fn unreserve_entry(&mut self, queue: Option<CqId>) {
         if let Some(id) = queue
-            && let Some(queue) = self.cq(id)
+            && let Some(queue) = self.cqs.get_mut(id)
         {
             queue.unreserve(1);
             self.on_cq_space(id);
@@ -123,7 +101,7 @@ impl DomainState {
         buf: AnyBuf,
     ) {
         self.on_message_consumed(outcome.transfer.source);
-        let Some(queue) = queue.and_then(|id| self.cqs.get_mut(id.0)) else {
+        let Some(queue) = self.cqs.get_mut(queue) else {
             return self.deferred.drop_buffer(buf);
         };
         queue.next_entry().fill(context, kind, outcome, buf);
@@ -144,9 +122,8 @@ impl DomainState {
         } else {
             ep.stats.failed += 1;
         }
-        if let Some(counter) = ep.bindings.counters.for_op(kind) {
-            self.add_to_counter(counter, ok);
-        }
+        let counter = ep.bindings.counters.for_op(kind);
+        self.counters.count(counter, ok, &mut self.deferred);
     }
 
     /// Returns whether a future or a stream takes the messages of this target, and may be dropped
@@ -176,17 +153,6 @@ impl DomainState {
         }
     }
 
-    pub(crate) fn add_to_counter(&mut self, counter: CounterId, ok: bool) {
-        self.add_many_to_counter(counter, u64::from(ok), u64::from(!ok));
-    }
-
-    /// Adds to the value and the error count of a counter.
-    pub(crate) fn add_many_to_counter(&mut self, id: CounterId, success: u64, errors: u64) {
-        if let Some(counter) = self.counters.get_mut(id.0) {
-            counter.add(success, errors, &mut self.deferred);
-        }
-    }
-
     /// Moves up to `max` completions out of a queue; `None` when the queue is closed.
     pub(crate) fn take_completions(
         &mut self,
@@ -194,7 +160,7 @@ impl DomainState {
         out: &mut Vec<Completion>,
         max: usize,
     ) -> Option<usize> {
-        let count = self.cq(cq)?.drain_into(out, max);
+        let count = self.cqs.get_mut(cq)?.drain_into(out, max);
         if count > 0 {
             self.on_cq_space(cq);
         }
@@ -211,24 +177,8 @@ impl DomainState {
     }
 
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
-        if let Some(queue) = self.cqs.get_mut(cq.0) {
+        if let Some(queue) = self.cqs.get_mut(cq) {
             queue.reader.register(waker, &mut self.deferred);
-        }
-    }
-
-    /// Registers a waker that is called when the counter's value reaches the threshold or its error
-    /// count differs from `errors_seen`. `waiter` is `None` at the first call; then it holds the
-    /// registration, which later calls update.
-    pub(crate) fn register_counter_waiter(
-        &mut self,
-        id: CounterId,
-        waiter: &mut Option<u64>,
-        (threshold, errors_seen): (u64, u64),
-        waker: &Waker,
-    ) {
-        if let Some(counter) = self.counters.get_mut(id.0) {
-            let deferred = &mut self.deferred;
-            counter.register_waiter(waiter, (threshold, errors_seen), waker, deferred);
         }
     }
 

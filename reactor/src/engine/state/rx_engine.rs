@@ -11,12 +11,12 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, FiAddr, Result};
 
+use super::counter::Counters;
+use super::cq::CqState;
 use super::deferred::Deferred;
 use super::domain_state::{DomainState, EndpointState, max_msg_size};
-use super::id_map::IdMap;
 use super::ops::{CompletionTarget, OpPhase, OpTable};
 use super::pending_work::FollowUp;
-use super::queues::{CounterState, CqState};
 
 impl RxEngine for DomainState {
     type PlainSink<'a> = PlainDeliveries<'a>;
@@ -28,7 +28,7 @@ impl RxEngine for DomainState {
         }
         let ep = self.endpoints.get_mut(queue.0)?;
         Some(PlainDeliveries {
-            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
+            cq: self.cqs.get_mut(ep.bindings.rx_cq),
             ep,
             ops: &mut self.ops,
             counters: &mut self.counters,
@@ -107,9 +107,7 @@ impl RxEngine for DomainState {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
         }
-        if let Some(counter) = counter {
-            self.add_to_counter(counter, true);
-        }
+        self.counters.count(counter, true, &mut self.deferred);
     }
 
     fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
@@ -323,7 +321,7 @@ pub struct PlainDeliveries<'a> {
     ep: &'a mut EndpointState,
     cq: Option<&'a mut CqState>,
     ops: &'a mut OpTable,
-    counters: &'a mut IdMap<CounterState>,
+    counters: &'a mut Counters,
     deferred: &'a mut Deferred,
     /// Number of messages whose receives have futures.
     completed: u64,
@@ -377,12 +375,9 @@ impl Drop for PlainDeliveries<'_> {
                 cq.reader.wake(self.deferred);
             }
         }
-        if let Some(counter) = self.ep.bindings.counters.recv
-            && let Some(counter) = self.counters.get_mut(counter.0)
-        {
-            let received = self.completed + self.reported.count;
-            counter.add(received, 0, self.deferred);
-        }
+        let received = self.completed + self.reported.count;
+        let counter = self.ep.bindings.counters.recv;
+        self.counters.add(counter, received, 0, self.deferred);
     }
 }
 
