@@ -23,7 +23,7 @@ impl EngineState {
         let vector = self.domain.avs.get(av);
         let address = vector.and_then(|vector| vector.table.get(addr).cloned());
         let Ok(address) = address else { return };
-        for ep in self.endpoints_of(av) {
+        for ep in self.domain.endpoints.bound_to_av(av) {
             self.address_inserted(ep, addr, &address);
         }
     }
@@ -31,7 +31,7 @@ impl EngineState {
     /// Removes a handle from its vector and from the endpoints bound to it.
     pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
         let address = self.domain.avs.remove(av, addr)?;
-        for ep in self.endpoints_of(av) {
+        for ep in self.domain.endpoints.bound_to_av(av) {
             self.address_removed(ep, addr);
         }
         Ok(address)
@@ -39,7 +39,7 @@ impl EngineState {
 
     /// Removes a departing handle unless a message of its peer has still to be consumed.
     pub(crate) fn release_addr(&mut self, av: AvId, addr: FiAddr) {
-        let endpoints = self.endpoints_of(av);
+        let endpoints = self.domain.endpoints.bound_to_av(av);
         let is_due = self.domain.avs.vector_of_departing(addr).is_some()
             && !self.domain.ops.has_unconsumed(&endpoints, addr)
             && !endpoints
@@ -84,15 +84,6 @@ impl EngineState {
     fn holds_messages_from(&mut self, ep: EpId, source: FiAddr) -> bool {
         let queue = self.endpoints.rx_mut(ep);
         queue.is_some_and(|rx| rx.holds_messages_from(source))
-    }
-
-    fn endpoints_of(&self, av: AvId) -> Vec<EpId> {
-        let bound = self
-            .domain
-            .endpoints
-            .iter()
-            .filter(|(_, ep)| ep.bindings.av == av);
-        bound.map(|(index, _)| EpId(index)).collect()
     }
 }
 

@@ -22,9 +22,8 @@ impl EngineState {
         let ep = op.ep;
         match op.phase {
             OpPhase::Waiting => {
-                if let Ok(bound) = self.domain.endpoint(ep) {
+                if let Some(bound) = self.domain.endpoints.get_mut(ep) {
                     bound.tx_credits.remove(key);
-                    bound.update_fast_path();
                     if !bound.tx_credits.has_no_waiters() {
                         // The canceled operation may have been a fence that held the others up.
                         self.domain.pending_work.push(FollowUp::GrantCredits(ep));

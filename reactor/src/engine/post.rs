@@ -114,8 +114,8 @@ impl EngineState {
             &mut EndpointContext<'_, DomainState>,
         ) -> Result<TrySend>,
     ) -> Result<TrySend> {
-        let endpoint = self.domain.endpoint(ep)?;
-        check(&endpoint.bindings)?;
+        let endpoint = self.domain.endpoints.get_open(ep)?;
+        check(endpoint.bindings())?;
         if endpoint.tx_credits.has_waiter_for(tx_op.peer)
             || self.domain.is_blocked_by_fence(ep, tx_op)
         {
@@ -208,7 +208,7 @@ impl EngineState {
     ) -> Result<OpKey, Failed<B>> {
         let blocked_by_fence = self.domain.is_blocked_by_fence(ep, &tx_op);
         let peer = tx_op.peer;
-        let endpoint = match self.domain.endpoint(ep) {
+        let endpoint = match self.domain.endpoints.get_open(ep) {
             Ok(endpoint) => endpoint,
             Err(error) => return Err(Failed::new(error, buf)),
         };
@@ -217,14 +217,16 @@ impl EngineState {
             // Sends that were posted before this one wait for a credit: this one does not overtake
             // them, but gives them its own credit.
             has_credit = false;
-            endpoint.stats.out_of_credit += 1;
+            endpoint.record_out_of_credit();
             self.domain.release_credit(ep, tx_op.kind, Some(peer));
         } else if !has_credit {
             has_credit = endpoint.tx_credits.try_acquire(peer);
-            endpoint.stats.out_of_credit += u64::from(!has_credit);
-            if !has_credit && credit == CreditMode::NoWait {
-                let shortage = endpoint.tx_credits.shortage(peer);
-                return Err(Failed::new(Error::WouldBlock(shortage), buf));
+            if !has_credit {
+                endpoint.record_out_of_credit();
+                if credit == CreditMode::NoWait {
+                    let shortage = endpoint.tx_credits.shortage(peer);
+                    return Err(Failed::new(Error::WouldBlock(shortage), buf));
+                }
             }
         }
         let awaits = match (has_credit, tx_op.fence) {
@@ -248,7 +250,7 @@ impl EngineState {
         if let Err(error) = queued.flatten() {
             let buf = self.domain.remove_refused(key);
             if credit == CreditMode::FromPermit
-                && let Ok(endpoint) = self.domain.endpoint(ep)
+                && let Some(endpoint) = self.domain.endpoints.get_mut(ep)
             {
                 // The permit keeps its credit.
                 endpoint.tx_credits.reacquire(peer);
@@ -265,7 +267,8 @@ impl EngineState {
         bytes: &[u8],
         pool: &Arc<BufferPool>,
     ) -> Result<()> {
-        let limit = self.domain.endpoint(ep)?.bindings.inject_size;
+        let endpoint = self.domain.endpoints.get_open(ep)?;
+        let limit = endpoint.bindings().inject_size;
         if bytes.len() > limit {
             return Err(Error::TooLong {
                 what: "injected message",
@@ -322,30 +325,29 @@ impl DomainState {
             avs,
             ..
         } = self;
-        let Some(state) = endpoints.get_mut(ep.0) else {
+        let Some(state) = endpoints.get_mut(ep) else {
             return Some(Error::Closed(Class::Endpoint));
         };
-        if credit == CreditMode::NoWait && state.posted_recvs >= state.bindings.rx_size {
-            let limit = state.bindings.rx_size;
+        if credit == CreditMode::NoWait && state.free_recvs() == 0 {
+            let limit = state.bindings().rx_size;
             return Some(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
-        if let Some(Err(error)) = from.map(|from| avs.check(state.bindings.av, from)) {
+        if let Some(Err(error)) = from.map(|from| avs.check(state.bindings().av, from)) {
             return Some(error);
         }
         if target.reserves_cq_entry()
-            && let Err(error) = cqs.reserve(state.bindings.rx_cq)
+            && let Err(error) = cqs.reserve(state.bindings().rx_cq)
         {
             return Some(error);
         }
-        state.posted_recvs += 1;
+        state.add_posted_recvs(1);
         None
     }
 
     /// Queues an operation or a permit that waits for a credit or behind a fence.
     fn enqueue_for_credit(&mut self, ep: EpId, op: OpKey, peer: FiAddr, awaits: AwaitedGrant) {
-        if let Ok(ep) = self.endpoint(ep) {
+        if let Some(ep) = self.endpoints.get_mut(ep) {
             ep.tx_credits.enqueue(CreditWaiter { op, peer, awaits });
-            ep.update_fast_path();
         }
     }
 
@@ -358,12 +360,11 @@ impl DomainState {
     /// Counts an operation that was completed by its post.
     #[inline]
     fn count_inline(&mut self, ep: EpId, kind: OpKind, len: usize) {
-        let Some(ep) = self.endpoints.get_mut(ep.0) else {
+        let Some(ep) = self.endpoints.get_mut(ep) else {
             return;
         };
-        ep.stats.record(kind, len);
-        ep.stats.inline += 1;
-        let counter = ep.bindings.counters.for_op(kind);
+        ep.record_inline(kind, len);
+        let counter = ep.bindings().counters.for_op(kind);
         self.counters.count(counter, true, &mut self.deferred);
     }
 
@@ -442,7 +443,8 @@ impl DomainHandle {
         locked.domain.check_address(ep, peer)?;
         let mut op = OpState::condition(Some(ep), OpPhase::Waiting);
         op.tx_op = Some(TxOp::new(OpKind::Send, peer));
-        let free = locked.domain.endpoint(ep)?.tx_credits.try_acquire(peer);
+        let endpoint = locked.domain.endpoints.get_open(ep)?;
+        let free = endpoint.tx_credits.try_acquire(peer);
         if free {
             op.holds_credit = true;
             op.phase = OpPhase::Done;

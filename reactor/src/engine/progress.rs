@@ -602,13 +602,11 @@ impl EngineState {
         loop {
             let DomainState { endpoints, ops, .. } = &mut self.domain;
             let has_in_transport = |peer| ops.has_ops_in_transport_to(ep, peer);
-            let Some(ep_state) = endpoints.get_mut(ep.0) else {
+            let Some(ep_state) = endpoints.get_mut(ep) else {
                 return;
             };
             let Some(key) = ep_state.tx_credits.next_ready(has_in_transport) else {
-                // The fast path is unblocked only now: every granted operation is in its
-                // connection's queue.
-                return ep_state.update_fast_path();
+                return;
             };
             self.post_with_credit(ep, key);
         }

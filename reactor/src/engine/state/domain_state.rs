@@ -8,73 +8,31 @@ use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, BufferPool};
 use fabric_core::completion::{OpKind, Transfer};
-use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, OpKey};
+use fabric_core::matching::PeerKey;
+use fabric_core::transport::{EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
 use super::arrival_timer::ArrivalTimer;
 use super::av::{AddressVectors, Av};
-use super::bindings::Bindings;
-use super::cm::CmState;
 use super::counter::Counters;
 use super::cq::CompletionQueues;
 use super::deferred::Deferred;
+use super::endpoints::Endpoints;
 use super::eq::EventQueues;
 use super::flush::Flush;
-use super::id_map::IdMap;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvEntry;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
 use super::regions::Regions;
-use super::shared_senders::SharedSenders;
-use super::tx_credits::TxCredits;
 use crate::engine::wait_policy::WaitPolicy;
-
-pub(crate) struct EndpointState {
-    pub(crate) bindings: Bindings,
-    pub(crate) tx_credits: TxCredits,
-    pub(crate) posted_recvs: usize,
-    pub(crate) stats: EndpointStats,
-    /// Executes operations without the domain's lock, if the transport offers it.
-    pub(crate) fast_path: Option<Arc<dyn FastPath>>,
-    /// Connection management state of a passive or connected endpoint.
-    pub(crate) cm: Option<Box<CmState>>,
-}
-
-impl EndpointState {
-    /// Blocks the fast path while operations wait for a credit, so that no operation overtakes
-    /// them.
-    pub(crate) fn update_fast_path(&self) {
-        if let Some(fast_path) = &self.fast_path {
-            fast_path.set_blocked(!self.tx_credits.has_no_waiters());
-        }
-    }
-}
-
-impl std::fmt::Debug for EndpointState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            bindings,
-            tx_credits,
-            posted_recvs,
-            stats,
-            fast_path: _,
-            cm,
-        } = self;
-        write!(
-            f,
-            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
-        )
-    }
-}
 
 /// The state of a domain, apart from the endpoints of its transport and their receive queues.
 #[derive(Debug)]
 pub struct DomainState {
-    pub(crate) endpoints: IdMap<EndpointState>,
+    pub(crate) endpoints: Endpoints,
     pub(crate) ops: OpTable,
     pub(crate) cqs: CompletionQueues,
     pub(crate) counters: Counters,
@@ -88,23 +46,17 @@ pub struct DomainState {
     pub(crate) arrival_timer: ArrivalTimer,
     /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvEntry>,
-    pub(crate) shared_senders: SharedSenders,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// The tasks that wait for memory of loans.
     pub(crate) loan_waiters: LoanWaiters,
 }
 
-/// Returns the longest message of an endpoint; 0 if it is closed.
-pub(crate) fn max_msg_size(endpoints: &IdMap<EndpointState>, ep: EpId) -> usize {
-    endpoints.get(ep.0).map_or(0, |ep| ep.bindings.max_msg_size)
-}
-
 impl DomainState {
     pub(crate) fn new() -> Self {
         Self {
             ops: OpTable::default(),
-            endpoints: IdMap::new(),
+            endpoints: Endpoints::new(),
             cqs: CompletionQueues::new(),
             counters: Counters::new(),
             eqs: EventQueues::default(),
@@ -115,29 +67,9 @@ impl DomainState {
             pending_work: PendingWork::default(),
             arrival_timer: ArrivalTimer::new(),
             multi_recvs: Slab::new(),
-            shared_senders: SharedSenders::default(),
             flushes: Vec::new(),
             loan_waiters: LoanWaiters::default(),
         }
-    }
-
-    pub(crate) fn endpoint(&mut self, ep: EpId) -> Result<&mut EndpointState> {
-        self.endpoints
-            .get_mut(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))
-    }
-
-    /// Adds an endpoint or a shared receive context with these bindings, and assigns its id.
-    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings) -> EpId {
-        let (tx_credits, stats) = (TxCredits::new(bindings.tx_size), EndpointStats::default());
-        EpId(self.endpoints.insert(EndpointState {
-            tx_credits,
-            posted_recvs: 0,
-            stats,
-            fast_path: None,
-            cm: None,
-            bindings,
-        }))
     }
 
     /// Returns whether an operation of this endpoint has not ended. Operations whose buffers the
@@ -157,9 +89,16 @@ impl DomainState {
 
     /// Returns the address vector of an endpoint.
     pub(crate) fn av_of(&self, ep: EpId) -> Result<&Av> {
-        let ep = self.endpoints.get(ep.0);
+        let ep = self.endpoints.get(ep);
         let ep = ep.ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        self.avs.get(ep.bindings.av)
+        self.avs.get(ep.bindings().av)
+    }
+
+    /// Returns whether the endpoint that a peer is connected to, and that shares this context,
+    /// knows this address handle.
+    pub(crate) fn is_known_addr(&self, context: EpId, peer: PeerKey, addr: FiAddr) -> bool {
+        let sharer = self.endpoints.arrival_endpoint(context, peer);
+        sharer.is_some_and(|sharer| self.check_address(sharer, addr).is_ok())
     }
 
     /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
@@ -205,11 +144,11 @@ impl DomainState {
 
     /// Releases a transmit credit, or a place among the posted receives.
     pub(crate) fn release_credit(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
-        let Some(state) = self.endpoints.get_mut(ep.0) else {
+        let Some(state) = self.endpoints.get_mut(ep) else {
             return;
         };
         if kind == OpKind::Recv {
-            state.posted_recvs -= 1;
+            state.release_recv(true);
         } else if let Some(peer) = peer {
             state.tx_credits.release(peer);
             if !state.tx_credits.has_no_waiters() {
@@ -282,7 +221,7 @@ impl DomainState {
         let (ep, kind) = (op.ep, op.kind);
         op.waiter.clear(&mut self.deferred);
         if kind == OpKind::Recv && error.is_none() {
-            self.count_received(ep, &transfer);
+            self.endpoints.count_received(ep, &transfer);
         }
         self.on_message_consumed(transfer.source);
         (buf, transfer, error)
@@ -294,10 +233,7 @@ impl DomainState {
         self.cqs.wake_all(&mut self.deferred);
         self.counters.wake_all(&mut self.deferred);
         self.eqs.wake_all(&mut self.deferred);
-        let endpoints = self.endpoints.iter_mut();
-        for cm in endpoints.filter_map(|(_, ep)| ep.cm.as_mut()) {
-            cm.waiter.wake(&mut self.deferred);
-        }
+        self.endpoints.wake_all(&mut self.deferred);
         debug_assert_eq!(self.deferred.waiting(), 0, "each waiting task has a waker");
     }
 }

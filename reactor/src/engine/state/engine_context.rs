@@ -9,7 +9,6 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, FiAddr, Result};
 
-use super::cm::CmRole;
 use super::domain_state::DomainState;
 use super::ops::CompletionTarget;
 use super::pending_work::FollowUp;
@@ -57,14 +56,14 @@ impl EngineContext for DomainState {
         };
         let Some(ep) = self
             .endpoints
-            .get_mut(op.ep.0)
+            .get_mut(op.ep)
             .filter(|ep| ep.tx_credits.has_no_waiters())
         else {
             return self.complete(key, outcome);
         };
         // The fast case: the most frequent kind of batched send.
-        ep.stats.record(OpKind::Send, len);
-        let (counter, queue) = (ep.bindings.counters.send, ep.bindings.tx_cq);
+        ep.record(OpKind::Send, len);
+        let (counter, queue) = (ep.bindings().counters.send, ep.bindings().tx_cq);
         let buf = std::mem::take(&mut op.buf);
         self.ops.free(key);
         self.report_to_cq(queue, OpKind::Send, context, outcome, buf);
@@ -82,7 +81,7 @@ impl EngineContext for DomainState {
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {
-        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return;
         };
         let is_traced = !matches!(kind, EventKind::OperationFailed { .. });
@@ -102,9 +101,9 @@ impl EngineContext for DomainState {
     }
 
     fn loans_lost(&mut self, ep: EpId, peer: &Address, loans: usize) {
-        if let Some(ep) = self.endpoints.get(ep.0) {
+        if let Some(ep) = self.endpoints.get(ep) {
             self.deferred.trace(TraceEvent::LoansLost(
-                ep.bindings.object_id,
+                ep.bindings().object_id,
                 peer.clone(),
                 loans,
             ));
@@ -122,7 +121,7 @@ impl EngineContext for DomainState {
         access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
-        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return true;
         };
         let counter = bindings.counters.for_remote_access(access);
@@ -138,9 +137,9 @@ impl EngineContext for DomainState {
             queue.reader.wake(&mut self.deferred);
             self.on_message_consumed(transfer.source);
         }
-        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+        if let Some(ep) = self.endpoints.get_mut(ep) {
             // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
-            ep.stats.record(OpKind::RemoteWrite, transfer.len);
+            ep.record(OpKind::RemoteWrite, transfer.len);
         }
         let region_counter = self.regions.counter(key, access);
         for counter in [counter, region_counter] {
@@ -155,7 +154,7 @@ impl EngineContext for DomainState {
         address: &Address,
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr> {
-        let av = self.endpoints.get(ep.0)?.bindings.av;
+        let av = self.endpoints.get(ep)?.bindings().av;
         let (addr, is_new) = self.avs.connect(av, address, incarnation)?;
         if is_new {
             self.pending_work.push(FollowUp::PublishAddr(av, addr));
@@ -165,38 +164,37 @@ impl EngineContext for DomainState {
 
     fn peer_disconnected(&mut self, ep: EpId, addr: Option<FiAddr>) {
         if let Some(addr) = addr
-            && let Some(ep) = self.endpoints.get(ep.0)
-            && self.avs.disconnect(ep.bindings.av, addr)
+            && let Some(ep) = self.endpoints.get(ep)
+            && self.avs.disconnect(ep.bindings().av, addr)
         {
-            let av = ep.bindings.av;
+            let av = ep.bindings().av;
             self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
         }
     }
 
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
-        let Some(CmRole::Passive(pending)) = self.cm(ep).map(|cm| &mut cm.role) else {
-            return;
-        };
-        *pending += 1;
-        self.wake_cm(ep);
-        let (peer, data) = (peer.clone(), data.to_vec());
-        self.event(ep, EventKind::ConnectionRequest { peer, data });
+        if let Some(cm) = self.endpoints.cm(ep)
+            && cm.add_request(&mut self.deferred)
+        {
+            let (peer, data) = (peer.clone(), data.to_vec());
+            self.event(ep, EventKind::ConnectionRequest { peer, data });
+        }
     }
 
     fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
-        let Some(endpoint) = self.endpoints.get_mut(ep.0) else {
+        let Some(endpoint) = self.endpoints.get(ep) else {
             return;
         };
-        let Some(cm) = endpoint.cm.as_deref_mut() else {
+        let object = endpoint.bindings().object_id;
+        let Some(cm) = self.endpoints.cm(ep) else {
             return;
         };
         let kind = match &result {
             Ok(connected) => {
                 // The endpoint had no name until it was connected, so its opening is traced here.
-                self.deferred.trace(TraceEvent::EndpointOpened(
-                    endpoint.bindings.object_id,
-                    connected.name.clone(),
-                ));
+                let name = connected.name.clone();
+                self.deferred
+                    .trace(TraceEvent::EndpointOpened(object, name));
                 EventKind::Connected {
                     peer: peer.clone(),
                     data: connected.data.clone(),
@@ -206,8 +204,7 @@ impl EngineContext for DomainState {
                 error: error.clone(),
             },
         };
-        cm.role = CmRole::Connected(Some(result));
-        self.wake_cm(ep);
+        cm.set_outcome(result, &mut self.deferred);
         self.event(ep, kind);
     }
 }

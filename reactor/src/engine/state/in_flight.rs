@@ -60,7 +60,7 @@ impl DomainState {
     /// Sets the orphan target of an endpoint's in-flight operations before the endpoint is removed:
     /// its completion queue and counter.
     pub(crate) fn redirect_in_flight_completions(&mut self, ep: EpId) {
-        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return;
         };
         for op in self.ops.of_endpoint_mut(ep) {

@@ -2,18 +2,17 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `domain_state`, `bindings` | the state, and that of endpoints; ids, and objects that endpoints are bound to |
+//! | `domain_state` | the state: what needs several of the parts below |
+//! | `endpoints`, `bindings` | endpoints; ids, and objects that endpoints are bound to |
 //! | `engine_context`, `rx_engine` | the part that a transport sees; deliveries of received messages |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
 //! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
-//! | `shared_senders`, `arrival_endpoint` | senders to shared receive contexts; counting at their endpoints |
 //! | `pending_work`, `arrival_timer` | work that calls leave behind; messages that stop arriving |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
-mod arrival_endpoint;
 pub(crate) mod arrival_timer;
 pub(crate) mod av;
 pub(crate) mod bindings;
@@ -22,6 +21,7 @@ pub(crate) mod counter;
 pub(crate) mod cq;
 pub(crate) mod deferred;
 pub(crate) mod domain_state;
+pub(crate) mod endpoints;
 mod engine_context;
 pub(crate) mod eq;
 pub(crate) mod flush;
@@ -34,6 +34,5 @@ pub(crate) mod pending_work;
 mod regions;
 mod reporting;
 mod rx_engine;
-mod shared_senders;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;

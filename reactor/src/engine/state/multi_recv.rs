@@ -22,8 +22,7 @@ use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
 
 use super::bindings::CqId;
-use super::domain_state::{DomainState, EndpointState, max_msg_size};
-use super::id_map::IdMap;
+use super::domain_state::DomainState;
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
 
@@ -165,7 +164,7 @@ impl DomainState {
     pub(crate) fn close_multi_recvs_of_cq(&mut self, cq: CqId) -> Vec<OpKey> {
         let uses_queue = |multi: &MultiRecvEntry| matches!(multi.sink, MultiRecvSink::Cq { .. });
         let reports_to = |multi: &MultiRecvEntry| {
-            uses_queue(multi) && self.cq_of(multi.ep, OpKind::Recv) == Some(cq)
+            uses_queue(multi) && self.endpoints.cq_of(multi.ep, OpKind::Recv) == Some(cq)
         };
         let reporting = self
             .multi_recvs
@@ -185,9 +184,9 @@ impl DomainState {
         spec: RecvSpec,
         sink: MultiRecvTarget,
     ) -> Result<MultiRecvSink, Error> {
-        let ep_state = &self.endpoint(ep)?;
-        let limit = ep_state.bindings.rx_size;
-        if ep_state.posted_recvs >= limit {
+        let ep_state = self.endpoints.get_open(ep)?;
+        let limit = ep_state.bindings().rx_size;
+        if ep_state.free_recvs() == 0 {
             return Err(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
         if let Some(from) = spec.from {
@@ -196,7 +195,7 @@ impl DomainState {
         let sink = match sink {
             MultiRecvTarget::Stream => MultiRecvSink::Stream { limit, full: false },
             MultiRecvTarget::Cq(context) => {
-                let queue = self.cqs.get_mut(self.cq_of(ep, OpKind::Recv));
+                let queue = self.cqs.get_mut(self.endpoints.cq_of(ep, OpKind::Recv));
                 if queue.is_some_and(|queue| queue.capacity() < 2) {
                     let reason = "its capacity is 1; a multi-receive needs 2 entries".into();
                     return Err(Error::Invalid {
@@ -213,7 +212,7 @@ impl DomainState {
                 }
             }
         };
-        self.endpoint(ep)?.posted_recvs += 1;
+        self.endpoints.get_open(ep)?.add_posted_recvs(1);
         Ok(sink)
     }
 
@@ -269,7 +268,7 @@ impl DomainState {
         if *reserved {
             return true;
         }
-        let queue = rx_cq_of(&self.endpoints, multi.ep);
+        let queue = self.endpoints.cq_of(multi.ep, OpKind::Recv);
         *reserved = self.cqs.reserve(queue).is_ok();
         if !*reserved {
             self.pending_work.block_on_cq();
@@ -289,10 +288,7 @@ impl DomainState {
             .filter(|(_, multi)| !multi.closed)
         {
             if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink
-                && self
-                    .endpoints
-                    .get(multi.ep.0)
-                    .is_some_and(|ep| ep.bindings.rx_cq == Some(cq))
+                && self.endpoints.cq_of(multi.ep, OpKind::Recv) == Some(cq)
             {
                 *reserved = *reserved || queue.reserve();
             }
@@ -311,7 +307,7 @@ impl DomainState {
             return MultiRecvSplit::CqFull;
         }
         let multi = &mut self.multi_recvs[id as usize];
-        let limit = max_msg_size(&self.endpoints, multi.ep);
+        let limit = self.endpoints.max_msg_size(multi.ep);
         let len = envelope.len.min(limit);
         if len > multi.remaining.capacity() && !multi.untouched {
             multi.closed = true;
@@ -339,7 +335,7 @@ impl DomainState {
         });
         multi.incomplete += 1;
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            let queue = rx_cq_of(&self.endpoints, ep);
+            let queue = self.endpoints.cq_of(ep, OpKind::Recv);
             *reserved = !exhausted && self.cqs.reserve(queue).is_ok();
         }
         if exhausted {
@@ -381,7 +377,7 @@ impl DomainState {
                     .ops
                     .remove(key)
                     .map_or(AnyBuf::None, |op| freeze_buffer(op.buf));
-                let queue = self.cq_of(ep, OpKind::Recv);
+                let queue = self.endpoints.cq_of(ep, OpKind::Recv);
                 self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
             }
         }
@@ -399,7 +395,7 @@ impl DomainState {
         multi.messages.retain(|part| part.op != key);
         let (ep, op, resumes) = (multi.ep, multi.op, multi.resumes());
         if let MultiRecvSink::Cq { .. } = multi.sink {
-            self.unreserve_entry(self.cq_of(ep, OpKind::Recv));
+            self.unreserve_entry(self.endpoints.cq_of(ep, OpKind::Recv));
         } else {
             // A later message of the same sender may be taken now.
             self.wake_op(op);
@@ -421,7 +417,10 @@ impl DomainState {
             return self.wake_op(multi.op);
         };
         let multi = self.multi_recvs.remove(id as usize);
-        let (kind, queue) = (OpKind::MultiRecvRelease, self.cq_of(multi.ep, OpKind::Recv));
+        let (kind, queue) = (
+            OpKind::MultiRecvRelease,
+            self.endpoints.cq_of(multi.ep, OpKind::Recv),
+        );
         if reserved {
             self.unreserve_entry(queue);
         }
@@ -459,11 +458,6 @@ impl DomainState {
         self.discard_op(key);
         Some(MultiRecvItem::End(multi.error, multi.remaining))
     }
-}
-
-/// Returns the receive queue of an endpoint.
-fn rx_cq_of(endpoints: &IdMap<EndpointState>, ep: EpId) -> Option<CqId> {
-    endpoints.get(ep.0).and_then(|ep| ep.bindings.rx_cq)
 }
 
 impl MultiRecvEntry {

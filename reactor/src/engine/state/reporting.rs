@@ -4,8 +4,9 @@
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, Loan};
-use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::completion::{Completion, OpKind, Outcome};
 use fabric_core::event::EventKind;
+use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EngineContext, EpId, OpKey};
 use fabric_core::{Error, FiAddr, Result};
 
@@ -14,20 +15,9 @@ use super::domain_state::DomainState;
 use super::ops::CompletionTarget;
 
 impl DomainState {
-    /// Returns the completion queue to which operations of this kind report.
-    #[inline]
-    pub(crate) fn cq_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
-        let bindings = &self.endpoints.get(ep.0)?.bindings;
-        if kind.is_rx() {
-            bindings.rx_cq
-        } else {
-            bindings.tx_cq
-        }
-    }
-
     /// Reserves the entry that an operation will report to, and returns the queue.
     pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<Option<CqId>> {
-        let queue = self.cq_of(ep, kind);
+        let queue = self.endpoints.cq_of(ep, kind);
         self.cqs.reserve(queue)?;
         Ok(queue)
     }
@@ -109,21 +99,35 @@ impl DomainState {
     }
 
     /// Counts an operation that has ended. The message of a receive is counted by
-    /// [`DomainState::count_received`].
+    /// [`Endpoints::count_received`](super::endpoints::Endpoints::count_received).
     #[inline]
     pub(crate) fn count_op(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
-        let Some(ep) = self.endpoints.get_mut(ep.0) else {
+        let Some(ep) = self.endpoints.get_mut(ep) else {
             return;
         };
         if ok {
             if kind != OpKind::Recv {
-                ep.stats.record(kind, len);
+                ep.record(kind, len);
             }
         } else {
-            ep.stats.failed += 1;
+            ep.record_failure();
         }
-        let counter = ep.bindings.counters.for_op(kind);
+        let counter = ep.bindings().counters.for_op(kind);
         self.counters.count(counter, ok, &mut self.deferred);
+    }
+
+    /// Counts the end of a receive that was posted to a shared context, at the sharer where the
+    /// message arrived: in its counter, and in its failures.
+    #[cold]
+    pub(crate) fn count_recv_at_arrival_endpoint(
+        &mut self,
+        posted_to: EpId,
+        peer: PeerKey,
+        ok: bool,
+    ) {
+        if let Some(sharer) = self.endpoints.arrival_endpoint(posted_to, peer) {
+            self.count_op(sharer, OpKind::Recv, 0, ok);
+        }
     }
 
     /// Returns whether a future or a stream takes the messages of this target, and may be dropped
@@ -135,21 +139,6 @@ impl DomainState {
             CompletionTarget::Cq(_)
             | CompletionTarget::CqOnError(_)
             | CompletionTarget::Discard => false,
-        }
-    }
-
-    /// Counts a message as received.
-    ///
-    /// Each message is counted once: when it is reported to a queue, or when its future or stream
-    /// takes it. A future or stream that is dropped first does not count its message: the message
-    /// goes to another receive.
-    #[inline]
-    pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
-        if let Some(ep) = self.endpoints.get_mut(ep.0) {
-            ep.stats.received.record(transfer.len);
-        }
-        if !self.shared_senders.is_empty() {
-            self.count_message_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
         }
     }
 
