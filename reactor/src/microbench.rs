@@ -39,9 +39,7 @@ fn op_slots(recv: bool) -> Work {
                 buf,
             )),
         };
-        if let Some(op) = domain.ops.get_mut(black_box(key)) {
-            op.holds_credit = false;
-        }
+        domain.ops.take_credit(black_box(key));
         domain.complete_future(key);
         let result = domain.take_op_result(key);
         let buf = result.map_or(AnyBuf::None, |result| result.buf);

@@ -21,7 +21,7 @@ impl EngineState {
     /// Announces a new handle to the endpoints bound to a vector.
     pub(crate) fn publish_addr(&mut self, av: AvId, addr: FiAddr) {
         let vector = self.domain.avs.get(av);
-        let address = vector.and_then(|vector| vector.table.get(addr).cloned());
+        let address = vector.and_then(|vector| vector.table().get(addr).cloned());
         let Ok(address) = address else { return };
         for ep in self.domain.endpoints.bound_to_av(av) {
             self.address_inserted(ep, addr, &address);
@@ -127,7 +127,7 @@ impl DomainHandle {
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         let locked = self.engine().lock();
-        locked.domain.avs.get(av)?.table.get(addr).cloned()
+        locked.domain.avs.get(av)?.table().get(addr).cloned()
     }
 
     /// Returns every address of a vector with its handle.
@@ -135,7 +135,7 @@ impl DomainHandle {
     pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
         let locked = self.engine().lock();
         let vector = locked.domain.avs.get(av);
-        let entries = vector.into_iter().flat_map(|vector| vector.table.iter());
+        let entries = vector.into_iter().flat_map(|vector| vector.table().iter());
         entries
             .map(|(addr, address)| (addr, address.clone()))
             .collect()

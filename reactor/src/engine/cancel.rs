@@ -73,7 +73,7 @@ impl EngineState {
             // The post was not reported as accepted, and the operation is no atomic, which executes
             // even if its future was dropped.
             OpPhase::Waiting
-                if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
+                if !op.holds_credit() && op.target == CompletionTarget::Future && !is_atomic =>
             {
                 self.try_cancel(key);
                 self.domain.discard_op(key);
@@ -125,7 +125,7 @@ impl DomainState {
             };
             op.ep == ep && other == context
         });
-        keys.extend(self.multi_recvs_with_context(ep, context));
+        keys.extend(self.multi_recvs.with_context(ep, context));
         self.ops.sort_by_age(&mut keys);
         keys
     }

@@ -101,7 +101,7 @@ impl EngineState {
         let Ok(av) = self.domain.av_of(id) else {
             return;
         };
-        let known = av.table.iter();
+        let known = av.table().iter();
         let known = known.map(|(addr, address)| (addr, address.clone()));
         for (addr, address) in known.collect::<Vec<_>>() {
             let _ = self.with_transport(id, |transport, ctx| {

@@ -19,7 +19,7 @@ use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::state::tx_credits::{AwaitedGrant, CreditWaiter};
+use super::state::tx_credits::AwaitedGrant;
 
 impl EngineGuard<'_> {
     /// Does the follow-up work of a call that may let other operations continue.
@@ -117,7 +117,7 @@ impl EngineState {
         let endpoint = self.domain.endpoints.get_open(ep)?;
         check(endpoint.bindings())?;
         if endpoint.tx_credits.has_waiter_for(tx_op.peer)
-            || self.domain.is_blocked_by_fence(ep, tx_op)
+            || self.domain.ops.is_blocked_by_fence(ep, tx_op)
         {
             return Ok(TrySend::WouldBlock);
         }
@@ -206,7 +206,7 @@ impl EngineState {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        let blocked_by_fence = self.domain.is_blocked_by_fence(ep, &tx_op);
+        let blocked_by_fence = self.domain.ops.is_blocked_by_fence(ep, &tx_op);
         let peer = tx_op.peer;
         let endpoint = match self.domain.endpoints.get_open(ep) {
             Ok(endpoint) => endpoint,
@@ -234,28 +234,29 @@ impl EngineState {
             (false, true) => Some(AwaitedGrant::CreditAndFence),
             (false, false) => Some(AwaitedGrant::Credit),
         };
-        let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
-        op.tx_op = Some(tx_op);
-        op.holds_credit = has_credit;
-        if awaits.is_some() {
-            op.phase = OpPhase::Waiting;
-        }
+        let phase = match awaits {
+            Some(_) => OpPhase::Waiting,
+            None => OpPhase::InTransport,
+        };
+        let op = OpState::queued(ep, tx_op, target, buf.into_any(), phase, has_credit);
         let key = self.domain.ops.insert(op);
         if let Some(awaits) = awaits {
-            self.domain.enqueue_for_credit(ep, key, peer, awaits);
+            let endpoints = &mut self.domain.endpoints;
+            endpoints.enqueue_for_credit(ep, key, peer, awaits);
             return Ok(key);
         }
         let queued =
             self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
         if let Err(error) = queued.flatten() {
-            let buf = self.domain.remove_refused(key);
+            let op = self.domain.remove_op(key);
+            let buf = op.expect("operation was inserted under the same lock").buf;
             if credit == CreditMode::FromPermit
                 && let Some(endpoint) = self.domain.endpoints.get_mut(ep)
             {
                 // The permit keeps its credit.
                 endpoint.tx_credits.reacquire(peer);
             }
-            return Err(Failed::new(error, buf));
+            return Err(Failed::new(error, restore_buffer(buf)));
         }
         Ok(key)
     }
@@ -344,19 +345,6 @@ impl DomainState {
         None
     }
 
-    /// Queues an operation or a permit that waits for a credit or behind a fence.
-    fn enqueue_for_credit(&mut self, ep: EpId, op: OpKey, peer: FiAddr, awaits: AwaitedGrant) {
-        if let Some(ep) = self.endpoints.get_mut(ep) {
-            ep.tx_credits.enqueue(CreditWaiter { op, peer, awaits });
-        }
-    }
-
-    /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
-    #[inline]
-    fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
-        tx_op.fence && self.ops.has_ops_in_transport_to(ep, tx_op.peer)
-    }
-
     /// Counts an operation that was completed by its post.
     #[inline]
     fn count_inline(&mut self, ep: EpId, kind: OpKind, len: usize) {
@@ -373,12 +361,6 @@ impl DomainState {
     fn complete_inline_unreported(&mut self, queue: Option<CqId>, buf: AnyBuf) {
         self.deferred.drop_buffer(buf);
         self.unreserve_entry(queue);
-    }
-
-    /// Removes an operation that was refused, and returns its buffer.
-    fn remove_refused<B: IoBuf>(&mut self, key: OpKey) -> B {
-        let op = self.remove_op(key);
-        restore_buffer(op.expect("operation was inserted under the same lock").buf)
     }
 }
 
@@ -441,18 +423,13 @@ impl DomainHandle {
     pub fn reserve_credit(&self, ep: EpId, peer: FiAddr) -> Result<OpKey> {
         let mut locked = self.engine().lock();
         locked.domain.check_address(ep, peer)?;
-        let mut op = OpState::condition(Some(ep), OpPhase::Waiting);
-        op.tx_op = Some(TxOp::new(OpKind::Send, peer));
         let endpoint = locked.domain.endpoints.get_open(ep)?;
         let free = endpoint.tx_credits.try_acquire(peer);
-        if free {
-            op.holds_credit = true;
-            op.phase = OpPhase::Done;
-        }
-        let key = locked.domain.ops.insert(op);
+        let permit = OpState::permit(ep, peer, free);
+        let key = locked.domain.ops.insert(permit);
         if !free {
-            let domain = &mut locked.domain;
-            domain.enqueue_for_credit(ep, key, peer, AwaitedGrant::Permit);
+            let endpoints = &mut locked.domain.endpoints;
+            endpoints.enqueue_for_credit(ep, key, peer, AwaitedGrant::Permit);
         }
         Ok(key)
     }

@@ -12,7 +12,6 @@ use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
-use slab::Slab;
 
 use super::arrival_timer::ArrivalTimer;
 use super::av::{AddressVectors, Av};
@@ -21,9 +20,9 @@ use super::cq::CompletionQueues;
 use super::deferred::Deferred;
 use super::endpoints::Endpoints;
 use super::eq::EventQueues;
-use super::flush::Flush;
+use super::flush::Flushes;
 use super::loans::LoanWaiters;
-use super::multi_recv::MultiRecvEntry;
+use super::multi_recv::MultiRecvs;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
 use super::regions::Regions;
@@ -38,17 +37,13 @@ pub struct DomainState {
     pub(crate) counters: Counters,
     pub(crate) eqs: EventQueues,
     pub(crate) avs: AddressVectors,
-    /// The memory regions of this domain that peers can access.
     pub(crate) regions: Regions,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
     pub(crate) arrival_timer: ArrivalTimer,
-    /// Multi-receives.
-    pub(crate) multi_recvs: Slab<MultiRecvEntry>,
-    /// Flushes under way: tasks that wait until everything posted has left.
-    pub(crate) flushes: Vec<Flush>,
-    /// The tasks that wait for memory of loans.
+    pub(crate) multi_recvs: MultiRecvs,
+    pub(crate) flushes: Flushes,
     pub(crate) loan_waiters: LoanWaiters,
 }
 
@@ -66,8 +61,8 @@ impl DomainState {
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
             arrival_timer: ArrivalTimer::new(),
-            multi_recvs: Slab::new(),
-            flushes: Vec::new(),
+            multi_recvs: MultiRecvs::default(),
+            flushes: Flushes::default(),
             loan_waiters: LoanWaiters::default(),
         }
     }
@@ -84,7 +79,7 @@ impl DomainState {
 
     /// Checks that an address handle is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
-        self.av_of(ep)?.table.get(addr).map(drop)
+        self.av_of(ep)?.table().get(addr).map(drop)
     }
 
     /// Returns the address vector of an endpoint.

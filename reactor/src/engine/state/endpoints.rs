@@ -4,15 +4,15 @@
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::{EndpointStats, OpStats};
-use fabric_core::transport::EpId;
+use fabric_core::transport::{EpId, OpKey};
 use fabric_core::tree::Class;
-use fabric_core::{Error, Result};
+use fabric_core::{Error, FiAddr, Result};
 
 use super::bindings::{AvId, Bindings, CqId};
 use super::cm::CmState;
 use super::deferred::Deferred;
 use super::id_map::IdMap;
-use super::tx_credits::TxCredits;
+use super::tx_credits::{AwaitedGrant, CreditWaiter, TxCredits};
 
 /// An endpoint or a shared receive context.
 #[derive(Debug)]
@@ -187,6 +187,19 @@ impl Endpoints {
     fn ids_where(&self, predicate: impl Fn(&Bindings) -> bool) -> Vec<EpId> {
         let matching = self.by_id.iter().filter(|(_, ep)| predicate(&ep.bindings));
         matching.map(|(id, _)| EpId(id)).collect()
+    }
+
+    /// Queues an operation or a permit that waits for a credit or behind a fence.
+    pub(crate) fn enqueue_for_credit(
+        &mut self,
+        ep: EpId,
+        op: OpKey,
+        peer: FiAddr,
+        awaits: AwaitedGrant,
+    ) {
+        if let Some(ep) = self.get_mut(ep) {
+            ep.tx_credits.enqueue(CreditWaiter { op, peer, awaits });
+        }
     }
 
     /// Adds a sender to a shared context that has connected to this endpoint. Returns the key of

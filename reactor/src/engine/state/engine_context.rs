@@ -50,7 +50,7 @@ impl EngineContext for DomainState {
             return;
         };
         let is_loan = matches!(op.buf, AnyBuf::Loan(_));
-        let is_plain = !op.holds_credit && !is_loan && op.in_flight.is_none();
+        let is_plain = !op.holds_credit() && !is_loan && op.in_flight.is_none();
         let (CompletionTarget::Cq(context), true) = (op.target, is_plain) else {
             return self.complete(key, outcome);
         };

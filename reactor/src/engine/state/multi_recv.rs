@@ -20,6 +20,7 @@ use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
+use slab::Slab;
 
 use super::bindings::CqId;
 use super::domain_state::DomainState;
@@ -46,9 +47,50 @@ pub enum MultiRecvItem {
     End(Option<Error>, BytesMut),
 }
 
+/// The multi-receives of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct MultiRecvs(Slab<MultiRecvEntry>);
+
+impl MultiRecvs {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
+    /// before it has taken them.
+    pub(crate) fn may_abandon_message(&self, target: CompletionTarget) -> bool {
+        match target {
+            CompletionTarget::Future => true,
+            CompletionTarget::MultiRecv(id) => {
+                let multi = self.0.get(id as usize);
+                multi.is_some_and(|multi| matches!(multi.sink, MultiRecvSink::Stream { .. }))
+            }
+            CompletionTarget::Cq(_)
+            | CompletionTarget::CqOnError(_)
+            | CompletionTarget::Discard => false,
+        }
+    }
+
+    /// Takes the operations of the messages that have arrived for a stream and were not taken.
+    pub(crate) fn take_messages(&mut self, id: u32) -> Vec<OpKey> {
+        let messages = std::mem::take(&mut self.0[id as usize].messages);
+        messages.into_iter().map(|message| message.op).collect()
+    }
+
+    /// Returns the multi-receives of an endpoint that report to a queue with this context.
+    pub(crate) fn with_context(&self, ep: EpId, context: u64) -> impl Iterator<Item = OpKey> {
+        let matches = move |multi: &&MultiRecvEntry| match multi.sink {
+            MultiRecvSink::Cq { context: other, .. } => multi.ep == ep && other == context,
+            MultiRecvSink::Stream { .. } => false,
+        };
+        let multi_recvs = self.0.iter().map(|(_, multi)| multi);
+        multi_recvs.filter(matches).map(|multi| multi.op)
+    }
+}
+
 /// A multi-receive.
 #[derive(Debug)]
-pub(crate) struct MultiRecvEntry {
+struct MultiRecvEntry {
     /// The operation as which the multi-receive is posted.
     op: OpKey,
     ep: EpId,
@@ -108,7 +150,7 @@ impl DomainState {
             Ok(sink) => sink,
             Err(error) => return Err(Failed::new(error, buf)),
         };
-        let entry = self.multi_recvs.vacant_entry();
+        let entry = self.multi_recvs.0.vacant_entry();
         let id = entry.key() as u32;
         let target = CompletionTarget::MultiRecv(id);
         let key = self.ops.insert_recv(ep, target, AnyBuf::None);
@@ -132,13 +174,13 @@ impl DomainState {
     /// took messages before.
     pub(crate) fn close_multi_recv(&mut self, key: OpKey) -> Option<(u32, EpId, bool)> {
         let id = self.multi_recv_id(key)?;
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         Some((id, multi.ep, !std::mem::replace(&mut multi.closed, true)))
     }
 
     /// Ends a multi-receive that was closed and has left the receive queue.
     pub(crate) fn end_canceled_multi_recv(&mut self, id: u32) {
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         if let MultiRecvSink::Cq { .. } = multi.sink {
             multi.error = Some(Error::Canceled);
         }
@@ -147,15 +189,9 @@ impl DomainState {
         self.finish_multi_recv(id);
     }
 
-    /// Takes the operations of the messages that have arrived for a stream and were not taken.
-    pub(crate) fn take_multi_recv_messages(&mut self, id: u32) -> Vec<OpKey> {
-        let messages = std::mem::take(&mut self.multi_recvs[id as usize].messages);
-        messages.into_iter().map(|message| message.op).collect()
-    }
-
     /// Removes a multi-receive that has left the receive queue, and returns the rest of its buffer.
     pub(crate) fn remove_multi_recv(&mut self, id: u32, key: OpKey) -> BytesMut {
-        let multi = self.multi_recvs.try_remove(id as usize);
+        let multi = self.multi_recvs.0.try_remove(id as usize);
         self.discard_op(key);
         multi.map_or_else(BytesMut::new, |multi| multi.remaining)
     }
@@ -168,6 +204,7 @@ impl DomainState {
         };
         let reporting = self
             .multi_recvs
+            .0
             .iter()
             .filter(|(_, multi)| reports_to(multi));
         let keys: Vec<_> = reporting.map(|(_, multi)| multi.op).collect();
@@ -216,31 +253,11 @@ impl DomainState {
         Ok(sink)
     }
 
-    /// Returns whether a stream takes the messages of this multi-receive.
-    pub(crate) fn is_stream(&self, id: u32) -> bool {
-        let multi = self.multi_recvs.get(id as usize);
-        multi.is_some_and(|multi| matches!(multi.sink, MultiRecvSink::Stream { .. }))
-    }
-
     /// Returns whether this operation is a multi-receive.
     pub(crate) fn is_multi_recv(&self, key: OpKey) -> bool {
         let id = self.multi_recv_id(key);
-        let multi = id.and_then(|id| self.multi_recvs.get(id as usize));
+        let multi = id.and_then(|id| self.multi_recvs.0.get(id as usize));
         multi.is_some_and(|multi| multi.op == key)
-    }
-
-    /// Returns the multi-receives of an endpoint that report to a queue with this context.
-    pub(crate) fn multi_recvs_with_context(
-        &self,
-        ep: EpId,
-        context: u64,
-    ) -> impl Iterator<Item = OpKey> {
-        let matches = move |multi: &&MultiRecvEntry| match multi.sink {
-            MultiRecvSink::Cq { context: other, .. } => multi.ep == ep && other == context,
-            MultiRecvSink::Stream { .. } => false,
-        };
-        let multi_recvs = self.multi_recvs.iter().map(|(_, multi)| multi);
-        multi_recvs.filter(matches).map(|multi| multi.op)
     }
 
     /// Returns the id of the multi-receive that was posted as this operation.
@@ -257,7 +274,7 @@ impl DomainState {
         let Some(id) = self.multi_recv_id(key) else {
             return false;
         };
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         let reserved = match &mut multi.sink {
             MultiRecvSink::Stream { limit, full } => {
                 *full |= multi.messages.len() >= *limit;
@@ -284,6 +301,7 @@ impl DomainState {
         };
         for (_, multi) in self
             .multi_recvs
+            .0
             .iter_mut()
             .filter(|(_, multi)| !multi.closed)
         {
@@ -299,14 +317,14 @@ impl DomainState {
     pub(crate) fn split_for_message(&mut self, key: OpKey, envelope: &Envelope) -> MultiRecvSplit {
         let Some(id) = self
             .multi_recv_id(key)
-            .filter(|id| !self.multi_recvs[*id as usize].closed)
+            .filter(|id| !self.multi_recvs.0[*id as usize].closed)
         else {
             return MultiRecvSplit::Exhausted;
         };
         if !self.has_room_for_message(key) {
             return MultiRecvSplit::CqFull;
         }
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         let limit = self.endpoints.max_msg_size(multi.ep);
         let len = envelope.len.min(limit);
         if len > multi.remaining.capacity() && !multi.untouched {
@@ -348,7 +366,7 @@ impl DomainState {
     /// Records that a part is complete, or that the multi-receive itself has ended with its
     /// endpoint or with the peer it was directed at.
     pub(crate) fn on_multi_recv_message(&mut self, id: u32, key: OpKey, outcome: Outcome) {
-        let Some(multi) = self.multi_recvs.get_mut(id as usize) else {
+        let Some(multi) = self.multi_recvs.0.get_mut(id as usize) else {
             return;
         };
         if multi.op == key {
@@ -390,7 +408,7 @@ impl DomainState {
         let Some(id) = self.multi_recv_id(key) else {
             return;
         };
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         multi.incomplete -= 1;
         multi.messages.retain(|part| part.op != key);
         let (ep, op, resumes) = (multi.ep, multi.op, multi.resumes());
@@ -409,14 +427,14 @@ impl DomainState {
 
     /// Reports the end of a multi-receive if it is closed and all its parts are complete.
     fn finish_multi_recv(&mut self, id: u32) {
-        let multi = &self.multi_recvs[id as usize];
+        let multi = &self.multi_recvs.0[id as usize];
         if !multi.closed || multi.incomplete > 0 {
             return;
         }
         let MultiRecvSink::Cq { context, reserved } = multi.sink else {
             return self.wake_op(multi.op);
         };
-        let multi = self.multi_recvs.remove(id as usize);
+        let multi = self.multi_recvs.0.remove(id as usize);
         let (kind, queue) = (
             OpKind::MultiRecvRelease,
             self.endpoints.cq_of(multi.ep, OpKind::Recv),
@@ -443,7 +461,7 @@ impl DomainState {
         let Some(id) = self.multi_recv_id(key) else {
             return Some(MultiRecvItem::End(None, BytesMut::new()));
         };
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         if let Some(index) = multi.next_complete() {
             let part = multi.messages.remove(index)?.op;
             if multi.resumes() {
@@ -454,7 +472,7 @@ impl DomainState {
         if !multi.closed || multi.incomplete > 0 {
             return None;
         }
-        let multi = self.multi_recvs.remove(id as usize);
+        let multi = self.multi_recvs.0.remove(id as usize);
         self.discard_op(key);
         Some(MultiRecvItem::End(multi.error, multi.remaining))
     }

@@ -100,7 +100,7 @@ pub(crate) struct OpState {
     pub(crate) tx_op: Option<TxOp>,
     /// Whether the operation holds a transmit credit, or a place among the posted receives, which
     /// is released when it ends.
-    pub(crate) holds_credit: bool,
+    holds_credit: bool,
     /// Whether this is a permit, a probe, a flush or a wait for memory of loans: it transfers
     /// nothing and ends when a condition holds.
     pub(crate) no_transfer: bool,
@@ -132,6 +132,37 @@ impl OpState {
         }
     }
 
+    /// Returns a transmit operation that the transport does not execute inline.
+    pub(crate) fn queued(
+        ep: EpId,
+        tx_op: TxOp,
+        target: CompletionTarget,
+        buf: AnyBuf,
+        phase: OpPhase,
+        holds_credit: bool,
+    ) -> Self {
+        Self {
+            phase,
+            tx_op: Some(tx_op),
+            holds_credit,
+            ..Self::new(ep, tx_op.kind, target, buf)
+        }
+    }
+
+    /// Returns a permit for an operation to this peer, which may have its credit already.
+    pub(crate) fn permit(ep: EpId, peer: FiAddr, holds_credit: bool) -> Self {
+        let phase = if holds_credit {
+            OpPhase::Done
+        } else {
+            OpPhase::Waiting
+        };
+        Self {
+            tx_op: Some(TxOp::new(OpKind::Send, peer)),
+            holds_credit,
+            ..Self::condition(Some(ep), phase)
+        }
+    }
+
     /// Returns an operation without a transfer, which ends when a condition holds: a permit, a
     /// probe, a flush, or a wait for memory of loans. `ep` is `None` for one of the whole domain.
     pub(crate) fn condition(ep: Option<EpId>, phase: OpPhase) -> Self {
@@ -143,6 +174,19 @@ impl OpState {
             no_transfer: true,
             ..op
         }
+    }
+
+    /// Returns whether the operation holds a transmit credit, or a place among the posted receives.
+    #[inline]
+    pub(crate) fn holds_credit(&self) -> bool {
+        self.holds_credit
+    }
+
+    /// Takes the place of a receive among the posted receives. Returns whether it had one.
+    #[inline]
+    pub(crate) fn take_recv_place(&mut self) -> bool {
+        debug_assert_eq!(self.kind, OpKind::Recv);
+        std::mem::take(&mut self.holds_credit)
     }
 
     /// Returns whether this is a transmit operation, other than a permit, that holds a credit: the
@@ -390,6 +434,12 @@ impl OpTable {
                 && op.ep == ep
                 && op.tx_op.is_some_and(|tx_op| tx_op.peer == peer)
         })
+    }
+
+    /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
+    #[inline]
+    pub(crate) fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
+        tx_op.fence && self.has_ops_in_transport_to(ep, tx_op.peer)
     }
 
     /// Returns the operations that match a predicate.

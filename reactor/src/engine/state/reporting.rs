@@ -130,18 +130,6 @@ impl DomainState {
         }
     }
 
-    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
-    /// before it has taken them.
-    pub(crate) fn message_may_be_abandoned(&self, target: CompletionTarget) -> bool {
-        match target {
-            CompletionTarget::Future => true,
-            CompletionTarget::MultiRecv(id) => self.is_stream(id),
-            CompletionTarget::Cq(_)
-            | CompletionTarget::CqOnError(_)
-            | CompletionTarget::Discard => false,
-        }
-    }
-
     /// Moves up to `max` completions out of a queue; `None` when the queue is closed.
     pub(crate) fn take_completions(
         &mut self,

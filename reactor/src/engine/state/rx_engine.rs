@@ -87,7 +87,7 @@ impl RxEngine for DomainState {
             return self.complete(key, Outcome::received(envelope, placed));
         }
         // The fast case: the most frequent kinds of receive.
-        ep.release_recv(std::mem::take(&mut op.holds_credit));
+        ep.release_recv(op.take_recv_place());
         let (counter, queue) = (ep.bindings().counters.recv, ep.bindings().rx_cq);
         if let CompletionTarget::Cq(context) = target {
             ep.record(OpKind::Recv, placed);
@@ -239,7 +239,7 @@ impl RxEngine for DomainState {
             return in_flight.defer(outcome);
         }
         let (ep, kind, target) = (op.ep, op.kind, op.target);
-        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit);
+        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit());
         if kind.fills_buffer() {
             op.buf.finish(outcome.transfer.len);
         }
@@ -262,7 +262,7 @@ impl RxEngine for DomainState {
                 if self.endpoints.has_shared_senders() {
                     self.count_recv_at_arrival_endpoint(ep, transfer.peer(), ok);
                 }
-                if ok && !self.message_may_be_abandoned(target) {
+                if ok && !self.multi_recvs.may_abandon_message(target) {
                     self.endpoints.count_received(ep, transfer);
                 }
             }
@@ -286,7 +286,7 @@ impl RxEngine for DomainState {
 
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
         let av = self.av_of(ep).ok()?;
-        let found = av.table.find(address);
+        let found = av.table().find(address);
         found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
 
@@ -350,13 +350,13 @@ impl PlainSink for PlainDeliveries<'_> {
             (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
                 let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
                 entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
-                self.ep.release_recv(op.holds_credit);
+                self.ep.release_recv(op.holds_credit());
                 op.free(key, free_slots);
                 self.reported.count += 1;
                 self.reported.bytes += len as u64;
             }
             (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
-                self.ep.release_recv(std::mem::take(&mut op.holds_credit));
+                self.ep.release_recv(op.take_recv_place());
                 op.outcome.transfer = transfer;
                 op.phase = OpPhase::Done;
                 op.waiter.wake(self.deferred);
