@@ -215,11 +215,13 @@ impl DomainHandle {
         let Some(state) = locked.domain.endpoints.get(ep) else {
             return EndpointStats::default();
         };
-        let transport = locked
-            .endpoints
-            .transport(ep)
-            .map(|transport| transport.stats());
-        let mut stats = state.stats().with_transport(transport.unwrap_or_default());
+        let mut stats = EndpointStats::default();
+        if let Some(transport) = locked.endpoints.transport(ep) {
+            transport.add_stats(&mut stats);
+            // The operations of the fast path complete inside the posting call.
+            stats.inline = stats.sent.count + stats.written.count + stats.atomics.count;
+        }
+        stats.add(state.stats());
         if let Some(queue) = locked.endpoints.own_rx(ep) {
             (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
         }
