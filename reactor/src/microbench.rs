@@ -39,7 +39,11 @@ fn op_slots(recv: bool) -> Work {
                 buf,
             )),
         };
-        domain.ops.take_credit(black_box(key));
+        if let Some(op) = domain.ops.get_mut(black_box(key))
+            && recv
+        {
+            op.take_recv_place();
+        }
         domain.complete_future(key);
         let result = domain.take_op_result(key);
         let buf = result.map_or(AnyBuf::None, |result| result.buf);

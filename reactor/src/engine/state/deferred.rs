@@ -115,9 +115,9 @@ impl WakerSlot {
     /// Takes the waker while its task polls.
     #[inline]
     pub(crate) fn take(&mut self, deferred: &mut Deferred) -> Option<Waker> {
-        let waker = self.0.take();
-        deferred.waiting -= usize::from(waker.is_some());
-        waker
+        let waker = self.0.take()?;
+        deferred.waiting -= 1;
+        Some(waker)
     }
 
     /// Registers the waker of a task: `taken`, which was [taken](Self::take) before, if it wakes

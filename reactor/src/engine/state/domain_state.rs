@@ -71,10 +71,8 @@ impl DomainState {
     /// kernel still reads do not count, nor do multi-receives, which end when their last message is
     /// taken.
     pub(crate) fn has_pending_ops(&self, ep: EpId) -> bool {
-        let unended = self.ops.keys_where(|op: &OpState| {
-            op.ep == ep && op.phase != OpPhase::Done && op.in_flight.is_none()
-        });
-        unended.iter().any(|key| !self.is_multi_recv(*key))
+        let mut pending = self.ops.pending_of(ep);
+        pending.any(|key| !self.is_multi_recv(key))
     }
 
     /// Checks that an address handle is one of the endpoint's vector.

@@ -31,9 +31,7 @@ impl EngineContext for DomainState {
     }
 
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
-        let op = self.ops.get_mut(op)?;
-        op.in_flight = Some(Box::default());
-        Some(std::mem::take(&mut op.buf))
+        self.ops.take_buffer(op)
     }
 
     fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
@@ -46,12 +44,13 @@ impl EngineContext for DomainState {
 
     fn complete_send(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
         let outcome = Outcome::ok(Transfer::sent(len, tag));
-        let Some(op) = self.ops.get_mut(key) else {
-            return;
+        let has_in_flight = self.ops.has_in_flight();
+        let (Some(op), false) = (self.ops.get_mut(key), has_in_flight) else {
+            return self.complete(key, outcome);
         };
         let is_loan = matches!(op.buf, AnyBuf::Loan(_));
-        let is_plain = !op.holds_credit() && !is_loan && op.in_flight.is_none();
-        let (CompletionTarget::Cq(context), true) = (op.target, is_plain) else {
+        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit(), is_loan)
+        else {
             return self.complete(key, outcome);
         };
         let Some(ep) = self

@@ -40,11 +40,10 @@ impl InFlight {
 impl DomainState {
     /// Puts the buffer back into its operation, and completes the operation if it has ended.
     pub(crate) fn reattach_buffer(&mut self, key: OpKey, buf: AnyBuf) {
-        let Some(op) = self.ops.get_mut(key) else {
-            return self.deferred.drop_buffer(buf);
+        let in_flight = match self.ops.return_buffer(key, buf) {
+            Ok(in_flight) => in_flight,
+            Err(buf) => return self.deferred.drop_buffer(buf),
         };
-        op.buf = buf;
-        let in_flight = op.in_flight.take().unwrap_or_default();
         let Some(outcome) = in_flight.outcome else {
             return;
         };
@@ -63,13 +62,11 @@ impl DomainState {
         let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return;
         };
-        for op in self.ops.of_endpoint_mut(ep) {
-            if let Some(in_flight) = &mut op.in_flight {
-                in_flight.orphan_target = Some(OrphanTarget {
-                    cq: bindings.tx_cq,
-                    counter: bindings.counters.for_op(op.kind),
-                });
-            }
+        for (kind, in_flight) in self.ops.in_flight_of(ep) {
+            in_flight.orphan_target = Some(OrphanTarget {
+                cq: bindings.tx_cq,
+                counter: bindings.counters.for_op(kind),
+            });
         }
     }
 }

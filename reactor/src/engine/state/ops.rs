@@ -6,6 +6,7 @@
 //! that a transport may still use.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
@@ -107,8 +108,6 @@ pub(crate) struct OpState {
     /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
     pub(crate) payload_sent: bool,
     pub(crate) buf: AnyBuf,
-    /// Present while the kernel reads the buffer, which is not in this slot then.
-    pub(crate) in_flight: Option<Box<InFlight>>,
     /// The task that waits for the operation.
     pub(crate) waiter: WakerSlot,
 }
@@ -127,7 +126,6 @@ impl OpState {
             no_transfer: false,
             payload_sent: false,
             buf,
-            in_flight: None,
             waiter: WakerSlot::EMPTY,
         }
     }
@@ -199,7 +197,6 @@ impl OpState {
     #[inline(always)] // on the small-message path
     pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
         debug_assert!(self.waiter.is_empty() && matches!(self.buf, AnyBuf::None));
-        debug_assert!(self.in_flight.is_none());
         self.generation = FREE_GENERATION;
         free_slots.push(key.index);
     }
@@ -223,6 +220,8 @@ pub(crate) struct OpTable {
     pending_sends: usize,
     /// The remote segments of operations that have several (`fi_rma_iov`).
     rma_iovs: Slab<Box<[RmaIov]>>,
+    /// The operations whose buffers the kernel reads. The buffers are not in the slots.
+    in_flight: HashMap<OpKey, InFlight>,
 }
 
 impl OpTable {
@@ -404,6 +403,60 @@ impl OpTable {
         self.rma_iovs.try_remove(id.0 as usize);
     }
 
+    /// Takes the buffer of an operation for the kernel, until it is
+    /// [returned](Self::return_buffer).
+    pub(crate) fn take_buffer(&mut self, key: OpKey) -> Option<AnyBuf> {
+        let buf = std::mem::take(&mut self.get_mut(key)?.buf);
+        self.in_flight.insert(key, InFlight::default());
+        Some(buf)
+    }
+
+    /// Puts the buffer back into its operation. Returns what has happened to the operation
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// The buffer, if the operation was removed.
+    pub(crate) fn return_buffer(&mut self, key: OpKey, buf: AnyBuf) -> Result<InFlight, AnyBuf> {
+        let in_flight = self.in_flight.remove(&key);
+        let (Some(in_flight), Some(op)) = (in_flight, self.get_mut(key)) else {
+            return Err(buf);
+        };
+        op.buf = buf;
+        Ok(in_flight)
+    }
+
+    /// Returns whether the kernel reads the buffer of any operation.
+    #[inline]
+    pub(crate) fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Returns the state of an operation whose buffer the kernel reads.
+    pub(crate) fn in_flight_mut(&mut self, key: OpKey) -> Option<&mut InFlight> {
+        self.in_flight.get_mut(&key)
+    }
+
+    /// Returns the operations of an endpoint whose buffers the kernel reads, with their kinds.
+    pub(crate) fn in_flight_of(
+        &mut self,
+        ep: EpId,
+    ) -> impl Iterator<Item = (OpKind, &mut InFlight)> {
+        let slots = &self.slots;
+        self.in_flight.iter_mut().filter_map(move |(key, state)| {
+            let op = slots.get(key.index as usize)?;
+            (op.generation == key.generation && op.ep == ep).then_some((op.kind, state))
+        })
+    }
+
+    /// Returns the operations of an endpoint that have not ended, other than those whose buffers
+    /// the kernel reads.
+    pub(crate) fn pending_of(&self, ep: EpId) -> impl Iterator<Item = OpKey> {
+        let pending = self.iter().filter(move |(key, op)| {
+            op.ep == ep && op.phase != OpPhase::Done && !self.in_flight.contains_key(key)
+        });
+        pending.map(|(key, _)| key)
+    }
+
     /// Takes the credit of an operation, or its place among the posted receives. Returns whether it
     /// had one.
     pub(crate) fn take_credit(&mut self, key: OpKey) -> bool {
@@ -446,12 +499,6 @@ impl OpTable {
     pub(crate) fn keys_where(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let matching = self.iter().filter(|(_, op)| predicate(op));
         matching.map(|(key, _)| key).collect()
-    }
-
-    /// Returns the operations of an endpoint.
-    pub(crate) fn of_endpoint_mut(&mut self, ep: EpId) -> impl Iterator<Item = &mut OpState> {
-        let live = move |op: &&mut OpState| op.generation != FREE_GENERATION && op.ep == ep;
-        self.slots.iter_mut().filter(live)
     }
 
     /// Sorts operations by the time of their posts, the oldest first.

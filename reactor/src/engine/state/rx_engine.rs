@@ -232,12 +232,14 @@ impl RxEngine for DomainState {
     }
 
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
+        if self.ops.has_in_flight()
+            && let Some(in_flight) = self.ops.in_flight_mut(key)
+        {
+            return in_flight.defer(outcome);
+        }
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        if let Some(in_flight) = &mut op.in_flight {
-            return in_flight.defer(outcome);
-        }
         let (ep, kind, target) = (op.ep, op.kind, op.target);
         let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit());
         if kind.fills_buffer() {
