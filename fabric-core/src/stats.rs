@@ -94,56 +94,6 @@ pub struct EndpointStats {
     pub unexpected_bytes: usize,
 }
 
-/// The part of an endpoint's statistics that its transport counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TransportStats {
-    /// The part of [`EndpointStats::sent`] that the engine does not see: sends that completed
-    /// inside the posting call.
-    pub sent: OpStats,
-    /// The part of [`EndpointStats::written`] that the engine does not see.
-    pub written: OpStats,
-    /// The part of [`EndpointStats::atomics`] that the engine does not see.
-    pub atomics: OpStats,
-    /// See [`EndpointStats::doorbells`].
-    pub doorbells: u64,
-    /// See [`EndpointStats::loaned`].
-    pub loaned: u64,
-    /// See [`EndpointStats::segmented`].
-    pub segmented: OpStats,
-    /// See [`EndpointStats::single_copy_tx`].
-    pub single_copy_tx: OpStats,
-    /// See [`EndpointStats::single_copy_rx`].
-    pub single_copy_rx: OpStats,
-    /// See [`EndpointStats::zero_copy`].
-    pub zero_copy: u64,
-    /// See [`EndpointStats::zero_copy_fallbacks`].
-    pub zero_copy_fallbacks: u64,
-    /// See [`EndpointStats::dropped`].
-    pub dropped: u64,
-    /// See [`EndpointStats::inbound_refused`].
-    pub inbound_refused: u64,
-    /// See [`EndpointStats::peers`].
-    pub peers: usize,
-}
-
-impl std::ops::AddAssign for TransportStats {
-    fn add_assign(&mut self, other: Self) {
-        self.sent += other.sent;
-        self.written += other.written;
-        self.atomics += other.atomics;
-        self.doorbells += other.doorbells;
-        self.loaned += other.loaned;
-        self.segmented += other.segmented;
-        self.single_copy_tx += other.single_copy_tx;
-        self.single_copy_rx += other.single_copy_rx;
-        self.zero_copy += other.zero_copy;
-        self.zero_copy_fallbacks += other.zero_copy_fallbacks;
-        self.dropped += other.dropped;
-        self.inbound_refused += other.inbound_refused;
-        self.peers += other.peers;
-    }
-}
-
 impl EndpointStats {
     /// Counts a successful operation.
     #[doc(hidden)]
@@ -161,42 +111,31 @@ impl EndpointStats {
         stats.record(len);
     }
 
-    /// Adds the counters of the transport.
+    /// Adds other counters, such as those of another connection.
     #[doc(hidden)]
-    #[must_use]
-    pub fn with_transport(mut self, transport: TransportStats) -> Self {
-        let TransportStats {
-            sent,
-            written,
-            atomics,
-            doorbells,
-            loaned,
-            segmented,
-            single_copy_tx,
-            single_copy_rx,
-            zero_copy,
-            zero_copy_fallbacks,
-            dropped,
-            inbound_refused,
-            peers,
-        } = transport;
-        self.sent += sent;
-        self.written += written;
-        self.atomics += atomics;
-        self.inline += sent.count + written.count + atomics.count;
-        Self {
-            doorbells,
-            loaned,
-            segmented,
-            single_copy_tx,
-            single_copy_rx,
-            zero_copy,
-            zero_copy_fallbacks,
-            dropped,
-            inbound_refused,
-            peers,
-            ..self
-        }
+    pub fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+        self.read += other.read;
+        self.written += other.written;
+        self.atomics += other.atomics;
+        self.remote_ops += other.remote_ops;
+        self.inline += other.inline;
+        self.failed += other.failed;
+        self.out_of_credit += other.out_of_credit;
+        self.doorbells += other.doorbells;
+        self.loaned += other.loaned;
+        self.segmented += other.segmented;
+        self.single_copy_tx += other.single_copy_tx;
+        self.single_copy_rx += other.single_copy_rx;
+        self.zero_copy += other.zero_copy;
+        self.zero_copy_fallbacks += other.zero_copy_fallbacks;
+        self.dropped += other.dropped;
+        self.discarded += other.discarded;
+        self.inbound_refused += other.inbound_refused;
+        self.peers += other.peers;
+        self.unexpected += other.unexpected;
+        self.unexpected_bytes += other.unexpected_bytes;
     }
 }
 
@@ -222,4 +161,47 @@ pub struct DomainStats {
     pub waiting_tasks: usize,
     /// Memory regions that are open now.
     pub regions: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns statistics in which each field is `n`.
+    fn all(n: u32) -> EndpointStats {
+        let (load, count) = (n as usize, u64::from(n));
+        let bytes = count;
+        let ops = OpStats { count, bytes };
+        EndpointStats {
+            sent: ops,
+            received: ops,
+            read: ops,
+            written: ops,
+            atomics: ops,
+            remote_ops: ops,
+            inline: count,
+            failed: count,
+            out_of_credit: count,
+            doorbells: count,
+            loaned: count,
+            segmented: ops,
+            single_copy_tx: ops,
+            single_copy_rx: ops,
+            zero_copy: count,
+            zero_copy_fallbacks: count,
+            dropped: count,
+            discarded: count,
+            inbound_refused: count,
+            peers: load,
+            unexpected: load,
+            unexpected_bytes: load,
+        }
+    }
+
+    #[test]
+    fn every_field_is_added() {
+        let mut sum = all(1);
+        sum.add(&all(2));
+        assert_eq!(sum, all(3));
+    }
 }

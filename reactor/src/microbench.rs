@@ -39,8 +39,10 @@ fn op_slots(recv: bool) -> Work {
                 buf,
             )),
         };
-        if let Some(op) = domain.ops.get_mut(black_box(key)) {
-            op.holds_credit = false;
+        if let Some(op) = domain.ops.get_mut(black_box(key))
+            && recv
+        {
+            op.take_recv_place();
         }
         domain.complete_future(key);
         let result = domain.take_op_result(key);

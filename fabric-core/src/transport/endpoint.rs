@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::event::DownReason;
 use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, RmaIov};
-use crate::stats::TransportStats;
+use crate::stats::EndpointStats;
 
 use super::{ConnReq, EndpointContext, EngineContext, FastPath, OpKey, TxOp, WaitToken};
 
@@ -274,11 +274,9 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// [`Error::Canceled`]. The engine then closes the receive queue and drops the endpoint.
     fn close(&mut self, ctx: &mut EndpointContext<'_, E>);
 
-    /// Returns the counters that the transport keeps for the endpoint. The engine adds those of the
-    /// receive queue.
-    fn stats(&self) -> TransportStats {
-        TransportStats::default()
-    }
+    /// Adds the counters that the transport keeps for the endpoint. Of sends, writes and atomics it
+    /// counts only those of its [fast path](super::FastPath), which the engine does not see.
+    fn add_stats(&self, _stats: &mut EndpointStats) {}
 
     /// Describes the state of the endpoint in a few words, for `Debug`.
     fn describe(&self) -> String;

@@ -52,7 +52,7 @@ pub trait LoanAllocator: Send + Sync {
 
 /// Sends inline to the peers of one endpoint. The methods are called without the lock of the
 /// domain, from any thread at any time; they count their operations for
-/// [`TransportStats`](crate::stats::TransportStats).
+/// [`EndpointStats`](crate::stats::EndpointStats).
 pub trait FastPath: Send + Sync {
     /// Sends as [`TransportEndpoint::try_send`](super::TransportEndpoint::try_send) does, and keeps
     /// the posting order: no message overtakes an operation that was posted earlier.

@@ -21,9 +21,9 @@ impl EngineState {
     /// Announces a new handle to the endpoints bound to a vector.
     pub(crate) fn publish_addr(&mut self, av: AvId, addr: FiAddr) {
         let vector = self.domain.avs.get(av);
-        let address = vector.and_then(|vector| vector.table.get(addr).cloned());
+        let address = vector.and_then(|vector| vector.table().get(addr).cloned());
         let Ok(address) = address else { return };
-        for ep in self.endpoints_of(av) {
+        for ep in self.domain.endpoints.bound_to_av(av) {
             self.address_inserted(ep, addr, &address);
         }
     }
@@ -31,7 +31,7 @@ impl EngineState {
     /// Removes a handle from its vector and from the endpoints bound to it.
     pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
         let address = self.domain.avs.remove(av, addr)?;
-        for ep in self.endpoints_of(av) {
+        for ep in self.domain.endpoints.bound_to_av(av) {
             self.address_removed(ep, addr);
         }
         Ok(address)
@@ -39,7 +39,7 @@ impl EngineState {
 
     /// Removes a departing handle unless a message of its peer has still to be consumed.
     pub(crate) fn release_addr(&mut self, av: AvId, addr: FiAddr) {
-        let endpoints = self.endpoints_of(av);
+        let endpoints = self.domain.endpoints.bound_to_av(av);
         let is_due = self.domain.avs.vector_of_departing(addr).is_some()
             && !self.domain.ops.has_unconsumed(&endpoints, addr)
             && !endpoints
@@ -85,15 +85,6 @@ impl EngineState {
         let queue = self.endpoints.rx_mut(ep);
         queue.is_some_and(|rx| rx.holds_messages_from(source))
     }
-
-    fn endpoints_of(&self, av: AvId) -> Vec<EpId> {
-        let bound = self
-            .domain
-            .endpoints
-            .iter()
-            .filter(|(_, ep)| ep.bindings.av == av);
-        bound.map(|(index, _)| EpId(index)).collect()
-    }
 }
 
 impl DomainHandle {
@@ -136,7 +127,7 @@ impl DomainHandle {
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         let locked = self.engine().lock();
-        locked.domain.avs.get(av)?.table.get(addr).cloned()
+        locked.domain.avs.get(av)?.table().get(addr).cloned()
     }
 
     /// Returns every address of a vector with its handle.
@@ -144,7 +135,7 @@ impl DomainHandle {
     pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
         let locked = self.engine().lock();
         let vector = locked.domain.avs.get(av);
-        let entries = vector.into_iter().flat_map(|vector| vector.table.iter());
+        let entries = vector.into_iter().flat_map(|vector| vector.table().iter());
         entries
             .map(|(addr, address)| (addr, address.clone()))
             .collect()

@@ -106,13 +106,13 @@ impl PostBatch<'_> {
         execute: impl FnOnce(&mut Self, &[T]) -> usize,
     ) -> usize {
         let domain = &mut self.engine.domain;
-        let tx_cq = domain.cq_of(self.ep, OpKind::Send);
-        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+        let tx_cq = domain.endpoints.cq_of(self.ep, OpKind::Send);
+        let Some(queue) = domain.cqs.get_mut(tx_cq) else {
             return 0;
         };
         let reserved = queue.reserve_up_to(ops.len());
         let executed = execute(self, &ops[..reserved]);
-        if let Some(queue) = tx_cq.and_then(|id| self.engine.domain.cq(id)) {
+        if let Some(queue) = self.engine.domain.cqs.get_mut(tx_cq) {
             queue.unreserve(reserved - executed);
         }
         executed
@@ -122,23 +122,22 @@ impl PostBatch<'_> {
     /// each.
     pub fn report(&mut self, kind: OpKind, executed: impl Iterator<Item = (u64, usize, AnyBuf)>) {
         let domain = &mut self.engine.domain;
-        let tx_cq = domain.cq_of(self.ep, kind);
-        let Some(queue) = tx_cq.and_then(|id| domain.cq(id)) else {
+        let tx_cq = domain.endpoints.cq_of(self.ep, kind);
+        let Some(queue) = domain.cqs.get_mut(tx_cq) else {
             return;
         };
-        let mut waiter = None;
         for (context, len, buf) in executed {
             let outcome = Outcome::ok(Transfer::sent(len, None));
-            waiter = queue.push(context, kind, outcome, buf).or(waiter);
+            queue.next_entry().fill(context, kind, outcome, buf);
         }
-        domain.deferred.wake_waiter(waiter);
+        queue.reader.wake(&mut domain.deferred);
     }
 
     /// Sends copies of plain messages to one peer, until one cannot be sent inline, and returns how
     /// many were sent. The caller injects the others one by one.
     pub fn try_inject_plain(&mut self, peer: FiAddr, messages: &[&[u8]]) -> usize {
-        let ep = self.engine.domain.endpoints.get(self.ep.0);
-        let limit = ep.map_or(0, |ep| ep.bindings.inject_size);
+        let ep = self.engine.domain.endpoints.get(self.ep);
+        let limit = ep.map_or(0, |ep| ep.bindings().inject_size);
         self.send_plain(peer, messages, limit)
     }
 
@@ -166,25 +165,24 @@ impl PostBatch<'_> {
         let EngineState {
             domain, endpoints, ..
         } = &mut *self.engine;
-        let Some(ep) = domain.endpoints.get_mut(self.ep.0) else {
+        let Some(ep) = domain.endpoints.get_mut(self.ep) else {
             return 0;
         };
         if ep.tx_credits.has_waiter_for(peer) {
             return 0;
         }
         endpoints.activate(self.ep);
-        let limit = limit.min(ep.bindings.max_msg_size);
+        let limit = limit.min(ep.bindings().max_msg_size);
         let too_long = ops.iter().position(|op| len(op) > limit);
         let ops = &ops[..too_long.unwrap_or(ops.len())];
         let transport = endpoints.transport_mut(self.ep);
         let executed = transport.map_or(0, |transport| execute(transport, ops));
         for op in &ops[..executed] {
-            ep.stats.record(kind, len(op));
+            ep.record_inline(kind, len(op));
         }
-        ep.stats.inline += executed as u64;
-        if let Some(counter) = ep.bindings.counters.for_op(kind) {
-            domain.add_many_to_counter(counter, executed as u64, 0);
-        }
+        let counter = ep.bindings().counters.for_op(kind);
+        let deferred = &mut domain.deferred;
+        domain.counters.add(counter, executed as u64, 0, deferred);
         self.posts += executed as u32;
         executed
     }
@@ -256,23 +254,21 @@ impl PostBatch<'_> {
             domain, endpoints, ..
         } = &mut *self.engine;
         let ep = self.ep;
-        let Some(state) = domain.endpoints.get_mut(ep.0) else {
+        let Some(state) = domain.endpoints.get_mut(ep) else {
             return 0;
         };
-        let free = state.bindings.rx_size.saturating_sub(state.posted_recvs);
-        let rx_cq = state.bindings.rx_cq;
-        let Some(cq) = rx_cq.and_then(|id| domain.cqs.get_mut(id.0)) else {
+        let Some(cq) = domain.cqs.get_mut(state.bindings().rx_cq) else {
             return 0;
         };
         let Some(rx) = endpoints.own_rx_mut(ep) else {
             return 0;
         };
         let posted = if rx.only_queues_posts() {
-            cq.reserve_up_to(count.min(free))
+            cq.reserve_up_to(count.min(state.free_recvs()))
         } else {
             0
         };
-        state.posted_recvs += posted;
+        state.add_posted_recvs(posted);
         for index in 0..posted {
             let (tag, buf, target) = receive(index);
             let key = domain.ops.insert_recv(ep, target, buf);
@@ -287,8 +283,8 @@ impl PostBatch<'_> {
         self.engine
             .domain
             .endpoints
-            .get(self.ep.0)
-            .map_or(0, |ep| ep.stats.received.bytes)
+            .get(self.ep)
+            .map_or(0, |ep| ep.stats().received.bytes)
     }
 
     /// Releases the lock for a moment, so that other threads get it.

@@ -22,9 +22,8 @@ impl EngineState {
         let ep = op.ep;
         match op.phase {
             OpPhase::Waiting => {
-                if let Ok(bound) = self.domain.endpoint(ep) {
+                if let Some(bound) = self.domain.endpoints.get_mut(ep) {
                     bound.tx_credits.remove(key);
-                    bound.update_fast_path();
                     if !bound.tx_credits.has_no_waiters() {
                         // The canceled operation may have been a fence that held the others up.
                         self.domain.pending_work.push(FollowUp::GrantCredits(ep));
@@ -74,7 +73,7 @@ impl EngineState {
             // The post was not reported as accepted, and the operation is no atomic, which executes
             // even if its future was dropped.
             OpPhase::Waiting
-                if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
+                if !op.holds_credit() && op.target == CompletionTarget::Future && !is_atomic =>
             {
                 self.try_cancel(key);
                 self.domain.discard_op(key);
@@ -88,7 +87,7 @@ impl EngineState {
             OpPhase::Waiting | OpPhase::InTransport => {
                 if let Some(op) = self.domain.ops.get_mut(key) {
                     op.target = CompletionTarget::Discard;
-                    self.domain.deferred.drop_waiter(op.waker.take());
+                    op.waiter.clear(&mut self.domain.deferred);
                 }
             }
             OpPhase::Done => {
@@ -126,7 +125,7 @@ impl DomainState {
             };
             op.ep == ep && other == context
         });
-        keys.extend(self.multi_recvs_with_context(ep, context));
+        keys.extend(self.multi_recvs.with_context(ep, context));
         self.ops.sort_by_age(&mut keys);
         keys
     }

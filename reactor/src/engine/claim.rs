@@ -21,7 +21,7 @@ use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpResult, OpState
 
 impl EngineGuard<'_> {
     fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
-        self.domain.endpoint(ep)?;
+        self.domain.endpoints.get_open(ep)?;
         if let Some(from) = spec.from {
             self.domain.check_address(ep, from)?;
         }

@@ -10,7 +10,7 @@
 //! treats it like any other endpoint. When its connection has ended and everything that arrived was
 //! taken, receives for which no message waits fail, then or when they are posted.
 
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use fabric_core::info::Info;
 use fabric_core::transport::{ConnReq, ConnectParams, Connected, EpId, MAX_PRIVATE_DATA};
@@ -21,7 +21,7 @@ use super::domain::DomainHandle;
 use super::endpoints::info_for_bindings;
 use super::progress::EngineState;
 use super::state::bindings::{AvId, Bindings};
-use super::state::cm::{CmRole, CmState};
+use super::state::cm::CmState;
 use super::state::domain_state::DomainState;
 use super::state::trace::TraceEvent;
 
@@ -31,17 +31,24 @@ impl EngineState {
         let taken =
             self.with_transport(ep, |transport, ctx| transport.requests()?.take_connreq(ctx));
         let request = taken.ok()??;
-        if let Some(CmRole::Passive(pending)) = self.domain.cm(ep).map(|cm| &mut cm.role) {
-            *pending -= 1;
+        if let Some(cm) = self.domain.endpoints.cm(ep) {
+            cm.remove_request();
         }
         Some(request)
     }
 
-    fn insert_cm_endpoint(&mut self, bindings: Bindings, role: CmRole) -> Result<EpId> {
+    fn insert_cm_endpoint(&mut self, bindings: Bindings, cm: CmState) -> Result<EpId> {
         let id = self.insert_endpoint(bindings)?;
-        self.domain.endpoint(id)?.cm = Some(Box::new(CmState::new(role)));
+        self.domain.endpoints.get_open(id)?.set_cm(cm);
         self.with_rx(id, |rx, _| rx.set_single_peer());
         Ok(id)
+    }
+}
+
+/// Registers the waker of a task that waits for a request or for a connection.
+fn register_cm_waker(domain: &mut DomainState, ep: EpId, waker: &Waker) {
+    if let Some(cm) = domain.endpoints.cm(ep) {
+        cm.waiter.register(waker, &mut domain.deferred);
     }
 }
 
@@ -60,7 +67,7 @@ impl DomainHandle {
         // `with_engine` ensures that the domain is driven: under automatic progress the thread has
         // to serve the new descriptors.
         self.with_engine(|locked| {
-            let id = locked.insert_cm_endpoint(bindings, CmRole::Passive(0))?;
+            let id = locked.insert_cm_endpoint(bindings, CmState::passive())?;
             let address = locked.open_transport_endpoint(id, |transport, _| {
                 let management = transport.connection_management();
                 let management = management.ok_or(Error::NotSupported("passive endpoints"))?;
@@ -89,11 +96,11 @@ impl DomainHandle {
     /// Drives the domain until a request waits, and takes it; `None` once the endpoint is closed.
     pub fn poll_connreq(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Option<ConnReq>> {
         let is_ready = |domain: &mut DomainState| {
-            let role = domain.cm(ep).map(|cm| &cm.role);
-            role.is_none_or(|role| matches!(role, CmRole::Passive(1..)))
+            let cm = domain.endpoints.cm(ep);
+            cm.is_none_or(|cm| cm.has_request())
         };
         let driven = self.engine().drive(cx.waker(), is_ready, |domain, waker| {
-            domain.register_cm_waker(ep, waker)
+            register_cm_waker(domain, ep, waker);
         });
         driven.map(|mut locked| {
             let request = locked.take_connreq(ep);
@@ -134,7 +141,7 @@ impl DomainHandle {
         let info = info_for_bindings(info, &bindings);
         self.with_engine(|locked| {
             let state = &mut **locked;
-            let id = state.insert_cm_endpoint(bindings, CmRole::Connected(None))?;
+            let id = state.insert_cm_endpoint(bindings, CmState::connecting())?;
             let is_original = state.fork_guard.in_original_process();
             state.open_transport_endpoint(id, |transport, ctx| {
                 let management = transport.connection_management();
@@ -151,19 +158,20 @@ impl DomainHandle {
 
     /// Drives the domain until the endpoint is connected or the attempt has failed.
     pub fn poll_connected(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Result<Connected>> {
-        let outcome = |domain: &mut DomainState| match domain.cm(ep) {
+        let outcome = |domain: &mut DomainState| match domain.endpoints.cm(ep) {
             Some(cm) => cm.take_outcome(),
             None => Some(Err(Error::Closed(Class::Endpoint))),
         };
         self.engine().poll(cx.waker(), outcome, |domain, waker| {
-            domain.register_cm_waker(ep, waker)
+            register_cm_waker(domain, ep, waker);
         })
     }
 
     /// Takes the outcome of a connection attempt, if it is known.
     #[must_use]
     pub fn take_connect_result(&self, ep: EpId) -> Option<Result<Connected>> {
-        self.engine().lock().domain.cm(ep)?.take_outcome()
+        let mut locked = self.engine().lock();
+        locked.domain.endpoints.cm(ep)?.take_outcome()
     }
 
     /// Shuts the connection of an endpoint down (`fi_shutdown`).

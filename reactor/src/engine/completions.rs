@@ -10,8 +10,9 @@ use fabric_core::info::Progress;
 use super::domain::DomainHandle;
 use super::progress::EngineState;
 use super::state::bindings::{CounterId, CqId};
+use super::state::cq::CqState;
 use super::state::domain_state::DomainState;
-use super::state::queues::{CounterState, CqState, EqState};
+use super::state::eq::EqState;
 
 impl EngineState {
     fn close_cq(&mut self, id: CqId) -> Option<Box<CqState>> {
@@ -22,15 +23,13 @@ impl EngineState {
         }
         let domain = &self.domain;
         let reporting = domain.ops.keys_where(|op| {
-            op.target.reserves_cq_entry() && domain.cq_of(op.ep, op.kind) == Some(id)
+            op.target.reserves_cq_entry() && domain.endpoints.cq_of(op.ep, op.kind) == Some(id)
         });
         for key in reporting {
             self.detach(key);
         }
         let domain = &mut self.domain;
-        let mut queue = domain.cqs.remove(id.0)?;
-        let waiter = queue.waker.take();
-        domain.deferred.wake_waiter(waiter);
+        let queue = domain.cqs.close(id, &mut domain.deferred)?;
         // The closed queue no longer holds messages back.
         domain.pending_work.on_cq_space();
         Some(queue)
@@ -41,13 +40,7 @@ impl DomainHandle {
     /// Opens a completion queue of `capacity` entries (`fi_cq_open`).
     #[must_use]
     pub fn open_cq(&self, capacity: usize) -> CqId {
-        CqId(
-            self.engine()
-                .lock()
-                .domain
-                .cqs
-                .insert(CqState::new(capacity)),
-        )
+        self.engine().lock().domain.cqs.open(capacity)
     }
 
     /// Closes a completion queue and drops the completions in it. Receives that were to report to
@@ -61,28 +54,20 @@ impl DomainHandle {
     /// Opens a counter (`fi_cntr_open`).
     #[must_use]
     pub fn open_counter(&self) -> CounterId {
-        CounterId(
-            self.engine()
-                .lock()
-                .domain
-                .counters
-                .insert(CounterState::default()),
-        )
+        self.engine().lock().domain.counters.open()
     }
 
     /// Closes a counter.
     pub fn close_counter(&self, id: CounterId) {
         self.with_engine(|locked| {
             let domain = &mut locked.domain;
-            if let Some(mut counter) = domain.counters.remove(id.0) {
-                counter.wake_all(&mut domain.deferred);
-            }
+            domain.counters.close(id, &mut domain.deferred);
         });
     }
 
     /// Sets the event queue for events of endpoints that have none of their own.
     pub fn set_domain_eq(&self, eq: Option<Arc<EqState>>) {
-        self.engine().lock().domain.domain_eq = eq;
+        self.engine().lock().domain.eqs.set_of_domain(eq);
     }
 
     /// Drives the domain until the queue has completions, and moves up to `max` of them out.
@@ -115,11 +100,7 @@ impl DomainHandle {
     #[must_use]
     pub fn read_counter(&self, id: CounterId) -> (u64, u64) {
         let locked = self.engine().lock();
-        locked
-            .domain
-            .counters
-            .get(id.0)
-            .map_or((0, 0), |counter| (counter.value, counter.errors))
+        locked.domain.counters.read(id).unwrap_or_default()
     }
 
     /// Makes progress once, unless the domain's thread does.
@@ -131,7 +112,11 @@ impl DomainHandle {
 
     /// Adds to the value and the error count of a counter.
     pub fn add_to_counter(&self, id: CounterId, success: u64, errors: u64) {
-        self.with_engine(|locked| locked.domain.add_many_to_counter(id, success, errors));
+        self.with_engine(|locked| {
+            let domain = &mut locked.domain;
+            let deferred = &mut domain.deferred;
+            domain.counters.add(id, success, errors, deferred);
+        });
     }
 
     /// Drives the domain until the counter's value reaches the threshold or its error count differs
@@ -144,15 +129,14 @@ impl DomainHandle {
         errors_seen: u64,
         cx: &mut Context<'_>,
     ) -> Poll<Option<(u64, u64)>> {
-        let ready = |domain: &mut DomainState| match domain.counters.get(id.0) {
-            Some(counter) if counter.value >= threshold || counter.errors != errors_seen => {
-                Some(Some((counter.value, counter.errors)))
-            }
-            Some(_) => None,
-            None => Some(None),
+        let ready = |domain: &mut DomainState| match domain.counters.read(id) {
+            Some((value, errors)) if value < threshold && errors == errors_seen => None,
+            counts => Some(counts),
         };
         self.engine().poll(cx.waker(), ready, |domain, waker| {
-            domain.register_counter_waiter(id, waiter, (threshold, errors_seen), waker);
+            let (awaited, deferred) = ((threshold, errors_seen), &mut domain.deferred);
+            let counters = &mut domain.counters;
+            counters.register_waiter(id, waiter, awaited, waker, deferred);
         })
     }
 
@@ -160,26 +144,13 @@ impl DomainHandle {
     pub fn remove_counter_waiter(&self, id: CounterId, waiter: u64) {
         let mut locked = self.engine().lock();
         let domain = &mut locked.domain;
-        if let Some(counter) = domain.counters.get_mut(id.0) {
-            counter.remove_waiter(waiter, &mut domain.deferred);
-        }
+        let deferred = &mut domain.deferred;
+        domain.counters.remove_waiter(id, waiter, deferred);
     }
 
     /// Adds an event queue whose reader also waits for this domain.
     pub fn register_eq(&self, eq: &Arc<EqState>) {
-        let mut locked = self.engine().lock();
-        locked
-            .domain
-            .event_queues
-            .retain(|known| Arc::strong_count(known) > 1);
-        if !locked
-            .domain
-            .event_queues
-            .iter()
-            .any(|known| Arc::ptr_eq(known, eq))
-        {
-            locked.domain.event_queues.push(eq.clone());
-        }
+        self.engine().lock().domain.eqs.register(eq);
     }
 
     /// Makes a pass and ensures that the domain is driven, before the reader of an event queue

@@ -119,7 +119,8 @@ impl DomainHandle {
     /// Sets the time after which the connection of a message that has begun and makes no progress
     /// ends; `None` for never. To be called before endpoints are opened.
     pub fn set_progress_timeout(&self, timeout: Option<Duration>) {
-        self.engine.lock().arrival_timer.set_timeout(timeout);
+        let mut locked = self.engine.lock();
+        locked.domain.arrival_timer.set_timeout(timeout);
     }
 
     /// Sets whether sockets use io_uring or epoll. To be called before endpoints are opened.

@@ -51,7 +51,7 @@ impl EngineState {
             self.with_rx(context, |rx, _| rx.raise_budget(budget))
                 .ok_or_else(|| Error::Closed(Class::SharedReceive))?;
         }
-        let id = self.domain.insert_endpoint(bindings);
+        let id = self.domain.endpoints.insert(bindings);
         let rx = match shared {
             Some(context) => RxSource::Shared(context),
             None => {
@@ -65,12 +65,12 @@ impl EngineState {
 
     /// Removes an endpoint that could not be opened.
     pub(crate) fn remove_endpoint(&mut self, id: EpId) {
-        if self.domain.rx_context_of(id).is_some() {
+        if self.domain.endpoints.rx_context_of(id).is_some() {
             // The shared context may know the peer of a connection that failed.
             self.with_rx(id, |rx, domain| rx.on_sharing_endpoint_closed(domain, id));
         }
         self.endpoints.remove(id);
-        self.domain.endpoints.remove(id.0);
+        self.domain.endpoints.remove(id);
     }
 
     /// Opens the transport endpoint that was [inserted](Self::insert_endpoint), by
@@ -101,7 +101,7 @@ impl EngineState {
         let Ok(av) = self.domain.av_of(id) else {
             return;
         };
-        let known = av.table.iter();
+        let known = av.table().iter();
         let known = known.map(|(addr, address)| (addr, address.clone()));
         for (addr, address) in known.collect::<Vec<_>>() {
             let _ = self.with_transport(id, |transport, ctx| {
@@ -113,20 +113,23 @@ impl EngineState {
     /// Asks the transport for a fast path to the peers of a new endpoint. Counted operations take
     /// the domain's lock, since counters belong to the domain.
     pub(crate) fn open_fast_path(&mut self, id: EpId) {
-        if let Some(ep) = self.domain.endpoints.get_mut(id.0)
-            && !ep.bindings.counters.counts_local_ops()
+        if let Some(ep) = self.domain.endpoints.get_mut(id)
+            && !ep.bindings().counters.counts_local_ops()
         {
             let transport = self.endpoints.transport(id);
-            ep.fast_path = transport.and_then(|transport| transport.fast_path());
+            let fast_path = transport.and_then(|transport| transport.fast_path());
+            ep.tx_credits.set_fast_path(fast_path);
         }
     }
 
     fn close_endpoint(&mut self, id: EpId) {
-        self.domain.drop_connect_waker(id);
-        let Ok(ep) = self.domain.endpoint(id) else {
+        if let Some(cm) = self.domain.endpoints.cm(id) {
+            cm.waiter.clear(&mut self.domain.deferred);
+        }
+        let Some(ep) = self.domain.endpoints.get_mut(id) else {
             return;
         };
-        let (av, object_id) = (ep.bindings.av, ep.bindings.object_id);
+        let (av, object_id) = (ep.bindings().av, ep.bindings().object_id);
         for key in ep.tx_credits.drain() {
             self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
@@ -145,7 +148,7 @@ impl EngineState {
             "closed endpoint has pending operations whose buffers the kernel does not hold"
         );
         self.domain.redirect_in_flight_completions(id);
-        self.domain.endpoints.remove(id.0);
+        self.domain.endpoints.remove(id);
         self.domain.check_departing(av);
     }
 }
@@ -200,27 +203,25 @@ impl DomainHandle {
     /// it returns `WouldBlock`.
     #[must_use]
     pub fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
-        self.engine()
-            .lock()
-            .domain
-            .endpoints
-            .get(ep.0)?
-            .fast_path
-            .clone()
+        let locked = self.engine().lock();
+        let ep = locked.domain.endpoints.get(ep)?;
+        ep.tx_credits.fast_path().cloned()
     }
 
     /// Returns the counters of an endpoint; all zero when it is closed.
     #[must_use]
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine().lock();
-        let Some(state) = locked.domain.endpoints.get(ep.0) else {
+        let Some(state) = locked.domain.endpoints.get(ep) else {
             return EndpointStats::default();
         };
-        let transport = locked
-            .endpoints
-            .transport(ep)
-            .map(|transport| transport.stats());
-        let mut stats = state.stats.with_transport(transport.unwrap_or_default());
+        let mut stats = EndpointStats::default();
+        if let Some(transport) = locked.endpoints.transport(ep) {
+            transport.add_stats(&mut stats);
+            // The operations of the fast path complete inside the posting call.
+            stats.inline = stats.sent.count + stats.written.count + stats.atomics.count;
+        }
+        stats.add(state.stats());
         if let Some(queue) = locked.endpoints.own_rx(ep) {
             (stats.unexpected, stats.unexpected_bytes) = queue.unexpected();
         }

@@ -115,7 +115,10 @@ impl DomainHandle {
         wait.reset();
         let waker = wait.waker();
         self.engine().prepare_wait(
-            |domain| domain.cq(cq).is_none_or(|queue| !queue.is_empty()),
+            |domain| {
+                let queue = domain.cqs.get_mut(cq);
+                queue.is_none_or(|queue| !queue.is_empty())
+            },
             |domain| domain.register_cq_waker(cq, &waker),
         )
     }
@@ -134,14 +137,13 @@ impl DomainHandle {
         wait.reset();
         let waker = wait.waker();
         self.engine().prepare_wait(
-            |domain| {
-                let counter = domain.counters.get(id.0);
-                counter.is_none_or(|counter| (counter.value, counter.errors) != seen)
-            },
+            |domain| domain.counters.read(id) != Some(seen),
             |domain| {
                 let (value, errors) = seen;
                 let next = (value.wrapping_add(1), errors);
-                domain.register_counter_waiter(id, waiter, next, &waker);
+                let deferred = &mut domain.deferred;
+                let counters = &mut domain.counters;
+                counters.register_waiter(id, waiter, next, &waker, deferred);
             },
         )
     }

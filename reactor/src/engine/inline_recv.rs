@@ -9,7 +9,7 @@
 use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBufMut, restore_buffer};
-use fabric_core::completion::{Done, Failed, Transfer};
+use fabric_core::completion::{Done, Failed, OpKind, Transfer};
 use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, OpKey};
 use fabric_core::{FiAddr, Result};
@@ -40,14 +40,13 @@ impl EngineState {
         {
             return None;
         }
-        let state = domain.endpoints.get_mut(ep.0)?;
-        let room = buf.recv_capacity().min(state.bindings.max_msg_size);
+        let state = domain.endpoints.get_mut(ep)?;
+        let room = buf.recv_capacity().min(state.bindings().max_msg_size);
         let transport = self.endpoints.transport_mut(ep)?;
         let (len, source) = transport.try_recv(from, room, buf)?;
-        state.stats.received.record(len);
-        if let Some(counter) = state.bindings.counters.recv {
-            domain.add_to_counter(counter, true);
-        }
+        state.record(OpKind::Recv, len);
+        let counter = state.bindings().counters.recv;
+        domain.counters.count(counter, true, &mut domain.deferred);
         self.posts = self.posts.wrapping_add(1);
         Some(Transfer::received_plain(
             (PeerKey::default(), source),

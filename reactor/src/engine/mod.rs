@@ -9,12 +9,10 @@
 //! | `post`, `inline_recv`, `batch`, `cancel`, `flush` | posting, singly and in batches; canceling; flushing |
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
 //! | `multi_recv`, `claim`, `onesided` | multi-receives; probes and claims; RMA and atomics |
-//! | `arrival_timer` | arriving messages that make no progress |
 //! | `endpoints`, `av`, `regions`, `loans`, `multicast`, `cm`, `completions` | the calls of the objects |
 //! | `event_loop`, `wait_fd` | event loops of the program; wait descriptors |
 //! | `wait_policy` | how long to spin before sleeping |
 
-mod arrival_timer;
 mod av;
 mod batch;
 mod cancel;
@@ -49,8 +47,8 @@ pub use event_loop::WaitObject;
 pub use onesided::check_atomic;
 pub use progress::EngineTransport;
 pub use state::bindings::{AvId, Bindings, CounterBindings, CounterId, CqId};
+pub use state::eq::EqState;
 pub use state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use state::ops::{CompletionTarget, CreditMode, OpResult, PostResult};
-pub use state::queues::EqState;
 pub use wait_fd::WaitFd;
 pub use wait_policy::WaitPolicy;

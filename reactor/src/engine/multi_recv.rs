@@ -33,7 +33,7 @@ impl EngineState {
         };
         // These messages arrived before those that still wait for the multi-receive, which `cancel`
         // passes on.
-        for part in self.domain.take_multi_recv_messages(id) {
+        for part in self.domain.multi_recvs.take_messages(id) {
             self.detach(part);
         }
         self.cancel(ep, key);

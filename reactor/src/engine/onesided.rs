@@ -8,7 +8,7 @@ use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC_BYTES};
 use fabric_core::buf::{IoBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::mr::DirectRegion;
-use fabric_core::transport::{EpId, RmaIov, RmaIovId, TrySend, TxOp};
+use fabric_core::transport::{EpId, RmaIov, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
@@ -185,8 +185,8 @@ impl EngineState {
         iovs: &[RmaIov],
         post: impl FnOnce(&mut Self, TxOp) -> Result<PostResult<B>, Failed<B>>,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let index = self.domain.rma_iovs.insert(iovs.into());
-        let rma_iov_id = Some(RmaIovId(index as u32));
+        let id = self.domain.ops.insert_rma_iovs(iovs);
+        let rma_iov_id = Some(id);
         let posted = post(
             self,
             TxOp {
@@ -196,7 +196,7 @@ impl EngineState {
         );
         if posted.is_err() {
             // No operation owns the ranges.
-            self.domain.rma_iovs.try_remove(index);
+            self.domain.ops.remove_rma_iovs(id);
         }
         posted
     }

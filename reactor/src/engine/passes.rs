@@ -1,6 +1,6 @@
 //! Calls of the transport's endpoints, and passes over those that are active.
 
-use fabric_core::transport::{EndpointContext, EpId, WaitToken};
+use fabric_core::transport::{Disconnect, EndpointContext, EpId, WaitToken};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
@@ -111,6 +111,27 @@ impl EngineState {
         let token = WaitToken::unpack(token);
         // The endpoint may have been closed since its descriptor was reported.
         let _ = self.with_transport(token.ep, |transport, ctx| transport.ready(ctx, token));
+    }
+
+    /// Checks the arriving messages of all receive queues, because the timer has expired. Ends the
+    /// connections of messages that have timed out.
+    fn check_arrivals(&mut self) {
+        // A forked child shares the timer with its parent, whose connections it must not end.
+        if !self.fork_guard.in_original_process() {
+            return;
+        }
+        let mut timed_out = Vec::new();
+        let mut any = false;
+        let checks = self.domain.arrival_timer.checks_per_timeout();
+        for rx in self.endpoints.all_rx_mut() {
+            any |= rx.check_arrivals(&mut self.domain, checks, &mut timed_out);
+        }
+        self.domain.arrival_timer.set_running(any);
+        for (ep, peer) in timed_out {
+            let _ = self.with_transport(ep, |transport, ctx| {
+                transport.disconnect(ctx, Disconnect::Stalled(peer))
+            });
+        }
     }
 
     /// Arms the doorbells of the active endpoints. Returns false, with none armed, when there is

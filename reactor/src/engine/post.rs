@@ -19,8 +19,7 @@ use super::progress::{EngineGuard, EngineState};
 use super::state::bindings::{Bindings, CqId};
 use super::state::domain_state::DomainState;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
-use super::state::reporting::reserve_cq_entry;
-use super::state::tx_credits::{AwaitedGrant, CreditWaiter};
+use super::state::tx_credits::AwaitedGrant;
 
 impl EngineGuard<'_> {
     /// Does the follow-up work of a call that may let other operations continue.
@@ -115,10 +114,10 @@ impl EngineState {
             &mut EndpointContext<'_, DomainState>,
         ) -> Result<TrySend>,
     ) -> Result<TrySend> {
-        let endpoint = self.domain.endpoint(ep)?;
-        check(&endpoint.bindings)?;
+        let endpoint = self.domain.endpoints.get_open(ep)?;
+        check(endpoint.bindings())?;
         if endpoint.tx_credits.has_waiter_for(tx_op.peer)
-            || self.domain.is_blocked_by_fence(ep, tx_op)
+            || self.domain.ops.is_blocked_by_fence(ep, tx_op)
         {
             return Ok(TrySend::WouldBlock);
         }
@@ -180,9 +179,7 @@ impl EngineState {
         if let Err(error) = set {
             self.domain.complete(key, Outcome::failed(error));
         }
-        if !self.domain.batched_eps.contains(&ep) {
-            self.domain.batched_eps.push(ep);
-        }
+        self.domain.pending_work.add_batched(ep);
         key
     }
 
@@ -209,9 +206,9 @@ impl EngineState {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        let blocked_by_fence = self.domain.is_blocked_by_fence(ep, &tx_op);
+        let blocked_by_fence = self.domain.ops.is_blocked_by_fence(ep, &tx_op);
         let peer = tx_op.peer;
-        let endpoint = match self.domain.endpoint(ep) {
+        let endpoint = match self.domain.endpoints.get_open(ep) {
             Ok(endpoint) => endpoint,
             Err(error) => return Err(Failed::new(error, buf)),
         };
@@ -220,14 +217,16 @@ impl EngineState {
             // Sends that were posted before this one wait for a credit: this one does not overtake
             // them, but gives them its own credit.
             has_credit = false;
-            endpoint.stats.out_of_credit += 1;
+            endpoint.record_out_of_credit();
             self.domain.release_credit(ep, tx_op.kind, Some(peer));
         } else if !has_credit {
             has_credit = endpoint.tx_credits.try_acquire(peer);
-            endpoint.stats.out_of_credit += u64::from(!has_credit);
-            if !has_credit && credit == CreditMode::NoWait {
-                let shortage = endpoint.tx_credits.shortage(peer);
-                return Err(Failed::new(Error::WouldBlock(shortage), buf));
+            if !has_credit {
+                endpoint.record_out_of_credit();
+                if credit == CreditMode::NoWait {
+                    let shortage = endpoint.tx_credits.shortage(peer);
+                    return Err(Failed::new(Error::WouldBlock(shortage), buf));
+                }
             }
         }
         let awaits = match (has_credit, tx_op.fence) {
@@ -235,28 +234,29 @@ impl EngineState {
             (false, true) => Some(AwaitedGrant::CreditAndFence),
             (false, false) => Some(AwaitedGrant::Credit),
         };
-        let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
-        op.tx_op = Some(tx_op);
-        op.holds_credit = has_credit;
-        if awaits.is_some() {
-            op.phase = OpPhase::Waiting;
-        }
+        let phase = match awaits {
+            Some(_) => OpPhase::Waiting,
+            None => OpPhase::InTransport,
+        };
+        let op = OpState::queued(ep, tx_op, target, buf.into_any(), phase, has_credit);
         let key = self.domain.ops.insert(op);
         if let Some(awaits) = awaits {
-            self.domain.enqueue_for_credit(ep, key, peer, awaits);
+            let endpoints = &mut self.domain.endpoints;
+            endpoints.enqueue_for_credit(ep, key, peer, awaits);
             return Ok(key);
         }
         let queued =
             self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));
         if let Err(error) = queued.flatten() {
-            let buf = self.domain.remove_refused(key);
+            let op = self.domain.remove_op(key);
+            let buf = op.expect("operation was inserted under the same lock").buf;
             if credit == CreditMode::FromPermit
-                && let Ok(endpoint) = self.domain.endpoint(ep)
+                && let Some(endpoint) = self.domain.endpoints.get_mut(ep)
             {
                 // The permit keeps its credit.
                 endpoint.tx_credits.reacquire(peer);
             }
-            return Err(Failed::new(error, buf));
+            return Err(Failed::new(error, restore_buffer(buf)));
         }
         Ok(key)
     }
@@ -268,7 +268,8 @@ impl EngineState {
         bytes: &[u8],
         pool: &Arc<BufferPool>,
     ) -> Result<()> {
-        let limit = self.domain.endpoint(ep)?.bindings.inject_size;
+        let endpoint = self.domain.endpoints.get_open(ep)?;
+        let limit = endpoint.bindings().inject_size;
         if bytes.len() > limit {
             return Err(Error::TooLong {
                 what: "injected message",
@@ -325,50 +326,34 @@ impl DomainState {
             avs,
             ..
         } = self;
-        let Some(state) = endpoints.get_mut(ep.0) else {
+        let Some(state) = endpoints.get_mut(ep) else {
             return Some(Error::Closed(Class::Endpoint));
         };
-        if credit == CreditMode::NoWait && state.posted_recvs >= state.bindings.rx_size {
-            let limit = state.bindings.rx_size;
+        if credit == CreditMode::NoWait && state.free_recvs() == 0 {
+            let limit = state.bindings().rx_size;
             return Some(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
-        if let Some(Err(error)) = from.map(|from| avs.check(state.bindings.av, from)) {
+        if let Some(Err(error)) = from.map(|from| avs.check(state.bindings().av, from)) {
             return Some(error);
         }
         if target.reserves_cq_entry()
-            && let Err(error) = reserve_cq_entry(cqs, state.bindings.rx_cq)
+            && let Err(error) = cqs.reserve(state.bindings().rx_cq)
         {
             return Some(error);
         }
-        state.posted_recvs += 1;
+        state.add_posted_recvs(1);
         None
-    }
-
-    /// Queues an operation or a permit that waits for a credit or behind a fence.
-    fn enqueue_for_credit(&mut self, ep: EpId, op: OpKey, peer: FiAddr, awaits: AwaitedGrant) {
-        if let Ok(ep) = self.endpoint(ep) {
-            ep.tx_credits.enqueue(CreditWaiter { op, peer, awaits });
-            ep.update_fast_path();
-        }
-    }
-
-    /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
-    #[inline]
-    fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
-        tx_op.fence && self.ops.has_ops_in_transport_to(ep, tx_op.peer)
     }
 
     /// Counts an operation that was completed by its post.
     #[inline]
     fn count_inline(&mut self, ep: EpId, kind: OpKind, len: usize) {
-        let Some(ep) = self.endpoints.get_mut(ep.0) else {
+        let Some(ep) = self.endpoints.get_mut(ep) else {
             return;
         };
-        ep.stats.record(kind, len);
-        ep.stats.inline += 1;
-        if let Some(counter) = ep.bindings.counters.for_op(kind) {
-            self.add_to_counter(counter, true);
-        }
+        ep.record_inline(kind, len);
+        let counter = ep.bindings().counters.for_op(kind);
+        self.counters.count(counter, true, &mut self.deferred);
     }
 
     /// Drops the buffer of an operation that was completed by its post and is not reported, and the
@@ -376,12 +361,6 @@ impl DomainState {
     fn complete_inline_unreported(&mut self, queue: Option<CqId>, buf: AnyBuf) {
         self.deferred.drop_buffer(buf);
         self.unreserve_entry(queue);
-    }
-
-    /// Removes an operation that was refused, and returns its buffer.
-    fn remove_refused<B: IoBuf>(&mut self, key: OpKey) -> B {
-        let op = self.remove_op(key);
-        restore_buffer(op.expect("operation was inserted under the same lock").buf)
     }
 }
 
@@ -444,17 +423,13 @@ impl DomainHandle {
     pub fn reserve_credit(&self, ep: EpId, peer: FiAddr) -> Result<OpKey> {
         let mut locked = self.engine().lock();
         locked.domain.check_address(ep, peer)?;
-        let mut op = OpState::condition(Some(ep), OpPhase::Waiting);
-        op.tx_op = Some(TxOp::new(OpKind::Send, peer));
-        let free = locked.domain.endpoint(ep)?.tx_credits.try_acquire(peer);
-        if free {
-            op.holds_credit = true;
-            op.phase = OpPhase::Done;
-        }
-        let key = locked.domain.ops.insert(op);
+        let endpoint = locked.domain.endpoints.get_open(ep)?;
+        let free = endpoint.tx_credits.try_acquire(peer);
+        let permit = OpState::permit(ep, peer, free);
+        let key = locked.domain.ops.insert(permit);
         if !free {
-            let domain = &mut locked.domain;
-            domain.enqueue_for_credit(ep, key, peer, AwaitedGrant::Permit);
+            let endpoints = &mut locked.domain.endpoints;
+            endpoints.enqueue_for_credit(ep, key, peer, AwaitedGrant::Permit);
         }
         Ok(key)
     }

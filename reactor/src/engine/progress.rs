@@ -40,7 +40,6 @@ use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
 use fabric_core::transport::{EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitSet};
 
-use super::arrival_timer::ArrivalTimer;
 use super::endpoint_table::EndpointTable;
 use super::state::domain_state::DomainState;
 use super::state::ops::OpPhase;
@@ -102,7 +101,6 @@ pub(crate) struct EngineState {
     /// Dropped before the operations: a transport may have borrowed their buffers.
     pub(crate) endpoints: EndpointTable,
     pub(crate) domain: DomainState,
-    pub(crate) arrival_timer: ArrivalTimer,
     /// A forked child makes no progress: the connections belong to the parent.
     pub(crate) fork_guard: ForkGuard,
     pub(crate) driver: DriverStatus,
@@ -142,7 +140,6 @@ impl Engine {
             fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(),
-            arrival_timer: ArrivalTimer::new(),
             driver: DriverStatus::NotRunning,
             armed: false,
             spinner: PollSpinner::new(policy),
@@ -244,7 +241,7 @@ impl Engine {
                 return Poll::Ready(locked);
             }
             locked.disarm_for_poll();
-            if !locked.domain.batched_eps.is_empty() {
+            if locked.domain.pending_work.has_batched() {
                 locked.write_batched();
                 if is_ready(&mut locked.domain) {
                     self.count_app_poll();
@@ -416,8 +413,6 @@ impl EngineGuard<'_> {
     pub(crate) fn progress(&mut self) -> bool {
         let state = &mut **self;
         state.domain.pending_work.begin_pass();
-        // This pass writes the batched messages.
-        state.domain.batched_eps.clear();
         state.passes += 1;
         let polls_fds = state.passes.is_multiple_of(PASSES_PER_FD_POLL);
         let any_ready = polls_fds && self.poll_fds();
@@ -483,7 +478,7 @@ impl EngineGuard<'_> {
     #[cold]
     pub(crate) fn write_batched(&mut self) {
         let state = &mut **self;
-        for ep in std::mem::take(&mut state.domain.batched_eps) {
+        for ep in state.domain.pending_work.take_batched() {
             let _ = state.with_transport(ep, |transport, ctx| transport.write_batched(ctx));
         }
         self.run_follow_ups();
@@ -499,7 +494,11 @@ impl EngineGuard<'_> {
                 FollowUp::GrantCredits(ep) => state.grant_credits(ep),
                 FollowUp::PublishAddr(av, addr) => state.publish_addr(av, addr),
                 FollowUp::ReleaseAddr(av, addr) => state.release_addr(av, addr),
-                FollowUp::StartArrivalTimer => state.start_arrival_timer(&engine.wait_set),
+                FollowUp::StartArrivalTimer => {
+                    if state.fork_guard.in_original_process() {
+                        state.domain.arrival_timer.start(&engine.wait_set);
+                    }
+                }
                 FollowUp::ResumeProgress => {
                     state.progress_transport();
                     resumed = true;
@@ -603,13 +602,11 @@ impl EngineState {
         loop {
             let DomainState { endpoints, ops, .. } = &mut self.domain;
             let has_in_transport = |peer| ops.has_ops_in_transport_to(ep, peer);
-            let Some(ep_state) = endpoints.get_mut(ep.0) else {
+            let Some(ep_state) = endpoints.get_mut(ep) else {
                 return;
             };
             let Some(key) = ep_state.tx_credits.next_ready(has_in_transport) else {
-                // The fast path is unblocked only now: every granted operation is in its
-                // connection's queue.
-                return ep_state.update_fast_path();
+                return;
             };
             self.post_with_credit(ep, key);
         }

@@ -23,11 +23,6 @@ use super::state::domain_state::DomainState;
 use super::state::ops::OpState;
 
 impl DomainState {
-    /// Returns the shared context whose queue an endpoint uses.
-    pub(crate) fn rx_context_of(&self, id: EpId) -> Option<EpId> {
-        self.endpoints.get(id.0)?.bindings.shared_rx
-    }
-
     /// Posts a receive. Returns whether the change is to be reported to the transport.
     #[inline(never)] // inlined, it takes more instructions to save the caller's registers
     fn post_to_queue(&mut self, queue: &mut RxQueue, op: OpKey, spec: RecvSpec) -> bool {
@@ -143,8 +138,8 @@ impl EngineState {
     /// Closes the receive queue of an endpoint whose transport has closed the endpoint, or of a
     /// shared context. A queue that other endpoints share stays open.
     pub(crate) fn close_rx(&mut self, ep: EpId) {
-        debug_assert!(self.domain.endpoints_sharing(ep).is_empty());
-        let context = self.domain.rx_context_of(ep);
+        debug_assert!(self.domain.endpoints.sharing(ep).is_empty());
+        let context = self.domain.endpoints.rx_context_of(ep);
         self.with_rx(ep, |rx, domain| match context {
             None => rx.close(domain),
             Some(_) => rx.on_sharing_endpoint_closed(domain, ep),

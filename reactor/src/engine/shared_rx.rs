@@ -67,7 +67,7 @@ impl EngineState {
 
     /// Copies a chunk of a message of a shared context that is still in its sender's memory.
     fn copy_next_chunk(&mut self, context: EpId) -> bool {
-        let sharers = self.domain.endpoints_sharing(context);
+        let sharers = self.domain.endpoints.sharing(context);
         let copied = self.with_rx(context, |rx, domain| {
             if !rx.has_work() {
                 return None;
@@ -108,7 +108,7 @@ impl DomainHandle {
     pub fn open_shared_rx(&self, bindings: Bindings) -> EpId {
         let mut locked = self.engine().lock();
         let state = &mut *locked;
-        let id = state.domain.insert_endpoint(bindings);
+        let id = state.domain.endpoints.insert(bindings);
         let queue = RxQueue::shared(id, self.pool().clone());
         state.endpoints.insert(id, RxSource::Own(Box::new(queue)));
         id
@@ -119,11 +119,8 @@ impl DomainHandle {
     #[must_use]
     pub fn received_by(&self, context: EpId, transfer: &Transfer) -> Option<u64> {
         let locked = self.engine().lock();
-        let sharer = locked.domain.receiving_endpoint(context, transfer.peer())?;
-        locked
-            .domain
-            .endpoints
-            .get(sharer.0)
-            .map(|ep| ep.bindings.object_id)
+        let endpoints = &locked.domain.endpoints;
+        let sharer = endpoints.arrival_endpoint(context, transfer.peer())?;
+        Some(endpoints.get(sharer)?.bindings().object_id)
     }
 }

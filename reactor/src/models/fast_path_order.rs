@@ -96,11 +96,9 @@ fn fast_path_send_does_not_overtake_queued_sends() {
         };
         {
             let mut locked = engine.lock();
-            let ep = locked
-                .domain
-                .endpoint(ENDPOINT)
-                .expect("the mock has opened it");
-            ep.fast_path = Some(connection.clone());
+            let ep = locked.domain.endpoints.get_open(ENDPOINT);
+            let ep = ep.expect("the mock has opened it");
+            ep.tx_credits.set_fast_path(Some(connection.clone()));
             assert!(ep.tx_credits.try_acquire(peer), "the only credit is free");
         }
         let posted = Arc::new(AtomicU32::new(0));

@@ -14,7 +14,7 @@ use super::pending_work::FollowUp;
 
 #[derive(Debug)]
 pub(crate) struct Av {
-    pub(crate) table: AddressTable,
+    table: AddressTable,
     /// Whether a peer that connects is inserted, and removed after its last connection has ended.
     auto_insert: bool,
     /// The peers that were inserted because they connected.
@@ -55,6 +55,11 @@ impl Av {
             by_incarnation: HashMap::new(),
             unknown_incarnations: 0,
         }
+    }
+
+    #[inline]
+    pub(crate) fn table(&self) -> &AddressTable {
+        &self.table
     }
 
     /// Returns the endpoint incarnation behind a handle, if the handle is of an auto-inserted peer.

@@ -6,7 +6,7 @@ use fabric_core::completion::OpKind;
 use fabric_core::transport::{EpId, RemoteAccess};
 use fabric_core::{Error, Result};
 
-use super::queues::EqState;
+use super::eq::EqState;
 
 /// The id of a completion queue within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

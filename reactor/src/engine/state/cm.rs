@@ -1,22 +1,21 @@
 //! Connection management state of passive and connected endpoints.
 
-use std::task::Waker;
-
 use fabric_core::Result;
-use fabric_core::transport::{Connected, EpId};
+use fabric_core::transport::Connected;
 
-use super::domain_state::DomainState;
+use super::deferred::{Deferred, WakerSlot};
 
 /// Connection management state of a passive or connected endpoint.
 #[derive(Debug)]
 pub(crate) struct CmState {
-    pub(crate) role: CmRole,
-    waker: Option<Waker>,
+    role: CmRole,
+    /// The task that waits for a request or for the outcome.
+    pub(crate) waiter: WakerSlot,
 }
 
 /// What connection management of an endpoint is for.
 #[derive(Debug)]
-pub(crate) enum CmRole {
+enum CmRole {
     /// A passive endpoint, with the number of requests that wait.
     Passive(usize),
     /// A connected endpoint, with the outcome of its connection attempt until it is taken.
@@ -24,8 +23,43 @@ pub(crate) enum CmRole {
 }
 
 impl CmState {
-    pub(crate) fn new(role: CmRole) -> Self {
-        Self { role, waker: None }
+    pub(crate) fn passive() -> Self {
+        let (role, waiter) = (CmRole::Passive(0), WakerSlot::EMPTY);
+        Self { role, waiter }
+    }
+
+    pub(crate) fn connecting() -> Self {
+        let (role, waiter) = (CmRole::Connected(None), WakerSlot::EMPTY);
+        Self { role, waiter }
+    }
+
+    /// Counts a connection request and wakes the task that waits for it. Returns false if the
+    /// endpoint is not passive.
+    pub(crate) fn add_request(&mut self, deferred: &mut Deferred) -> bool {
+        let CmRole::Passive(waiting) = &mut self.role else {
+            return false;
+        };
+        *waiting += 1;
+        self.waiter.wake(deferred);
+        true
+    }
+
+    /// Notes that a connection request was taken.
+    pub(crate) fn remove_request(&mut self) {
+        if let CmRole::Passive(waiting) = &mut self.role {
+            *waiting -= 1;
+        }
+    }
+
+    /// Returns whether a connection request waits.
+    pub(crate) fn has_request(&self) -> bool {
+        matches!(self.role, CmRole::Passive(1..))
+    }
+
+    /// Stores the outcome of the connection attempt and wakes the task that waits for it.
+    pub(crate) fn set_outcome(&mut self, outcome: Result<Connected>, deferred: &mut Deferred) {
+        self.role = CmRole::Connected(Some(outcome));
+        self.waiter.wake(deferred);
     }
 
     /// Takes the outcome of the connection attempt, if it is known.
@@ -34,33 +68,5 @@ impl CmState {
             CmRole::Passive(_) => None,
             CmRole::Connected(outcome) => outcome.take(),
         }
-    }
-
-    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
-        self.waker.take()
-    }
-}
-
-impl DomainState {
-    pub(crate) fn cm(&mut self, ep: EpId) -> Option<&mut CmState> {
-        self.endpoints.get_mut(ep.0)?.cm.as_deref_mut()
-    }
-
-    /// Wakes the task that waits for a request or for the outcome.
-    pub(crate) fn wake_cm(&mut self, ep: EpId) {
-        let waiter = self.cm(ep).and_then(CmState::take_waker);
-        self.deferred.wake_waiter(waiter);
-    }
-
-    /// Drops the waker of a task that no longer waits.
-    pub(crate) fn drop_connect_waker(&mut self, ep: EpId) {
-        let waiter = self.cm(ep).and_then(CmState::take_waker);
-        self.deferred.drop_waiter(waiter);
-    }
-
-    pub(crate) fn register_cm_waker(&mut self, ep: EpId, waker: &Waker) {
-        let Some(cm) = self.cm(ep) else { return };
-        let previous = cm.waker.replace(waker.clone());
-        self.deferred.add_waiter(previous);
     }
 }

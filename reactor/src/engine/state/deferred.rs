@@ -9,7 +9,7 @@ use fabric_core::buf::AnyBuf;
 use super::trace::TraceEvent;
 
 /// Actions that are queued under the lock and run after it is released, and the number of tasks
-/// that wait: each has a registered waker, which ends here.
+/// that wait: the number of [`WakerSlot`]s with a waker.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
     actions: DeferredActions,
@@ -47,38 +47,6 @@ impl Deferred {
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
-    }
-
-    /// Counts a waiting task whose waker was registered; `previous` is the waker that it replaced.
-    pub(crate) fn add_waiter(&mut self, previous: Option<Waker>) {
-        match previous {
-            Some(old) => self.drop_waker(old),
-            None => self.waiting += 1,
-        }
-    }
-
-    /// Notes that a waker was taken from where it was registered, for its task to go on.
-    #[inline]
-    pub(crate) fn remove_waiter(&mut self) {
-        self.waiting -= 1;
-    }
-
-    /// Wakes a waiting task after unlocking, if there is one.
-    #[inline]
-    pub(crate) fn wake_waiter(&mut self, waiter: Option<Waker>) {
-        if let Some(waker) = waiter {
-            self.waiting -= 1;
-            self.wake(waker);
-        }
-    }
-
-    /// Drops the waker of a task that no longer waits, after unlocking.
-    #[inline]
-    pub(crate) fn drop_waiter(&mut self, waiter: Option<Waker>) {
-        if let Some(waker) = waiter {
-            self.waiting -= 1;
-            self.drop_waker(waker);
-        }
     }
 
     /// Wakes a task that is not counted as waiting, after unlocking.
@@ -120,6 +88,74 @@ impl Deferred {
     /// Takes the actions, to be run without the lock.
     pub(crate) fn take_actions(&mut self) -> DeferredActions {
         std::mem::take(&mut self.actions)
+    }
+}
+
+/// Holds the waker of a task while it waits; [`Deferred`] counts the wakers of all slots.
+#[derive(Debug, Default)]
+pub(crate) struct WakerSlot(Option<Waker>);
+
+impl WakerSlot {
+    pub(crate) const EMPTY: Self = Self(None);
+
+    /// Registers the waker of a task, in place of an earlier one.
+    pub(crate) fn register(&mut self, waker: &Waker, deferred: &mut Deferred) {
+        match &mut self.0 {
+            Some(registered) if registered.will_wake(waker) => {}
+            Some(registered) => {
+                deferred.drop_waker(std::mem::replace(registered, waker.clone()));
+            }
+            empty => {
+                *empty = Some(waker.clone());
+                deferred.waiting += 1;
+            }
+        }
+    }
+
+    /// Takes the waker while its task polls.
+    #[inline]
+    pub(crate) fn take(&mut self, deferred: &mut Deferred) -> Option<Waker> {
+        let waker = self.0.take()?;
+        deferred.waiting -= 1;
+        Some(waker)
+    }
+
+    /// Registers the waker of a task: `taken`, which was [taken](Self::take) before, if it wakes
+    /// the same task.
+    pub(crate) fn restore(&mut self, taken: Option<Waker>, waker: &Waker, deferred: &mut Deferred) {
+        match taken {
+            Some(same) if self.0.is_none() && same.will_wake(waker) => {
+                self.0 = Some(same);
+                deferred.waiting += 1;
+            }
+            taken => {
+                if let Some(other) = taken {
+                    deferred.drop_waker(other);
+                }
+                self.register(waker, deferred);
+            }
+        }
+    }
+
+    /// Wakes the waiting task after unlocking, if there is one.
+    #[inline]
+    pub(crate) fn wake(&mut self, deferred: &mut Deferred) {
+        if let Some(waker) = self.take(deferred) {
+            deferred.wake(waker);
+        }
+    }
+
+    /// Drops the waker of a task that no longer waits, after unlocking.
+    #[inline]
+    pub(crate) fn clear(&mut self, deferred: &mut Deferred) {
+        if let Some(waker) = self.take(deferred) {
+            deferred.drop_waker(waker);
+        }
+    }
+
+    /// Returns whether no task waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 }
 

@@ -3,176 +3,95 @@
 //! Transports and receive queues see [`DomainState`] as their
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, BufferPool};
 use fabric_core::completion::{OpKind, Transfer};
-use fabric_core::stats::EndpointStats;
-use fabric_core::transport::{EpId, FastPath, OpKey, RmaIov};
+use fabric_core::matching::PeerKey;
+use fabric_core::transport::{EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
-use slab::Slab;
 
+use super::arrival_timer::ArrivalTimer;
 use super::av::{AddressVectors, Av};
-use super::bindings::Bindings;
-use super::cm::CmState;
+use super::counter::Counters;
+use super::cq::CompletionQueues;
 use super::deferred::Deferred;
-use super::flush::Flush;
-use super::id_map::IdMap;
-use super::in_flight::InFlightBuffer;
+use super::endpoints::Endpoints;
+use super::eq::EventQueues;
+use super::flush::Flushes;
 use super::loans::LoanWaiters;
-use super::multi_recv::MultiRecvEntry;
+use super::multi_recv::MultiRecvs;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
-use super::queues::{CounterState, CqState, EqState};
 use super::regions::Regions;
-use super::shared_senders::SharedSenders;
-use super::tx_credits::TxCredits;
 use crate::engine::wait_policy::WaitPolicy;
-
-pub(crate) struct EndpointState {
-    pub(crate) bindings: Bindings,
-    pub(crate) tx_credits: TxCredits,
-    pub(crate) posted_recvs: usize,
-    pub(crate) stats: EndpointStats,
-    /// Executes operations without the domain's lock, if the transport offers it.
-    pub(crate) fast_path: Option<Arc<dyn FastPath>>,
-    /// Connection management state of a passive or connected endpoint.
-    pub(crate) cm: Option<Box<CmState>>,
-}
-
-impl EndpointState {
-    /// Blocks the fast path while operations wait for a credit, so that no operation overtakes
-    /// them.
-    pub(crate) fn update_fast_path(&self) {
-        if let Some(fast_path) = &self.fast_path {
-            fast_path.set_blocked(!self.tx_credits.has_no_waiters());
-        }
-    }
-}
-
-impl std::fmt::Debug for EndpointState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            bindings,
-            tx_credits,
-            posted_recvs,
-            stats,
-            fast_path: _,
-            cm,
-        } = self;
-        write!(
-            f,
-            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
-        )
-    }
-}
 
 /// The state of a domain, apart from the endpoints of its transport and their receive queues.
 #[derive(Debug)]
 pub struct DomainState {
-    pub(crate) endpoints: IdMap<EndpointState>,
+    pub(crate) endpoints: Endpoints,
     pub(crate) ops: OpTable,
-    pub(crate) cqs: IdMap<CqState>,
-    pub(crate) counters: IdMap<CounterState>,
+    pub(crate) cqs: CompletionQueues,
+    pub(crate) counters: Counters,
+    pub(crate) eqs: EventQueues,
     pub(crate) avs: AddressVectors,
-    /// The memory regions of this domain that peers can access.
     pub(crate) regions: Regions,
-    pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
-    /// Whether the timer that checks arriving messages runs, or is about to be started.
-    pub(crate) checks_arrivals: bool,
-    /// Multi-receives.
-    pub(crate) multi_recvs: Slab<MultiRecvEntry>,
-    /// The remote segments of operations that have several (`fi_rma_iov`).
-    pub(crate) rma_iovs: Slab<Box<[RmaIov]>>,
-    /// Operations whose buffers the kernel reads in place.
-    pub(crate) in_flight_buffers: HashMap<OpKey, InFlightBuffer>,
-    pub(crate) shared_senders: SharedSenders,
-    /// The event queues of this domain and its endpoints: their readers wait for this domain too.
-    pub(crate) event_queues: Vec<Arc<EqState>>,
-    /// Endpoints that may have batched messages which no pass has sent yet.
-    pub(crate) batched_eps: Vec<EpId>,
-    /// Flushes under way: tasks that wait until everything posted has left.
-    pub(crate) flushes: Vec<Flush>,
-    /// The tasks that wait for memory of loans.
+    pub(crate) arrival_timer: ArrivalTimer,
+    pub(crate) multi_recvs: MultiRecvs,
+    pub(crate) flushes: Flushes,
     pub(crate) loan_waiters: LoanWaiters,
-}
-
-/// Returns the longest message of an endpoint; 0 if it is closed.
-pub(crate) fn max_msg_size(endpoints: &IdMap<EndpointState>, ep: EpId) -> usize {
-    endpoints.get(ep.0).map_or(0, |ep| ep.bindings.max_msg_size)
 }
 
 impl DomainState {
     pub(crate) fn new() -> Self {
         Self {
             ops: OpTable::default(),
-            endpoints: IdMap::new(),
-            cqs: IdMap::new(),
-            counters: IdMap::new(),
+            endpoints: Endpoints::new(),
+            cqs: CompletionQueues::new(),
+            counters: Counters::new(),
+            eqs: EventQueues::default(),
             avs: AddressVectors::new(),
             regions: Regions::new(),
-            domain_eq: None,
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
-            checks_arrivals: false,
-            multi_recvs: Slab::new(),
-            rma_iovs: Slab::new(),
-            in_flight_buffers: HashMap::new(),
-            shared_senders: SharedSenders::default(),
-            event_queues: Vec::new(),
-            batched_eps: Vec::new(),
-            flushes: Vec::new(),
+            arrival_timer: ArrivalTimer::new(),
+            multi_recvs: MultiRecvs::default(),
+            flushes: Flushes::default(),
             loan_waiters: LoanWaiters::default(),
         }
-    }
-
-    pub(crate) fn endpoint(&mut self, ep: EpId) -> Result<&mut EndpointState> {
-        self.endpoints
-            .get_mut(ep.0)
-            .ok_or_else(|| Error::Closed(Class::Endpoint))
-    }
-
-    /// Adds an endpoint or a shared receive context with these bindings, and assigns its id.
-    pub(crate) fn insert_endpoint(&mut self, bindings: Bindings) -> EpId {
-        let (tx_credits, stats) = (TxCredits::new(bindings.tx_size), EndpointStats::default());
-        EpId(self.endpoints.insert(EndpointState {
-            tx_credits,
-            posted_recvs: 0,
-            stats,
-            fast_path: None,
-            cm: None,
-            bindings,
-        }))
     }
 
     /// Returns whether an operation of this endpoint has not ended. Operations whose buffers the
     /// kernel still reads do not count, nor do multi-receives, which end when their last message is
     /// taken.
     pub(crate) fn has_pending_ops(&self, ep: EpId) -> bool {
-        let is_unended = |op: &OpState| op.ep == ep && op.phase != OpPhase::Done;
-        let unended = self.ops.keys_where(is_unended);
-        unended
-            .iter()
-            .any(|key| !self.is_multi_recv(*key) && !self.in_flight_buffers.contains_key(key))
+        let mut pending = self.ops.pending_of(ep);
+        pending.any(|key| !self.is_multi_recv(key))
     }
 
     /// Checks that an address handle is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
-        self.av_of(ep)?.table.get(addr).map(drop)
+        self.av_of(ep)?.table().get(addr).map(drop)
     }
 
     /// Returns the address vector of an endpoint.
     pub(crate) fn av_of(&self, ep: EpId) -> Result<&Av> {
-        let ep = self.endpoints.get(ep.0);
+        let ep = self.endpoints.get(ep);
         let ep = ep.ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        self.avs.get(ep.bindings.av)
+        self.avs.get(ep.bindings().av)
+    }
+
+    /// Returns whether the endpoint that a peer is connected to, and that shares this context,
+    /// knows this address handle.
+    pub(crate) fn is_known_addr(&self, context: EpId, peer: PeerKey, addr: FiAddr) -> bool {
+        let sharer = self.endpoints.arrival_endpoint(context, peer);
+        sharer.is_some_and(|sharer| self.check_address(sharer, addr).is_ok())
     }
 
     /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
@@ -187,7 +106,7 @@ impl DomainState {
     pub(crate) fn remove_op(&mut self, key: OpKey) -> Option<OpState> {
         self.release_op_resources(key);
         let mut op = self.ops.remove(key)?;
-        self.deferred.drop_waiter(op.waker.take());
+        op.waiter.clear(&mut self.deferred);
         Some(op)
     }
 
@@ -200,7 +119,7 @@ impl DomainState {
         };
         let (ep, kind, peer) = (op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
         if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
-            self.rma_iovs.try_remove(id.0 as usize);
+            self.ops.remove_rma_iovs(id);
         }
         if held_credit {
             self.release_credit(ep, kind, peer);
@@ -210,10 +129,7 @@ impl DomainState {
     /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
     /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
     pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
-        let waits = || {
-            self.deferred.waiting() > 0
-                || self.event_queues.iter().any(|eq| eq.has_waiting_reader())
-        };
+        let waits = || self.deferred.waiting() > 0 || self.eqs.has_waiting_reader();
         self.ops.pending_sends() > 0
             || self.pending_work.needs_pass()
             || (policy != WaitPolicy::Spin && waits())
@@ -221,11 +137,11 @@ impl DomainState {
 
     /// Releases a transmit credit, or a place among the posted receives.
     pub(crate) fn release_credit(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
-        let Some(state) = self.endpoints.get_mut(ep.0) else {
+        let Some(state) = self.endpoints.get_mut(ep) else {
             return;
         };
         if kind == OpKind::Recv {
-            state.posted_recvs -= 1;
+            state.release_recv(true);
         } else if let Some(peer) = peer {
             state.tx_credits.release(peer);
             if !state.tx_credits.has_no_waiters() {
@@ -237,9 +153,7 @@ impl DomainState {
     /// Takes the waker of an operation while its task polls.
     #[inline]
     pub(crate) fn take_op_waker(&mut self, key: OpKey) -> Option<Waker> {
-        let waker = self.ops.get_mut(key)?.waker.take()?;
-        self.deferred.remove_waiter();
-        Some(waker)
+        self.ops.get_mut(key)?.waiter.take(&mut self.deferred)
     }
 
     /// Registers the waker of an operation's future: `registered`, which was taken before, if it
@@ -250,31 +164,18 @@ impl DomainState {
         waker: &Waker,
         registered: Option<Waker>,
     ) {
-        if let Some(op) = self.ops.get_mut(key)
-            && op.waker.is_none()
-            && registered
-                .as_ref()
-                .is_some_and(|same| same.will_wake(waker))
-        {
-            op.waker = registered;
-            return self.deferred.add_waiter(None);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.waiter.restore(registered, waker, &mut self.deferred);
+        } else if let Some(unused) = registered {
+            self.deferred.drop_waker(unused);
         }
-        if let Some(other) = registered {
-            self.deferred.drop_waker(other);
-        }
-        self.register_op_waker(key, waker);
     }
 
     /// Registers the waker of an operation's future.
     pub(crate) fn register_op_waker(&mut self, key: OpKey, waker: &Waker) {
-        let Some(op) = self.ops.get_mut(key) else {
-            return;
-        };
-        let previous = match &op.waker {
-            Some(registered) if registered.will_wake(waker) => return,
-            _ => op.waker.replace(waker.clone()),
-        };
-        self.deferred.add_waiter(previous);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.waiter.register(waker, &mut self.deferred);
+        }
     }
 
     /// Marks an operation as done and wakes its future.
@@ -283,8 +184,7 @@ impl DomainState {
             return;
         };
         op.phase = OpPhase::Done;
-        let waiter = op.waker.take();
-        self.deferred.wake_waiter(waiter);
+        op.waiter.wake(&mut self.deferred);
     }
 
     /// Takes the result of an operation that has ended, and frees its slot.
@@ -311,10 +211,10 @@ impl DomainState {
         let op = self.ops.free_done(key);
         let buf = convert(std::mem::take(&mut op.buf));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
-        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
-        self.deferred.drop_waiter(waiter);
+        let (ep, kind) = (op.ep, op.kind);
+        op.waiter.clear(&mut self.deferred);
         if kind == OpKind::Recv && error.is_none() {
-            self.count_received(ep, &transfer);
+            self.endpoints.count_received(ep, &transfer);
         }
         self.on_message_consumed(transfer.source);
         (buf, transfer, error)
@@ -322,22 +222,11 @@ impl DomainState {
 
     /// Wakes all waiting tasks, and the readers of the event queues.
     pub(crate) fn wake_all(&mut self) {
-        for waker in self.ops.take_wakers() {
-            self.deferred.wake_waiter(Some(waker));
-        }
-        for (_, queue) in self.cqs.iter_mut() {
-            self.deferred.wake_waiter(queue.waker.take());
-        }
-        for (_, counter) in self.counters.iter_mut() {
-            counter.wake_all(&mut self.deferred);
-        }
-        let endpoints = self.endpoints.iter_mut();
-        for cm in endpoints.filter_map(|(_, ep)| ep.cm.as_mut()) {
-            self.deferred.wake_waiter(cm.take_waker());
-        }
-        for waker in self.event_queues.iter().filter_map(|eq| eq.take_waker()) {
-            self.deferred.wake(waker);
-        }
+        self.ops.wake_all(&mut self.deferred);
+        self.cqs.wake_all(&mut self.deferred);
+        self.counters.wake_all(&mut self.deferred);
+        self.eqs.wake_all(&mut self.deferred);
+        self.endpoints.wake_all(&mut self.deferred);
         debug_assert_eq!(self.deferred.waiting(), 0, "each waiting task has a waker");
     }
 }

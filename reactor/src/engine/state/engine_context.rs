@@ -9,9 +9,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, FiAddr, Result};
 
-use super::cm::CmRole;
 use super::domain_state::DomainState;
-use super::in_flight::InFlightBuffer;
 use super::ops::CompletionTarget;
 use super::pending_work::FollowUp;
 use super::trace::TraceEvent;
@@ -33,9 +31,7 @@ impl EngineContext for DomainState {
     }
 
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
-        let op_state = self.ops.get_mut(op)?;
-        self.in_flight_buffers.insert(op, InFlightBuffer::default());
-        Some(std::mem::take(&mut op_state.buf))
+        self.ops.take_buffer(op)
     }
 
     fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
@@ -43,37 +39,34 @@ impl EngineContext for DomainState {
     }
 
     fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
-        self.rma_iovs
-            .get(id.0 as usize)
-            .map_or(&[], |rma_iovs| rma_iovs)
+        self.ops.rma_iovs(id)
     }
 
     fn complete_send(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
         let outcome = Outcome::ok(Transfer::sent(len, tag));
-        let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
+        let has_in_flight = self.ops.has_in_flight();
+        let (Some(op), false) = (self.ops.get_mut(key), has_in_flight) else {
             return self.complete(key, outcome);
         };
         let is_loan = matches!(op.buf, AnyBuf::Loan(_));
-        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_loan)
+        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit(), is_loan)
         else {
             return self.complete(key, outcome);
         };
         let Some(ep) = self
             .endpoints
-            .get_mut(op.ep.0)
+            .get_mut(op.ep)
             .filter(|ep| ep.tx_credits.has_no_waiters())
         else {
             return self.complete(key, outcome);
         };
         // The fast case: the most frequent kind of batched send.
-        ep.stats.record(OpKind::Send, len);
-        let (counter, queue) = (ep.bindings.counters.send, ep.bindings.tx_cq);
+        ep.record(OpKind::Send, len);
+        let (counter, queue) = (ep.bindings().counters.send, ep.bindings().tx_cq);
         let buf = std::mem::take(&mut op.buf);
         self.ops.free(key);
         self.report_to_cq(queue, OpKind::Send, context, outcome, buf);
-        if let Some(counter) = counter {
-            self.add_to_counter(counter, true);
-        }
+        self.counters.count(counter, true, &mut self.deferred);
     }
 
     fn on_payload_sent(&mut self, op: OpKey) {
@@ -87,13 +80,13 @@ impl EngineContext for DomainState {
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {
-        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return;
         };
         let is_traced = !matches!(kind, EventKind::OperationFailed { .. });
         let trace = is_traced.then(|| TraceEvent::EndpointEvent(bindings.object_id, kind.clone()));
         let mut is_merged = false;
-        if let Some(eq) = bindings.eq.as_ref().or(self.domain_eq.as_ref()) {
+        if let Some(eq) = self.eqs.for_endpoint(bindings) {
             let pushed = eq.push(Event::new(bindings.object_id, bindings.context, kind));
             is_merged = pushed.is_merged;
             if let Some(waker) = pushed.waker {
@@ -107,9 +100,9 @@ impl EngineContext for DomainState {
     }
 
     fn loans_lost(&mut self, ep: EpId, peer: &Address, loans: usize) {
-        if let Some(ep) = self.endpoints.get(ep.0) {
+        if let Some(ep) = self.endpoints.get(ep) {
             self.deferred.trace(TraceEvent::LoansLost(
-                ep.bindings.object_id,
+                ep.bindings().object_id,
                 peer.clone(),
                 loans,
             ));
@@ -127,29 +120,29 @@ impl EngineContext for DomainState {
         access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
-        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return true;
         };
         let counter = bindings.counters.for_remote_access(access);
         if transfer.data.is_some()
-            && let Some(queue) = bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
+            && let Some(queue) = self.cqs.get_mut(bindings.rx_cq)
         {
             if !queue.reserve() {
                 self.pending_work.block_on_cq();
                 return false;
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
-            let waiter = queue.push(0, kind, outcome, AnyBuf::None);
-            self.deferred.wake_waiter(waiter);
+            queue.next_entry().fill(0, kind, outcome, AnyBuf::None);
+            queue.reader.wake(&mut self.deferred);
             self.on_message_consumed(transfer.source);
         }
-        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+        if let Some(ep) = self.endpoints.get_mut(ep) {
             // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
-            ep.stats.record(OpKind::RemoteWrite, transfer.len);
+            ep.record(OpKind::RemoteWrite, transfer.len);
         }
         let region_counter = self.regions.counter(key, access);
-        for counter in [counter, region_counter].into_iter().flatten() {
-            self.add_to_counter(counter, true);
+        for counter in [counter, region_counter] {
+            self.counters.count(counter, true, &mut self.deferred);
         }
         true
     }
@@ -160,7 +153,7 @@ impl EngineContext for DomainState {
         address: &Address,
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr> {
-        let av = self.endpoints.get(ep.0)?.bindings.av;
+        let av = self.endpoints.get(ep)?.bindings().av;
         let (addr, is_new) = self.avs.connect(av, address, incarnation)?;
         if is_new {
             self.pending_work.push(FollowUp::PublishAddr(av, addr));
@@ -170,38 +163,37 @@ impl EngineContext for DomainState {
 
     fn peer_disconnected(&mut self, ep: EpId, addr: Option<FiAddr>) {
         if let Some(addr) = addr
-            && let Some(ep) = self.endpoints.get(ep.0)
-            && self.avs.disconnect(ep.bindings.av, addr)
+            && let Some(ep) = self.endpoints.get(ep)
+            && self.avs.disconnect(ep.bindings().av, addr)
         {
-            let av = ep.bindings.av;
+            let av = ep.bindings().av;
             self.pending_work.push(FollowUp::ReleaseAddr(av, addr));
         }
     }
 
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
-        let Some(CmRole::Passive(pending)) = self.cm(ep).map(|cm| &mut cm.role) else {
-            return;
-        };
-        *pending += 1;
-        self.wake_cm(ep);
-        let (peer, data) = (peer.clone(), data.to_vec());
-        self.event(ep, EventKind::ConnectionRequest { peer, data });
+        if let Some(cm) = self.endpoints.cm(ep)
+            && cm.add_request(&mut self.deferred)
+        {
+            let (peer, data) = (peer.clone(), data.to_vec());
+            self.event(ep, EventKind::ConnectionRequest { peer, data });
+        }
     }
 
     fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
-        let Some(endpoint) = self.endpoints.get_mut(ep.0) else {
+        let Some(endpoint) = self.endpoints.get(ep) else {
             return;
         };
-        let Some(cm) = endpoint.cm.as_deref_mut() else {
+        let object = endpoint.bindings().object_id;
+        let Some(cm) = self.endpoints.cm(ep) else {
             return;
         };
         let kind = match &result {
             Ok(connected) => {
                 // The endpoint had no name until it was connected, so its opening is traced here.
-                self.deferred.trace(TraceEvent::EndpointOpened(
-                    endpoint.bindings.object_id,
-                    connected.name.clone(),
-                ));
+                let name = connected.name.clone();
+                self.deferred
+                    .trace(TraceEvent::EndpointOpened(object, name));
                 EventKind::Connected {
                     peer: peer.clone(),
                     data: connected.data.clone(),
@@ -211,8 +203,7 @@ impl EngineContext for DomainState {
                 error: error.clone(),
             },
         };
-        cm.role = CmRole::Connected(Some(result));
-        self.wake_cm(ep);
+        cm.set_outcome(result, &mut self.deferred);
         self.event(ep, kind);
     }
 }

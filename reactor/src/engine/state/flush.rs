@@ -6,9 +6,20 @@ use fabric_core::transport::{EpId, OpKey};
 use super::domain_state::DomainState;
 use super::ops::{OpPhase, OpState};
 
+/// Flushes under way: tasks that wait until everything posted has left.
+#[derive(Debug, Default)]
+pub(crate) struct Flushes(Vec<Flush>);
+
+impl Flushes {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// A flush under way.
 #[derive(Debug)]
-pub(crate) struct Flush {
+struct Flush {
     /// The operation that completes with the flush.
     key: OpKey,
     /// The operations that had not left when the flush began. One that has left is removed when it
@@ -34,7 +45,7 @@ impl DomainState {
         });
         // The flush of an endpoint outlives the endpoint.
         let key = self.ops.insert(OpState::condition(None, OpPhase::Waiting));
-        self.flushes.push(Flush { key, waits_for });
+        self.flushes.0.push(Flush { key, waits_for });
         self.end_flushes();
         key
     }
@@ -45,7 +56,7 @@ impl DomainState {
     pub(crate) fn end_flushes(&mut self) {
         let Self { flushes, ops, .. } = self;
         let mut ended = Vec::new();
-        flushes.retain_mut(|Flush { key, waits_for }| {
+        flushes.0.retain_mut(|Flush { key, waits_for }| {
             let is_dropped = ops.get(*key).is_none();
             // Only the last operation is checked, until it has left; then the one before it.
             while !is_dropped

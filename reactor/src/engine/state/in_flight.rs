@@ -13,9 +13,9 @@ use fabric_core::transport::{EpId, OpKey, RxEngine};
 use super::bindings::{CounterId, CqId};
 use super::domain_state::DomainState;
 
-/// The state of an operation whose buffer the kernel holds.
+/// What is done with an operation when the kernel no longer reads its buffer.
 #[derive(Debug, Default)]
-pub(crate) struct InFlightBuffer {
+pub(crate) struct InFlight {
     /// The outcome, if the operation has ended.
     outcome: Option<Outcome>,
     /// Where the completion goes if the endpoint has closed.
@@ -29,31 +29,29 @@ struct OrphanTarget {
     counter: Option<CounterId>,
 }
 
-impl DomainState {
-    /// Stores the outcome of an operation until its buffer is returned.
+impl InFlight {
+    /// Stores the outcome of the operation until its buffer is returned.
     #[cold]
-    pub(crate) fn defer_completion(&mut self, key: OpKey, outcome: Outcome) {
-        if let Some(InFlightBuffer { outcome: kept, .. }) = self.in_flight_buffers.get_mut(&key) {
-            kept.get_or_insert(outcome);
-        }
+    pub(crate) fn defer(&mut self, outcome: Outcome) {
+        self.outcome.get_or_insert(outcome);
     }
+}
 
+impl DomainState {
     /// Puts the buffer back into its operation, and completes the operation if it has ended.
     pub(crate) fn reattach_buffer(&mut self, key: OpKey, buf: AnyBuf) {
-        let in_flight = self.in_flight_buffers.remove(&key);
-        let (Some(in_flight), Some(op)) = (in_flight, self.ops.get_mut(key)) else {
-            return self.deferred.drop_buffer(buf);
+        let in_flight = match self.ops.return_buffer(key, buf) {
+            Ok(in_flight) => in_flight,
+            Err(buf) => return self.deferred.drop_buffer(buf),
         };
-        op.buf = buf;
         let Some(outcome) = in_flight.outcome else {
             return;
         };
         let Some(OrphanTarget { cq, counter }) = in_flight.orphan_target else {
             return self.complete(key, outcome);
         };
-        if let Some(counter) = counter {
-            self.add_to_counter(counter, outcome.error.is_none());
-        }
+        let ok = outcome.error.is_none();
+        self.counters.count(counter, ok, &mut self.deferred);
         self.release_op_resources(key);
         self.report_op(key, outcome, cq);
     }
@@ -61,22 +59,14 @@ impl DomainState {
     /// Sets the orphan target of an endpoint's in-flight operations before the endpoint is removed:
     /// its completion queue and counter.
     pub(crate) fn redirect_in_flight_completions(&mut self, ep: EpId) {
-        let Self {
-            in_flight_buffers,
-            ops,
-            endpoints,
-            ..
-        } = self;
-        let Some(bindings) = endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings()) else {
             return;
         };
-        for (key, in_flight) in in_flight_buffers {
-            if let Some(op) = ops.get(*key).filter(|op| op.ep == ep) {
-                in_flight.orphan_target = Some(OrphanTarget {
-                    cq: bindings.tx_cq,
-                    counter: bindings.counters.for_op(op.kind),
-                });
-            }
+        for (kind, in_flight) in self.ops.in_flight_of(ep) {
+            in_flight.orphan_target = Some(OrphanTarget {
+                cq: bindings.tx_cq,
+                counter: bindings.counters.for_op(kind),
+            });
         }
     }
 }

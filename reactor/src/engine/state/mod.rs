@@ -2,24 +2,28 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `domain_state`, `bindings` | the state, and that of endpoints; ids, and objects that endpoints are bound to |
+//! | `domain_state` | the state: what needs several of the parts below |
+//! | `endpoints`, `bindings` | endpoints; ids, and objects that endpoints are bound to |
 //! | `engine_context`, `rx_engine` | the part that a transport sees; deliveries of received messages |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
-//! | `queues`, `reporting` | completion queues, event queues and counters; reporting of operations to them |
+//! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
-//! | `shared_senders`, `arrival_endpoint` | senders to shared receive contexts; counting at their endpoints |
-//! | `pending_work` | work that calls leave behind |
+//! | `pending_work`, `arrival_timer` | work that calls leave behind; messages that stop arriving |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
-mod arrival_endpoint;
+pub(crate) mod arrival_timer;
 pub(crate) mod av;
 pub(crate) mod bindings;
 pub(crate) mod cm;
+pub(crate) mod counter;
+pub(crate) mod cq;
 pub(crate) mod deferred;
 pub(crate) mod domain_state;
+pub(crate) mod endpoints;
 mod engine_context;
+pub(crate) mod eq;
 pub(crate) mod flush;
 pub(crate) mod id_map;
 pub(crate) mod in_flight;
@@ -27,10 +31,8 @@ pub(crate) mod loans;
 pub(crate) mod multi_recv;
 pub(crate) mod ops;
 pub(crate) mod pending_work;
-pub(crate) mod queues;
 mod regions;
-pub(crate) mod reporting;
+mod reporting;
 mod rx_engine;
-mod shared_senders;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;

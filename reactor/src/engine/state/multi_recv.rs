@@ -20,13 +20,12 @@ use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, MultiRecvSplit, OpKey};
 use fabric_core::{Error, Resource};
+use slab::Slab;
 
 use super::bindings::CqId;
-use super::domain_state::{DomainState, EndpointState, max_msg_size};
-use super::id_map::IdMap;
+use super::domain_state::DomainState;
 use super::ops::{CompletionTarget, OpPhase, OpResult};
 use super::pending_work::FollowUp;
-use super::queues::CqState;
 
 /// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +47,50 @@ pub enum MultiRecvItem {
     End(Option<Error>, BytesMut),
 }
 
+/// The multi-receives of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct MultiRecvs(Slab<MultiRecvEntry>);
+
+impl MultiRecvs {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
+    /// before it has taken them.
+    pub(crate) fn may_abandon_message(&self, target: CompletionTarget) -> bool {
+        match target {
+            CompletionTarget::Future => true,
+            CompletionTarget::MultiRecv(id) => {
+                let multi = self.0.get(id as usize);
+                multi.is_some_and(|multi| matches!(multi.sink, MultiRecvSink::Stream { .. }))
+            }
+            CompletionTarget::Cq(_)
+            | CompletionTarget::CqOnError(_)
+            | CompletionTarget::Discard => false,
+        }
+    }
+
+    /// Takes the operations of the messages that have arrived for a stream and were not taken.
+    pub(crate) fn take_messages(&mut self, id: u32) -> Vec<OpKey> {
+        let messages = std::mem::take(&mut self.0[id as usize].messages);
+        messages.into_iter().map(|message| message.op).collect()
+    }
+
+    /// Returns the multi-receives of an endpoint that report to a queue with this context.
+    pub(crate) fn with_context(&self, ep: EpId, context: u64) -> impl Iterator<Item = OpKey> {
+        let matches = move |multi: &&MultiRecvEntry| match multi.sink {
+            MultiRecvSink::Cq { context: other, .. } => multi.ep == ep && other == context,
+            MultiRecvSink::Stream { .. } => false,
+        };
+        let multi_recvs = self.0.iter().map(|(_, multi)| multi);
+        multi_recvs.filter(matches).map(|multi| multi.op)
+    }
+}
+
 /// A multi-receive.
 #[derive(Debug)]
-pub(crate) struct MultiRecvEntry {
+struct MultiRecvEntry {
     /// The operation as which the multi-receive is posted.
     op: OpKey,
     ep: EpId,
@@ -110,7 +150,7 @@ impl DomainState {
             Ok(sink) => sink,
             Err(error) => return Err(Failed::new(error, buf)),
         };
-        let entry = self.multi_recvs.vacant_entry();
+        let entry = self.multi_recvs.0.vacant_entry();
         let id = entry.key() as u32;
         let target = CompletionTarget::MultiRecv(id);
         let key = self.ops.insert_recv(ep, target, AnyBuf::None);
@@ -134,13 +174,13 @@ impl DomainState {
     /// took messages before.
     pub(crate) fn close_multi_recv(&mut self, key: OpKey) -> Option<(u32, EpId, bool)> {
         let id = self.multi_recv_id(key)?;
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         Some((id, multi.ep, !std::mem::replace(&mut multi.closed, true)))
     }
 
     /// Ends a multi-receive that was closed and has left the receive queue.
     pub(crate) fn end_canceled_multi_recv(&mut self, id: u32) {
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         if let MultiRecvSink::Cq { .. } = multi.sink {
             multi.error = Some(Error::Canceled);
         }
@@ -149,15 +189,9 @@ impl DomainState {
         self.finish_multi_recv(id);
     }
 
-    /// Takes the operations of the messages that have arrived for a stream and were not taken.
-    pub(crate) fn take_multi_recv_messages(&mut self, id: u32) -> Vec<OpKey> {
-        let messages = std::mem::take(&mut self.multi_recvs[id as usize].messages);
-        messages.into_iter().map(|message| message.op).collect()
-    }
-
     /// Removes a multi-receive that has left the receive queue, and returns the rest of its buffer.
     pub(crate) fn remove_multi_recv(&mut self, id: u32, key: OpKey) -> BytesMut {
-        let multi = self.multi_recvs.try_remove(id as usize);
+        let multi = self.multi_recvs.0.try_remove(id as usize);
         self.discard_op(key);
         multi.map_or_else(BytesMut::new, |multi| multi.remaining)
     }
@@ -166,10 +200,11 @@ impl DomainState {
     pub(crate) fn close_multi_recvs_of_cq(&mut self, cq: CqId) -> Vec<OpKey> {
         let uses_queue = |multi: &MultiRecvEntry| matches!(multi.sink, MultiRecvSink::Cq { .. });
         let reports_to = |multi: &MultiRecvEntry| {
-            uses_queue(multi) && self.cq_of(multi.ep, OpKind::Recv) == Some(cq)
+            uses_queue(multi) && self.endpoints.cq_of(multi.ep, OpKind::Recv) == Some(cq)
         };
         let reporting = self
             .multi_recvs
+            .0
             .iter()
             .filter(|(_, multi)| reports_to(multi));
         let keys: Vec<_> = reporting.map(|(_, multi)| multi.op).collect();
@@ -186,9 +221,9 @@ impl DomainState {
         spec: RecvSpec,
         sink: MultiRecvTarget,
     ) -> Result<MultiRecvSink, Error> {
-        let ep_state = &self.endpoint(ep)?;
-        let limit = ep_state.bindings.rx_size;
-        if ep_state.posted_recvs >= limit {
+        let ep_state = self.endpoints.get_open(ep)?;
+        let limit = ep_state.bindings().rx_size;
+        if ep_state.free_recvs() == 0 {
             return Err(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
         if let Some(from) = spec.from {
@@ -197,7 +232,7 @@ impl DomainState {
         let sink = match sink {
             MultiRecvTarget::Stream => MultiRecvSink::Stream { limit, full: false },
             MultiRecvTarget::Cq(context) => {
-                let queue = self.cq_of(ep, OpKind::Recv).and_then(|id| self.cq(id));
+                let queue = self.cqs.get_mut(self.endpoints.cq_of(ep, OpKind::Recv));
                 if queue.is_some_and(|queue| queue.capacity() < 2) {
                     let reason = "its capacity is 1; a multi-receive needs 2 entries".into();
                     return Err(Error::Invalid {
@@ -214,35 +249,15 @@ impl DomainState {
                 }
             }
         };
-        self.endpoint(ep)?.posted_recvs += 1;
+        self.endpoints.get_open(ep)?.add_posted_recvs(1);
         Ok(sink)
-    }
-
-    /// Returns whether a stream takes the messages of this multi-receive.
-    pub(crate) fn is_stream(&self, id: u32) -> bool {
-        let multi = self.multi_recvs.get(id as usize);
-        multi.is_some_and(|multi| matches!(multi.sink, MultiRecvSink::Stream { .. }))
     }
 
     /// Returns whether this operation is a multi-receive.
     pub(crate) fn is_multi_recv(&self, key: OpKey) -> bool {
         let id = self.multi_recv_id(key);
-        let multi = id.and_then(|id| self.multi_recvs.get(id as usize));
+        let multi = id.and_then(|id| self.multi_recvs.0.get(id as usize));
         multi.is_some_and(|multi| multi.op == key)
-    }
-
-    /// Returns the multi-receives of an endpoint that report to a queue with this context.
-    pub(crate) fn multi_recvs_with_context(
-        &self,
-        ep: EpId,
-        context: u64,
-    ) -> impl Iterator<Item = OpKey> {
-        let matches = move |multi: &&MultiRecvEntry| match multi.sink {
-            MultiRecvSink::Cq { context: other, .. } => multi.ep == ep && other == context,
-            MultiRecvSink::Stream { .. } => false,
-        };
-        let multi_recvs = self.multi_recvs.iter().map(|(_, multi)| multi);
-        multi_recvs.filter(matches).map(|multi| multi.op)
     }
 
     /// Returns the id of the multi-receive that was posted as this operation.
@@ -259,7 +274,7 @@ impl DomainState {
         let Some(id) = self.multi_recv_id(key) else {
             return false;
         };
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         let reserved = match &mut multi.sink {
             MultiRecvSink::Stream { limit, full } => {
                 *full |= multi.messages.len() >= *limit;
@@ -270,7 +285,8 @@ impl DomainState {
         if *reserved {
             return true;
         }
-        *reserved = reserve_rx_entry(&self.endpoints, &mut self.cqs, multi.ep);
+        let queue = self.endpoints.cq_of(multi.ep, OpKind::Recv);
+        *reserved = self.cqs.reserve(queue).is_ok();
         if !*reserved {
             self.pending_work.block_on_cq();
         }
@@ -280,19 +296,17 @@ impl DomainState {
     /// Reserves entries of a queue that has room, for the next messages of multi-receives that have
     /// none reserved.
     pub(crate) fn reserve_multi_recv_entries(&mut self, cq: CqId) {
-        let Some(queue) = self.cqs.get_mut(cq.0) else {
+        let Some(queue) = self.cqs.get_mut(cq) else {
             return;
         };
         for (_, multi) in self
             .multi_recvs
+            .0
             .iter_mut()
             .filter(|(_, multi)| !multi.closed)
         {
             if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink
-                && self
-                    .endpoints
-                    .get(multi.ep.0)
-                    .is_some_and(|ep| ep.bindings.rx_cq == Some(cq))
+                && self.endpoints.cq_of(multi.ep, OpKind::Recv) == Some(cq)
             {
                 *reserved = *reserved || queue.reserve();
             }
@@ -303,15 +317,15 @@ impl DomainState {
     pub(crate) fn split_for_message(&mut self, key: OpKey, envelope: &Envelope) -> MultiRecvSplit {
         let Some(id) = self
             .multi_recv_id(key)
-            .filter(|id| !self.multi_recvs[*id as usize].closed)
+            .filter(|id| !self.multi_recvs.0[*id as usize].closed)
         else {
             return MultiRecvSplit::Exhausted;
         };
         if !self.has_room_for_message(key) {
             return MultiRecvSplit::CqFull;
         }
-        let multi = &mut self.multi_recvs[id as usize];
-        let limit = max_msg_size(&self.endpoints, multi.ep);
+        let multi = &mut self.multi_recvs.0[id as usize];
+        let limit = self.endpoints.max_msg_size(multi.ep);
         let len = envelope.len.min(limit);
         if len > multi.remaining.capacity() && !multi.untouched {
             multi.closed = true;
@@ -339,7 +353,8 @@ impl DomainState {
         });
         multi.incomplete += 1;
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            *reserved = !exhausted && reserve_rx_entry(&self.endpoints, &mut self.cqs, ep);
+            let queue = self.endpoints.cq_of(ep, OpKind::Recv);
+            *reserved = !exhausted && self.cqs.reserve(queue).is_ok();
         }
         if exhausted {
             self.release_op_resources(key);
@@ -351,7 +366,7 @@ impl DomainState {
     /// Records that a part is complete, or that the multi-receive itself has ended with its
     /// endpoint or with the peer it was directed at.
     pub(crate) fn on_multi_recv_message(&mut self, id: u32, key: OpKey, outcome: Outcome) {
-        let Some(multi) = self.multi_recvs.get_mut(id as usize) else {
+        let Some(multi) = self.multi_recvs.0.get_mut(id as usize) else {
             return;
         };
         if multi.op == key {
@@ -380,7 +395,7 @@ impl DomainState {
                     .ops
                     .remove(key)
                     .map_or(AnyBuf::None, |op| freeze_buffer(op.buf));
-                let queue = self.cq_of(ep, OpKind::Recv);
+                let queue = self.endpoints.cq_of(ep, OpKind::Recv);
                 self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
             }
         }
@@ -393,12 +408,12 @@ impl DomainState {
         let Some(id) = self.multi_recv_id(key) else {
             return;
         };
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         multi.incomplete -= 1;
         multi.messages.retain(|part| part.op != key);
         let (ep, op, resumes) = (multi.ep, multi.op, multi.resumes());
         if let MultiRecvSink::Cq { .. } = multi.sink {
-            self.unreserve_entry(self.cq_of(ep, OpKind::Recv));
+            self.unreserve_entry(self.endpoints.cq_of(ep, OpKind::Recv));
         } else {
             // A later message of the same sender may be taken now.
             self.wake_op(op);
@@ -412,15 +427,18 @@ impl DomainState {
 
     /// Reports the end of a multi-receive if it is closed and all its parts are complete.
     fn finish_multi_recv(&mut self, id: u32) {
-        let multi = &self.multi_recvs[id as usize];
+        let multi = &self.multi_recvs.0[id as usize];
         if !multi.closed || multi.incomplete > 0 {
             return;
         }
         let MultiRecvSink::Cq { context, reserved } = multi.sink else {
             return self.wake_op(multi.op);
         };
-        let multi = self.multi_recvs.remove(id as usize);
-        let (kind, queue) = (OpKind::MultiRecvRelease, self.cq_of(multi.ep, OpKind::Recv));
+        let multi = self.multi_recvs.0.remove(id as usize);
+        let (kind, queue) = (
+            OpKind::MultiRecvRelease,
+            self.endpoints.cq_of(multi.ep, OpKind::Recv),
+        );
         if reserved {
             self.unreserve_entry(queue);
         }
@@ -434,15 +452,16 @@ impl DomainState {
 
     /// Wakes the task that waits for an operation that goes on.
     fn wake_op(&mut self, key: OpKey) {
-        let waiter = self.ops.get_mut(key).and_then(|op| op.waker.take());
-        self.deferred.wake_waiter(waiter);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.waiter.wake(&mut self.deferred);
+        }
     }
 
     pub(crate) fn take_multi_recv_item(&mut self, key: OpKey) -> Option<MultiRecvItem> {
         let Some(id) = self.multi_recv_id(key) else {
             return Some(MultiRecvItem::End(None, BytesMut::new()));
         };
-        let multi = &mut self.multi_recvs[id as usize];
+        let multi = &mut self.multi_recvs.0[id as usize];
         if let Some(index) = multi.next_complete() {
             let part = multi.messages.remove(index)?.op;
             if multi.resumes() {
@@ -453,17 +472,10 @@ impl DomainState {
         if !multi.closed || multi.incomplete > 0 {
             return None;
         }
-        let multi = self.multi_recvs.remove(id as usize);
+        let multi = self.multi_recvs.0.remove(id as usize);
         self.discard_op(key);
         Some(MultiRecvItem::End(multi.error, multi.remaining))
     }
-}
-
-/// Reserves an entry of the receive queue of an endpoint. Returns false when none is free.
-fn reserve_rx_entry(endpoints: &IdMap<EndpointState>, cqs: &mut IdMap<CqState>, ep: EpId) -> bool {
-    let queue = endpoints.get(ep.0).and_then(|ep| ep.bindings.rx_cq);
-    let queue = queue.and_then(|id| cqs.get_mut(id.0));
-    queue.is_some_and(CqState::reserve)
 }
 
 impl MultiRecvEntry {

@@ -6,12 +6,16 @@
 //! that a transport may still use.
 
 use std::cmp::Reverse;
-use std::task::Waker;
+use std::collections::HashMap;
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::transport::{EpId, OpKey, TxOp};
+use fabric_core::transport::{EpId, OpKey, RmaIov, RmaIovId, TxOp};
 use fabric_core::{Error, FiAddr};
+use slab::Slab;
+
+use super::deferred::{Deferred, WakerSlot};
+use super::in_flight::InFlight;
 
 /// Where the completion of an operation is reported. There is exactly one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,14 +101,15 @@ pub(crate) struct OpState {
     pub(crate) tx_op: Option<TxOp>,
     /// Whether the operation holds a transmit credit, or a place among the posted receives, which
     /// is released when it ends.
-    pub(crate) holds_credit: bool,
+    holds_credit: bool,
     /// Whether this is a permit, a probe, a flush or a wait for memory of loans: it transfers
     /// nothing and ends when a condition holds.
     pub(crate) no_transfer: bool,
     /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
     pub(crate) payload_sent: bool,
     pub(crate) buf: AnyBuf,
-    pub(crate) waker: Option<Waker>,
+    /// The task that waits for the operation.
+    pub(crate) waiter: WakerSlot,
 }
 
 impl OpState {
@@ -121,7 +126,38 @@ impl OpState {
             no_transfer: false,
             payload_sent: false,
             buf,
-            waker: None,
+            waiter: WakerSlot::EMPTY,
+        }
+    }
+
+    /// Returns a transmit operation that the transport does not execute inline.
+    pub(crate) fn queued(
+        ep: EpId,
+        tx_op: TxOp,
+        target: CompletionTarget,
+        buf: AnyBuf,
+        phase: OpPhase,
+        holds_credit: bool,
+    ) -> Self {
+        Self {
+            phase,
+            tx_op: Some(tx_op),
+            holds_credit,
+            ..Self::new(ep, tx_op.kind, target, buf)
+        }
+    }
+
+    /// Returns a permit for an operation to this peer, which may have its credit already.
+    pub(crate) fn permit(ep: EpId, peer: FiAddr, holds_credit: bool) -> Self {
+        let phase = if holds_credit {
+            OpPhase::Done
+        } else {
+            OpPhase::Waiting
+        };
+        Self {
+            tx_op: Some(TxOp::new(OpKind::Send, peer)),
+            holds_credit,
+            ..Self::condition(Some(ep), phase)
         }
     }
 
@@ -138,6 +174,19 @@ impl OpState {
         }
     }
 
+    /// Returns whether the operation holds a transmit credit, or a place among the posted receives.
+    #[inline]
+    pub(crate) fn holds_credit(&self) -> bool {
+        self.holds_credit
+    }
+
+    /// Takes the place of a receive among the posted receives. Returns whether it had one.
+    #[inline]
+    pub(crate) fn take_recv_place(&mut self) -> bool {
+        debug_assert_eq!(self.kind, OpKind::Recv);
+        std::mem::take(&mut self.holds_credit)
+    }
+
     /// Returns whether this is a transmit operation, other than a permit, that holds a credit: the
     /// transport has not finished it.
     fn is_pending_send(&self) -> bool {
@@ -147,7 +196,7 @@ impl OpState {
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline(always)] // on the small-message path
     pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
-        debug_assert!(self.waker.is_none() && matches!(self.buf, AnyBuf::None));
+        debug_assert!(self.waiter.is_empty() && matches!(self.buf, AnyBuf::None));
         self.generation = FREE_GENERATION;
         free_slots.push(key.index);
     }
@@ -169,6 +218,10 @@ pub(crate) struct OpTable {
     generation: u32,
     /// The number of transmit operations that hold a credit.
     pending_sends: usize,
+    /// The remote segments of operations that have several (`fi_rma_iov`).
+    rma_iovs: Slab<Box<[RmaIov]>>,
+    /// The operations whose buffers the kernel reads. The buffers are not in the slots.
+    in_flight: HashMap<OpKey, InFlight>,
 }
 
 impl OpTable {
@@ -334,6 +387,76 @@ impl OpTable {
         Some(op)
     }
 
+    /// Adds the remote segments of an operation that is about to be posted.
+    pub(crate) fn insert_rma_iovs(&mut self, iovs: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.rma_iovs.insert(iovs.into()) as u32)
+    }
+
+    /// Returns the remote segments of an operation.
+    pub(crate) fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
+        let iovs = self.rma_iovs.get(id.0 as usize);
+        iovs.map_or(&[], |iovs| iovs)
+    }
+
+    /// Removes the remote segments of an operation that has ended or was not posted.
+    pub(crate) fn remove_rma_iovs(&mut self, id: RmaIovId) {
+        self.rma_iovs.try_remove(id.0 as usize);
+    }
+
+    /// Takes the buffer of an operation for the kernel, until it is
+    /// [returned](Self::return_buffer).
+    pub(crate) fn take_buffer(&mut self, key: OpKey) -> Option<AnyBuf> {
+        let buf = std::mem::take(&mut self.get_mut(key)?.buf);
+        self.in_flight.insert(key, InFlight::default());
+        Some(buf)
+    }
+
+    /// Puts the buffer back into its operation. Returns what has happened to the operation
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// The buffer, if the operation was removed.
+    pub(crate) fn return_buffer(&mut self, key: OpKey, buf: AnyBuf) -> Result<InFlight, AnyBuf> {
+        let in_flight = self.in_flight.remove(&key);
+        let (Some(in_flight), Some(op)) = (in_flight, self.get_mut(key)) else {
+            return Err(buf);
+        };
+        op.buf = buf;
+        Ok(in_flight)
+    }
+
+    /// Returns whether the kernel reads the buffer of any operation.
+    #[inline]
+    pub(crate) fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Returns the state of an operation whose buffer the kernel reads.
+    pub(crate) fn in_flight_mut(&mut self, key: OpKey) -> Option<&mut InFlight> {
+        self.in_flight.get_mut(&key)
+    }
+
+    /// Returns the operations of an endpoint whose buffers the kernel reads, with their kinds.
+    pub(crate) fn in_flight_of(
+        &mut self,
+        ep: EpId,
+    ) -> impl Iterator<Item = (OpKind, &mut InFlight)> {
+        let slots = &self.slots;
+        self.in_flight.iter_mut().filter_map(move |(key, state)| {
+            let op = slots.get(key.index as usize)?;
+            (op.generation == key.generation && op.ep == ep).then_some((op.kind, state))
+        })
+    }
+
+    /// Returns the operations of an endpoint that have not ended, other than those whose buffers
+    /// the kernel reads.
+    pub(crate) fn pending_of(&self, ep: EpId) -> impl Iterator<Item = OpKey> {
+        let pending = self.iter().filter(move |(key, op)| {
+            op.ep == ep && op.phase != OpPhase::Done && !self.in_flight.contains_key(key)
+        });
+        pending.map(|(key, _)| key)
+    }
+
     /// Takes the credit of an operation, or its place among the posted receives. Returns whether it
     /// had one.
     pub(crate) fn take_credit(&mut self, key: OpKey) -> bool {
@@ -366,6 +489,12 @@ impl OpTable {
         })
     }
 
+    /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
+    #[inline]
+    pub(crate) fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
+        tx_op.fence && self.has_ops_in_transport_to(ep, tx_op.peer)
+    }
+
     /// Returns the operations that match a predicate.
     pub(crate) fn keys_where(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let matching = self.iter().filter(|(_, op)| predicate(op));
@@ -378,9 +507,11 @@ impl OpTable {
         keys.sort_unstable_by_key(|key| Reverse(self.generation.wrapping_sub(key.generation)));
     }
 
-    /// Takes all wakers out.
-    pub(crate) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> {
-        self.slots.iter_mut().filter_map(|op| op.waker.take())
+    /// Wakes all waiting tasks.
+    pub(crate) fn wake_all(&mut self, deferred: &mut Deferred) {
+        for op in &mut self.slots {
+            op.waiter.wake(deferred);
+        }
     }
 
     /// Returns whether a message of this source is in a completed receive whose result was not

@@ -29,6 +29,8 @@ pub(crate) struct PendingWork {
     needs_pass: bool,
     needs_rearm: bool,
     blocked_on_cq: bool,
+    /// Endpoints that may have batched messages which no pass has sent yet.
+    batched: Vec<EpId>,
 }
 
 impl PendingWork {
@@ -59,10 +61,29 @@ impl PendingWork {
         self.needs_pass
     }
 
-    /// Notes that a pass begins.
+    /// Notes that a pass begins, which also writes the batched messages.
     #[inline]
     pub(crate) fn begin_pass(&mut self) {
         self.needs_pass = false;
+        self.batched.clear();
+    }
+
+    /// Notes that an endpoint has batched a message.
+    pub(crate) fn add_batched(&mut self, ep: EpId) {
+        if !self.batched.contains(&ep) {
+            self.batched.push(ep);
+        }
+    }
+
+    /// Returns whether an endpoint may have batched messages that no pass has sent yet.
+    #[inline]
+    pub(crate) fn has_batched(&self) -> bool {
+        !self.batched.is_empty()
+    }
+
+    /// Takes the endpoints that may have batched messages.
+    pub(crate) fn take_batched(&mut self) -> Vec<EpId> {
+        std::mem::take(&mut self.batched)
     }
 
     /// Requests that the domain is armed again, or that its driver is woken if a pass has work.

@@ -4,60 +4,28 @@
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, Loan};
-use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::completion::{Completion, OpKind, Outcome};
 use fabric_core::event::EventKind;
+use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EngineContext, EpId, OpKey};
-use fabric_core::tree::Class;
-use fabric_core::{Error, FiAddr, Resource, Result};
+use fabric_core::{Error, FiAddr, Result};
 
-use super::bindings::{CounterId, CqId};
+use super::bindings::CqId;
 use super::domain_state::DomainState;
-use super::id_map::IdMap;
 use super::ops::CompletionTarget;
-use super::queues::CqState;
-
-/// Reserves an entry of a completion queue.
-#[inline]
-pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Result<()> {
-    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
-    let queue = cqs
-        .get_mut(id.0)
-        .ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
-    if queue.reserve() {
-        Ok(())
-    } else {
-        let capacity = queue.capacity();
-        Err(Error::WouldBlock(Resource::CompletionEntry { capacity }))
-    }
-}
 
 impl DomainState {
-    /// Returns the completion queue to which operations of this kind report.
-    #[inline]
-    pub(crate) fn cq_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
-        let bindings = &self.endpoints.get(ep.0)?.bindings;
-        if kind.is_rx() {
-            bindings.rx_cq
-        } else {
-            bindings.tx_cq
-        }
-    }
-
-    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CqState> {
-        self.cqs.get_mut(id.0)
-    }
-
     /// Reserves the entry that an operation will report to, and returns the queue.
     pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<Option<CqId>> {
-        let queue = self.cq_of(ep, kind);
-        reserve_cq_entry(&mut self.cqs, queue)?;
+        let queue = self.endpoints.cq_of(ep, kind);
+        self.cqs.reserve(queue)?;
         Ok(queue)
     }
 
     /// Releases a reserved entry that is not needed.
     pub(crate) fn unreserve_entry(&mut self, queue: Option<CqId>) {
         if let Some(id) = queue
-            && let Some(queue) = self.cq(id)
+            && let Some(queue) = self.cqs.get_mut(id)
         {
             queue.unreserve(1);
             self.on_cq_space(id);
@@ -123,67 +91,42 @@ impl DomainState {
         buf: AnyBuf,
     ) {
         self.on_message_consumed(outcome.transfer.source);
-        let Some(queue) = queue.and_then(|id| self.cq(id)) else {
+        let Some(queue) = self.cqs.get_mut(queue) else {
             return self.deferred.drop_buffer(buf);
         };
-        let waiter = queue.push(context, kind, outcome, buf);
-        self.deferred.wake_waiter(waiter);
+        queue.next_entry().fill(context, kind, outcome, buf);
+        queue.reader.wake(&mut self.deferred);
     }
 
     /// Counts an operation that has ended. The message of a receive is counted by
-    /// [`DomainState::count_received`].
+    /// [`Endpoints::count_received`](super::endpoints::Endpoints::count_received).
     #[inline]
     pub(crate) fn count_op(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
-        let Some(ep) = self.endpoints.get_mut(ep.0) else {
+        let Some(ep) = self.endpoints.get_mut(ep) else {
             return;
         };
         if ok {
             if kind != OpKind::Recv {
-                ep.stats.record(kind, len);
+                ep.record(kind, len);
             }
         } else {
-            ep.stats.failed += 1;
+            ep.record_failure();
         }
-        if let Some(counter) = ep.bindings.counters.for_op(kind) {
-            self.add_to_counter(counter, ok);
-        }
+        let counter = ep.bindings().counters.for_op(kind);
+        self.counters.count(counter, ok, &mut self.deferred);
     }
 
-    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
-    /// before it has taken them.
-    pub(crate) fn message_may_be_abandoned(&self, target: CompletionTarget) -> bool {
-        match target {
-            CompletionTarget::Future => true,
-            CompletionTarget::MultiRecv(id) => self.is_stream(id),
-            CompletionTarget::Cq(_)
-            | CompletionTarget::CqOnError(_)
-            | CompletionTarget::Discard => false,
-        }
-    }
-
-    /// Counts a message as received.
-    ///
-    /// Each message is counted once: when it is reported to a queue, or when its future or stream
-    /// takes it. A future or stream that is dropped first does not count its message: the message
-    /// goes to another receive.
-    #[inline]
-    pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
-        if let Some(ep) = self.endpoints.get_mut(ep.0) {
-            ep.stats.received.record(transfer.len);
-        }
-        if !self.shared_senders.is_empty() {
-            self.count_message_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
-        }
-    }
-
-    pub(crate) fn add_to_counter(&mut self, counter: CounterId, ok: bool) {
-        self.add_many_to_counter(counter, u64::from(ok), u64::from(!ok));
-    }
-
-    /// Adds to the value and the error count of a counter.
-    pub(crate) fn add_many_to_counter(&mut self, id: CounterId, success: u64, errors: u64) {
-        if let Some(counter) = self.counters.get_mut(id.0) {
-            counter.add(success, errors, &mut self.deferred);
+    /// Counts the end of a receive that was posted to a shared context, at the sharer where the
+    /// message arrived: in its counter, and in its failures.
+    #[cold]
+    pub(crate) fn count_recv_at_arrival_endpoint(
+        &mut self,
+        posted_to: EpId,
+        peer: PeerKey,
+        ok: bool,
+    ) {
+        if let Some(sharer) = self.endpoints.arrival_endpoint(posted_to, peer) {
+            self.count_op(sharer, OpKind::Recv, 0, ok);
         }
     }
 
@@ -194,7 +137,7 @@ impl DomainState {
         out: &mut Vec<Completion>,
         max: usize,
     ) -> Option<usize> {
-        let count = self.cq(cq)?.drain_into(out, max);
+        let count = self.cqs.get_mut(cq)?.drain_into(out, max);
         if count > 0 {
             self.on_cq_space(cq);
         }
@@ -211,24 +154,8 @@ impl DomainState {
     }
 
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
-        let Some(queue) = self.cq(cq) else { return };
-        let previous = queue.waker.replace(waker.clone());
-        self.deferred.add_waiter(previous);
-    }
-
-    /// Registers a waker that is called when the counter's value reaches the threshold or its error
-    /// count differs from `errors_seen`. `waiter` is `None` at the first call; then it holds the
-    /// registration, which later calls update.
-    pub(crate) fn register_counter_waiter(
-        &mut self,
-        id: CounterId,
-        waiter: &mut Option<u64>,
-        (threshold, errors_seen): (u64, u64),
-        waker: &Waker,
-    ) {
-        if let Some(counter) = self.counters.get_mut(id.0) {
-            let deferred = &mut self.deferred;
-            counter.register_waiter(waiter, (threshold, errors_seen), waker, deferred);
+        if let Some(queue) = self.cqs.get_mut(cq) {
+            queue.reader.register(waker, &mut self.deferred);
         }
     }
 

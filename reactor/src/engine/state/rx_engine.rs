@@ -11,12 +11,13 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, FiAddr, Result};
 
+use super::counter::Counters;
+use super::cq::CqState;
 use super::deferred::Deferred;
-use super::domain_state::{DomainState, EndpointState, max_msg_size};
-use super::id_map::IdMap;
+use super::domain_state::DomainState;
+use super::endpoints::EndpointState;
 use super::ops::{CompletionTarget, OpPhase, OpTable};
 use super::pending_work::FollowUp;
-use super::queues::{CounterState, CqState};
 
 impl RxEngine for DomainState {
     type PlainSink<'a> = PlainDeliveries<'a>;
@@ -26,9 +27,9 @@ impl RxEngine for DomainState {
         if self.avs.departing_count() > 0 {
             return None;
         }
-        let ep = self.endpoints.get_mut(queue.0)?;
+        let ep = self.endpoints.get_mut(queue)?;
         Some(PlainDeliveries {
-            cq: ep.bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0)),
+            cq: self.cqs.get_mut(ep.bindings().rx_cq),
             ep,
             ops: &mut self.ops,
             counters: &mut self.counters,
@@ -42,7 +43,7 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(op) else {
             return Ok(0);
         };
-        let limit = max_msg_size(&self.endpoints, op.ep);
+        let limit = self.endpoints.max_msg_size(op.ep);
         op.buf.begin_fill(len.min(limit))?;
         Ok(op.buf.recv_capacity().min(limit))
     }
@@ -67,8 +68,8 @@ impl RxEngine for DomainState {
         };
         let Some(ep) = self
             .endpoints
-            .get_mut(op.ep.0)
-            .filter(|ep| envelope.len <= ep.bindings.max_msg_size)
+            .get_mut(op.ep)
+            .filter(|ep| envelope.len <= ep.bindings().max_msg_size)
         else {
             return self.fill_and_complete(key, envelope, bytes);
         };
@@ -86,14 +87,15 @@ impl RxEngine for DomainState {
             return self.complete(key, Outcome::received(envelope, placed));
         }
         // The fast case: the most frequent kinds of receive.
-        ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
-        let (counter, queue) = (ep.bindings.counters.recv, ep.bindings.rx_cq);
+        ep.release_recv(op.take_recv_place());
+        let (counter, queue) = (ep.bindings().counters.recv, ep.bindings().rx_cq);
         if let CompletionTarget::Cq(context) = target {
-            ep.stats.received.record(placed);
+            ep.record(OpKind::Recv, placed);
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
-            if !self.shared_senders.is_empty() {
-                self.count_message_at_arrival_endpoint(ep, envelope.peer, placed);
+            if self.endpoints.has_shared_senders() {
+                let peer = envelope.peer;
+                self.endpoints.record_at_arrival_endpoint(ep, peer, placed);
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
             let outcome = Outcome::ok(Transfer::received(envelope, placed));
@@ -101,21 +103,19 @@ impl RxEngine for DomainState {
         } else {
             op.outcome.transfer = Transfer::received(envelope, placed);
             op.phase = OpPhase::Done;
-            let (ep, waiter) = (op.ep, op.waker.take());
-            self.deferred.wake_waiter(waiter);
-            if !self.shared_senders.is_empty() {
+            op.waiter.wake(&mut self.deferred);
+            let ep = op.ep;
+            if self.endpoints.has_shared_senders() {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
         }
-        if let Some(counter) = counter {
-            self.add_to_counter(counter, true);
-        }
+        self.counters.count(counter, true, &mut self.deferred);
     }
 
     fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
         let op = self.ops.get(op);
         op.is_some_and(|op| {
-            let limit = max_msg_size(&self.endpoints, op.ep);
+            let limit = self.endpoints.max_msg_size(op.ep);
             matches!(&op.buf, AnyBuf::Loaned(loaned) if loaned.accepts_loan() && len <= limit)
         })
     }
@@ -132,7 +132,7 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(op) else {
             return 0;
         };
-        let limit = max_msg_size(&self.endpoints, op.ep);
+        let limit = self.endpoints.max_msg_size(op.ep);
         bytes.truncate(limit);
         let len = bytes.len();
         match &mut op.buf {
@@ -156,7 +156,7 @@ impl RxEngine for DomainState {
         let limit = self
             .ops
             .get(op)
-            .map_or(0, |op| max_msg_size(&self.endpoints, op.ep));
+            .map_or(0, |op| self.endpoints.max_msg_size(op.ep));
         let pooled = match self.ops.get_mut(op).map(|op| &mut op.buf) {
             Some(AnyBuf::Pooled(pooled)) if bytes.has_room(len.min(limit)) => pooled,
             Some(AnyBuf::Loaned(loaned)) if bytes.has_room(len.min(limit)) => loaned.pooled_mut(),
@@ -185,8 +185,7 @@ impl RxEngine for DomainState {
     }
 
     fn on_arriving(&mut self) {
-        if !self.checks_arrivals {
-            self.checks_arrivals = true;
+        if self.arrival_timer.on_arriving() {
             self.pending_work.push(FollowUp::StartArrivalTimer);
         }
     }
@@ -218,12 +217,11 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(op) else {
             return;
         };
-        let (grown, waiter) = (op.buf.clear(), op.waker.take());
-        if let Some(grown) = grown {
+        if let Some(grown) = op.buf.clear() {
             self.deferred.drop_buffer(AnyBuf::Pooled(grown));
         }
         // A task that waits to cancel the receive can do so now.
-        self.deferred.wake_waiter(waiter);
+        op.waiter.wake(&mut self.deferred);
         // The receive may accept a message of another peer that a transport holds back, and no peer
         // rings for that.
         self.pending_work.push(FollowUp::ResumeProgress);
@@ -234,14 +232,16 @@ impl RxEngine for DomainState {
     }
 
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
-        if !self.in_flight_buffers.is_empty() && self.in_flight_buffers.contains_key(&key) {
-            return self.defer_completion(key, outcome);
+        if self.ops.has_in_flight()
+            && let Some(in_flight) = self.ops.in_flight_mut(key)
+        {
+            return in_flight.defer(outcome);
         }
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
         let (ep, kind, target) = (op.ep, op.kind, op.target);
-        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit);
+        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit());
         if kind.fills_buffer() {
             op.buf.finish(outcome.transfer.len);
         }
@@ -251,7 +251,7 @@ impl RxEngine for DomainState {
             && kind != OpKind::Recv
             && self
                 .endpoints
-                .get(ep.0)
+                .get(ep)
                 .is_some_and(|ep| !ep.tx_credits.has_no_waiters())
         {
             // A batched message holds no credit, and a fenced operation may wait for it.
@@ -261,15 +261,15 @@ impl RxEngine for DomainState {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
-                if !self.shared_senders.is_empty() {
+                if self.endpoints.has_shared_senders() {
                     self.count_recv_at_arrival_endpoint(ep, transfer.peer(), ok);
                 }
-                if ok && !self.message_may_be_abandoned(target) {
-                    self.count_received(ep, transfer);
+                if ok && !self.multi_recvs.may_abandon_message(target) {
+                    self.endpoints.count_received(ep, transfer);
                 }
             }
         }
-        let queue = self.cq_of(ep, kind);
+        let queue = self.endpoints.cq_of(ep, kind);
         self.report_op(key, outcome, queue);
     }
 
@@ -288,17 +288,17 @@ impl RxEngine for DomainState {
 
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
         let av = self.av_of(ep).ok()?;
-        let found = av.table.find(address);
+        let found = av.table().find(address);
         found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
 
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
-        self.shared_senders.add(ep)
+        self.endpoints.add_shared_sender(ep)
     }
 
     fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {
-        if let Some(ep) = self.endpoints.get_mut(queue.0) {
-            ep.stats.discarded += discarded.messages as u64;
+        if let Some(ep) = self.endpoints.get_mut(queue) {
+            ep.record_discarded(discarded.messages);
         }
         for source in &discarded.sources {
             self.on_message_consumed(Some(*source));
@@ -325,7 +325,7 @@ pub struct PlainDeliveries<'a> {
     ep: &'a mut EndpointState,
     cq: Option<&'a mut CqState>,
     ops: &'a mut OpTable,
-    counters: &'a mut IdMap<CounterState>,
+    counters: &'a mut Counters,
     deferred: &'a mut Deferred,
     /// Number of messages whose receives have futures.
     completed: u64,
@@ -342,7 +342,7 @@ impl PlainSink for PlainDeliveries<'_> {
         bytes: &(impl CopySource + Copy),
     ) -> bool {
         let len = bytes.len();
-        if len > self.ep.bindings.max_msg_size {
+        if len > self.ep.bindings().max_msg_size {
             return false;
         }
         let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
@@ -352,16 +352,16 @@ impl PlainSink for PlainDeliveries<'_> {
             (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
                 let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
                 entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
-                self.ep.posted_recvs -= usize::from(op.holds_credit);
+                self.ep.release_recv(op.holds_credit());
                 op.free(key, free_slots);
                 self.reported.count += 1;
                 self.reported.bytes += len as u64;
             }
             (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
-                self.ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
+                self.ep.release_recv(op.take_recv_place());
                 op.outcome.transfer = transfer;
                 op.phase = OpPhase::Done;
-                self.deferred.wake_waiter(op.waker.take());
+                op.waiter.wake(self.deferred);
                 self.completed += 1;
             }
             _ => return false,
@@ -374,16 +374,14 @@ impl Drop for PlainDeliveries<'_> {
     #[inline(always)] // on the small-message path
     fn drop(&mut self) {
         if self.reported.count > 0 {
-            self.ep.stats.received += self.reported;
-            let waiter = self.cq.as_mut().and_then(|cq| cq.waker.take());
-            self.deferred.wake_waiter(waiter);
+            self.ep.record_received(self.reported);
+            if let Some(cq) = &mut self.cq {
+                cq.reader.wake(self.deferred);
+            }
         }
-        if let Some(counter) = self.ep.bindings.counters.recv
-            && let Some(counter) = self.counters.get_mut(counter.0)
-        {
-            let received = self.completed + self.reported.count;
-            counter.add(received, 0, self.deferred);
-        }
+        let received = self.completed + self.reported.count;
+        let counter = self.ep.bindings().counters.recv;
+        self.counters.add(counter, received, 0, self.deferred);
     }
 }
 
@@ -401,14 +399,14 @@ mod tests {
     fn receive_that_a_copy_does_not_complete_stays_posted() {
         let mut domain = DomainState::new();
         let av = domain.avs.open(false);
-        let ep = domain.insert_endpoint(Bindings {
+        let ep = domain.endpoints.insert(Bindings {
             max_msg_size: 64,
             ..Bindings::for_tests(av)
         });
         let mut rx = RxQueue::new(ep, 1 << 20, domain.pool.clone());
         let short = vec![0; 4].into_boxed_slice().into_any();
         let op = domain.ops.insert_recv(ep, CompletionTarget::Future, short);
-        domain.endpoint(ep).unwrap().posted_recvs += 1;
+        domain.endpoints.get_open(ep).unwrap().add_posted_recvs(1);
         let any = RecvSpec {
             from: None,
             tag: None,

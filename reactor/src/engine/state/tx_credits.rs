@@ -6,13 +6,17 @@
 //! are posted later wait behind it. So transports need not implement fences.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
 
-use fabric_core::transport::OpKey;
+use fabric_core::transport::{FastPath, OpKey};
 use fabric_core::{FiAddr, Resource};
 
 /// The transmit credits of one endpoint. A slow peer can use up its own share of the credits, but
 /// not all of them.
-#[derive(Debug)]
+///
+/// While operations wait, the fast path of the endpoint is blocked, so that no operation overtakes
+/// them.
 pub(crate) struct TxCredits {
     free: usize,
     per_peer_limit: usize,
@@ -20,6 +24,8 @@ pub(crate) struct TxCredits {
     waiters: VecDeque<CreditWaiter>,
     /// The number of waiters that are fenced.
     fences: usize,
+    /// Executes operations without the domain's lock, if the transport offers it.
+    fast_path: Option<Arc<dyn FastPath>>,
 }
 
 /// An operation or permit that waits for a credit, or a fenced operation that waits for earlier
@@ -67,6 +73,21 @@ impl TxCredits {
             used: HashMap::new(),
             waiters: VecDeque::new(),
             fences: 0,
+            fast_path: None,
+        }
+    }
+
+    pub(crate) fn set_fast_path(&mut self, fast_path: Option<Arc<dyn FastPath>>) {
+        self.fast_path = fast_path;
+    }
+
+    pub(crate) fn fast_path(&self) -> Option<&Arc<dyn FastPath>> {
+        self.fast_path.as_ref()
+    }
+
+    fn update_fast_path(&self) {
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.set_blocked(!self.waiters.is_empty());
         }
     }
 
@@ -124,6 +145,7 @@ impl TxCredits {
     pub(crate) fn enqueue(&mut self, waiter: CreditWaiter) {
         self.fences += usize::from(waiter.is_fenced());
         self.waiters.push_back(waiter);
+        self.update_fast_path();
     }
 
     /// Removes a waiter from the queue.
@@ -131,20 +153,25 @@ impl TxCredits {
         self.waiters.retain(|waiter| waiter.op != op);
         let fenced = self.waiters.iter().filter(|waiter| waiter.is_fenced());
         self.fences = fenced.count();
+        self.update_fast_path();
     }
 
     /// Removes and returns the next waiter that can have a credit, and takes the credit for it.
     /// Order is kept per peer. A fenced waiter is next when no operation to its peer is under way.
+    ///
+    /// If there is none, the caller has queued all earlier ones in the transport. Only then is the
+    /// fast path unblocked, unless others wait.
     pub(crate) fn next_ready(
         &mut self,
         has_in_transport: impl Fn(FiAddr) -> bool,
     ) -> Option<OpKey> {
-        if self.free == 0 && self.fences == 0 {
+        let index = (self.free > 0 || self.fences > 0)
+            .then(|| (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_in_transport)))
+            .flatten();
+        let Some(next) = index.and_then(|index| self.waiters.remove(index)) else {
+            self.update_fast_path();
             return None;
-        }
-        let index =
-            (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_in_transport))?;
-        let next = self.waiters.remove(index)?;
+        };
         self.fences -= usize::from(next.is_fenced());
         if !next.has_credit() {
             self.reacquire(next.peer);
@@ -175,6 +202,15 @@ impl TxCredits {
 
     fn has_free_credit_for(&self, peer: FiAddr) -> bool {
         self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer_limit
+    }
+}
+
+impl fmt::Debug for TxCredits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxCredits")
+            .field("free", &self.free)
+            .field("waiters", &self.waiters)
+            .finish_non_exhaustive()
     }
 }
 

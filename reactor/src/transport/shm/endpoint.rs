@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::stats::TransportStats;
+use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Result};
 
@@ -75,7 +75,7 @@ pub(crate) struct ShmEndpoint {
     local: LocalEndpoint,
     tx_settings: TxSettings,
     /// Counters of connections that were removed.
-    counters: TransportStats,
+    counters: EndpointStats,
     fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
     /// The connections from peers and the pending handshakes, by `rx_index`.
@@ -135,7 +135,7 @@ impl ShmEndpoint {
                 received_loans: ReceivedLoans::new(tx_settings.loan_pool.clone()),
             },
             tx_settings,
-            counters: TransportStats::default(),
+            counters: EndpointStats::default(),
             fork_guard: ForkGuard::current_process(),
             wait_set,
             has_rx_change_effects: ctx.shares_rx(),

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::mr::DirectRegion;
-use fabric_core::stats::TransportStats;
+use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
     EndpointContext, EngineContext, FastPathResult, Incarnation, OpKey, TxOp, WaitSet,
 };
@@ -63,7 +63,7 @@ pub(crate) struct TxConnection {
     queue: VecDeque<QueuedTx>,
     settings: TxSettings,
     /// Operations over channels that have ended, and operations of the fast path.
-    counters: TransportStats,
+    counters: EndpointStats,
     /// Number of operations executed by the fast path.
     fast_path_ops: u64,
 }
@@ -185,7 +185,7 @@ impl TxConnection {
             end_reported: None,
             queue: VecDeque::new(),
             settings,
-            counters: TransportStats::default(),
+            counters: EndpointStats::default(),
             fast_path_ops: 0,
         }
     }
@@ -526,10 +526,10 @@ impl TxConnection {
     }
 
     /// Returns the counters of this peer, over all channels.
-    pub(crate) fn counters(&self) -> TransportStats {
+    pub(crate) fn counters(&self) -> EndpointStats {
         let mut counters = self.counters;
         let channel = self.state.channel();
-        counters += channel.map(|channel| channel.counters).unwrap_or_default();
+        counters.add(&channel.map(|channel| channel.counters).unwrap_or_default());
         counters
     }
 

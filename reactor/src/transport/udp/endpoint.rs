@@ -10,7 +10,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::stats::TransportStats;
+use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
     EndpointContext, EngineContext, EpId, MulticastGroups, OpKey, TransportEndpoint, TrySend, TxOp,
     WaitSet, WaitToken,
@@ -304,11 +304,8 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         self.senders.close(ctx);
     }
 
-    fn stats(&self) -> TransportStats {
-        TransportStats {
-            dropped: self.dropped,
-            ..TransportStats::default()
-        }
+    fn add_stats(&self, stats: &mut EndpointStats) {
+        stats.dropped += self.dropped;
     }
 
     fn describe(&self) -> String {

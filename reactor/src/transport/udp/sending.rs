@@ -193,7 +193,7 @@ mod tests {
                 (DomainState::new(), Arc::new(RecordingWaitSet::default()));
             let info: Info = UdpTransport.offers().swap_remove(0);
             let av = domain_state.avs.open(false);
-            let ep = domain_state.insert_endpoint(Bindings {
+            let ep = domain_state.endpoints.insert(Bindings {
                 max_msg_size: info.ep.max_msg_size,
                 ..Bindings::for_tests(av)
             });

@@ -6,7 +6,7 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
-use fabric_core::stats::TransportStats;
+use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
     Disconnect, EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, SentLoans,
     TransportEndpoint, TrySend, TxOp, WaitToken,
@@ -233,7 +233,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             self.tx_queued.retain(|queued| *queued != tx_index);
             let stale = Error::StaleAddress(addr);
             end_tx_connection(&mut tx, ctx, &stale, Some(ControlMessage::Disconnect));
-            self.counters += tx.counters();
+            self.counters.add(&tx.counters());
         }
     }
 
@@ -337,15 +337,14 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             .for_each(|tx_index| drop(self.tx_connections.remove(tx_index)));
     }
 
-    fn stats(&self) -> TransportStats {
-        let mut total = self.counters;
-        self.for_each_tx(|tx| total += tx.counters());
+    fn add_stats(&self, stats: &mut EndpointStats) {
+        stats.add(&self.counters);
+        self.for_each_tx(|tx| stats.add(&tx.counters()));
         for peer in self.rx_connections.established() {
-            total.doorbells += peer.doorbells;
-            total.single_copy_rx += peer.cma_stats().unwrap_or_default();
+            stats.doorbells += peer.doorbells;
+            stats.single_copy_rx += peer.cma_stats().unwrap_or_default();
+            stats.peers += 1;
         }
-        total.peers = self.rx_connections.established().count();
-        total
     }
 
     fn describe(&self) -> String {

@@ -12,7 +12,7 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::flags::Caps;
 use fabric_core::matching::AckRequest;
-use fabric_core::stats::TransportStats;
+use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
 
@@ -82,7 +82,7 @@ pub(super) struct TxChannel {
     /// Bounce buffer of RMA requests; created for the first request.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
     /// Operations over this channel.
-    pub(super) counters: TransportStats,
+    pub(super) counters: EndpointStats,
 }
 
 impl TxChannel {
@@ -114,7 +114,7 @@ impl TxChannel {
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
-            counters: TransportStats::default(),
+            counters: EndpointStats::default(),
         })
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
 use fabric_core::matching::PeerKey;
-use fabric_core::stats::TransportStats;
+use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
     ConnectionRequests, Disconnect, EndpointConnection, EndpointContext, EngineContext, OpKey,
     TransportEndpoint, TrySend, TxOp, WaitToken,
@@ -328,15 +328,11 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         }
     }
 
-    fn stats(&self) -> TransportStats {
-        let (zero_copy, zero_copy_fallbacks) = (self.zero_copy, self.zero_copy_fallbacks);
-        TransportStats {
-            peers: self.established().count(),
-            zero_copy,
-            zero_copy_fallbacks,
-            inbound_refused: self.inbound.refused(),
-            ..TransportStats::default()
-        }
+    fn add_stats(&self, stats: &mut EndpointStats) {
+        stats.peers += self.established().count();
+        stats.zero_copy += self.zero_copy;
+        stats.zero_copy_fallbacks += self.zero_copy_fallbacks;
+        stats.inbound_refused += self.inbound.refused();
     }
 
     fn describe(&self) -> String {

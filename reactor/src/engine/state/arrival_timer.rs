@@ -9,9 +9,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_core::transport::{Disconnect, WaitToken};
+use fabric_core::transport::{WaitSet, WaitToken};
 
-use super::progress::EngineState;
 use crate::sys::EpollSet;
 use crate::sys::timer::Timer;
 
@@ -26,6 +25,17 @@ const MIN_CHECKS: u32 = 16;
 pub(crate) struct ArrivalTimer {
     timeout: Option<Duration>,
     timer: Option<Timer>,
+    /// Whether the timer runs, or is about to be started.
+    is_running: bool,
+}
+
+impl std::fmt::Debug for ArrivalTimer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ArrivalTimer")
+            .field("timeout", &self.timeout)
+            .field("is_running", &self.is_running)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ArrivalTimer {
@@ -33,6 +43,7 @@ impl ArrivalTimer {
         Self {
             timeout: Some(DEFAULT_TIMEOUT),
             timer: None,
+            is_running: false,
         }
     }
 
@@ -47,7 +58,7 @@ impl ArrivalTimer {
     }
 
     /// Returns the number of checks in the timeout.
-    fn checks_per_timeout(&self) -> u32 {
+    pub(crate) fn checks_per_timeout(&self) -> u32 {
         let (Some(timeout), Some(interval)) = (self.timeout, self.interval()) else {
             return u32::MAX;
         };
@@ -55,50 +66,29 @@ impl ArrivalTimer {
         u32::try_from(checks).unwrap_or(u32::MAX).max(MIN_CHECKS)
     }
 
+    /// Notes that a message is arriving. Returns whether the timer must be [started](Self::start).
+    pub(crate) fn on_arriving(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_running, true)
+    }
+
+    /// Starts the timer. Without a timer, for lack of descriptors, the next message that arrives
+    /// tries again.
+    pub(crate) fn start(&mut self, wait_set: &Arc<EpollSet>) {
+        if self.timeout.is_none() {
+            return;
+        }
+        if self.timer.is_none() {
+            let wait_set = wait_set.clone() as Arc<dyn WaitSet>;
+            self.timer = Timer::new(&wait_set, WaitToken::ARRIVAL_TIMER).ok();
+        }
+        self.set_running(self.timer.is_some());
+    }
+
     /// Makes the timer expire when the next check is due, or stops the timer.
-    fn set(&self, checks: bool) {
-        let period = self.interval();
+    pub(crate) fn set_running(&mut self, is_running: bool) {
+        self.is_running = is_running;
         if let Some(timer) = &self.timer {
-            timer.set(period.filter(|_| checks));
-        }
-    }
-}
-
-impl EngineState {
-    /// Starts the timer, because a message is arriving. Without a timer, for lack of descriptors,
-    /// the next message that arrives tries again.
-    pub(crate) fn start_arrival_timer(&mut self, wait_set: &Arc<EpollSet>) {
-        // A forked child shares the timer with its parent, whose connections it must not end.
-        let timer = &mut self.arrival_timer;
-        if timer.timeout.is_none() || !self.fork_guard.in_original_process() {
-            return;
-        }
-        if timer.timer.is_none() {
-            let wait_set = wait_set.clone() as Arc<dyn fabric_core::transport::WaitSet>;
-            timer.timer = Timer::new(&wait_set, WaitToken::ARRIVAL_TIMER).ok();
-            self.domain.checks_arrivals = timer.timer.is_some();
-        }
-        timer.set(true);
-    }
-
-    /// Handles the expired timer: checks all receive queues, and ends the connections of messages
-    /// that have timed out.
-    pub(crate) fn check_arrivals(&mut self) {
-        if !self.fork_guard.in_original_process() {
-            return;
-        }
-        let mut timed_out = Vec::new();
-        let mut any = false;
-        let checks = self.arrival_timer.checks_per_timeout();
-        for rx in self.endpoints.all_rx_mut() {
-            any |= rx.check_arrivals(&mut self.domain, checks, &mut timed_out);
-        }
-        self.domain.checks_arrivals = any;
-        self.arrival_timer.set(any);
-        for (ep, peer) in timed_out {
-            let _ = self.with_transport(ep, |transport, ctx| {
-                transport.disconnect(ctx, Disconnect::Stalled(peer))
-            });
+            timer.set(self.interval().filter(|_| is_running));
         }
     }
 }
