@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use fabric_async::{Endpoint, EpType, EventKind, Hints, SocketOptions, discover};
 use fabric_core::tcp::{CmKind, CmMessage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::claimed_addresses::{accept_request, listen_on_any_port, read_request, reply_accept};
 use super::hostile::{encode_header, encode_request, read_until_closed};
@@ -243,6 +243,37 @@ fn verifications_of_ended_connections_count_towards_the_limit() {
         reply_accept(&mut verifying, &connect, 8).await;
         assert_eq!(read_until_closed(verifying).await, []);
         assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 2));
+    });
+}
+
+/// A request that replaces a connect which verifies an ended connection counts as well.
+#[test]
+fn requests_that_replace_a_verification_count_towards_the_limit() {
+    run(async {
+        // The endpoint is at 127.0.0.1: a request from a greater address wins.
+        let from = SocketAddr::from(([127, 0, 0, 2], 0));
+        let options = SocketOptions::new().max_inbound_per_source(2);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..3 {
+            let listener = TcpListener::bind(from).await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let mut first = connect_from(from, &ep).await;
+            assert_eq!(request(&mut first, port).await, number < 2, "{number}");
+            if number == 2 {
+                break;
+            }
+            let mut claim = connect_from(from, &ep).await;
+            assert!(!request(&mut claim, port).await, "{number}");
+            let (_verifying, _) = read_request(&listener).await;
+            drop(first);
+            wait_until(&ep, |stats| stats.peers == number).await;
+            let mut replacing = connect_from(from, &ep).await;
+            assert!(request(&mut replacing, port).await, "{number}");
+            sockets.push(replacing);
+        }
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 1));
     });
 }
 
