@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use fabric_async::{Endpoint, EventKind, FiAddr};
+use fabric_async::{Access, Endpoint, EventKind, FiAddr, RemoteRegion};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -273,6 +273,33 @@ fn messages_under_way_on_a_replaced_connection_arrive() {
         }
         assert_eq!(read_until_closed(earlier).await, []);
         assert_eq!(ep.stats().peers, 1);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A peer is restarted while an operation waits for its response and a message of its earlier
+/// connection waits for a receive. The operation fails.
+#[test]
+fn request_on_a_replaced_connection_that_holds_a_message_fails() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port, peer) = insert_listener(&ep).await;
+        let mut earlier = connect_accepted(&ep, port).await;
+        let remote = RemoteRegion::new(1, 8, Access::REMOTE_READ);
+        let read = ep.read(peer, remote.slice(..)).start().unwrap();
+        earlier.read_exact(&mut [0; 40]).await.unwrap();
+        // Longer than the share of a peer.
+        let header = encode_header(1, 0, 0, 24, 24 + (1 << 30));
+        let held = [&header[..], &5u64.to_le_bytes(), &[0; 5000]].concat();
+        earlier.write_all(&held).await.unwrap();
+        drop(earlier);
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        if !is_accepted {
+            accept_request(&listener, 8).await;
+        }
+        let failed = tokio::time::timeout(Duration::from_secs(5), read).await;
+        let failed = failed.expect("the read does not end").unwrap_err();
+        assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
         assert_still_works(&ep).await;
     });
 }

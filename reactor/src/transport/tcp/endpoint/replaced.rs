@@ -45,14 +45,19 @@ impl TcpEndpoint {
         }
     }
 
-    /// Ends the sends of a replaced connection, and probes whether the peer still has it.
+    /// Ends the sends and requests of a replaced connection, and probes whether the peer still has
+    /// it. A response that is under way is discarded: it may be behind a message that is held.
     fn receive_only(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        if let Some(connection) = self.established_mut(connection_index) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        {
             connection.set_replaced(Instant::now() + REPLACED_CHECK_INTERVAL);
+            let error = self.peers[connection.peer].connection_error(connection);
+            connection.fail_requests_keep_slots(ctx, &error);
         }
         self.on_write_closed(ctx, connection_index);
         self.arm_connection_timer(connection_index);
