@@ -277,6 +277,35 @@ fn messages_under_way_on_a_replaced_connection_arrive() {
     });
 }
 
+/// A peer is restarted twice, and a message of the first connection has arrived, but was not read
+/// when the second restart replaces another connection. The message arrives.
+#[test]
+fn unread_message_of_an_earlier_replaced_connection_arrives() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let first = connect_accepted(&ep, port).await;
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        assert!(!is_accepted);
+        let _second = accept_request(&listener, 8).await;
+        wait_until(&ep, |stats| stats.peers == 2).await;
+        // A claim begins a verification at most every 100 ms.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let (_, is_accepted) = claim(&ep, port, 9).await;
+        assert!(!is_accepted);
+        let (verifying, request) = read_request(&listener).await;
+        let accept = CmMessage::new(CmKind::Accept, &request.acceptance(9).encode()).unwrap();
+        let message = [&encode_header(0, 0, 0, 16, 17)[..], b"m"].concat();
+        // The endpoint makes no pass between the two.
+        let (mut first, mut verifying) = (first.into_std().unwrap(), verifying.into_std().unwrap());
+        first.write_all(&message).unwrap();
+        verifying.write_all(&accept.encode()).unwrap();
+        let got = tokio::time::timeout(Duration::from_secs(5), ep.recv()).await;
+        assert_eq!(got.expect("the message is lost").unwrap()[..], *b"m");
+        assert_still_works(&ep).await;
+    });
+}
+
 /// A peer is restarted while an operation waits for its response and a message of its earlier
 /// connection waits for a receive. The operation fails.
 #[test]

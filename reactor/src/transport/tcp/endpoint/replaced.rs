@@ -80,15 +80,17 @@ impl TcpEndpoint {
         }
     }
 
-    /// Closes a connection, and discards the messages that it holds.
+    /// Closes a connection after receiving what has arrived, and discards the messages that it
+    /// holds.
     pub(super) fn discard_held(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         if let Some(ConnectionState::Established(connection)) =
-            self.connections.get(connection_index)
+            self.connections.get_mut(connection_index)
         {
+            connection.drain_received(&mut self.read_memory, ctx);
             if connection.has_held_messages() {
                 let name = self.peers[connection.peer].address.clone();
                 ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
