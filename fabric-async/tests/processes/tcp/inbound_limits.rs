@@ -277,6 +277,36 @@ fn requests_that_replace_a_verification_count_towards_the_limit() {
     });
 }
 
+/// A reply to a peer that has closed makes the endpoint connect to the address that the peer has
+/// claimed. That connection counts as well.
+#[test]
+fn connections_of_replies_to_closed_peers_count_towards_the_limit() {
+    run(async {
+        let options = SocketOptions::new().max_inbound_per_source(2);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..2 {
+            let (listener, port) = listen_on_any_port().await;
+            let mut closed = connect_from(ep.name().socket_addr().unwrap(), &ep).await;
+            assert!(request(&mut closed, port).await, "{number}");
+            // The second message keeps the handle of the peer valid.
+            let message = [&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat();
+            closed.write_all(&message.repeat(2)).await.unwrap();
+            drop(closed);
+            wait_until(&ep, |stats| stats.peers == number && stats.unexpected == 2).await;
+            let source = ep.recv().await.unwrap().source().unwrap();
+            let reply = ep.send(source, "reply").start().unwrap();
+            let (accepted, _) = tokio::join!(accept_request(&listener, 8), reply);
+            sockets.push(accepted);
+            ep.recv().await.unwrap();
+        }
+        let mut refused = connect_from(ep.name().socket_addr().unwrap(), &ep).await;
+        assert!(!request(&mut refused, 9).await);
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 1));
+    });
+}
+
 /// Requests that are rejected hold few descriptors of the process, although their peers do not
 /// close.
 #[test]

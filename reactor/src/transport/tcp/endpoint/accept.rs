@@ -216,7 +216,9 @@ impl TcpEndpoint {
         );
         // A connection with a peer that the program has inserted does not count towards a limit.
         let mut counted_source = None;
-        if self.is_caused_by_peer(peer, resolution) && ctx.fi_addr_of(&name).is_none() {
+        if matches!(resolution, Resolution::Accept | Resolution::Replace)
+            && ctx.fi_addr_of(&name).is_none()
+        {
             let source = InboundSource::new(handshake.peer_addr);
             if let Err(error) = self.make_inbound_room(ctx, source) {
                 handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
@@ -325,15 +327,6 @@ impl TcpEndpoint {
             }
             Some(ConnectionState::Established(_)) => ExistingConnection::Connected,
         }
-    }
-
-    /// Returns whether a request is accepted for which this side has not begun to connect, unless
-    /// to verify a claim.
-    fn is_caused_by_peer(&self, peer: usize, resolution: Resolution) -> bool {
-        let connecting = self.peers[peer].connection;
-        let claimed_by = connecting.and_then(|connecting| self.verifications.source_of(connecting));
-        resolution == Resolution::Accept
-            || resolution == Resolution::Replace && claimed_by.is_some()
     }
 
     /// Returns whether a connection that was accepted from this address is this endpoint's own

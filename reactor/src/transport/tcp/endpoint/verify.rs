@@ -58,15 +58,9 @@ impl Verifications {
         self.sources.insert(connection_index, source);
     }
 
-    /// Removes an outbound connection that is no longer outbound. Returns the source of the claim,
-    /// if the connection was a verification.
-    pub(super) fn end(&mut self, connection_index: usize) -> Option<InboundSource> {
-        self.sources.remove(&connection_index)
-    }
-
-    /// Returns the source of the claim that has caused an outbound connection.
-    pub(super) fn source_of(&self, connection_index: usize) -> Option<InboundSource> {
-        self.sources.get(&connection_index).copied()
+    /// Removes an outbound connection that is no longer outbound.
+    pub(super) fn end(&mut self, connection_index: usize) {
+        self.sources.remove(&connection_index);
     }
 }
 
@@ -170,11 +164,8 @@ mod tests {
             assert!(!verifications.has_room(source(number)));
         }
         assert!(!verifications.has_room(source(9)), "sixteen in all");
-        assert_eq!(verifications.source_of(5), Some(source(1)));
         for _ in 0..2 {
-            let ended = verifications.end(5);
-            assert_eq!(verifications.source_of(5), None);
-            assert!(ended.is_none_or(|ended| ended == source(1)));
+            verifications.end(5);
         }
         assert!(verifications.has_room(source(1)) && verifications.has_room(source(9)));
         assert!(!verifications.has_room(source(2)), "four of the source");
