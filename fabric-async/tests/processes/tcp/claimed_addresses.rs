@@ -333,6 +333,32 @@ fn request_on_a_replaced_connection_that_holds_a_message_fails() {
     });
 }
 
+/// The process that listens at a claimed address may have the connection, and verifies it when this
+/// endpoint's connect arrives. Its request makes the endpoint connect again only after the time that
+/// the reply has taken, so two endpoints do not verify each other forever.
+#[test]
+fn reply_to_a_verification_delays_the_next_one() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let _connection = connect_accepted(&ep, port).await;
+        assert!(!claim(&ep, port, 8).await.1);
+        let (mut verifying, request) = read_request(&listener).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let reject = CmMessage::new(CmKind::Reject, &request.encode()).unwrap();
+        verifying.write_all(&reject.encode()).await.unwrap();
+        assert_eq!(read_until_closed(verifying).await, []);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!claim(&ep, port, 7).await.1);
+        assert_eq!(ep.stats().peers, 1);
+        assert!(rustix::net::accept(&listener).is_err());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!claim(&ep, port, 7).await.1);
+        read_request(&listener).await;
+        assert_still_works(&ep).await;
+    });
+}
+
 /// Four connects of an endpoint verify at a time for claims from this machine. A further claim
 /// makes the endpoint connect when one of these has ended.
 #[test]
