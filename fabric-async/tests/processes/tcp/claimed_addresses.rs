@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use fabric_async::{Endpoint, EventKind, FiAddr};
+use fabric_async::{Access, Endpoint, EventKind, FiAddr, RemoteRegion};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -273,6 +273,88 @@ fn messages_under_way_on_a_replaced_connection_arrive() {
         }
         assert_eq!(read_until_closed(earlier).await, []);
         assert_eq!(ep.stats().peers, 1);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A peer is restarted twice, and a message of the first connection has arrived, but was not read
+/// when the second restart replaces another connection. The message arrives.
+#[test]
+fn unread_message_of_an_earlier_replaced_connection_arrives() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let first = connect_accepted(&ep, port).await;
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        assert!(!is_accepted);
+        let _second = accept_request(&listener, 8).await;
+        wait_until(&ep, |stats| stats.peers == 2).await;
+        // A claim begins a verification at most every 100 ms.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let (_, is_accepted) = claim(&ep, port, 9).await;
+        assert!(!is_accepted);
+        let (verifying, request) = read_request(&listener).await;
+        let accept = CmMessage::new(CmKind::Accept, &request.acceptance(9).encode()).unwrap();
+        let message = [&encode_header(0, 0, 0, 16, 17)[..], b"m"].concat();
+        // The endpoint makes no pass between the two.
+        let (mut first, mut verifying) = (first.into_std().unwrap(), verifying.into_std().unwrap());
+        first.write_all(&message).unwrap();
+        verifying.write_all(&accept.encode()).unwrap();
+        let got = tokio::time::timeout(Duration::from_secs(5), ep.recv()).await;
+        assert_eq!(got.expect("the message is lost").unwrap()[..], *b"m");
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A peer is restarted while an operation waits for its response and a message of its earlier
+/// connection waits for a receive. The operation fails.
+#[test]
+fn request_on_a_replaced_connection_that_holds_a_message_fails() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port, peer) = insert_listener(&ep).await;
+        let mut earlier = connect_accepted(&ep, port).await;
+        let remote = RemoteRegion::new(1, 8, Access::REMOTE_READ);
+        let read = ep.read(peer, remote.slice(..)).start().unwrap();
+        earlier.read_exact(&mut [0; 40]).await.unwrap();
+        // Longer than the share of a peer.
+        let header = encode_header(1, 0, 0, 24, 24 + (1 << 30));
+        let held = [&header[..], &5u64.to_le_bytes(), &[0; 5000]].concat();
+        earlier.write_all(&held).await.unwrap();
+        drop(earlier);
+        let (_, is_accepted) = claim(&ep, port, 8).await;
+        if !is_accepted {
+            accept_request(&listener, 8).await;
+        }
+        let failed = tokio::time::timeout(Duration::from_secs(5), read).await;
+        let failed = failed.expect("the read does not end").unwrap_err();
+        assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// The process that listens at a claimed address may have the connection, and verifies it when this
+/// endpoint's connect arrives. Its request makes the endpoint connect again only after the time that
+/// the reply has taken, so two endpoints do not verify each other forever.
+#[test]
+fn reply_to_a_verification_delays_the_next_one() {
+    run(async {
+        let (ep, _events) = bind_with_events().await;
+        let (listener, port) = listen_on_any_port().await;
+        let _connection = connect_accepted(&ep, port).await;
+        assert!(!claim(&ep, port, 8).await.1);
+        let (mut verifying, request) = read_request(&listener).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let reject = CmMessage::new(CmKind::Reject, &request.encode()).unwrap();
+        verifying.write_all(&reject.encode()).await.unwrap();
+        assert_eq!(read_until_closed(verifying).await, []);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!claim(&ep, port, 7).await.1);
+        assert_eq!(ep.stats().peers, 1);
+        assert!(rustix::net::accept(&listener).is_err());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!claim(&ep, port, 7).await.1);
+        read_request(&listener).await;
         assert_still_works(&ep).await;
     });
 }

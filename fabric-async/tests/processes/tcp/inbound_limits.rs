@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use fabric_async::{Endpoint, EpType, EventKind, Hints, SocketOptions, discover};
 use fabric_core::tcp::{CmKind, CmMessage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::claimed_addresses::{accept_request, listen_on_any_port, read_request, reply_accept};
 use super::hostile::{encode_header, encode_request, read_until_closed};
@@ -244,6 +244,110 @@ fn verifications_of_ended_connections_count_towards_the_limit() {
         assert_eq!(read_until_closed(verifying).await, []);
         assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 2));
     });
+}
+
+/// A request that replaces a connect which verifies an ended connection counts as well.
+#[test]
+fn requests_that_replace_a_verification_count_towards_the_limit() {
+    run(async {
+        // The endpoint is at 127.0.0.1: a request from a greater address wins.
+        let from = SocketAddr::from(([127, 0, 0, 2], 0));
+        let options = SocketOptions::new().max_inbound_per_source(2);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..3 {
+            let listener = TcpListener::bind(from).await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let mut first = connect_from(from, &ep).await;
+            assert_eq!(request(&mut first, port).await, number < 2, "{number}");
+            if number == 2 {
+                break;
+            }
+            let mut claim = connect_from(from, &ep).await;
+            assert!(!request(&mut claim, port).await, "{number}");
+            let (_verifying, _) = read_request(&listener).await;
+            drop(first);
+            wait_until(&ep, |stats| stats.peers == number).await;
+            let mut replacing = connect_from(from, &ep).await;
+            assert!(request(&mut replacing, port).await, "{number}");
+            sockets.push(replacing);
+        }
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 1));
+    });
+}
+
+/// A reply to a peer that has closed makes the endpoint connect to the address that the peer has
+/// claimed. That connection counts as well.
+#[test]
+fn connections_of_replies_to_closed_peers_count_towards_the_limit() {
+    run(async {
+        let options = SocketOptions::new().max_inbound_per_source(2);
+        let ep = Endpoint::options().socket_options(options);
+        let ep = ep.bind("tcp://").await.unwrap();
+        let mut sockets = Vec::new();
+        for number in 0..2 {
+            let (listener, port) = listen_on_any_port().await;
+            let mut closed = connect_from(ep.name().socket_addr().unwrap(), &ep).await;
+            assert!(request(&mut closed, port).await, "{number}");
+            // The second message keeps the handle of the peer valid.
+            let message = [&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat();
+            closed.write_all(&message.repeat(2)).await.unwrap();
+            drop(closed);
+            wait_until(&ep, |stats| stats.peers == number && stats.unexpected == 2).await;
+            let source = ep.recv().await.unwrap().source().unwrap();
+            let reply = ep.send(source, "reply").start().unwrap();
+            let (accepted, _) = tokio::join!(accept_request(&listener, 8), reply);
+            sockets.push(accepted);
+            ep.recv().await.unwrap();
+        }
+        let mut refused = connect_from(ep.name().socket_addr().unwrap(), &ep).await;
+        assert!(!request(&mut refused, 9).await);
+        assert_eq!((ep.stats().peers, ep.stats().inbound_refused), (2, 1));
+    });
+}
+
+/// Peers that do not take what the endpoint sends, and then violate the protocol, hold few
+/// descriptors of the process.
+#[test]
+fn closed_connections_with_unsent_bytes_hold_few_descriptors() {
+    const LIMIT: usize = 8;
+    run_in_own_process(
+        "tcp::inbound_limits::closed_connections_with_unsent_bytes_hold_few_descriptors",
+        || {
+            run(async {
+                let options = SocketOptions::new().max_inbound_per_source(LIMIT);
+                let options = options.send_buffer(4096);
+                let ep = Endpoint::options().socket_options(options);
+                let ep = ep.bind("tcp://").await.unwrap();
+                let to = ep.name().socket_addr().unwrap();
+                let mut sockets = Vec::new();
+                let before = ResourceUsage::wait_stable().await.descriptors;
+                let mut most = 0;
+                while sockets.len() < 100 {
+                    let socket = TcpSocket::new_v4().unwrap();
+                    socket.set_recv_buffer_size(4096).unwrap();
+                    let mut socket = socket.connect(to).await.unwrap();
+                    let is_accepted = request(&mut socket, 9).await;
+                    if is_accepted {
+                        let message = [&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat();
+                        socket.write_all(&message).await.unwrap();
+                        let source = ep.recv().await.unwrap().source().unwrap();
+                        let sends = (0..200).map(|_| ep.send(source, vec![1; 8192]).start());
+                        let sends: Vec<_> = sends.collect();
+                        socket.write_all(&[255; 16]).await.unwrap();
+                        wait_until(&ep, |stats| stats.peers == 0).await;
+                        drop(sends);
+                    }
+                    sockets.push(socket);
+                    let held = ResourceUsage::current().descriptors - before - sockets.len();
+                    most = most.max(held);
+                }
+                // Up to 16 of the others are rejected requests, and some are being closed.
+                assert!(most < LIMIT + 16 + 20, "{most}");
+            });
+        },
+    );
 }
 
 /// Requests that are rejected hold few descriptors of the process, although their peers do not

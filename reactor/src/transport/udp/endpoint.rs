@@ -256,8 +256,9 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         addr: FiAddr,
         address: &Address,
     ) {
+        let is_inserted = ctx.incarnation_of(addr).is_none();
         if let Some(at) = address.socket_addr()
-            && let Some(key) = self.senders.on_address_inserted(at, addr)
+            && let Some(key) = self.senders.on_address_inserted(at, addr, is_inserted)
         {
             ctx.assign_source(key, addr);
         }

@@ -187,14 +187,19 @@ impl Senders {
         None
     }
 
-    /// Sets the address handle of a sender; returns its key if its unconsumed messages are to get
-    /// the handle.
+    /// Sets the address handle of a sender, which the program has inserted or which was
+    /// auto-inserted; returns its key if its unconsumed messages are to get the handle.
     pub(super) fn on_address_inserted(
         &mut self,
         socket_addr: SocketAddr,
         addr: FiAddr,
+        is_inserted: bool,
     ) -> Option<PeerKey> {
-        let sender = &mut self.entries[*self.by_socket_addr.get(&socket_addr)?];
+        let index = *self.by_socket_addr.get(&socket_addr)?;
+        if is_inserted {
+            self.set_known(index);
+        }
+        let sender = &mut self.entries[index];
         (sender.source.replace(addr) != Some(addr)).then_some(sender.peer_key)
     }
 
@@ -224,6 +229,8 @@ impl Senders {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use fabric_core::av::AddressTable;
+
     use super::*;
 
     fn socket_addr(port: u16) -> SocketAddr {
@@ -259,6 +266,25 @@ mod tests {
         assert_eq!(evicted[..3], [1000, 1001, 1002], "the oldest new ones");
         assert_eq!(evicted.len(), 20_000 + 10 - MAX_SENDERS);
         assert!(evicted.iter().all(|port| *port >= 1000));
+    }
+
+    /// Eviction lets the buffered messages of a sender be discarded.
+    #[test]
+    fn new_senders_do_not_evict_a_sender_that_is_inserted_after_its_datagram() {
+        let mut senders = Senders::new();
+        receive(&mut senders, 1);
+        receive(&mut senders, 2);
+        let name = Address::from_socket_addr(Scheme::Udp, socket_addr(1)).unwrap();
+        let addr = AddressTable::new().insert(name);
+        let key = senders.on_address_inserted(socket_addr(1), addr, true);
+        assert_eq!(key, Some(PeerKey(0)));
+        let key = senders.on_address_inserted(socket_addr(2), addr, false);
+        assert_eq!(key, Some(PeerKey(1)));
+        for port in 1000..4000 {
+            receive(&mut senders, port);
+        }
+        assert!(senders.by_socket_addr.contains_key(&socket_addr(1)));
+        assert!(!senders.by_socket_addr.contains_key(&socket_addr(2)));
     }
 
     #[test]

@@ -216,17 +216,19 @@ impl TcpEndpoint {
         );
         // A connection with a peer that the program has inserted does not count towards a limit.
         let mut counted_source = None;
-        match resolution {
-            Resolution::Accept if ctx.fi_addr_of(&name).is_none() => {
-                let source = InboundSource::new(handshake.peer_addr);
-                if let Err(error) = self.make_inbound_room(ctx, source) {
-                    handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
-                    linger::close_rejected(handshake.into_socket());
-                    ctx.event(EventKind::InboundRefused { error, count: 1 });
-                    return self.drop_unused_peer(peer);
-                }
-                counted_source = Some(source);
+        if matches!(resolution, Resolution::Accept | Resolution::Replace)
+            && ctx.fi_addr_of(&name).is_none()
+        {
+            let source = InboundSource::new(handshake.peer_addr);
+            if let Err(error) = self.make_inbound_room(ctx, source) {
+                handshake.send_control(CmKind::Reject, None, &request.reject_for_resources());
+                linger::close_rejected(handshake.into_socket());
+                ctx.event(EventKind::InboundRefused { error, count: 1 });
+                return self.drop_unused_peer(peer);
             }
+            counted_source = Some(source);
+        }
+        match resolution {
             Resolution::Accept | Resolution::AcceptLoopback => {}
             Resolution::Replace => self.close_replaced(ctx, peer),
             Resolution::Reject | Resolution::RejectAndVerify => {

@@ -14,6 +14,7 @@ use fabric_core::{Error, RefusalReason, Result};
 
 use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
 use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
+use super::inbound::InboundSource;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::sys::uring::{OpId, TimedOutcome};
 
@@ -224,12 +225,11 @@ impl TcpEndpoint {
         else {
             return;
         };
-        // A connection that a claim has caused counts as an accepted one.
-        let is_inserted = ctx
-            .fi_addr_of(&self.peers[handshake.peer].address)
-            .is_some();
-        let claimed_by = self.verifications.source_of(connection_index);
-        let counted_source = claimed_by.filter(|_| !is_inserted);
+        // A connection with a peer that the program has not inserted counts as an accepted one:
+        // the peer has claimed the address.
+        let peer = &self.peers[handshake.peer];
+        let is_inserted = ctx.fi_addr_of(&peer.address).is_some();
+        let counted_source = (!is_inserted).then(|| InboundSource::new(peer.socket_addr));
         if let Some(source) = counted_source
             && let Err(error) = self.make_inbound_room(ctx, source)
         {

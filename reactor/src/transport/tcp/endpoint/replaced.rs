@@ -45,14 +45,19 @@ impl TcpEndpoint {
         }
     }
 
-    /// Ends the sends of a replaced connection, and probes whether the peer still has it.
+    /// Ends the sends and requests of a replaced connection, and probes whether the peer still has
+    /// it. A response that is under way is discarded: it may be behind a message that is held.
     fn receive_only(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        if let Some(connection) = self.established_mut(connection_index) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        {
             connection.set_replaced(Instant::now() + REPLACED_CHECK_INTERVAL);
+            let error = self.peers[connection.peer].connection_error(connection);
+            connection.fail_requests_keep_slots(ctx, &error);
         }
         self.on_write_closed(ctx, connection_index);
         self.arm_connection_timer(connection_index);
@@ -75,15 +80,17 @@ impl TcpEndpoint {
         }
     }
 
-    /// Closes a connection, and discards the messages that it holds.
+    /// Closes a connection after receiving what has arrived, and discards the messages that it
+    /// holds.
     pub(super) fn discard_held(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
         if let Some(ConnectionState::Established(connection)) =
-            self.connections.get(connection_index)
+            self.connections.get_mut(connection_index)
         {
+            connection.drain_received(&mut self.read_memory, ctx);
             if connection.has_held_messages() {
                 let name = self.peers[connection.peer].address.clone();
                 ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());

@@ -27,7 +27,7 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::HandshakeStep;
 use super::inbound::InboundSource;
-use super::{ConnectionState, TcpEndpoint};
+use super::{ConnectionState, TcpEndpoint, TcpPeer};
 
 /// Minimum time between the beginnings of two verifications of a peer's connections. Requests with
 /// the address of a peer make this endpoint connect to that peer no more often.
@@ -58,15 +58,9 @@ impl Verifications {
         self.sources.insert(connection_index, source);
     }
 
-    /// Removes an outbound connection that is no longer outbound. Returns the source of the claim,
-    /// if the connection was a verification.
-    pub(super) fn end(&mut self, connection_index: usize) -> Option<InboundSource> {
-        self.sources.remove(&connection_index)
-    }
-
-    /// Returns the source of the claim that has caused an outbound connection.
-    pub(super) fn source_of(&self, connection_index: usize) -> Option<InboundSource> {
-        self.sources.get(&connection_index).copied()
+    /// Removes an outbound connection that is no longer outbound.
+    pub(super) fn end(&mut self, connection_index: usize) {
+        self.sources.remove(&connection_index);
     }
 }
 
@@ -134,6 +128,9 @@ impl TcpEndpoint {
             other => {
                 self.take_outbound(connection_index);
                 self.peers[peer].verification = None;
+                if let HandshakeStep::Reply(..) = other {
+                    self.peers[peer].delay_verification();
+                }
                 if let HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) = other {
                     self.peers[peer].protocol = protocol;
                 }
@@ -148,6 +145,20 @@ impl TcpEndpoint {
             self.connections.get_mut(connection_index)
         {
             connection.end_probe(&self.socket_config);
+        }
+    }
+}
+
+impl TcpPeer {
+    /// Handles that the process at the peer's address has replied to a verification: the next one
+    /// begins after as much time again. The process may have this connection, and then it verifies
+    /// it in turn. Without a pause, two endpoints far apart would do so forever.
+    fn delay_verification(&mut self) {
+        let now = Instant::now();
+        if let Some(next) = self.next_verification {
+            // The beginning of this verification was the interval before `next`.
+            let pause = (now + VERIFICATION_INTERVAL).saturating_duration_since(next);
+            self.next_verification = Some(now + pause.max(VERIFICATION_INTERVAL));
         }
     }
 }
@@ -170,11 +181,8 @@ mod tests {
             assert!(!verifications.has_room(source(number)));
         }
         assert!(!verifications.has_room(source(9)), "sixteen in all");
-        assert_eq!(verifications.source_of(5), Some(source(1)));
         for _ in 0..2 {
-            let ended = verifications.end(5);
-            assert_eq!(verifications.source_of(5), None);
-            assert!(ended.is_none_or(|ended| ended == source(1)));
+            verifications.end(5);
         }
         assert!(verifications.has_room(source(1)) && verifications.has_room(source(9)));
         assert!(!verifications.has_room(source(2)), "four of the source");
