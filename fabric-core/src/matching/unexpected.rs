@@ -68,8 +68,8 @@ impl<M> UnexpectedQueue<M> {
         UnexpectedKey(key)
     }
 
-    /// Returns the message that [`Matcher::post`](super::Matcher::post) would take for this receive;
-    /// the message stays queued. Same cost.
+    /// Returns the message that [`Matcher::post`](super::Matcher::post) would take for this
+    /// receive; the message stays queued. Same cost.
     #[doc(alias = "FI_PEEK")]
     #[must_use]
     pub fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {

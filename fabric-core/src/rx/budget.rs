@@ -376,7 +376,7 @@ mod tests {
     enum Call {
         Message(u32, usize),
         Take(usize),
-        Depart(u32),
+        Disconnect(u32),
         Discard,
     }
 
@@ -384,7 +384,7 @@ mod tests {
         prop_oneof![
             8 => (0..12u32, 0..200_000usize).prop_map(|(peer, len)| Call::Message(peer, len)),
             4 => (0..200usize).prop_map(Call::Take),
-            1 => (0..12u32).prop_map(Call::Depart),
+            1 => (0..12u32).prop_map(Call::Disconnect),
             1 => Just(Call::Discard),
         ]
     }
@@ -413,14 +413,15 @@ mod tests {
                         budget.release(peer, cost);
                     }
                     Call::Take(_) => {}
-                    Call::Depart(peer) => {
+                    Call::Disconnect(peer) => {
                         budget.on_disconnect(PeerKey(peer + 100 * generation));
                         generation += 1;
                     }
                     Call::Discard => {
                         let disconnected = budget.take_disconnected();
-                        let is_gone = |message: &mut (PeerKey, usize)| disconnected.contains(&message.0);
-                        for (peer, cost) in messages.extract_if(.., is_gone) {
+                        let discarded =
+                            messages.extract_if(.., |(peer, _)| disconnected.contains(peer));
+                        for (peer, cost) in discarded {
                             budget.release(peer, cost);
                         }
                     }

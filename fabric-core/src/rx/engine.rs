@@ -117,9 +117,9 @@ pub trait RxEngine {
         MultiRecvSplit::Exhausted
     }
 
-    /// Returns whether the completion queue of a multi-receive has room for a further message. If
-    /// not, the engine makes another pass when there is room.
-    fn has_cq_room(&mut self, op: OpKey) -> bool {
+    /// Reserves room in the completion queue of a multi-receive for a further message. Returns
+    /// false if there is none; the engine then makes another pass when there is room.
+    fn reserve_cq_room(&mut self, op: OpKey) -> bool {
         let _ = op;
         false
     }

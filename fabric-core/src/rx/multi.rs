@@ -114,7 +114,7 @@ impl RxQueue {
         for index in 0..self.multi_recvs.len() {
             let multi = &self.multi_recvs.0[index];
             if multi.state == MultiRecvState::Draining
-                || (multi.state == MultiRecvState::Blocked && engine.has_cq_room(multi.op))
+                || (multi.state == MultiRecvState::Blocked && engine.reserve_cq_room(multi.op))
             {
                 moved |= self.drain_to(engine, index);
             }

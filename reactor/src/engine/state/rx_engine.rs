@@ -124,7 +124,7 @@ impl RxEngine for DomainState {
         self.split_for_message(op, envelope)
     }
 
-    fn has_cq_room(&mut self, op: OpKey) -> bool {
+    fn reserve_cq_room(&mut self, op: OpKey) -> bool {
         self.has_room_for_message(op)
     }
 
