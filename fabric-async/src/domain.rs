@@ -10,11 +10,11 @@ use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::SocketIo;
+use fabric_core::transport::{DomainConfig, SocketIo, WaitPolicy};
 use fabric_core::tree::{Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
-use fabric_reactor::{WaitFd, WaitPolicy};
+use fabric_reactor::WaitFd;
 
 use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
@@ -51,21 +51,9 @@ pub struct Domain<M: ThreadModel = Shared> {
 pub struct DomainBuilder<'a> {
     fabric: &'a Fabric,
     info: &'a Info,
-    options: DomainOptions,
+    config: DomainConfig,
     context: u64,
     driven_by_event_loop: bool,
-}
-
-/// Options of a domain, for all builders that open one.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DomainOptions {
-    pub(crate) wait_policy: WaitPolicy,
-    pub(crate) single_copy_threshold: Option<usize>,
-    pub(crate) loan_limit: Option<usize>,
-    pub(crate) socket_io: SocketIo,
-    pub(crate) socket_options: SocketOptions,
-    /// `None` for the default.
-    pub(crate) progress_timeout: Option<Option<Duration>>,
 }
 
 impl<'a> DomainBuilder<'a> {
@@ -73,19 +61,19 @@ impl<'a> DomainBuilder<'a> {
         Self {
             fabric,
             info,
-            options: DomainOptions::default(),
+            config: DomainConfig::default(),
             context: 0,
             driven_by_event_loop: false,
         }
     }
 
-    pub(crate) fn options(self, options: DomainOptions) -> Self {
-        Self { options, ..self }
+    pub(crate) fn config(self, config: DomainConfig) -> Self {
+        Self { config, ..self }
     }
 
     /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.options.wait_policy = policy;
+        self.config.wait_policy = policy;
         self
     }
 
@@ -113,7 +101,7 @@ impl<'a> DomainBuilder<'a> {
     /// # drop(domain); Ok(()) }
     /// ```
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
-        self.options.single_copy_threshold = Some(len);
+        self.config.single_copy_threshold = Some(len);
         self
     }
 
@@ -141,7 +129,7 @@ impl<'a> DomainBuilder<'a> {
     /// # drop(ep); Ok(()) }
     /// ```
     pub fn progress_timeout(mut self, timeout: Option<Duration>) -> Self {
-        self.options.progress_timeout = Some(timeout);
+        self.config.progress_timeout = Some(timeout);
         self
     }
 
@@ -162,7 +150,7 @@ impl<'a> DomainBuilder<'a> {
     /// # Ok(()) }
     /// ```
     pub fn loan_limit(mut self, bytes: usize) -> Self {
-        self.options.loan_limit = Some(bytes);
+        self.config.loan_limit = Some(bytes);
         self
     }
 
@@ -179,7 +167,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     #[doc(alias = "FI_TCP_IO_URING")]
     pub fn socket_io(mut self, io: SocketIo) -> Self {
-        self.options.socket_io = io;
+        self.config.socket_io = io;
         self
     }
 
@@ -197,7 +185,7 @@ impl<'a> DomainBuilder<'a> {
     /// # drop(domain); Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.options.socket_options = options;
+        self.config.socket_options = options;
         self
     }
 
@@ -259,26 +247,7 @@ impl<'a> DomainBuilder<'a> {
         let provider = self.fabric.inner.transport;
         let node = ObjectNode::new(class, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
-        let DomainOptions {
-            wait_policy,
-            single_copy_threshold,
-            loan_limit,
-            socket_io,
-            socket_options,
-            progress_timeout,
-        } = self.options;
-        let engine = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
-        if let Some(len) = single_copy_threshold {
-            engine.set_single_copy_threshold(len);
-        }
-        if let Some(bytes) = loan_limit {
-            engine.set_loan_limit(bytes);
-        }
-        if let Some(timeout) = progress_timeout {
-            engine.set_progress_timeout(timeout);
-        }
-        engine.set_socket_io(socket_io)?;
-        engine.set_socket_options(&socket_options)?;
+        let engine = reactor::DomainHandle::open(provider, self.info, &self.config, &name)?;
         if self.driven_by_event_loop {
             engine.enter_event_loop();
         } else if !has_thread {

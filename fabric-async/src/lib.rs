@@ -162,9 +162,9 @@ pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
 pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, OpFlags};
 pub use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
-pub use fabric_core::transport::{MAX_PRIVATE_DATA, SocketIo};
+pub use fabric_core::transport::{MAX_PRIVATE_DATA, SocketIo, WaitPolicy};
 pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{
     Address, Error, FiAddr, RefusalReason, Resource, Result, Scheme, SocketOptions,
 };
-pub use fabric_reactor::{WaitFd, WaitPolicy};
+pub use fabric_reactor::WaitFd;

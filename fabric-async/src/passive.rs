@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::info::Info;
-use fabric_core::transport::{ConnReq, EpId, MAX_PRIVATE_DATA};
+use fabric_core::transport::{ConnReq, DomainConfig, EpId, MAX_PRIVATE_DATA, WaitPolicy};
 use fabric_core::tree::{Class, DependencyGuard};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
-use fabric_reactor::{Bindings, CounterBindings, WaitPolicy};
+use fabric_reactor::{Bindings, CounterBindings};
 use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::av::ToAddress;
 use crate::close::{CloseError, close_object, dependency_on};
-use crate::domain::{Domain, DomainOptions};
+use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
 use crate::endpoint::{
     BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, check_msg_type, set_once,
@@ -68,7 +68,7 @@ pub struct PassiveEndpointBuilder {
     info: Info,
     address: Option<Address>,
     context: u64,
-    options: DomainOptions,
+    config: DomainConfig,
     eq: Option<(Arc<EventQueueInner>, DependencyGuard)>,
 }
 
@@ -84,13 +84,13 @@ impl Fabric {
         self.check_info(info)?;
         check_msg_type(info)?;
         let (fabric, info, address) = (self.clone(), info.clone(), info.src_addr.clone());
-        let options = DomainOptions::default();
+        let config = DomainConfig::default();
         Ok(PassiveEndpointBuilder {
             fabric,
             info,
             address,
             context: 0,
-            options,
+            config,
             eq: None,
         })
     }
@@ -119,7 +119,7 @@ impl PassiveEndpointBuilder {
 
     /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.options.wait_policy = policy;
+        self.config.wait_policy = policy;
         self
     }
 
@@ -142,7 +142,7 @@ impl PassiveEndpointBuilder {
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.options.socket_options = options;
+        self.config.socket_options = options;
         self
     }
 
@@ -170,7 +170,7 @@ impl PassiveEndpointBuilder {
     /// [`Error::Os`].
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
-        let builder = self.fabric.domain_builder(&self.info).options(self.options);
+        let builder = self.fabric.domain_builder(&self.info).config(self.config);
         let domain = builder.open_as(Class::PassiveEndpoint)?;
         let (eq, guard) = self.eq.unzip();
         if let Some(eq) = &eq {
@@ -305,11 +305,11 @@ impl BindOptions {
     /// Listens at one address. Accepted endpoints belong to a new domain.
     fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {
         let domain = self.open_msg_domain(at.scheme())?;
-        let DomainOptions {
+        let DomainConfig {
             wait_policy,
             socket_options,
             ..
-        } = self.options.clone();
+        } = self.config.clone();
         let listener = domain
             .fabric()
             .passive_endpoint(domain.info())?

@@ -21,6 +21,7 @@ use crate::flags::Access;
 use crate::info::Info;
 use crate::mr::RegionMemory;
 
+mod config;
 mod connect;
 mod context;
 mod domain;
@@ -32,6 +33,7 @@ mod wait;
 pub use crate::mr::RmaIov;
 pub use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
 pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, PlainRun, PlainSink, RxEngine};
+pub use config::{DomainConfig, WaitPolicy};
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };
@@ -77,6 +79,7 @@ pub trait Transport: Send + Sync + 'static {
 /// A transport whose domains run under engines of type `E`.
 pub trait OpenDomain<E: EngineContext>: Transport {
     /// Opens a domain and allocates its resources. `wait` watches the descriptors of the domain.
+    /// The engine has checked the socket options; a transport without sockets ignores them.
     /// The engine has checked the attributes against [`Transport::offers`]; the transport checks
     /// what no offer can express.
     ///
@@ -86,5 +89,6 @@ pub trait OpenDomain<E: EngineContext>: Transport {
         &self,
         info: &Info,
         wait: Arc<dyn WaitSet>,
+        config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>>;
 }

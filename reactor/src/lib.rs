@@ -30,6 +30,5 @@ pub use transport::shm::fuzz;
 pub use engine::{
     AvId, Bindings, CompletedOp, CompletionTarget, CounterBindings, CounterId, CqId, CreditMode,
     DomainHandle, EngineTransport, EqState, MAX_BATCH_BYTES, MAX_BATCH_POSTS, MultiRecvItem,
-    MultiRecvTarget, OpResult, PostBatch, PostResult, TaskDriver, WaitFd, WaitObject, WaitPolicy,
-    check_atomic,
+    MultiRecvTarget, OpResult, PostBatch, PostResult, TaskDriver, WaitFd, WaitObject, check_atomic,
 };

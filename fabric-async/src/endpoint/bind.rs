@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
-use fabric_core::transport::SocketIo;
+use fabric_core::transport::{DomainConfig, SocketIo, WaitPolicy};
 use fabric_core::{Address, Result, Scheme, SocketOptions};
-use fabric_reactor::WaitPolicy;
 
 use super::{Endpoint, EndpointBuilder, OwnedQueues};
 use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
 use crate::discover::discover;
-use crate::domain::{Domain, DomainOptions};
+use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -41,7 +40,7 @@ const DEFAULT_EQ_CAPACITY: usize = 256;
 #[must_use]
 pub struct BindOptions {
     progress: Progress,
-    pub(crate) options: DomainOptions,
+    pub(crate) config: DomainConfig,
     protocol: Option<Protocol>,
 }
 
@@ -94,7 +93,7 @@ impl Endpoint {
     pub fn options() -> BindOptions {
         BindOptions {
             progress: Progress::Manual,
-            options: DomainOptions::default(),
+            config: DomainConfig::default(),
             protocol: None,
         }
     }
@@ -103,7 +102,7 @@ impl Endpoint {
 impl BindOptions {
     /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.options.wait_policy = policy;
+        self.config.wait_policy = policy;
         self
     }
 
@@ -116,28 +115,28 @@ impl BindOptions {
     /// Sets the length in bytes from which messages are copied once instead of twice, as
     /// [`DomainBuilder::single_copy_threshold`](crate::DomainBuilder::single_copy_threshold).
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
-        self.options.single_copy_threshold = Some(len);
+        self.config.single_copy_threshold = Some(len);
         self
     }
 
     /// Sets the time after which a message that makes no progress ends its connection, as
     /// [`DomainBuilder::progress_timeout`](crate::DomainBuilder::progress_timeout).
     pub fn progress_timeout(mut self, timeout: Option<Duration>) -> Self {
-        self.options.progress_timeout = Some(timeout);
+        self.config.progress_timeout = Some(timeout);
         self
     }
 
     /// Sets the largest size in bytes of the domain's memory for loans, as
     /// [`DomainBuilder::loan_limit`](crate::DomainBuilder::loan_limit).
     pub fn loan_limit(mut self, bytes: usize) -> Self {
-        self.options.loan_limit = Some(bytes);
+        self.config.loan_limit = Some(bytes);
         self
     }
 
     /// Sets how sockets are polled, as
     /// [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
     pub fn socket_io(mut self, io: SocketIo) -> Self {
-        self.options.socket_io = io;
+        self.config.socket_io = io;
         self
     }
 
@@ -154,7 +153,7 @@ impl BindOptions {
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.options.socket_options = options;
+        self.config.socket_options = options;
         self
     }
 
@@ -237,7 +236,7 @@ impl BindOptions {
     fn open_domain(&self, info: &Info) -> Result<Domain> {
         Fabric::open(info)?
             .domain_builder(info)
-            .options(self.options.clone())
+            .config(self.config.clone())
             .open()
     }
 }

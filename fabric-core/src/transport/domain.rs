@@ -5,10 +5,9 @@ use std::sync::Arc;
 use crate::address::Address;
 use crate::error::Result;
 use crate::info::Info;
-use crate::sockets::SocketOptions;
 
 use super::{
-    ConnectParams, EndpointContext, EngineContext, EpId, LoanAllocator, SocketIo, TransportEndpoint,
+    ConnectParams, EndpointContext, EngineContext, EpId, LoanAllocator, TransportEndpoint,
 };
 
 /// A domain of a transport. The engine calls it under the domain's lock, and owns the endpoints
@@ -75,30 +74,6 @@ pub trait TransportDomain<E: EngineContext>: Send {
     /// the domain is opened.
     fn loan_allocator(&self) -> Option<Arc<dyn LoanAllocator>> {
         None
-    }
-
-    /// Sets the minimum length in bytes of messages that are copied once, directly between the
-    /// processes, where possible; `usize::MAX` turns single copy off in both directions. Called
-    /// before endpoints are opened; transports without single copy ignore it.
-    fn set_single_copy_threshold(&mut self, _len: usize) {}
-
-    /// Sets how sockets are waited for. Called before endpoints are opened; transports without
-    /// sockets ignore it.
-    ///
-    /// # Errors
-    /// The kernel does not support an explicitly requested mode.
-    fn set_socket_io(&mut self, _io: SocketIo) -> Result<()> {
-        Ok(())
-    }
-
-    /// Sets the socket options. Called before endpoints are opened; transports without sockets only
-    /// check them.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::TooLong`](crate::Error::TooLong); an
-    /// option that the kernel does not support is named.
-    fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
-        options.check()
     }
 
     /// Describes what the endpoints share in a few words, for `Debug`.

@@ -180,9 +180,10 @@ impl PostBatch<'_> {
         for op in &ops[..executed] {
             ep.record_inline(kind, len(op));
         }
-        let counter = ep.bindings().counters.for_op(kind);
-        let deferred = &mut domain.deferred;
-        domain.counters.add(counter, executed as u64, 0, deferred);
+        if let Some(counter) = ep.bindings().counters.for_op(kind) {
+            let deferred = &mut domain.deferred;
+            domain.counters.add(counter, executed as u64, 0, deferred);
+        }
         self.posts += executed as u32;
         executed
     }

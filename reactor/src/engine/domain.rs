@@ -5,19 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
+use fabric_core::Result;
 use fabric_core::buf::{BufferPool, IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{LoanAllocator, OpKey, SocketIo};
-use fabric_core::{Result, SocketOptions};
+use fabric_core::transport::{DomainConfig, LoanAllocator, OpKey, WaitPolicy};
 
 use super::driver::{self, TaskDriver};
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
-use super::wait_policy::WaitPolicy;
 use crate::sys::EpollSet;
 
 /// A completed operation whose result is to be taken. It holds the domain's lock.
@@ -69,24 +67,31 @@ impl DomainHandle {
     /// Opens a domain on a transport, and its driver thread if progress is automatic (`fi_domain`).
     ///
     /// # Errors
-    /// What the transport or the operating system refuses.
+    /// Invalid socket options; what the transport or the operating system refuses.
     pub fn open(
         transport: &EngineTransport,
         info: &Info,
-        policy: WaitPolicy,
+        config: &DomainConfig,
         name: &str,
     ) -> Result<Self> {
         let set = Arc::new(EpollSet::new()?);
-        let domain = transport.open_domain(info, set.clone())?;
+        config.socket_options.check()?;
+        let domain = transport.open_domain(info, set.clone(), config)?;
         let progress = info.domain.data_progress;
-        let engine = Arc::new(Engine::new(domain, set, policy, progress));
+        let engine = Arc::new(Engine::new(domain, set, config.wait_policy, progress));
         let (pool, loan_allocator) = {
-            let locked = engine.lock();
+            let mut locked = engine.lock();
+            if let Some(timeout) = config.progress_timeout {
+                locked.domain.arrival_timer.set_timeout(timeout);
+            }
             (
                 locked.domain.pool.clone(),
                 locked.transport.loan_allocator(),
             )
         };
+        if let (Some(allocator), Some(bytes)) = (&loan_allocator, config.loan_limit) {
+            allocator.set_limit(bytes);
+        }
         if progress == Progress::Auto {
             driver::spawn_thread(&engine, format!("fab-{name}"))?;
         }
@@ -108,35 +113,6 @@ impl DomainHandle {
         let result = act(&mut locked);
         locked.finish();
         result
-    }
-
-    /// Sets the length in bytes from which messages are copied once, where the transport can. To be
-    /// called before endpoints are opened.
-    pub fn set_single_copy_threshold(&self, len: usize) {
-        self.engine.lock().transport.set_single_copy_threshold(len);
-    }
-
-    /// Sets the time after which the connection of a message that has begun and makes no progress
-    /// ends; `None` for never. To be called before endpoints are opened.
-    pub fn set_progress_timeout(&self, timeout: Option<Duration>) {
-        let mut locked = self.engine.lock();
-        locked.domain.arrival_timer.set_timeout(timeout);
-    }
-
-    /// Sets whether sockets use io_uring or epoll. To be called before endpoints are opened.
-    ///
-    /// # Errors
-    /// The kernel refuses the requested kind.
-    pub fn set_socket_io(&self, io: SocketIo) -> Result<()> {
-        self.engine.lock().transport.set_socket_io(io)
-    }
-
-    /// Sets the options of the domain's sockets. To be called before endpoints are opened.
-    ///
-    /// # Errors
-    /// Options that are out of range or that the kernel does not support.
-    pub fn set_socket_options(&self, options: &SocketOptions) -> Result<()> {
-        self.engine.lock().transport.set_socket_options(options)
     }
 
     /// Returns the pool of the buffers for messages that are received without a posted buffer.

@@ -12,14 +12,14 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use fabric_core::info::Progress;
-use fabric_core::transport::WaitSet;
+use fabric_core::transport::{WaitPolicy, WaitSet};
 use fabric_core::{Error, Result};
 
 use super::progress::{DriverStatus, Engine};
 use super::state::deferred::Deferred;
 use super::state::trace::TraceEvent;
 use super::wait_fd::WaitFd;
-use super::wait_policy::{SpinBudget, WaitPolicy};
+use super::wait_policy::SpinBudget;
 use crate::sys::EpollSet;
 use crate::sys::sync;
 

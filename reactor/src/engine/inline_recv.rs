@@ -9,7 +9,7 @@
 use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBufMut, restore_buffer};
-use fabric_core::completion::{Done, Failed, OpKind, Transfer};
+use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::transport::{EpId, OpKey};
 use fabric_core::{FiAddr, Result};
@@ -44,7 +44,7 @@ impl EngineState {
         let room = buf.recv_capacity().min(state.bindings().max_msg_size);
         let transport = self.endpoints.transport_mut(ep)?;
         let (len, source) = transport.try_recv(from, room, buf)?;
-        state.record(OpKind::Recv, len);
+        state.record_message(len);
         let counter = state.bindings().counters.recv;
         domain.counters.count(counter, true, &mut domain.deferred);
         self.posts = self.posts.wrapping_add(1);

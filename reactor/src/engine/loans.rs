@@ -26,13 +26,6 @@ impl EngineState {
 }
 
 impl DomainHandle {
-    /// Sets how many bytes of loans may exist at a time, for a transport that has memory for loans.
-    pub fn set_loan_limit(&self, bytes: usize) {
-        if let Some(allocator) = self.loan_allocator() {
-            allocator.set_limit(bytes);
-        }
-    }
-
     /// Allocates memory that can be written and then lent to a peer, without waiting.
     ///
     /// # Errors

@@ -51,4 +51,3 @@ pub use state::eq::EqState;
 pub use state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use state::ops::{CompletionTarget, CreditMode, OpResult, PostResult};
 pub use wait_fd::WaitFd;
-pub use wait_policy::WaitPolicy;

@@ -38,13 +38,15 @@ use std::task::{Poll, Waker};
 
 use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
-use fabric_core::transport::{EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitSet};
+use fabric_core::transport::{
+    EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
+};
 
 use super::endpoint_table::EndpointTable;
 use super::state::domain_state::DomainState;
 use super::state::ops::OpPhase;
 use super::state::pending_work::FollowUp;
-use super::wait_policy::{PollSpinner, WaitPolicy};
+use super::wait_policy::PollSpinner;
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::sync::{Mutex, MutexGuard, lock, try_lock};

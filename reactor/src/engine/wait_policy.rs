@@ -8,25 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How a domain waits (`FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[doc(alias = "fi_wait_obj")]
-#[doc(alias = "FI_WAIT_NONE")]
-#[doc(alias = "FI_WAIT_UNSPEC")]
-#[doc(alias = "FI_WAIT_FD")]
-pub enum WaitPolicy {
-    /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one busy core.
-    /// Other tasks of the same executor run in between.
-    Spin,
-    /// Spins for a while, longer if spinning succeeded lately, then sleeps until the peer rings the
-    /// doorbell.
-    #[default]
-    Adaptive,
-    /// Sleeps without spinning. Lowest CPU use; every message to a sleeping receiver costs a kernel
-    /// wake-up.
-    Park,
-}
+use fabric_core::transport::WaitPolicy;
 
 /// Maximum passes within one poll of a future. A poll must not hold up the executor: this is a few
 /// microseconds, also in debug builds, where a pass takes ten times as long.
@@ -84,7 +66,7 @@ impl PollSpinner {
             {
                 MAX_POLL_SPINS
             }
-            WaitPolicy::Adaptive => MIN_POLL_SPINS,
+            _ => MIN_POLL_SPINS,
         };
         limit / waiting.max(1) as u32
     }

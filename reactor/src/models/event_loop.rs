@@ -15,7 +15,7 @@ use loom::thread;
 use super::EpollSet;
 use super::mock_transport::{MockConnection, post_op};
 use crate::engine::progress::{DriverStatus, Engine};
-use crate::engine::wait_policy::WaitPolicy;
+use fabric_core::transport::WaitPolicy;
 
 fn event_loop_domain() -> (Arc<MockConnection>, Arc<Engine>) {
     let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);

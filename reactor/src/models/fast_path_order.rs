@@ -18,8 +18,8 @@ use loom::thread;
 use super::mock_transport::MockConnection;
 use crate::engine::progress::Engine;
 use crate::engine::state::ops::{CompletionTarget, CreditMode};
-use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Mutex, Ordering, lock};
+use fabric_core::transport::WaitPolicy;
 
 const ENDPOINT: EpId = EpId(0);
 

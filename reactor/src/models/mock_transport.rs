@@ -18,8 +18,8 @@ use crate::engine::progress::Engine;
 use crate::engine::state::bindings::{AvId, Bindings};
 use crate::engine::state::domain_state::DomainState;
 use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
-use crate::engine::wait_policy::WaitPolicy;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
+use fabric_core::transport::WaitPolicy;
 
 type MockContext<'a> = EndpointContext<'a, DomainState>;
 

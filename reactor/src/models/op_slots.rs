@@ -13,7 +13,7 @@ use loom::thread;
 use super::mock_transport::{MockConnection, post_op};
 use crate::engine::progress::Engine;
 use crate::engine::state::ops::OpPhase;
-use crate::engine::wait_policy::WaitPolicy;
+use fabric_core::transport::WaitPolicy;
 
 /// A waker that takes the domain's lock. If it were called under that lock it would deadlock, which
 /// loom reports.

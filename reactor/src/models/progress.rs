@@ -18,7 +18,7 @@ use loom::thread;
 use super::mock_transport::{MockConnection, post_op};
 use crate::engine::driver::{self, DriverState, DriverStep, TaskDriver};
 use crate::engine::progress::{DriverStatus, Engine};
-use crate::engine::wait_policy::WaitPolicy;
+use fabric_core::transport::WaitPolicy;
 
 fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     let (set, mut driver) = (engine.wait_set.clone(), TaskDriver::new(engine));

@@ -25,8 +25,8 @@ use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::transport::{
-    EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain, TransportEndpoint,
-    WaitSet,
+    DomainConfig, EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain,
+    TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result};
 
@@ -73,6 +73,7 @@ impl<E: EngineContext> OpenDomain<E> for SimTransport {
         &self,
         _: &Info,
         wait_set: Arc<dyn WaitSet>,
+        _: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         Ok(Box::new(SimDomain { wait_set }))
     }

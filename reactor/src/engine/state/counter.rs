@@ -35,21 +35,20 @@ impl Counters {
     /// Counts the end of an operation, if a counter counts it.
     #[inline]
     pub(crate) fn count(&mut self, id: Option<CounterId>, ok: bool, deferred: &mut Deferred) {
-        self.add(id, u64::from(ok), u64::from(!ok), deferred);
+        if let Some(id) = id {
+            self.add(id, u64::from(ok), u64::from(!ok), deferred);
+        }
     }
 
     /// Adds to the value and the error count of a counter.
-    #[inline]
     pub(crate) fn add(
         &mut self,
-        id: impl Into<Option<CounterId>>,
+        id: CounterId,
         success: u64,
         errors: u64,
         deferred: &mut Deferred,
     ) {
-        if let Some(id) = id.into()
-            && let Some(counter) = self.0.get_mut(id.0)
-        {
+        if let Some(counter) = self.0.get_mut(id.0) {
             counter.add(success, errors, deferred);
         }
     }

@@ -9,7 +9,7 @@ use std::task::Waker;
 use fabric_core::buf::{AnyBuf, BufferPool};
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EpId, OpKey};
+use fabric_core::transport::{EpId, OpKey, WaitPolicy};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
@@ -26,7 +26,6 @@ use super::multi_recv::MultiRecvs;
 use super::ops::{OpPhase, OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
 use super::regions::Regions;
-use crate::engine::wait_policy::WaitPolicy;
 
 /// The state of a domain, apart from the endpoints of its transport and their receive queues.
 #[derive(Debug)]

@@ -66,9 +66,15 @@ impl EndpointState {
         self.stats.inline += 1;
     }
 
-    /// Counts several received messages in the statistics.
+    /// Counts a received message in the statistics.
     #[inline]
-    pub(crate) fn record_received(&mut self, received: OpStats) {
+    pub(crate) fn record_message(&mut self, len: usize) {
+        self.stats.received.record(len);
+    }
+
+    /// Counts received messages in the statistics.
+    #[inline]
+    pub(crate) fn record_messages(&mut self, received: OpStats) {
         self.stats.received += received;
     }
 
@@ -231,7 +237,7 @@ impl Endpoints {
     #[inline]
     pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
         if let Some(ep) = self.get_mut(ep) {
-            ep.record(OpKind::Recv, transfer.len);
+            ep.record_message(transfer.len);
         }
         if self.has_shared_senders() {
             self.record_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
@@ -250,7 +256,7 @@ impl Endpoints {
         if let Some(sharer) = self.arrival_endpoint(posted_to, peer)
             && let Some(ep) = self.get_mut(sharer)
         {
-            ep.record(OpKind::Recv, len);
+            ep.record_message(len);
         }
     }
 

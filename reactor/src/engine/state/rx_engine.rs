@@ -90,7 +90,7 @@ impl RxEngine for DomainState {
         ep.release_recv(op.take_recv_place());
         let (counter, queue) = (ep.bindings().counters.recv, ep.bindings().rx_cq);
         if let CompletionTarget::Cq(context) = target {
-            ep.record(OpKind::Recv, placed);
+            ep.record_message(placed);
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
             if self.endpoints.has_shared_senders() {
@@ -374,14 +374,15 @@ impl Drop for PlainDeliveries<'_> {
     #[inline(always)] // on the small-message path
     fn drop(&mut self) {
         if self.reported.count > 0 {
-            self.ep.record_received(self.reported);
+            self.ep.record_messages(self.reported);
             if let Some(cq) = &mut self.cq {
                 cq.reader.wake(self.deferred);
             }
         }
         let received = self.completed + self.reported.count;
-        let counter = self.ep.bindings().counters.recv;
-        self.counters.add(counter, received, 0, self.deferred);
+        if let Some(counter) = self.ep.bindings().counters.recv {
+            self.counters.add(counter, received, 0, self.deferred);
+        }
     }
 }
 

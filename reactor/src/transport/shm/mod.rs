@@ -63,8 +63,8 @@ use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, EndpointContext, EngineContext, EpId, LoanAllocator,
-    OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
+    LoanAllocator, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result};
 
@@ -131,11 +131,14 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
         &self,
         _info: &Info,
         wait: Arc<dyn WaitSet>,
+        config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         Ok(Box::new(ShmDomain {
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
-            single_copy: None,
+            single_copy: config
+                .single_copy_threshold
+                .map(cma::SingleCopyPolicy::from_len),
         }))
     }
 }
@@ -202,10 +205,6 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
 
     fn loan_allocator(&self) -> Option<Arc<dyn LoanAllocator>> {
         Some(Arc::new(self.loan_pool.clone()))
-    }
-
-    fn set_single_copy_threshold(&mut self, len: usize) {
-        self.single_copy = Some(cma::SingleCopyPolicy::from_len(len));
     }
 
     fn describe(&self) -> String {

@@ -20,13 +20,11 @@ const ENV_VAR: &str = "FABRIC_SOCKET_IO";
 /// The backend that `auto` selects without the environment variable.
 const AUTO_BACKEND: SocketIo = SocketIo::Epoll;
 
-/// The I/O backend of a domain, selected before the first endpoint is opened.
+/// The I/O backend of a domain.
 pub(super) struct IoBackend {
     wait_set: Arc<dyn WaitSet>,
-    progress: Progress,
     /// The io_uring instance; `None` with epoll.
     uring: Option<SharedUring>,
-    is_selected: bool,
     fork_guard: ForkGuard,
     /// Where the completions of each endpoint go.
     inboxes: HashMap<EpId, CompletionInbox>,
@@ -57,16 +55,59 @@ impl EndpointUring {
     }
 }
 
+/// Opens an io_uring instance that the domain watches.
+fn open_uring(wait_set: &Arc<dyn WaitSet>, progress: Progress) -> Result<SharedUring> {
+    let failed = |error: std::io::Error| {
+        Error::os(
+            "io_uring_setup",
+            error.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error()),
+        )
+    };
+    // With cooperative task work, a thread that computes delays the completions of the SQEs
+    // that the thread has submitted. Under automatic progress other threads wait for these
+    // completions; under manual progress only the thread that polls does.
+    let uring =
+        Uring::open(UringConfig::for_connections(progress != Progress::Auto)).map_err(failed)?;
+    wait_set
+        .watch(uring.event_fd(), WaitToken::SHARED)
+        .map_err(epoll_ctl_error)?;
+    Ok(SharedUring::new(uring))
+}
+
 impl IoBackend {
-    pub(super) fn new(wait_set: Arc<dyn WaitSet>, progress: Progress) -> Self {
-        Self {
+    /// Opens the backend of a domain.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if [`ENV_VAR`] has an unknown value; [`Error::Os`] if io_uring was
+    /// requested by name and is not available.
+    pub(super) fn open(
+        wait_set: Arc<dyn WaitSet>,
+        progress: Progress,
+        io: SocketIo,
+    ) -> Result<Self> {
+        Self::open_with_default(wait_set, progress, io, backend_from_env)
+    }
+
+    fn open_with_default(
+        wait_set: Arc<dyn WaitSet>,
+        progress: Progress,
+        io: SocketIo,
+        from_env: impl FnOnce() -> Result<SocketIo>,
+    ) -> Result<Self> {
+        let uring = match io {
+            // Container runtimes may forbid io_uring; `auto` then falls back to epoll.
+            SocketIo::Auto if from_env()? == SocketIo::IoUring => {
+                open_uring(&wait_set, progress).ok()
+            }
+            SocketIo::IoUring => Some(open_uring(&wait_set, progress)?),
+            _ => None,
+        };
+        Ok(Self {
             wait_set,
-            progress,
-            uring: None,
-            is_selected: false,
+            uring,
             fork_guard: ForkGuard::current_process(),
             inboxes: HashMap::new(),
-        }
+        })
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -77,78 +118,14 @@ impl IoBackend {
         }
     }
 
-    /// Selects the backend.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the backend was selected before, or [`ENV_VAR`] has an unknown value;
-    /// [`Error::Os`] if io_uring was requested by name and is not available.
-    pub(super) fn select(&mut self, io: SocketIo) -> Result<()> {
-        self.select_with_default(io, backend_from_env)
-    }
-
-    fn select_with_default(
-        &mut self,
-        io: SocketIo,
-        from_env: impl FnOnce() -> Result<SocketIo>,
-    ) -> Result<()> {
-        if self.is_selected {
-            let why =
-                "the I/O backend is already selected: set it before opening the first endpoint"
-                    .into();
-            return Err(Error::Invalid {
-                what: "socket_io",
-                why,
-            });
-        }
-        match io {
-            SocketIo::Auto if from_env()? == SocketIo::IoUring => {
-                // Container runtimes may forbid io_uring; `auto` then falls back to epoll.
-                self.uring = self.open_uring().ok();
-            }
-            SocketIo::IoUring => self.uring = Some(self.open_uring()?),
-            _ => {}
-        }
-        self.is_selected = true;
-        Ok(())
-    }
-
-    fn open_uring(&self) -> Result<SharedUring> {
-        let failed = |error: std::io::Error| {
-            Error::os(
-                "io_uring_setup",
-                error.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error()),
-            )
-        };
-        // With cooperative task work, a thread that computes delays the completions of the SQEs
-        // that the thread has submitted. Under automatic progress other threads wait for these
-        // completions; under manual progress only the thread that polls does.
-        let uring = Uring::open(UringConfig::for_connections(
-            self.progress != Progress::Auto,
-        ))
-        .map_err(failed)?;
-        self.wait_set
-            .watch(uring.event_fd(), WaitToken::SHARED)
-            .map_err(epoll_ctl_error)?;
-        Ok(SharedUring::new(uring))
-    }
-
-    /// Returns the domain's io_uring instance for a new endpoint, if that is the backend. Selects
-    /// the backend if the program has not.
-    ///
-    /// # Errors
-    /// As [`select`](Self::select).
-    pub(super) fn open_endpoint(&mut self, ep: EpId) -> Result<Option<EndpointUring>> {
-        if !self.is_selected {
-            self.select(SocketIo::Auto)?;
-        }
-        let Some(ring) = self.uring.clone() else {
-            return Ok(None);
-        };
+    /// Returns the domain's io_uring instance for a new endpoint, if that is the backend.
+    pub(super) fn open_endpoint(&mut self, ep: EpId) -> Option<EndpointUring> {
+        let ring = self.uring.clone()?;
         // Only the map holds the inbox of an endpoint that was closed.
         self.inboxes
             .retain(|_, inbox| Arc::strong_count(&inbox.0) > 1);
         let inbox = self.inboxes.entry(ep).or_default().clone();
-        Ok(Some(EndpointUring { ring, inbox }))
+        Some(EndpointUring { ring, inbox })
     }
 
     /// Distributes the completions of the io_uring instance to the endpoints, and appends these to
@@ -249,10 +226,9 @@ mod tests {
             ] {
                 let outcome = with_uring_forbidden(errno, || {
                     let set = EpollSet::new().expect("an epoll set");
-                    let mut backend = IoBackend::new(Arc::new(set), Progress::Manual);
-                    backend
-                        .select_with_default(io, || Ok(env))
-                        .map(|()| backend.name())
+                    let (set, progress) = (Arc::new(set), Progress::Manual);
+                    let backend = IoBackend::open_with_default(set, progress, io, || Ok(env));
+                    backend.map(|backend| backend.name())
                 });
                 assert_eq!(outcome, expected, "{io:?} {env:?}");
             }

@@ -41,8 +41,8 @@ use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, EndpointContext, EngineContext, EpId, OpenDomain,
-    SocketIo, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
+    OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
@@ -104,12 +104,15 @@ impl<E: EngineContext> OpenDomain<E> for TcpTransport {
         &self,
         info: &Info,
         wait_set: Arc<dyn WaitSet>,
+        config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
-        let io_backend = IoBackend::new(wait_set.clone(), info.domain.data_progress);
+        let progress = info.domain.data_progress;
+        let io_backend = IoBackend::open(wait_set.clone(), progress, config.socket_io)?;
+        congestion::validate(&config.socket_options)?;
         Ok(Box::new(TcpDomain {
             wait_set,
             io_backend,
-            options: SocketOptions::default(),
+            options: config.socket_options.clone(),
         }))
     }
 }
@@ -153,7 +156,6 @@ fn with_rxm_protocol(mut info: Info) -> Info {
 struct TcpDomain {
     wait_set: Arc<dyn WaitSet>,
     io_backend: IoBackend,
-    /// The socket options of endpoints that are opened from now on.
     options: SocketOptions,
 }
 
@@ -177,7 +179,7 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         at: Option<&Address>,
     ) -> Result<(Box<dyn TransportEndpoint<E>>, Address)> {
         let mut resources = self.resources(info)?;
-        resources.uring = self.io_backend.open_endpoint(ctx.ep())?;
+        resources.uring = self.io_backend.open_endpoint(ctx.ep());
         let endpoint = TcpEndpoint::open_rdm(ctx.ep(), (info, at), resources)?;
         let name = endpoint.name().clone();
         Ok((Box::new(endpoint), name))
@@ -216,17 +218,6 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
         Some(self)
     }
 
-    fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
-        self.io_backend.select(io)
-    }
-
-    fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
-        options.check()?;
-        congestion::validate(options)?;
-        self.options = options.clone();
-        Ok(())
-    }
-
     fn describe(&self) -> String {
         format!("tcp over {}", self.io_backend.name())
     }
@@ -251,7 +242,7 @@ impl<E: EngineContext> ConnectionManagement<E> for TcpDomain {
         params: ConnectParams<'_>,
     ) -> Result<Box<dyn TransportEndpoint<E>>> {
         let mut resources = self.resources(info)?;
-        resources.uring = self.io_backend.open_endpoint(ctx.ep())?;
+        resources.uring = self.io_backend.open_endpoint(ctx.ep());
         let endpoint = TcpEndpoint::open_connected(ctx, info.caps, params, resources)?;
         // With io_uring, arming submits the multishot receive of the new connection.
         ctx.request_rearm();

@@ -32,8 +32,8 @@ use std::sync::Arc;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::transport::{
-    EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain, TransportEndpoint,
-    WaitSet,
+    DomainConfig, EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain,
+    TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 
@@ -72,10 +72,11 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
         &self,
         _info: &Info,
         wait_set: Arc<dyn WaitSet>,
+        config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         Ok(Box::new(UdpDomain {
             wait_set,
-            options: SocketOptions::default(),
+            options: config.socket_options.clone(),
         }))
     }
 }
@@ -83,7 +84,6 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
 /// A domain of the transport: what its endpoints share.
 struct UdpDomain {
     wait_set: Arc<dyn WaitSet>,
-    /// The socket options of endpoints that are opened from now on.
     options: SocketOptions,
 }
 
@@ -108,12 +108,6 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
 
     fn unexpected_budget(&self) -> usize {
         UNEXPECTED_BYTES
-    }
-
-    fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
-        options.check()?;
-        self.options = options.clone();
-        Ok(())
     }
 
     fn describe(&self) -> String {
