@@ -79,6 +79,14 @@ impl<R: Copy, M> Matcher<R, M> {
         self.next_arrival
     }
 
+    /// Returns a number that grows with each receive that is queued, apart from those that are
+    /// [restored](Self::restore).
+    #[must_use]
+    #[inline]
+    pub fn post_serial(&self) -> u64 {
+        self.posted.serial()
+    }
+
     /// Takes the earliest posted receive that accepts an arriving message.
     ///
     /// `None` changes nothing; the caller may then queue the message with

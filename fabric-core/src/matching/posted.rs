@@ -345,6 +345,12 @@ impl<R: Copy> PostedQueue<R> {
         key
     }
 
+    /// Returns a number that grows with each receive that is pushed.
+    #[inline]
+    pub(super) fn serial(&self) -> u64 {
+        self.next_serial
+    }
+
     #[inline]
     fn next_key(&mut self, kind: QueueKind) -> PostKey {
         let serial = self.next_serial;

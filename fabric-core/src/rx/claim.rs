@@ -58,7 +58,10 @@ impl RxQueue {
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.probes.push((op, spec)),
+            None => {
+                self.other_changes += 1;
+                self.probes.push((op, spec));
+            }
         }
     }
 
@@ -117,6 +120,8 @@ impl RxQueue {
         let id = ClaimId(self.claims.next_id);
         self.claims.next_id += 1;
         if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {
+            // A later message of the peer may take the receive of a stalled one.
+            self.other_changes += 1;
             partial.target = PartialTarget::Claim(id);
         }
         if message.is_unmapped() {

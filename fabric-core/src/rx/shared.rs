@@ -76,10 +76,13 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether a message was declined since the last call. If so, the caller lets the
-    /// transport retry after a change of the queue.
+    /// Returns whether a message was declined, and the queue may accept it now: the queue has
+    /// [changed](Self::changes) since the last call. If so, the caller lets the transport retry,
+    /// and a message that is declined again is noted again.
     pub fn take_declined(&mut self) -> bool {
-        self.declined.take()
+        let changes = self.changes();
+        let has_changed = std::mem::replace(&mut self.changes_at_take, changes) != changes;
+        has_changed && self.declined.take()
     }
 
     /// Fails the incomplete messages of the peers of an endpoint that closes and shares the queue;
