@@ -82,8 +82,6 @@ pub(crate) struct TcpConnection {
     rx: RxState,
     tx: TxState,
     stall: StallState,
-    /// Whether every pass polls this connection.
-    pub(crate) is_active: bool,
     /// When the probe of the peer ends, or a replaced connection is checked; `None` if the peer is
     /// not probed.
     probe_deadline: Option<Instant>,
@@ -135,7 +133,6 @@ impl TcpConnection {
             rx: RxState::new(unconsumed),
             tx: TxState::new(),
             stall: StallState::default(),
-            is_active: false,
             probe_deadline: None,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
