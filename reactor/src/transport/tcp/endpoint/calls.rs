@@ -13,6 +13,7 @@ use fabric_core::transport::{
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::super::connection::{QueuedTxOp, TcpConnection};
+use super::connections::MAX_RETRIES;
 use super::{EndpointKind, TcpEndpoint, TcpToken};
 
 impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
@@ -150,16 +151,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             ctx.request_rearm();
         }
         self.fail_recvs_if_disconnected(ctx);
-        let mut position = 0;
-        while let Some(connection_index) = self.connections.active_at(position) {
-            let connection = self.connections.established(connection_index);
-            if connection.is_some_and(TcpConnection::has_held_messages)
-                && self.connections.receive(connection_index, ctx) == Some(true)
-            {
-                ctx.request_rearm();
-            }
-            position += 1;
-        }
+        self.retry_held(ctx);
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
@@ -212,6 +204,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         moved += u32::from(ctx.drain_unexpected());
         self.fail_recvs_if_disconnected(ctx);
         moved += u32::from(!ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk());
+        self.connections.activate_due(ctx.changes_for_held());
         let mut position = 0;
         while let Some((connection_index, connection, received)) =
             self.connections.receive_active(position, ctx)
@@ -290,6 +283,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             "an inactive connection has work"
         );
         let is_quiet = !ctx.rx_has_work()
+            && self.connections.next_due(ctx.changes_for_held()).is_none()
             && self
                 .connections
                 .all_active()
@@ -350,6 +344,26 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         match self.kind {
             EndpointKind::Msg(_) => Some(self),
             _ => None,
+        }
+    }
+}
+
+impl TcpEndpoint {
+    /// Tries connections that hold messages, at most as many as a pass tries. The next passes try
+    /// the others.
+    fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        for _ in 0..MAX_RETRIES {
+            let Some(connection_index) = self.connections.next_due(ctx.changes_for_held()) else {
+                return;
+            };
+            if self.connections.receive(connection_index, ctx) {
+                // The next pass sends replies, and reads on.
+                self.connections.mark_active(connection_index);
+                ctx.request_rearm();
+            }
+        }
+        if self.connections.next_due(ctx.changes_for_held()).is_some() {
+            ctx.request_rearm();
         }
     }
 }

@@ -1,9 +1,22 @@
 //! The connections of an endpoint, and what belongs to a connection in each phase.
 //!
 //! A pass polls the active connections. A connection is active while it has something to send or to
-//! process, holds a message, and for some passes after input. Its socket reports input to an
-//! inactive one.
+//! process, and for some passes after input. Its socket reports input to an inactive one.
+//!
+//! A connection *holds* a message or an access that the receive queue, a locked region or a full
+//! completion queue does not accept now. It is tried again after
+//! [`changes_for_held`](EndpointContext::changes_for_held) has grown: at most [`MAX_RETRIES`] of
+//! such connections in a pass, in the order of their last tries.
+//!
+//! **Invariant.** Each connection that holds something is in `held`, with the number of changes
+//! from before its last try. So no change is missed: after a change during or after the try, the
+//! numbers differ, and the connection is *due*. The domain does not sleep while a connection is
+//! due, because `arm` refuses, and passes go on until none is. A change while the domain sleeps is
+//! one of the engine, which reports the change (`on_rx_queue_changed`) or makes a pass; or a call
+//! closes a connection, which requests that the domain is armed again. What a connection has to
+//! send makes it active, whether or not it holds something.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use fabric_core::Error;
@@ -19,6 +32,10 @@ use super::inbound::{InboundConnections, InboundLimits, InboundSource};
 use super::verify::Verifications;
 use crate::transport::connection_keys::ConnectionKeys;
 
+/// Maximum number of connections with held messages that are tried in a pass, and at a change of
+/// the receive queue.
+pub(super) const MAX_RETRIES: usize = 8;
+
 /// A connection in one of its phases.
 pub(super) enum ConnectionState {
     /// Accepted; the peer's connection request has not arrived.
@@ -32,6 +49,8 @@ struct Slot {
     state: ConnectionState,
     /// Whether the connection is in `active`.
     is_active: bool,
+    /// The number of changes before the last try, if the connection is in `held`.
+    held_at: Option<u64>,
 }
 
 /// The connections of an endpoint, by index.
@@ -39,6 +58,9 @@ pub(super) struct Connections {
     slots: Slab<Slot>,
     /// Established connections that every pass polls.
     active: Vec<usize>,
+    /// Established connections that hold a message or an access, each with the number of changes
+    /// before its last try.
+    held: BTreeSet<(u64, usize)>,
     established_count: usize,
     /// The keys of established connections.
     keys: ConnectionKeys,
@@ -48,6 +70,9 @@ pub(super) struct Connections {
     verifications: Verifications,
     /// Memory into which established connections read; empty for a passive endpoint.
     read_memory: ReadMemory,
+    /// Number of times that a connection was polled.
+    #[cfg(test)]
+    polls: usize,
 }
 
 impl Connections {
@@ -55,12 +80,15 @@ impl Connections {
         Self {
             slots: Slab::new(),
             active: Vec::new(),
+            held: BTreeSet::new(),
             established_count: 0,
             keys: ConnectionKeys::default(),
             deadlines: Deadlines::default(),
             inbound: InboundConnections::new(limits),
             verifications: Verifications::default(),
             read_memory: ReadMemory::default(),
+            #[cfg(test)]
+            polls: 0,
         }
     }
 
@@ -79,8 +107,12 @@ impl Connections {
     }
 
     fn insert(&mut self, state: ConnectionState) -> usize {
-        let is_active = false;
-        let index = self.slots.insert(Slot { state, is_active });
+        let (is_active, held_at) = (false, None);
+        let index = self.slots.insert(Slot {
+            state,
+            is_active,
+            held_at,
+        });
         self.update_deadline(index);
         index
     }
@@ -193,6 +225,9 @@ impl Connections {
         if slot.is_active {
             self.active.retain(|active| *active != index);
         }
+        if let Some(held_at) = slot.held_at {
+            self.held.remove(&(held_at, index));
+        }
         self.established_count -= 1;
         self.keys.remove(connection.peer_key);
         self.deadlines.remove(index);
@@ -289,7 +324,7 @@ impl Connections {
     }
 }
 
-/// Active connections.
+/// Active connections, and those that hold messages.
 impl Connections {
     /// Adds an established connection to those that every pass polls.
     #[inline]
@@ -327,9 +362,9 @@ impl Connections {
         active.filter_map(|index| Some((*index, self.established(*index)?)))
     }
 
-    /// Returns whether no connection is active.
+    /// Returns whether no connection is active or holds a message.
     pub(super) fn is_idle(&self) -> bool {
-        self.active.is_empty()
+        self.active.is_empty() && self.held.is_empty()
     }
 
     /// Receives what has arrived at the active connection at this position. Returns its index, the
@@ -345,15 +380,14 @@ impl Connections {
         Some((index, connection, received))
     }
 
-    /// Receives what has arrived at an established connection. Returns whether anything was
-    /// processed.
+    /// Receives what has arrived at a connection. Returns whether anything was processed.
     pub(super) fn receive<E: EngineContext>(
         &mut self,
         index: usize,
         ctx: &mut EndpointContext<'_, E>,
-    ) -> Option<bool> {
+    ) -> bool {
         let received = self.receive_with(index, ctx, TcpConnection::progress_rx);
-        received.map(|(_, received)| received)
+        received.is_some_and(|(_, received)| received)
     }
 
     /// Receives what has arrived so far at a connection that will be closed, or only received from.
@@ -377,8 +411,59 @@ impl Connections {
         let ConnectionState::Established(connection) = &mut slot.state else {
             return None;
         };
+        #[cfg(test)]
+        {
+            self.polls += 1;
+        }
+        let changes = ctx.changes_for_held();
         let received = receive(connection, &mut self.read_memory, ctx);
+        let held_at = connection.has_held_messages().then_some(changes);
+        if slot.held_at != held_at {
+            if let Some(previous) = std::mem::replace(&mut slot.held_at, held_at) {
+                self.held.remove(&(previous, index));
+            }
+            self.held.extend(held_at.map(|changes| (changes, index)));
+        }
         Some((connection, received))
+    }
+
+    /// Returns the connection that is to be tried next, of those that hold messages, if it is due.
+    pub(super) fn next_due(&self, changes: u64) -> Option<usize> {
+        let (held_at, index) = *self.held.first()?;
+        (held_at != changes).then_some(index)
+    }
+
+    /// Makes due connections active, at most [`MAX_RETRIES`], so that this pass tries them.
+    #[inline]
+    pub(super) fn activate_due(&mut self, changes: u64) {
+        if self.next_due(changes).is_some() {
+            self.activate_all_due(changes);
+        }
+    }
+
+    #[cold]
+    fn activate_all_due(&mut self, changes: u64) {
+        let due = self.held.iter().take_while(|(at, _)| *at != changes);
+        for &(_, index) in due.take(MAX_RETRIES) {
+            if let Some(slot) = self.slots.get_mut(index)
+                && !std::mem::replace(&mut slot.is_active, true)
+            {
+                self.active.push(index);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Connections {
+    /// Returns how many connections are active, and how many hold messages.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.active.len(), self.held.len())
+    }
+
+    /// Returns the number of times that a connection was polled.
+    pub(super) fn polls(&self) -> usize {
+        self.polls
     }
 }
 

@@ -108,6 +108,8 @@ impl TcpEndpoint {
         linger::close(socket, &unsent);
         self.drop_unused_peer(peer);
         self.set_disconnected(ctx, error);
+        // Messages of the peer, which has left, may be discarded for held ones.
+        ctx.request_rearm();
     }
 
     /// Handles that nothing can be sent on a connection any more, while received bytes may be

@@ -24,6 +24,8 @@ mod connected;
 mod connections;
 mod deadlines;
 mod established;
+#[cfg(all(test, not(loom)))]
+mod held_tests;
 mod inbound;
 mod passive;
 mod peer;
