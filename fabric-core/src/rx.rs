@@ -82,8 +82,12 @@ pub struct RxQueue {
     claims: ClaimTable,
     partials: Reassembly,
     peers: QueuePeers,
-    /// A message was declined since the last `take_declined`.
+    /// A message was declined since `take_declined` returned true.
     declined: Cell<bool>,
+    /// The number of changes at the last `take_declined`.
+    changes_at_take: u64,
+    /// The number of changes that neither the matcher nor the budget counts.
+    other_changes: u64,
     peer_copies: PeerCopies,
     unsent_acks: UnsentAcks,
     budget: UnexpectedBudget,
@@ -155,6 +159,8 @@ impl RxQueue {
             partials: Reassembly::default(),
             peers: QueuePeers::default(),
             declined: Cell::new(false),
+            changes_at_take: 0,
+            other_changes: 0,
             peer_copies: PeerCopies::default(),
             unsent_acks: UnsentAcks::default(),
             budget: UnexpectedBudget::new(budget),
@@ -192,6 +198,20 @@ impl RxQueue {
         self.matcher.unexpected.is_empty()
             && self.multi_recvs.is_empty()
             && !self.must_report_post()
+    }
+
+    /// Returns a number that grows with each change after which the queue may accept a message that
+    /// it has declined: a receive or probe was posted, the budget has got bytes back, a peer has
+    /// left, a multi-receive has room again or has left the queue, a message has stalled. A
+    /// transport that holds a message back retries it after the number has grown.
+    #[must_use]
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.matcher
+            .posted
+            .serial()
+            .wrapping_add(self.budget.changes())
+            .wrapping_add(self.other_changes)
     }
 
     /// Returns the id of the endpoint, or of the shared receive context.
@@ -377,10 +397,13 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether a message was declined since the last call. If so, the caller lets the
-    /// transport retry after a change of the queue.
+    /// Returns whether a message was declined, and the queue may accept it now: the queue has
+    /// [changed](Self::changes) since the last call. If so, the caller lets the transport retry,
+    /// and a message that is declined again is noted again.
     pub fn take_declined(&mut self) -> bool {
-        self.declined.take()
+        let changes = self.changes();
+        let has_changed = std::mem::replace(&mut self.changes_at_take, changes) != changes;
+        has_changed && self.declined.take()
     }
 
     /// Records that a message is declined. Returns false, for the caller to return.

@@ -367,6 +367,12 @@ impl<R: Copy> PostedQueue<R> {
         key
     }
 
+    /// Returns a number that grows with each receive that is pushed.
+    #[inline]
+    pub(crate) fn serial(&self) -> u64 {
+        self.next_serial
+    }
+
     #[inline]
     fn next_key(&mut self, kind: QueueKind) -> PostKey {
         let serial = self.next_serial;

@@ -46,6 +46,8 @@ pub(super) struct UnexpectedBudget {
     sources: HashMap<PeerKey, PeerSource>,
     /// What the peers of each source use together.
     used_by_source: HashMap<PeerSource, usize>,
+    /// The number of changes after which a declined message may fit.
+    changes: u64,
 }
 
 /// Where a peer that the program has not inserted connects from, as a number that its transport
@@ -90,7 +92,14 @@ impl UnexpectedBudget {
             disconnected_used: 0,
             sources: HashMap::new(),
             used_by_source: HashMap::new(),
+            changes: 0,
         }
+    }
+
+    /// Returns the number of changes after which a declined message may fit: bytes were returned,
+    /// a peer has left whose messages can be discarded, or the limit was raised.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Sets the source of a connected peer that uses nothing yet.
@@ -101,11 +110,13 @@ impl UnexpectedBudget {
     /// Raises the limit to `limit` bytes, if it is smaller.
     pub(super) fn raise(&mut self, limit: usize) {
         self.limit = self.limit.max(limit);
+        self.changes += 1;
     }
 
     /// Gives the whole budget to the only peer.
     pub(super) fn set_single_peer(&mut self) {
         self.single_peer = true;
+        self.changes += 1;
     }
 
     pub(super) fn used(&self) -> usize {
@@ -189,6 +200,7 @@ impl UnexpectedBudget {
 
     /// Returns to this peer what a message was charged.
     pub(super) fn release(&mut self, peer: PeerKey, cost: usize) {
+        self.changes += u64::from(cost > 0);
         self.used = self.used.saturating_sub(cost);
         let account = self.account(peer);
         account.used = account.used.saturating_sub(cost);
@@ -232,6 +244,7 @@ impl UnexpectedBudget {
         }
         self.account(peer).state = PeerState::Disconnected;
         self.disconnected_used += used;
+        self.changes += 1;
         true
     }
 
@@ -266,6 +279,7 @@ impl UnexpectedBudget {
     pub(super) fn clear(&mut self) {
         *self = Self {
             single_peer: self.single_peer,
+            changes: self.changes + 1,
             ..Self::new(self.limit)
         };
     }

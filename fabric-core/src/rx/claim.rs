@@ -69,7 +69,10 @@ impl RxQueue {
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.probes.0.push((op, spec)),
+            None => {
+                self.other_changes += 1;
+                self.probes.0.push((op, spec));
+            }
         }
     }
 
@@ -132,6 +135,8 @@ impl RxQueue {
         let partial = message.partial;
         let id = self.claims.insert(envelope, message);
         if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
+            // A later message of the peer may take the receive of a stalled one.
+            self.other_changes += 1;
             partial.target = PartialTarget::Claim(id);
         }
         Some((id, found))

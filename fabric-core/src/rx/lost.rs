@@ -78,6 +78,7 @@ impl RxQueue {
     /// Posts a receive again at its old place. The receive takes the earliest unexpected message
     /// that matches.
     fn restore(&mut self, engine: &mut impl RxEngine, op: OpKey, place: PostPlace) {
+        self.other_changes += 1;
         let waiting = self.matcher.restore(place, op);
         let Some((envelope, message)) =
             waiting.and_then(|waiting| self.matcher.unexpected.take(waiting))

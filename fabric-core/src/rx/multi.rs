@@ -138,6 +138,7 @@ impl RxQueue {
         for delivered in 0..MAX_MESSAGES_PER_PASS {
             let Some((waiting, envelope)) = self.matcher.unexpected_for(&spec, key) else {
                 self.multi_recvs.0[index].state = MultiRecvState::Open;
+                self.other_changes += 1;
                 return delivered > 0;
             };
             bytes += envelope.len;
@@ -243,9 +244,11 @@ impl RxQueue {
     /// multi-receive, or was retired before.
     pub(super) fn retire_multi(&mut self, op: OpKey) -> bool {
         let multi = self.multi_recvs.0.iter_mut().find(|multi| multi.op == op);
-        multi.is_some_and(|multi| {
+        let is_retired = multi.is_some_and(|multi| {
             std::mem::replace(&mut multi.state, MultiRecvState::Retired) != MultiRecvState::Retired
-        })
+        });
+        self.other_changes += u64::from(is_retired);
+        is_retired
     }
 
     /// Fails the posted receives and probes after the connection of an `FI_EP_MSG` endpoint has

@@ -329,6 +329,8 @@ impl RxQueue {
                     self.queue_ack(&partial.envelope);
                 }
                 target => {
+                    // A later message of the peer may take the receive of a stalled one.
+                    self.other_changes += 1;
                     if let Some(message) = self.unexpected_mut(target) {
                         message.partial = None;
                     }

@@ -186,6 +186,7 @@ impl RxQueue {
     /// As [`assign_source`](Self::assign_source), for a peer that has several keys. Messages are
     /// offered in the order of arrival.
     fn assign_source_all(&mut self, engine: &mut impl RxEngine, peers: &[PeerKey], source: FiAddr) {
+        self.other_changes += 1;
         for partial in self.partials.iter_mut() {
             if peers.contains(&partial.envelope.peer) {
                 partial.envelope.source.get_or_insert(source);
@@ -247,13 +248,14 @@ impl RxQueue {
 
     /// Sets the source of a connected peer that the program has not inserted. The peers of one
     /// source share a part of the budget for unexpected messages.
-    pub(crate) fn set_sender_source(&mut self, peer: PeerKey, source: PeerSource) {
+    pub fn set_sender_source(&mut self, peer: PeerKey, source: PeerSource) {
         self.budget.set_source(peer, source);
     }
 
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if
     /// the budget has no room for this peer.
-    pub(crate) fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {
+    #[must_use]
+    pub fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {
         let fits = self.budget.fits(peer, bytes);
         if fits {
             self.budget.charge(peer, bytes);
@@ -262,7 +264,7 @@ impl RxQueue {
     }
 
     /// Returns bytes that were charged with [`charge_sender`](Self::charge_sender).
-    pub(crate) fn release_sender(&mut self, peer: PeerKey, bytes: usize) {
+    pub fn release_sender(&mut self, peer: PeerKey, bytes: usize) {
         self.budget.release(peer, bytes);
     }
 

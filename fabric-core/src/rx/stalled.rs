@@ -90,6 +90,7 @@ impl RxQueue {
             }
         }
         self.partials.has_stalled = !stalled.is_empty();
+        self.other_changes += u64::from(self.partials.has_stalled);
         for (id, peer, may_end) in stalled {
             if !self.give_receive_to_waiting(engine, id) && may_end {
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));

@@ -78,6 +78,10 @@ pub trait EngineContext: RxEngine + Sized {
         transfer: Transfer,
     ) -> bool;
 
+    /// Returns a number that grows when an access that waits may go on: a region was unlocked or
+    /// closed, or a completion queue that was full has room.
+    fn access_changes(&self) -> u64;
+
     /// Notes that a peer connected; returns its handle, which an auto-insert address vector assigns
     /// now. If `incarnation` is `None`, the transport does not know it, and a peer without
     /// another connection counts as new.

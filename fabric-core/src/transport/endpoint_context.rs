@@ -93,8 +93,16 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.waits_for_cq_room()
     }
 
-    /// Declines a message again, unless a posted receive would take it now or the budget has room
-    /// for it. Returns whether the message was declined.
+    /// Returns a number that grows with each change after which a message or an access that the
+    /// transport holds back may be accepted ([`RxQueue::changes`],
+    /// [`EngineContext::access_changes`]). The engine reports the change, or makes a pass.
+    #[must_use]
+    #[inline]
+    pub fn changes_for_held(&self) -> u64 {
+        self.rx.changes().wrapping_add(self.engine.access_changes())
+    }
+
+    /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
     pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
         self.rx.decline_again(envelope)

@@ -274,6 +274,10 @@ impl EngineContext for TcpTestContext {
     fn region(&self, key: u64) -> Option<&Region> {
         self.services.regions.as_ref()?.get(key)
     }
+    fn access_changes(&self) -> u64 {
+        0
+    }
+
     fn on_remote_access(
         &mut self,
         _: EpId,

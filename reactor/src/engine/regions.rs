@@ -45,13 +45,16 @@ impl DomainHandle {
     pub fn close_region(&self, key: u64) {
         let mut locked = self.engine().lock();
         if locked.domain.regions.remove(key) {
-            // A response to a peer may wait for the region.
+            // A response to a peer, or an access, may wait for the region.
+            locked.domain.pending_work.on_region_changed();
             self.engine().wait_set.wake();
         }
     }
 
     /// Resumes remote operations that waited because the region was locked by its owner.
     pub fn region_unlocked(&self) {
-        self.engine().progress();
+        let engine = self.engine();
+        engine.lock().domain.pending_work.on_region_changed();
+        engine.progress();
     }
 }

@@ -113,6 +113,10 @@ impl EngineContext for DomainState {
         self.regions.get(key)
     }
 
+    fn access_changes(&self) -> u64 {
+        self.pending_work.access_changes()
+    }
+
     fn on_remote_access(
         &mut self,
         ep: EpId,

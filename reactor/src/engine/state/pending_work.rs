@@ -31,6 +31,7 @@ pub(crate) struct PendingWork {
     blocked_on_cq: bool,
     /// Endpoints that may have batched messages which no pass has sent yet.
     batched: Vec<EpId>,
+    access_changes: u64,
 }
 
 impl PendingWork {
@@ -107,7 +108,20 @@ impl PendingWork {
     #[inline]
     pub(crate) fn on_cq_space(&mut self) {
         if std::mem::take(&mut self.blocked_on_cq) {
+            self.access_changes += 1;
             self.push(FollowUp::ResumeProgress);
         }
+    }
+
+    /// Notes that a region was unlocked or closed, for which accesses may wait. The caller makes a
+    /// pass.
+    pub(crate) fn on_region_changed(&mut self) {
+        self.access_changes += 1;
+    }
+
+    /// Returns a number that grows when an access that waits may go on.
+    #[inline]
+    pub(crate) fn access_changes(&self) -> u64 {
+        self.access_changes
     }
 }

@@ -14,9 +14,9 @@
 //! | `zero_copy` | messages that the kernel sends from their buffer |
 //!
 //! The socket of a connection that holds a message over the budget is not watched, so it does not
-//! wake the domain; the connection is polled when a receive is posted. Passes do not poll a
-//! connection that was idle for long: epoll reports its socket. Reading continues after writing has
-//! failed, because the peer may have sent messages before it closed the stream.
+//! wake the domain; the endpoint tries the message when it may be accepted (`Connections`). Passes
+//! do not poll a connection that was idle for long: epoll reports its socket. Reading continues
+//! after writing has failed, because the peer may have sent messages before it closed the stream.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -82,8 +82,6 @@ pub(crate) struct TcpConnection {
     rx: RxState,
     tx: TxState,
     stall: StallState,
-    /// Whether every pass polls this connection.
-    pub(crate) is_active: bool,
     /// When the probe of the peer ends, or a replaced connection is checked; `None` if the peer is
     /// not probed.
     probe_deadline: Option<Instant>,
@@ -135,7 +133,6 @@ impl TcpConnection {
             rx: RxState::new(unconsumed),
             tx: TxState::new(),
             stall: StallState::default(),
-            is_active: false,
             probe_deadline: None,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
@@ -220,7 +217,7 @@ impl TcpConnection {
     }
 
     /// Returns whether the connection holds a message that no receive matches and for which there
-    /// is no buffer space.
+    /// is no buffer space, or an access that waits.
     pub(crate) fn has_held_messages(&self) -> bool {
         self.rx.phase() == RxPhase::Held || self.reader.has_set_aside()
     }
@@ -241,9 +238,10 @@ impl TcpConnection {
     }
 
     /// Returns whether passes have to poll the connection, even with nothing queued for its peer.
+    /// Held messages do not count: the endpoint tries them when they may be accepted.
     pub(crate) fn needs_progress(&self) -> bool {
-        self.rx.is_recently_active()
-            || self.has_held_messages()
+        let has_input = self.rx.phase() != RxPhase::Held && !self.rx.has_ended();
+        has_input && self.rx.is_recently_active()
             || self.can_write_pending()
             || self.has_local_work()
             || self.has_pending_responses()

@@ -41,6 +41,10 @@ impl TcpConnection {
         let has_nothing_to_read =
             self.rx.has_ended() && self.rx.unconsumed().is_empty() && !has_resumable;
         if self.is_backlogged() || has_nothing_to_read {
+            if (phase == RxPhase::Held || has_resumable) && !self.rx.has_ended() {
+                // What was held no longer waits for the receive queue, only for the peer.
+                self.rx.set_unparsed();
+            }
             self.pause_uring_recv();
             return false;
         }

@@ -26,8 +26,8 @@ pub(super) struct RxState {
 pub(super) enum RxPhase {
     /// The next bytes from the socket.
     Reading,
-    /// The frame reader: the bytes followed the peer's control message, or the response queue was
-    /// full.
+    /// The frame reader: the bytes followed the peer's control message, or the response queue is or
+    /// was full.
     Unparsed,
     /// The next pass: the first message was deferred (`UnexpectedPolicy`).
     Deferred,
@@ -92,6 +92,11 @@ impl RxState {
     /// Returns the bytes that were read and not consumed.
     pub(super) fn unconsumed(&self) -> &[u8] {
         self.unconsumed.remaining()
+    }
+
+    /// Notes that the unconsumed bytes, and what is set aside, wait for the frame reader.
+    pub(super) fn set_unparsed(&mut self) {
+        self.phase = RxPhase::Unparsed;
     }
 
     /// Consumes the first unconsumed bytes. The other bytes wait for what `phase` names.

@@ -13,7 +13,7 @@ use fabric_core::{Error, SocketOptions};
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
 use super::inbound::{InboundLimits, InboundSource};
-use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
+use super::{EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 /// Maximum number of connections that an endpoint accepts each time its listener is ready: messages
 /// of other peers wait meanwhile.
@@ -121,39 +121,18 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         mut handshake: InboundHandshake,
     ) {
-        let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
+        let token = TcpToken::Socket(self.connections.next_index() as u32).pack(self.id);
         if handshake.watch(&self.wait_set, token).is_err() {
             return;
         }
-        let source = InboundSource::new(handshake.peer_addr);
-        let connection_index = self.connections.insert(ConnectionState::Inbound(handshake));
-        let evicted = self.inbound.add_handshake(source, connection_index);
+        let (connection_index, evicted) = self.connections.add_inbound(handshake);
         self.on_inbound_ready(ctx, connection_index);
         // The new handshake may have ended, which has made room.
-        let is_pending = |index| {
-            matches!(
-                self.connections.get(index),
-                Some(ConnectionState::Inbound(_))
-            )
-        };
-        if is_pending(connection_index) {
-            self.arm_connection_timer(connection_index);
+        if self.connections.inbound_mut(connection_index).is_some() {
+            self.arm_timer();
             if let Some(evicted) = evicted {
                 self.remove_inbound(ctx, evicted, None);
             }
-        }
-    }
-
-    /// Takes an inbound handshake that has ended.
-    pub(super) fn take_inbound(&mut self, connection_index: usize) -> Option<InboundHandshake> {
-        self.connection_deadlines.remove(connection_index);
-        match self.connections.try_remove(connection_index)? {
-            ConnectionState::Inbound(handshake) => {
-                let source = InboundSource::new(handshake.peer_addr);
-                self.inbound.remove_handshake(source, connection_index);
-                Some(handshake)
-            }
-            _ => None,
         }
     }
 
@@ -164,7 +143,7 @@ impl TcpEndpoint {
         connection_index: usize,
         error: Option<Error>,
     ) {
-        drop(self.take_inbound(connection_index));
+        drop(self.connections.take_inbound(connection_index));
         if let Some(error) = error {
             ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
@@ -180,8 +159,7 @@ impl TcpEndpoint {
         if matches!(self.kind, EndpointKind::Passive(_)) {
             return self.read_connreq(ctx, connection_index);
         }
-        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
-        else {
+        let Some(handshake) = self.connections.inbound_mut(connection_index) else {
             return;
         };
         let ParsedRequest {
@@ -194,7 +172,7 @@ impl TcpEndpoint {
             Ok(Some(parsed)) => parsed,
             Err(error) => return self.remove_inbound(ctx, connection_index, error),
         };
-        let Some(handshake) = self.take_inbound(connection_index) else {
+        let Some(handshake) = self.connections.take_inbound(connection_index) else {
             return;
         };
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
@@ -265,8 +243,8 @@ impl TcpEndpoint {
         }
         if resolution != Resolution::AcceptLoopback {
             // Later connects to this peer use the protocol of its request.
-            self.peers[peer].protocol = request.protocol();
-            self.peers[peer].connection = Some(connection);
+            self.peers[peer].set_protocol(request.protocol());
+            self.peers[peer].set_tx_connection(connection);
             self.progress_tx(ctx, peer);
         }
     }
@@ -283,20 +261,20 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         source: InboundSource,
     ) -> Result<(), Error> {
-        if self.inbound.check_room(source).is_ok() {
+        if self.connections.check_room(source).is_ok() {
             return Ok(());
         }
-        for index in self.inbound.next_to_check(source) {
-            if let Some(ConnectionState::Established(connection)) = self.connections.get(index)
-                && (self.peers[connection.peer].receive_only == Some(index)
+        for index in self.connections.next_to_check(source) {
+            if let Some(connection) = self.connections.established(index)
+                && (self.peers[connection.peer].is_replaced(index)
                     || connection.has_held_messages() && connection.is_closed_by_peer())
             {
                 self.discard_held(ctx, index);
             }
         }
-        let room = self.inbound.check_room(source);
+        let room = self.connections.check_room(source);
         if room.is_err() {
-            self.inbound.count_refused();
+            self.connections.count_refused();
         }
         room
     }
@@ -309,32 +287,29 @@ impl TcpEndpoint {
         connection_index: usize,
         source: InboundSource,
     ) {
-        self.inbound.add_established(connection_index, source);
-        if let Some(connection) = self.established_mut(connection_index) {
+        self.connections.count_inbound(connection_index, source);
+        if let Some(connection) = self.connections.established(connection_index) {
             ctx.set_sender_source(connection.peer_key, source.into());
         }
     }
 
     /// Returns the connection with a peer that sends use, or the attempt to connect.
     fn existing_connection(&self, peer: usize) -> ExistingConnection {
-        match self.peers[peer]
-            .connection
-            .and_then(|connection| self.connections.get(connection))
-        {
-            None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
-            Some(ConnectionState::Outbound(handshake)) => {
-                ExistingConnection::Connecting(handshake.protocol())
-            }
-            Some(ConnectionState::Established(_)) => ExistingConnection::Connected,
+        let peer = &self.peers[peer];
+        let connecting = peer.connecting();
+        match connecting.and_then(|connecting| self.connections.outbound(connecting)) {
+            Some(handshake) => ExistingConnection::Connecting(handshake.protocol()),
+            None if peer.tx_connection().is_some() => ExistingConnection::Connected,
+            None => ExistingConnection::None,
         }
     }
 
     /// Returns whether a connection that was accepted from this address is this endpoint's own
     /// attempt to connect to itself.
     fn is_own_connect(&self, peer: usize, from: SocketAddr) -> bool {
-        let connection = self.peers[peer].connection;
-        let state = connection.and_then(|connection| self.connections.get(connection));
-        matches!(state, Some(ConnectionState::Outbound(handshake)) if handshake.connects_from(from))
+        let connecting = self.peers[peer].connecting();
+        let handshake = connecting.and_then(|connecting| self.connections.outbound(connecting));
+        handshake.is_some_and(|handshake| handshake.connects_from(from))
     }
 
     /// Handles that the accept could not be sent: connects if operations wait for the peer, because
@@ -349,8 +324,7 @@ impl TcpEndpoint {
         };
         let peer = &self.peers[peer_index];
         if !peer.tx_queue.is_empty()
-            && peer.connection.is_none()
-            && peer.retry.is_none()
+            && peer.must_connect()
             && let Err(error) = self.connect(peer_index)
         {
             self.fail_sends(ctx, peer_index, &error);

@@ -1,7 +1,6 @@
 //! The calls of the engine.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
@@ -13,8 +12,9 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::super::connection::QueuedTxOp;
-use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
+use super::super::connection::{QueuedTxOp, TcpConnection};
+use super::connections::MAX_RETRIES;
+use super::{EndpointKind, TcpEndpoint, TcpToken};
 
 impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     fn try_send(
@@ -29,18 +29,18 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         let peer = &self.peers[peer_index];
         let is_unacked_send = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
         let Some(connection_index) = peer
-            .connection
+            .tx_connection()
             .filter(|_| is_unacked_send && peer.tx_queue.is_empty())
         else {
             return Ok(TrySend::WouldBlock);
         };
-        let Some(connection) = self.established_mut(connection_index) else {
+        let Some(connection) = self.connections.established_mut(connection_index) else {
             return Ok(TrySend::WouldBlock);
         };
         let result = connection.try_send(ctx, tx_op, payload)?;
         // The next pass writes the batched messages, and ends the batching.
         if connection.is_batching() || connection.can_write_pending() || connection.write_closed() {
-            self.mark_active(connection_index);
+            self.connections.mark_active(connection_index);
         }
         self.submit();
         Ok(result)
@@ -62,13 +62,14 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
 
     fn write_batched(&mut self, ctx: &mut EndpointContext<'_, E>) {
         // A connection with pending bytes is active.
-        for connection_index in &self.active_connections {
-            if let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(*connection_index)
+        let mut position = 0;
+        while let Some(connection_index) = self.connections.active_at(position) {
+            if let Some(connection) = self.connections.established_mut(connection_index)
                 && connection.can_write_pending()
             {
                 connection.write_and_complete(ctx);
             }
+            position += 1;
         }
         self.submit();
     }
@@ -104,7 +105,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 peer_index
             }
         };
-        if self.peers[peer_index].connection.is_none() {
+        if !self.peers[peer_index].has_tx_connection() {
             if matches!(self.kind, EndpointKind::Msg(_)) {
                 return Err(self.disconnect_error());
             }
@@ -119,12 +120,11 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             tx_op: *tx_op,
             bytes_sent: None,
         });
-        if self.peers[peer_index].connection.is_none() && self.peers[peer_index].retry.is_none() {
-            self.peers[peer_index].retry_deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
-            if let Err(error) = self.connect(peer_index) {
-                self.peers[peer_index].tx_queue.pop_back();
-                return Err(error);
-            }
+        if self.peers[peer_index].must_connect()
+            && let Err(error) = self.connect(peer_index)
+        {
+            self.peers[peer_index].tx_queue.pop_back();
+            return Err(error);
         }
         self.progress_tx(ctx, peer_index);
         self.submit();
@@ -151,23 +151,12 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             ctx.request_rearm();
         }
         self.fail_recvs_if_disconnected(ctx);
-        for connection_index in &self.active_connections {
-            if let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(*connection_index)
-                && connection.has_held_messages()
-                && connection.progress_rx(&mut self.read_memory, ctx)
-            {
-                ctx.request_rearm();
-            }
-        }
+        self.retry_held(ctx);
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
-        let connection_index = self.connection_keys.connection(peer)?;
-        self.connections
-            .get(connection_index)?
-            .established()?
-            .source
+        let connection_index = self.connections.with_key(peer)?;
+        self.connections.established(connection_index)?.source
     }
 
     fn address_inserted(
@@ -180,9 +169,8 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         let socket_addr = self.network.socket_addr(address).ok();
         let peer = socket_addr.and_then(|at| self.peers.at(at));
         // Only connections with this peer are visited, so inserting n addresses takes O(n) time.
-        for &connection_index in peer.map_or(&[][..], |peer| &self.peers[peer].established) {
-            if let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(connection_index)
+        for &connection_index in peer.map_or(&[][..], |peer| self.peers[peer].established()) {
+            if let Some(connection) = self.connections.established_mut(connection_index)
                 && connection.source.is_none()
                 && (expected.is_none() || expected == connection.incarnation())
             {
@@ -194,7 +182,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
-        for connection in self.all_established_mut() {
+        for connection in self.connections.all_established_mut() {
             connection.source = connection.source.filter(|source| *source != addr);
         }
         if let Some(peer_index) = self.peers.with_fi_addr(addr) {
@@ -202,8 +190,8 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             let stale = Error::StaleAddress(addr);
             self.fail_sends(ctx, peer_index, &stale);
             self.cancel_connect(peer_index);
-            for connection in self.all_established_mut() {
-                if connection.peer == peer_index {
+            for &connection_index in self.peers[peer_index].established() {
+                if let Some(connection) = self.connections.established_mut(connection_index) {
                     connection.fail_requests_keep_slots(ctx, &stale);
                 }
             }
@@ -216,20 +204,16 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         moved += u32::from(ctx.drain_unexpected());
         self.fail_recvs_if_disconnected(ctx);
         moved += u32::from(!ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk());
-        let mut index = 0;
-        while let Some(&connection_index) = self.active_connections.get(index) {
-            let Some(ConnectionState::Established(connection)) =
-                self.connections.get_mut(connection_index)
-            else {
-                self.active_connections.swap_remove(index);
-                continue;
-            };
+        self.connections.activate_due(ctx.changes_for_held());
+        let mut position = 0;
+        while let Some((connection_index, connection, received)) =
+            self.connections.receive_active(position, ctx)
+        {
             let peer = connection.peer;
-            let received = connection.progress_rx(&mut self.read_memory, ctx);
             // Only one connection with a peer sends its queue: an endpoint that sends to itself has
             // a second connection, which only receives.
             let mut no_sends = VecDeque::new();
-            let is_tx_connection = self.peers[peer].connection == Some(connection_index);
+            let is_tx_connection = self.peers[peer].tx_connection() == Some(connection_index);
             let queue = if is_tx_connection {
                 &mut self.peers[peer].tx_queue
             } else {
@@ -249,21 +233,21 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 // Nothing can be sent any more, but received bytes may be unread.
                 self.on_write_closed(ctx, connection_index);
                 moved += 1;
-                index += 1;
-            } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
-                index += 1;
-            } else if connection.arm_uring_recv() {
-                connection.is_active = false;
-                self.active_connections.swap_remove(index);
+                position += 1;
+            } else if connection.needs_progress()
+                || !self.peers[peer].tx_queue.is_empty()
+                || !connection.arm_uring_recv()
+            {
+                position += 1;
             } else {
-                index += 1;
+                self.connections.deactivate(position);
             }
         }
         moved
     }
 
     fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        self.active_connections.is_empty()
+        self.connections.is_idle()
             && !matches!(self.kind, EndpointKind::Rdm)
             && (ctx.shares_rx() || !ctx.rx_is_busy())
     }
@@ -277,32 +261,34 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
-        let established = |index| self.connections.get(index)?.established();
         // No descriptor reports that bytes or queued operations could be sent now.
-        let can_wait = |index| {
-            established(index).is_none_or(|connection| {
-                let peer = &self.peers[connection.peer];
-                !connection.can_write_pending()
-                    && !connection.has_local_work()
-                    && (peer.connection != Some(index)
-                        || peer.tx_queue.is_empty()
-                        || connection.is_write_blocked()
-                        || connection.is_uring_sending()
-                        || connection.is_response_stalled()
-                        || connection.awaits_atomic_responses(&peer.tx_queue))
-            })
+        let can_wait = |index, connection: &TcpConnection| {
+            let peer = &self.peers[connection.peer];
+            !connection.can_write_pending()
+                && !connection.has_local_work()
+                && (peer.tx_connection() != Some(index)
+                    || peer.tx_queue.is_empty()
+                    || connection.is_write_blocked()
+                    || connection.is_uring_sending()
+                    || connection.is_response_stalled()
+                    || connection.awaits_atomic_responses(&peer.tx_queue))
         };
         // Only active connections have something to send or to process.
         debug_assert!(
-            self.connections.iter().all(|(index, state)| {
-                let is_inactive = state.established().is_some_and(|other| !other.is_active);
-                !is_inactive || can_wait(index)
-            }),
+            self.connections
+                .all_established()
+                .all(|(index, connection)| {
+                    self.connections.is_active(index) || can_wait(index, connection)
+                }),
             "an inactive connection has work"
         );
-        !ctx.rx_has_work()
-            && self.active_connections.iter().copied().all(can_wait)
-            && self.arm_uring_recv()
+        let is_quiet = !ctx.rx_has_work()
+            && self.connections.next_due(ctx.changes_for_held()).is_none()
+            && self
+                .connections
+                .all_active()
+                .all(|(index, connection)| can_wait(index, connection));
+        is_quiet && self.arm_uring_recv()
     }
 
     fn disconnect(&mut self, ctx: &mut EndpointContext<'_, E>, disconnect: Disconnect<'_>) -> bool {
@@ -315,13 +301,13 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         }
         let connections: Vec<_> = self
             .connections
-            .iter()
+            .all_established()
             .map(|(connection_index, _)| connection_index)
             .collect();
         for connection_index in connections {
             self.flush_or_fail_unwritten(ctx, connection_index, &Error::Canceled);
         }
-        for connection in self.all_established_mut() {
+        for connection in self.connections.all_established_mut() {
             connection.fail_requests(ctx, &Error::Canceled);
             connection.discard_set_aside(ctx);
             ctx.peer_disconnected(connection.addr_at_connect);
@@ -329,17 +315,17 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     }
 
     fn add_stats(&self, stats: &mut EndpointStats) {
-        stats.peers += self.established().count();
+        stats.peers += self.connections.established_count();
         stats.zero_copy += self.zero_copy;
         stats.zero_copy_fallbacks += self.zero_copy_fallbacks;
-        stats.inbound_refused += self.inbound.refused();
+        stats.inbound_refused += self.connections.refused();
     }
 
     fn describe(&self) -> String {
         if let EndpointKind::Passive(requests) = &self.kind {
             return format!("{} ({} requests)", self.name, requests.len());
         }
-        let connections = self.established().count();
+        let connections = self.connections.established_count();
         format!("{} ({connections} connections)", self.name)
     }
 
@@ -354,6 +340,26 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         match self.kind {
             EndpointKind::Msg(_) => Some(self),
             _ => None,
+        }
+    }
+}
+
+impl TcpEndpoint {
+    /// Tries connections that hold messages, at most as many as a pass tries. The next passes try
+    /// the others.
+    fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        for _ in 0..MAX_RETRIES {
+            let Some(connection_index) = self.connections.next_due(ctx.changes_for_held()) else {
+                return;
+            };
+            if self.connections.receive(connection_index, ctx) {
+                // The next pass sends replies, and reads on.
+                self.connections.mark_active(connection_index);
+                ctx.request_rearm();
+            }
+        }
+        if self.connections.next_due(ctx.changes_for_held()).is_some() {
+            ctx.request_rearm();
         }
     }
 }

@@ -4,23 +4,20 @@
 //! endpoint's protocol. A peer that speaks only the other protocol refuses with a reply that shows
 //! its protocol; this side then sends a request in that protocol (`retry_other_protocol`).
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use fabric_core::event::EventKind;
-use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, Negotiated, WireProtocol};
+use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, Negotiated};
 use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Error, RefusalReason, Result};
 
 use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
 use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
 use super::inbound::InboundSource;
-use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
+use super::peer::AfterRefusal;
+use super::{EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::sys::uring::{OpId, TimedOutcome};
 
-/// The first delay before a refused connect is retried. The delay doubles at each refusal, up to 64
-/// times this.
-const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
 /// Replaces timeouts that exceed the clock's range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
@@ -30,22 +27,26 @@ impl TcpEndpoint {
     /// # Errors
     /// Failures that are known at once.
     pub(super) fn connect(&mut self, peer_index: usize) -> Result<()> {
-        self.peers[peer_index].retry = None;
-        let connection_index = self.start_rdm_connect(peer_index)?;
-        self.peers[peer_index].connection = Some(connection_index);
+        let connection_index = self.start_rdm_connect(peer_index, None)?;
+        self.peers[peer_index].set_connecting(connection_index);
         Ok(())
     }
 
     /// Starts a connect to a peer of an `FI_EP_RDM` endpoint, with a connection request in the
-    /// peer's protocol. Returns the index of the connection.
+    /// peer's protocol. `claimed_by` is the source of the claim that the connect verifies. Returns
+    /// the index of the connection.
     ///
     /// # Errors
     /// Failures that are known at once.
-    pub(super) fn start_rdm_connect(&mut self, peer_index: usize) -> Result<usize> {
+    pub(super) fn start_rdm_connect(
+        &mut self,
+        peer_index: usize,
+        claimed_by: Option<InboundSource>,
+    ) -> Result<usize> {
         let peer = &self.peers[peer_index];
         self.last_connection_id = self.last_connection_id.wrapping_add(1);
         let request = ConnectRequest::new(
-            peer.protocol,
+            peer.protocol(),
             self.local_addr.port(),
             self.instance,
             self.last_connection_id,
@@ -53,7 +54,7 @@ impl TcpEndpoint {
         self.start_connect(
             peer_index,
             RequestPayload::Rdm(request, self.vendor_extension),
-            HANDSHAKE_TIMEOUT,
+            (HANDSHAKE_TIMEOUT, claimed_by),
         )
     }
 
@@ -67,7 +68,7 @@ impl TcpEndpoint {
         &mut self,
         peer_index: usize,
         payload: RequestPayload,
-        timeout: Duration,
+        (timeout, claimed_by): (Duration, Option<InboundSource>),
     ) -> Result<usize> {
         let peer = &self.peers[peer_index];
         let mut socket = self
@@ -76,7 +77,7 @@ impl TcpEndpoint {
             .map_err(|errno| {
                 connect_error(self.local_addr, (&peer.address, peer.socket_addr), errno)
             })?;
-        let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
+        let token = TcpToken::Socket(self.connections.next_index() as u32).pack(self.id);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + MAX_TIMEOUT);
         let context = ConnectContext {
@@ -92,10 +93,8 @@ impl TcpEndpoint {
             &context,
         )?;
         let handshake = OutboundHandshake::new((peer_index, payload), socket, deadline, attempt);
-        let connection_index = self
-            .connections
-            .insert(ConnectionState::Outbound(handshake));
-        self.arm_connection_timer(connection_index);
+        let connection_index = self.connections.add_outbound(handshake, claimed_by);
+        self.arm_timer();
         Ok(connection_index)
     }
 
@@ -105,8 +104,7 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(connection_index)
-        else {
+        let Some(handshake) = self.connections.outbound_mut(connection_index) else {
             return;
         };
         let step = handshake.poll(
@@ -123,8 +121,7 @@ impl TcpEndpoint {
         connection_index: usize,
         completion: (OpId, TimedOutcome),
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(connection_index)
-        else {
+        let Some(handshake) = self.connections.outbound_mut(connection_index) else {
             return;
         };
         let token = TcpToken::Socket(connection_index as u32).pack(self.id);
@@ -159,12 +156,11 @@ impl TcpEndpoint {
         connection_index: usize,
         step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
-        else {
+        let Some(handshake) = self.connections.outbound(connection_index) else {
             return;
         };
         let peer = handshake.peer;
-        if self.peers[peer].verification == Some(connection_index) {
+        if self.peers[peer].is_verification(connection_index) {
             return self.on_verification_step(ctx, (peer, connection_index), step);
         }
         match step {
@@ -182,14 +178,14 @@ impl TcpEndpoint {
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
                 // Both sides connect, or the peer still has a connection that this side has lost.
-                self.take_outbound(connection_index);
-                self.peers[peer].connection = None;
-                self.schedule_retry(ctx, peer);
+                self.connections.take_outbound(connection_index);
+                let next = self.peers[peer].on_refused();
+                self.after_refusal(ctx, peer, next);
             }
             HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
-                self.take_outbound(connection_index);
-                self.peers[peer].connection = None;
-                self.retry_other_protocol(ctx, peer, protocol);
+                self.connections.take_outbound(connection_index);
+                let next = self.peers[peer].on_other_protocol(protocol);
+                self.after_refusal(ctx, peer, next);
             }
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
@@ -221,8 +217,7 @@ impl TcpEndpoint {
         (negotiated, instance): (Negotiated, Option<u32>),
         (byte_order, trailing_bytes): (ByteOrder, Vec<u8>),
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
-        else {
+        let Some(handshake) = self.connections.outbound(connection_index) else {
             return;
         };
         // A connection with a peer that the program has not inserted counts as an accepted one:
@@ -236,7 +231,7 @@ impl TcpEndpoint {
             self.remove_outbound(ctx, connection_index, &error);
             return ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
-        let Some(handshake) = self.take_outbound(connection_index) else {
+        let Some(handshake) = self.connections.take_outbound(connection_index) else {
             return;
         };
         let peer = handshake.peer;
@@ -247,26 +242,14 @@ impl TcpEndpoint {
             (negotiated, ByteOrder::NATIVE.negotiate(byte_order)),
             trailing_bytes,
         );
-        if let Some(connection) = self.established_mut(connection_index) {
+        if let Some(connection) = self.connections.established_mut(connection_index) {
             connection.expect_simultaneous_request();
         }
         if let Some(source) = counted_source {
             self.count_inbound(ctx, connection_index, source);
         }
-        self.peers[peer].connection = Some(connection_index);
+        self.peers[peer].set_tx_connection(connection_index);
         self.progress_tx(ctx, peer);
-    }
-
-    /// Takes an outbound handshake that has ended.
-    pub(super) fn take_outbound(&mut self, connection_index: usize) -> Option<OutboundHandshake> {
-        let ConnectionState::Outbound(_) = self.connections.get(connection_index)? else {
-            return None;
-        };
-        self.verifications.end(connection_index);
-        match self.connections.remove(connection_index) {
-            ConnectionState::Outbound(handshake) => Some(handshake),
-            _ => None,
-        }
     }
 
     /// Removes a failed attempt, and fails the operations that waited for it.
@@ -276,11 +259,11 @@ impl TcpEndpoint {
         connection_index: usize,
         error: &Error,
     ) {
-        let Some(handshake) = self.take_outbound(connection_index) else {
+        let Some(handshake) = self.connections.take_outbound(connection_index) else {
             return;
         };
-        if self.peers[handshake.peer].connection == Some(connection_index) {
-            self.peers[handshake.peer].connection = None;
+        if self.peers[handshake.peer].connecting() == Some(connection_index) {
+            self.peers[handshake.peer].end_connecting();
             self.fail_sends(ctx, handshake.peer, error);
         }
         self.drop_unused_peer(handshake.peer);
@@ -289,66 +272,41 @@ impl TcpEndpoint {
     /// Cancels an attempt to connect that is no longer needed, unless the connection request was
     /// sent.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
-        if let Some(connection_index) = self.peers[peer].connection
-            && let Some(ConnectionState::Outbound(handshake)) =
-                self.connections.get(connection_index)
+        if let Some(connection_index) = self.peers[peer].connecting()
+            && let Some(handshake) = self.connections.outbound(connection_index)
             && handshake.is_connecting()
         {
-            self.take_outbound(connection_index);
-            self.peers[peer].connection = None;
+            self.connections.take_outbound(connection_index);
+            self.peers[peer].end_connecting();
         }
     }
 
-    /// Sends the request again in the protocol that the peer asks for, after a delay if the peer
-    /// has asked before.
-    fn retry_other_protocol(
+    /// Does what follows from a refused attempt to connect.
+    fn after_refusal(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         peer_index: usize,
-        protocol: WireProtocol,
+        next: AfterRefusal,
     ) {
-        let peer = &mut self.peers[peer_index];
-        peer.protocol = protocol;
-        if std::mem::replace(&mut peer.switched_protocol, true) {
-            return self.schedule_retry(ctx, peer_index);
-        }
-        if !peer.tx_queue.is_empty()
-            && let Err(error) = self.connect(peer_index)
-        {
-            self.fail_sends(ctx, peer_index, &error);
+        match next {
+            AfterRefusal::Idle => {}
+            AfterRefusal::ConnectNow => {
+                if let Err(error) = self.connect(peer_index) {
+                    self.fail_sends(ctx, peer_index, &error);
+                }
+            }
+            AfterRefusal::RetryAt(at) => {
+                self.peers.schedule_retry(peer_index, at);
+                self.arm_timer();
+            }
+            AfterRefusal::GiveUp => {
+                let error = Error::ConnectionRefused {
+                    peer: self.peers[peer_index].address.clone(),
+                    reason: RefusalReason::Resources,
+                };
+                self.fail_sends(ctx, peer_index, &error);
+            }
         }
         self.drop_unused_peer(peer_index);
-    }
-
-    /// Schedules another request after a delay, or fails the queued operations if the retry
-    /// deadline has passed. Without queued operations there is no retry.
-    fn schedule_retry(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        peer_index: usize,
-    ) {
-        let now = Instant::now();
-        let peer = &mut self.peers[peer_index];
-        if peer.tx_queue.is_empty() {
-            // The next send connects at once.
-            peer.retry = None;
-            return self.drop_unused_peer(peer_index);
-        }
-        if peer.retry_deadline.is_some_and(|deadline| deadline < now) {
-            let error = Error::ConnectionRefused {
-                peer: peer.address.clone(),
-                reason: RefusalReason::Resources,
-            };
-            return self.fail_sends(ctx, peer_index, &error);
-        }
-        let delay = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, delay)| {
-            (delay * 2).min(INITIAL_RETRY_DELAY * 64)
-        });
-        // Two endpoints that connect to each other must not retry in lockstep.
-        let jitter = RandomState::new().hash_one(peer_index) % 1000;
-        let retry_at = now + delay + Duration::from_micros(jitter);
-        peer.retry = Some((retry_at, delay));
-        self.retry_deadlines.set(peer_index, retry_at);
-        self.arm_timer();
     }
 }

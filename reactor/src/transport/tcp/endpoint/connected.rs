@@ -16,9 +16,9 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result};
 
 use super::super::handshake::{ConnectAnswer, HandshakeStep, RequestPayload};
-use super::super::read_memory::ReadMemory;
 use super::passive::{AcceptedConnection, TcpConnReqHandle};
-use super::{ConnectionState, EndpointKind, EndpointResources, TcpEndpoint, TcpPeer};
+use super::peer::TcpPeer;
+use super::{EndpointKind, EndpointResources, TcpEndpoint};
 
 /// Maximum bytes of one read. Each connected endpoint has memory for one read, and may be one of
 /// many.
@@ -82,9 +82,9 @@ impl TcpEndpoint {
                 let connection_index = endpoint.start_connect(
                     peer,
                     RequestPayload::Msg(vendor_extension, data.to_vec()),
-                    timeout,
+                    (timeout, None),
                 )?;
-                endpoint.peers[peer].connection = Some(connection_index);
+                endpoint.peers[peer].set_connecting(connection_index);
             }
             ConnectMode::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;
@@ -128,15 +128,15 @@ impl TcpEndpoint {
         };
         self.local_addr = socket.local_addr()?;
         self.name = self.network.address(self.local_addr)?;
-        self.read_memory = ReadMemory::new(MSG_SCRATCH_LEN);
-        self.close_timer();
+        self.connections.set_read_len(MSG_SCRATCH_LEN);
+        self.timer.close();
         let peer_caps = PeerCaps::msg(vendor_extension, peer_supports_tags);
         let negotiated = (
             Negotiated::Native { peer_caps },
             ByteOrder::NATIVE.negotiate(byte_order),
         );
         let connection = self.add_connection(ctx, (peer, None), socket, negotiated, trailing_bytes);
-        self.peers[peer].connection = Some(connection);
+        self.peers[peer].set_tx_connection(connection);
         ctx.on_connected(
             &self.peers[peer].address,
             Ok(Connected {
@@ -155,8 +155,7 @@ impl TcpEndpoint {
         connection_index: usize,
         step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
-        else {
+        let Some(handshake) = self.connections.outbound(connection_index) else {
             return;
         };
         let TcpPeer {
@@ -182,9 +181,7 @@ impl TcpEndpoint {
                 private_data,
                 trailing_bytes,
             }) => {
-                let ConnectionState::Outbound(handshake) =
-                    self.connections.remove(connection_index)
-                else {
+                let Some(handshake) = self.connections.take_outbound(connection_index) else {
                     return;
                 };
                 let accepted = AcceptedConnection {
@@ -212,12 +209,12 @@ impl TcpEndpoint {
         let EndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
-        self.connections.try_remove(connection_index);
+        self.connections.take_outbound(connection_index);
         msg.disconnect_error = Some(error.clone());
         let peer = &mut self.peers[msg.peer];
-        peer.connection = None;
+        peer.end_connecting();
         ctx.on_connected(&peer.address, Err(error));
-        self.close_timer();
+        self.timer.close();
     }
 
     /// Returns whether tagged messages are a protocol violation.
@@ -309,8 +306,7 @@ impl<E: EngineContext> EndpointConnection<E> for TcpEndpoint {
         if !ctx.shares_rx() {
             ctx.fail_posted(&Error::Canceled);
         }
-        let mut connections = self.connections.iter();
-        let connection = connections.find(|(_, state)| state.established().is_some());
+        let connection = self.connections.all_established().next();
         if let Some((connection_index, _)) = connection {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::ShutDown);

@@ -1,240 +1,501 @@
-//! Established connections of an endpoint: how they are added and closed.
+//! The connections of an endpoint, and what belongs to a connection in each phase.
+//!
+//! A pass polls the active connections. A connection is active while it has something to send or to
+//! process, and for some passes after input. Its socket reports input to an inactive one.
+//!
+//! A connection *holds* a message or an access that the receive queue, a locked region or a full
+//! completion queue does not accept now. It is tried again after
+//! [`changes_for_held`](EndpointContext::changes_for_held) has grown: at most [`MAX_RETRIES`] of
+//! such connections in a pass, in the order of their last tries.
+//!
+//! **Invariant.** Each connection that holds something is in `held`, with the number of changes
+//! from before its last try. So no change is missed: after a change during or after the try, the
+//! numbers differ, and the connection is *due*. The domain does not sleep while a connection is
+//! due, because `arm` refuses, and passes go on until none is. A change while the domain sleeps is
+//! one of the engine, which reports the change (`on_rx_queue_changed`) or makes a pass; or a call
+//! closes a connection, which requests that the domain is armed again. What a connection has to
+//! send makes it active, whether or not it holds something.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
 
 use fabric_core::Error;
-use fabric_core::event::{DownReason, EventKind};
-use fabric_core::tcp::{ByteOrder, Negotiated};
-use fabric_core::transport::{Disconnect, EndpointContext, EngineContext};
+use fabric_core::matching::PeerKey;
+use fabric_core::transport::{EndpointContext, EngineContext};
+use slab::Slab;
 
 use super::super::connection::TcpConnection;
-use super::super::linger;
-use super::super::socket::TcpSocket;
-use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer, TcpToken};
+use super::super::handshake::{InboundHandshake, OutboundHandshake};
+use super::super::read_memory::ReadMemory;
+use super::deadlines::Deadlines;
+use super::inbound::{InboundConnections, InboundLimits, InboundSource};
+use super::verify::Verifications;
+use crate::transport::connection_keys::ConnectionKeys;
 
-impl TcpEndpoint {
-    /// Adds an established connection, and reports the peer to the engine. Returns its index.
-    pub(super) fn add_connection(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        (peer, instance): (usize, Option<u32>),
-        socket: TcpSocket,
-        negotiated: (Negotiated, ByteOrder),
-        trailing_bytes: Vec<u8>,
-    ) -> usize {
-        self.read_memory.set_kept(0, trailing_bytes.len());
-        let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        let own_key = self.connection_keys.generate();
-        // A shared receive queue assigns another key.
-        let peer_key = ctx.add_sender(own_key, &self.peers[peer].address);
-        let mut connection = TcpConnection::new(
-            (peer, peer_key),
-            socket,
-            (self.wait_set.clone(), token),
-            negotiated,
-            trailing_bytes,
-            self.uring.as_ref().map(|uring| uring.ring.clone()),
-        );
-        connection.peer_instance = instance;
-        connection.enable_rma_target(self.is_rma_target, self.rma_events);
-        let options = &self.socket_config.options;
-        connection.set_zero_copy_threshold(options.zero_copy_threshold, options.force_zero_copy);
-        connection.update_interest();
-        let name = self.peers[peer].address.clone();
-        if matches!(self.kind, EndpointKind::Msg(_)) {
-            if self.rejects_tagged() {
-                connection.reject_tagged();
-            }
-        } else {
-            connection.addr_at_connect = ctx.peer_connected(&name, connection.incarnation());
-            connection.source = connection.addr_at_connect;
-            self.fail_stale_sends(ctx, &connection);
-            ctx.event(EventKind::PeerConnected {
-                peer: name,
-                source: connection.source,
-            });
+/// Maximum number of connections with held messages that are tried in a pass, and at a change of
+/// the receive queue.
+pub(super) const MAX_RETRIES: usize = 8;
+
+/// A connection in one of its phases.
+pub(super) enum ConnectionState {
+    /// Accepted; the peer's connection request has not arrived.
+    Inbound(InboundHandshake),
+    /// This side connects, and waits for the reply.
+    Outbound(OutboundHandshake),
+    Established(Box<TcpConnection>),
+}
+
+struct Slot {
+    state: ConnectionState,
+    /// Whether the connection is in `active`.
+    is_active: bool,
+    /// The number of changes before the last try, if the connection is in `held`.
+    held_at: Option<u64>,
+}
+
+/// The connections of an endpoint, by index.
+pub(super) struct Connections {
+    slots: Slab<Slot>,
+    /// Established connections that every pass polls.
+    active: Vec<usize>,
+    /// Established connections that hold a message or an access, each with the number of changes
+    /// before its last try.
+    held: BTreeSet<(u64, usize)>,
+    established_count: usize,
+    /// The keys of established connections.
+    keys: ConnectionKeys,
+    deadlines: Deadlines,
+    /// Inbound connections that count towards a limit.
+    inbound: InboundConnections,
+    verifications: Verifications,
+    /// Memory into which established connections read; empty for a passive endpoint.
+    read_memory: ReadMemory,
+    /// Number of times that a connection was polled.
+    #[cfg(test)]
+    polls: usize,
+}
+
+impl Connections {
+    pub(super) fn new(limits: InboundLimits) -> Self {
+        Self {
+            slots: Slab::new(),
+            active: Vec::new(),
+            held: BTreeSet::new(),
+            established_count: 0,
+            keys: ConnectionKeys::default(),
+            deadlines: Deadlines::default(),
+            inbound: InboundConnections::new(limits),
+            verifications: Verifications::default(),
+            read_memory: ReadMemory::default(),
+            #[cfg(test)]
+            polls: 0,
         }
-        self.peers[peer].retry = None;
-        self.peers[peer].switched_protocol = false;
-        let connection_index = self
-            .connections
-            .insert(ConnectionState::Established(Box::new(connection)));
-        self.peers[peer].established.push(connection_index);
-        self.connection_keys.insert(peer_key, connection_index);
-        self.mark_active(connection_index);
-        // The handshake, which has ended, had this index.
-        self.connection_deadlines.remove(connection_index);
-        self.arm_timer();
-        connection_index
     }
 
-    /// Closes a connection that has ended, after everything that it received was taken.
-    pub(super) fn close_connection(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
-    ) {
-        let Some(ConnectionState::Established(mut connection)) =
-            self.connections.try_remove(connection_index)
-        else {
-            return;
-        };
-        self.active_connections
-            .retain(|active| *active != connection_index);
-        self.read_memory.set_kept(connection.unconsumed_len(), 0);
-        self.inbound.remove_established(connection_index);
-        self.connection_keys.remove(connection.peer_key);
-        let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
-        self.peers[peer]
-            .established
-            .retain(|established| *established != connection_index);
-        self.peers[peer]
-            .receive_only
-            .take_if(|receive_only| *receive_only == connection_index);
-        if self.peers[peer].connection == Some(connection_index) {
-            connection.cancel_uring_send(&mut self.peers[peer].tx_queue, ctx);
-        }
-        // Batched messages, deferred messages and pending requests end with the connection.
-        let reason = connection.end_reason().unwrap_or(DownReason::Closed);
-        let error = self.peers[peer].connection_error(&connection);
-        connection.fail_unwritten(ctx, &error);
-        connection.process_deferred(ctx);
-        connection.fail_all(ctx, &error);
-        ctx.remove_sender(connection.peer_key, name.clone());
-        // The program gets an event.
-        let source = connection.source.or_else(|| ctx.fi_addr_of(&name));
-        let is_msg = matches!(self.kind, EndpointKind::Msg(_));
-        ctx.event(match name.clone() {
-            peer if is_msg => EventKind::Shutdown { peer, reason },
-            peer => EventKind::PeerDown {
-                peer,
-                source,
-                reason,
-            },
+    /// Sets the maximum bytes of one read, before the first connection is established.
+    pub(super) fn set_read_len(&mut self, len: usize) {
+        self.read_memory = ReadMemory::new(len);
+    }
+
+    /// Returns the index of the connection that is added next.
+    pub(super) fn next_index(&self) -> usize {
+        self.slots.vacant_key()
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&ConnectionState> {
+        self.slots.get(index).map(|slot| &slot.state)
+    }
+
+    fn insert(&mut self, state: ConnectionState) -> usize {
+        let (is_active, held_at) = (false, None);
+        let index = self.slots.insert(Slot {
+            state,
+            is_active,
+            held_at,
         });
-        // Queued operations and directed receives fail.
-        if self.peers[peer].connection == Some(connection_index) {
-            self.peers[peer].end_tx_connection();
-            self.fail_sends(ctx, peer, &error);
-        }
-        if let Some(source) = source
-            && !self
-                .established()
-                .any(|other| other.peer == peer && other.source == Some(source))
-        {
-            ctx.fail_directed_to_disconnected(source, &name, &error);
-        }
-        ctx.peer_disconnected(connection.addr_at_connect);
-        let (socket, unsent) = connection.into_socket();
-        linger::close(socket, &unsent);
-        self.drop_unused_peer(peer);
-        self.set_disconnected(ctx, error);
+        self.update_deadline(index);
+        index
+    }
+}
+
+/// Handshakes.
+impl Connections {
+    /// Adds an inbound handshake. Returns its index, and the handshake that has to make room, if
+    /// there are too many.
+    pub(super) fn add_inbound(&mut self, handshake: InboundHandshake) -> (usize, Option<usize>) {
+        let source = InboundSource::new(handshake.peer_addr);
+        let index = self.insert(ConnectionState::Inbound(handshake));
+        (index, self.inbound.add_handshake(source, index))
     }
 
-    /// Handles that nothing can be sent on a connection any more, while received bytes may be
-    /// unread: fails the peer's queued operations.
-    pub(super) fn on_write_closed(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        connection_index: usize,
-    ) {
-        let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
-        else {
-            return;
+    pub(super) fn inbound_mut(&mut self, index: usize) -> Option<&mut InboundHandshake> {
+        match &mut self.slots.get_mut(index)?.state {
+            ConnectionState::Inbound(handshake) => Some(handshake),
+            _ => None,
+        }
+    }
+
+    /// Takes an inbound handshake that has ended.
+    pub(super) fn take_inbound(&mut self, index: usize) -> Option<InboundHandshake> {
+        self.inbound_mut(index)?;
+        self.deadlines.remove(index);
+        let ConnectionState::Inbound(handshake) = self.slots.remove(index).state else {
+            return None;
         };
-        let peer = connection.peer;
-        let error = self.peers[peer].connection_error(connection);
-        self.fail_sends(ctx, peer, &error);
-        self.peers[peer].end_tx_connection();
-        // Responses may still arrive, unless the stream has ended.
-        if let Some(connection) = self.established_mut(connection_index)
-            && connection.end_reason().is_some()
-        {
-            connection.fail_requests(ctx, &error);
+        let source = InboundSource::new(handshake.peer_addr);
+        self.inbound.remove_handshake(source, index);
+        Some(handshake)
+    }
+
+    /// Adds an outbound handshake, which verifies an established connection if a request of
+    /// `claimed_by` has claimed the address of the peer. Returns its index.
+    pub(super) fn add_outbound(
+        &mut self,
+        handshake: OutboundHandshake,
+        claimed_by: Option<InboundSource>,
+    ) -> usize {
+        let index = self.insert(ConnectionState::Outbound(handshake));
+        if let Some(source) = claimed_by {
+            self.verifications.begin(index, source);
+        }
+        index
+    }
+
+    pub(super) fn outbound(&self, index: usize) -> Option<&OutboundHandshake> {
+        match &self.slots.get(index)?.state {
+            ConnectionState::Outbound(handshake) => Some(handshake),
+            _ => None,
         }
     }
 
-    /// Removes a peer without address handle, connection and queued operations.
-    pub(super) fn drop_unused_peer(&mut self, peer_index: usize) {
-        self.peers.remove_if_unused(peer_index);
-    }
-}
-
-impl TcpPeer {
-    /// Returns whether the peer has neither a connection nor queued operations.
-    pub(super) fn is_unused(&self) -> bool {
-        self.connection.is_none()
-            && self.verification.is_none()
-            && self.tx_queue.is_empty()
-            && self.established.is_empty()
-    }
-
-    /// Ends the use of the established connection for sends. They use the outbound connection that
-    /// verifies the established one, if there is one.
-    pub(super) fn end_tx_connection(&mut self) {
-        self.connection = self.verification.take();
-    }
-
-    /// Returns the error of operations for the peer, whose connection has ended.
-    pub(super) fn connection_error(&self, connection: &TcpConnection) -> Error {
-        let peer = self.address.clone();
-        match connection.end_reason() {
-            Some(DownReason::Protocol(what)) => Error::Protocol {
-                peer,
-                what: what.into(),
-            },
-            _ => Error::PeerGone(peer),
+    pub(super) fn outbound_mut(&mut self, index: usize) -> Option<&mut OutboundHandshake> {
+        match &mut self.slots.get_mut(index)?.state {
+            ConnectionState::Outbound(handshake) => Some(handshake),
+            _ => None,
         }
     }
+
+    /// Takes an outbound handshake that has ended.
+    pub(super) fn take_outbound(&mut self, index: usize) -> Option<OutboundHandshake> {
+        self.outbound(index)?;
+        self.deadlines.remove(index);
+        self.verifications.end(index);
+        match self.slots.remove(index).state {
+            ConnectionState::Outbound(handshake) => Some(handshake),
+            _ => None,
+        }
+    }
+
+    /// Returns whether one more verification for claims of a source may begin.
+    pub(super) fn may_verify(&self, source: InboundSource) -> bool {
+        self.verifications.has_room(source)
+    }
 }
 
-impl TcpEndpoint {
-    /// Ends connections with a peer ([`TransportEndpoint::disconnect`]). A connection whose
-    /// messages this side delays is not ended as stalled; the check of its messages repeats.
+/// Established connections.
+impl Connections {
+    /// Returns a key that no established connection has.
+    pub(super) fn generate_key(&mut self) -> PeerKey {
+        self.keys.generate()
+    }
+
+    /// Adds an established connection, which is active. Returns its index.
+    pub(super) fn add_established(&mut self, connection: TcpConnection) -> usize {
+        let (key, kept) = (connection.peer_key, connection.unconsumed_len());
+        let index = self.insert(ConnectionState::Established(Box::new(connection)));
+        self.established_count += 1;
+        self.keys.insert(key, index);
+        self.read_memory.set_kept(0, kept);
+        self.mark_active(index);
+        index
+    }
+
+    /// Removes an established connection.
+    pub(super) fn remove_established(&mut self, index: usize) -> Option<Box<TcpConnection>> {
+        self.established(index)?;
+        let slot = self.slots.remove(index);
+        let ConnectionState::Established(connection) = slot.state else {
+            return None;
+        };
+        if slot.is_active {
+            self.active.retain(|active| *active != index);
+        }
+        if let Some(held_at) = slot.held_at {
+            self.held.remove(&(held_at, index));
+        }
+        self.established_count -= 1;
+        self.keys.remove(connection.peer_key);
+        self.deadlines.remove(index);
+        self.inbound.remove_established(index);
+        self.read_memory.set_kept(connection.unconsumed_len(), 0);
+        Some(connection)
+    }
+
+    /// Returns the established connection with this index.
+    #[inline]
+    pub(super) fn established(&self, index: usize) -> Option<&TcpConnection> {
+        match &self.slots.get(index)?.state {
+            ConnectionState::Established(connection) => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// Returns the established connection with this index.
+    #[inline]
+    pub(super) fn established_mut(&mut self, index: usize) -> Option<&mut TcpConnection> {
+        match &mut self.slots.get_mut(index)?.state {
+            ConnectionState::Established(connection) => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// Returns the index of the established connection with this key.
+    pub(super) fn with_key(&self, key: PeerKey) -> Option<usize> {
+        self.keys.connection(key)
+    }
+
+    pub(super) fn established_count(&self) -> usize {
+        self.established_count
+    }
+
+    /// Iterates over the established connections, with their indices.
+    pub(super) fn all_established(&self) -> impl Iterator<Item = (usize, &TcpConnection)> {
+        let established = |(index, slot): (usize, _)| match slot {
+            &Slot {
+                state: ConnectionState::Established(ref connection),
+                ..
+            } => Some((index, &**connection)),
+            _ => None,
+        };
+        self.slots.iter().filter_map(established)
+    }
+
+    /// Iterates over the established connections.
+    pub(super) fn all_established_mut(&mut self) -> impl Iterator<Item = &mut TcpConnection> {
+        let states = self.slots.iter_mut().map(|(_, slot)| &mut slot.state);
+        states.filter_map(|state| match state {
+            ConnectionState::Established(connection) => Some(&mut **connection),
+            _ => None,
+        })
+    }
+
+    /// Removes the established connections, of an endpoint that is dropped.
+    pub(super) fn drain_established(&mut self) -> impl Iterator<Item = Box<TcpConnection>> {
+        self.slots.drain().filter_map(|slot| match slot.state {
+            ConnectionState::Established(connection) => Some(connection),
+            _ => None,
+        })
+    }
+}
+
+/// Limits of inbound connections.
+impl Connections {
+    /// Checks that one more connection of a source may be established.
     ///
-    /// [`TransportEndpoint::disconnect`]: fabric_core::transport::TransportEndpoint::disconnect
-    pub(super) fn end_connections(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        disconnect: Disconnect<'_>,
-    ) -> bool {
-        let (peer_index, ended) = match disconnect {
-            Disconnect::Program(name) => {
-                let socket_addr = self.network.socket_addr(name).ok();
-                let Some(peer_index) = socket_addr.and_then(|at| self.peers.at(at)) else {
-                    return false;
-                };
-                (Some(peer_index), self.peers[peer_index].established.clone())
-            }
-            Disconnect::Stalled(sender) => {
-                let ended = self.connection_keys.connection(sender);
-                if let Some(connection_index) = ended
-                    && let Some(connection) = self.established_mut(connection_index)
-                    && !connection.has_stalled()
-                {
-                    return false;
-                }
-                (None, ended.into_iter().collect())
-            }
-        };
-        for &connection_index in &ended {
-            if let Some(connection) = self.established_mut(connection_index) {
-                connection.end(disconnect.reason());
-            }
-            self.close_connection(ctx, connection_index);
-        }
-        // The attempt to connect, and the operations that wait for it or for the next one. Closing
-        // the last connection may have removed the peer.
-        if let (Disconnect::Program(name), Some(peer_index)) = (disconnect, peer_index)
-            && let Some(peer) = self.peers.get(peer_index)
+    /// # Errors
+    /// As [`InboundConnections::check_room`].
+    pub(super) fn check_room(&self, source: InboundSource) -> Result<(), Error> {
+        self.inbound.check_room(source)
+    }
+
+    /// Returns the next established connections that may give room to a connection of this source.
+    pub(super) fn next_to_check(&mut self, source: InboundSource) -> Vec<usize> {
+        self.inbound.next_to_check(source)
+    }
+
+    /// Counts an established connection towards the limits of its source.
+    pub(super) fn count_inbound(&mut self, index: usize, source: InboundSource) {
+        self.inbound.add_established(index, source);
+    }
+
+    /// Counts a connection that was refused because of a limit.
+    pub(super) fn count_refused(&mut self) {
+        self.inbound.count_refused();
+    }
+
+    /// Returns the number of connections that were refused because of a limit.
+    pub(super) fn refused(&self) -> u64 {
+        self.inbound.refused()
+    }
+}
+
+/// Active connections, and those that hold messages.
+impl Connections {
+    /// Adds an established connection to those that every pass polls.
+    #[inline]
+    pub(super) fn mark_active(&mut self, index: usize) {
+        if let Some(slot) = self.slots.get_mut(index)
+            && matches!(slot.state, ConnectionState::Established(_))
+            && !std::mem::replace(&mut slot.is_active, true)
         {
-            let error = Error::PeerGone(name.clone());
-            match peer.connection {
-                Some(connecting) => self.remove_outbound(ctx, connecting, &error),
-                None => {
-                    self.fail_sends(ctx, peer_index, &error);
-                    self.drop_unused_peer(peer_index);
-                }
+            self.active.push(index);
+        }
+    }
+
+    /// Returns the index of the active connection at this position.
+    #[inline]
+    pub(super) fn active_at(&self, position: usize) -> Option<usize> {
+        self.active.get(position).copied()
+    }
+
+    /// Removes the connection at this position from the active ones. Another one takes the
+    /// position.
+    pub(super) fn deactivate(&mut self, position: usize) {
+        let index = self.active.swap_remove(position);
+        if let Some(slot) = self.slots.get_mut(index) {
+            slot.is_active = false;
+        }
+    }
+
+    pub(super) fn is_active(&self, index: usize) -> bool {
+        self.slots.get(index).is_some_and(|slot| slot.is_active)
+    }
+
+    /// Iterates over the active connections, with their indices.
+    pub(super) fn all_active(&self) -> impl Iterator<Item = (usize, &TcpConnection)> {
+        let active = self.active.iter();
+        active.filter_map(|index| Some((*index, self.established(*index)?)))
+    }
+
+    /// Returns whether no connection is active or holds a message.
+    pub(super) fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.held.is_empty()
+    }
+
+    /// Receives what has arrived at the active connection at this position. Returns its index, the
+    /// connection, and whether anything was processed; `None` behind the last position.
+    #[inline]
+    pub(super) fn receive_active<E: EngineContext>(
+        &mut self,
+        position: usize,
+        ctx: &mut EndpointContext<'_, E>,
+    ) -> Option<(usize, &mut TcpConnection, bool)> {
+        let index = self.active_at(position)?;
+        let (connection, received) = self.receive_with(index, ctx, TcpConnection::progress_rx)?;
+        Some((index, connection, received))
+    }
+
+    /// Receives what has arrived at a connection. Returns whether anything was processed.
+    pub(super) fn receive<E: EngineContext>(
+        &mut self,
+        index: usize,
+        ctx: &mut EndpointContext<'_, E>,
+    ) -> bool {
+        let received = self.receive_with(index, ctx, TcpConnection::progress_rx);
+        received.is_some_and(|(_, received)| received)
+    }
+
+    /// Receives what has arrived so far at a connection that will be closed, or only received from.
+    pub(super) fn drain_received<E: EngineContext>(
+        &mut self,
+        index: usize,
+        ctx: &mut EndpointContext<'_, E>,
+    ) -> Option<&mut TcpConnection> {
+        let drained = self.receive_with(index, ctx, TcpConnection::drain_received);
+        drained.map(|(connection, ())| connection)
+    }
+
+    #[inline(always)] // on the path of each pass
+    fn receive_with<E: EngineContext, T>(
+        &mut self,
+        index: usize,
+        ctx: &mut EndpointContext<'_, E>,
+        receive: impl FnOnce(&mut TcpConnection, &mut ReadMemory, &mut EndpointContext<'_, E>) -> T,
+    ) -> Option<(&mut TcpConnection, T)> {
+        let slot = self.slots.get_mut(index)?;
+        let ConnectionState::Established(connection) = &mut slot.state else {
+            return None;
+        };
+        #[cfg(test)]
+        {
+            self.polls += 1;
+        }
+        let changes = ctx.changes_for_held();
+        let received = receive(connection, &mut self.read_memory, ctx);
+        let held_at = connection.has_held_messages().then_some(changes);
+        if slot.held_at != held_at {
+            if let Some(previous) = std::mem::replace(&mut slot.held_at, held_at) {
+                self.held.remove(&(previous, index));
+            }
+            self.held.extend(held_at.map(|changes| (changes, index)));
+        }
+        Some((connection, received))
+    }
+
+    /// Returns the connection that is to be tried next, of those that hold messages, if it is due.
+    pub(super) fn next_due(&self, changes: u64) -> Option<usize> {
+        let (held_at, index) = *self.held.first()?;
+        (held_at != changes).then_some(index)
+    }
+
+    /// Makes due connections active, at most [`MAX_RETRIES`], so that this pass tries them.
+    #[inline]
+    pub(super) fn activate_due(&mut self, changes: u64) {
+        if self.next_due(changes).is_some() {
+            self.activate_all_due(changes);
+        }
+    }
+
+    #[cold]
+    fn activate_all_due(&mut self, changes: u64) {
+        let due = self.held.iter().take_while(|(at, _)| *at != changes);
+        for &(_, index) in due.take(MAX_RETRIES) {
+            if let Some(slot) = self.slots.get_mut(index)
+                && !std::mem::replace(&mut slot.is_active, true)
+            {
+                self.active.push(index);
             }
         }
-        !ended.is_empty()
+    }
+}
+
+#[cfg(test)]
+impl Connections {
+    /// Returns how many connections are active, and how many hold messages.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.active.len(), self.held.len())
+    }
+
+    /// Returns the number of times that a connection was polled.
+    pub(super) fn polls(&self) -> usize {
+        self.polls
+    }
+}
+
+/// Deadlines.
+impl Connections {
+    /// Sets the deadline of a connection to what the connection has now.
+    pub(super) fn update_deadline(&mut self, index: usize) {
+        match self.deadline_of(index) {
+            Some(deadline) => self.deadlines.set(index, deadline),
+            None => self.deadlines.remove(index),
+        }
+    }
+
+    /// Returns the deadline of a connection for the endpoint's timer; `None` if there is none, or
+    /// the kernel enforces the deadline.
+    fn deadline_of(&self, index: usize) -> Option<Instant> {
+        match &self.slots.get(index)?.state {
+            ConnectionState::Inbound(handshake) => Some(handshake.deadline),
+            ConnectionState::Outbound(handshake) => handshake.local_deadline(),
+            ConnectionState::Established(connection) => connection.probe_deadline(),
+        }
+    }
+
+    /// Returns the earliest deadline.
+    pub(super) fn earliest_deadline(&self) -> Option<Instant> {
+        self.deadlines.earliest()
+    }
+
+    /// Returns a connection whose deadline has passed, and removes the deadline.
+    pub(super) fn pop_expired(&mut self, now: Instant) -> Option<usize> {
+        while let Some(index) = self.deadlines.pop_expired(now) {
+            match self.deadline_of(index) {
+                Some(deadline) if deadline > now => self.deadlines.set(index, deadline),
+                Some(_) => return Some(index),
+                None => {}
+            }
+        }
+        None
     }
 }

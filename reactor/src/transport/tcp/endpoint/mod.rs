@@ -3,13 +3,15 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod` | the endpoint and its lists of connections |
+//! | `mod` | the endpoint |
 //! | `calls` | the calls of the engine: sends, passes, changes of addresses |
+//! | `connections` | the connections in all phases: active ones, held messages, deadlines |
+//! | `peer` | a peer: the connection that sends use, or the way to one |
 //! | `peer_table` | the peers, by address and by handle |
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
 //! | `inbound` | limits of inbound connections |
-//! | `connections` | established connections: added, closed |
+//! | `established` | established connections: added, closed |
 //! | `verify` | established connections whose peer's address a new request claims |
 //! | `replaced` | earlier connections with a peer that has a new one |
 //! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
@@ -21,8 +23,12 @@ mod connect;
 mod connected;
 mod connections;
 mod deadlines;
+mod established;
+#[cfg(all(test, not(loom)))]
+mod held_tests;
 mod inbound;
 mod passive;
+mod peer;
 mod peer_table;
 mod replaced;
 mod sending;
@@ -33,34 +39,28 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fabric_core::flags::Caps;
 use fabric_core::info::{Info, Protocol};
 use fabric_core::tcp::{VendorExtension, WireProtocol};
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Result};
-use slab::Slab;
 
-use super::connection::{QueuedTxOp, TcpConnection};
-use super::handshake::{InboundHandshake, OutboundHandshake};
+use super::connection::TcpConnection;
 use super::io_backend::EndpointUring;
 use super::linger;
 use super::network::{Listener, Network};
-use super::read_memory::ReadMemory;
-use crate::sys::timer::Timer;
 use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
-use crate::transport::connection_keys::ConnectionKeys;
 use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
-use deadlines::Deadlines;
-use inbound::InboundConnections;
+use connections::{ConnectionState, Connections};
 pub(super) use inbound::{InboundSource, max_descriptors};
 use passive::ConnReqQueue;
 use peer_table::PeerTable;
-use verify::Verifications;
+use timer::DeadlineTimer;
 
 /// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
 pub(crate) const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -101,78 +101,6 @@ impl From<WaitToken> for TcpToken {
     }
 }
 
-/// A connection in one of its phases.
-enum ConnectionState {
-    /// Accepted; the peer's connection request has not arrived.
-    Inbound(InboundHandshake),
-    /// This side connects, and waits for the reply.
-    Outbound(OutboundHandshake),
-    Established(Box<TcpConnection>),
-}
-
-impl ConnectionState {
-    fn established(&self) -> Option<&TcpConnection> {
-        match self {
-            Self::Established(connection) => Some(connection),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn established_mut(&mut self) -> Option<&mut TcpConnection> {
-        match self {
-            Self::Established(connection) => Some(connection),
-            _ => None,
-        }
-    }
-}
-
-/// A peer to which this endpoint is connected, or has something to send.
-#[derive(Debug)]
-struct TcpPeer {
-    address: Address,
-    socket_addr: SocketAddr,
-    /// Index of the connection that sends use: outbound or established.
-    connection: Option<usize>,
-    /// Index of the outbound connection that verifies the established one.
-    verification: Option<usize>,
-    /// When the next verification may begin.
-    next_verification: Option<Instant>,
-    /// Indices of all established connections with the peer.
-    established: Vec<usize>,
-    /// Index of a replaced connection, from which the endpoint only receives.
-    receive_only: Option<usize>,
-    tx_queue: VecDeque<QueuedTxOp>,
-    /// When to retry, and the last delay, while the peer refuses because both sides connect.
-    retry: Option<(Instant, Duration)>,
-    /// When to stop retrying, set by the first operation that is queued.
-    retry_deadline: Option<Instant>,
-    /// The protocol of the next connection request to the peer.
-    protocol: WireProtocol,
-    /// Whether the peer has asked for the other protocol since the last connection.
-    switched_protocol: bool,
-}
-
-impl TcpPeer {
-    /// Returns a peer without connection.
-    fn new(address: Address, socket_addr: SocketAddr, protocol: WireProtocol) -> Self {
-        Self {
-            address,
-            socket_addr,
-            connection: None,
-            verification: None,
-            next_verification: None,
-            established: Vec::new(),
-            receive_only: None,
-            tx_queue: VecDeque::new(),
-            retry: None,
-            retry_deadline: None,
-            protocol,
-            switched_protocol: false,
-        }
-    }
-}
-
 /// The type of an endpoint.
 enum EndpointKind {
     /// `FI_EP_RDM`: connects to the peers it sends to, and accepts inbound connections.
@@ -204,30 +132,15 @@ pub(crate) struct TcpEndpoint {
     kind: EndpointKind,
     listener: Option<Box<dyn Listener>>,
     wait_set: Arc<dyn WaitSet>,
-    connections: Slab<ConnectionState>,
+    connections: Connections,
     peers: PeerTable,
-    /// Connections that every pass polls.
-    active_connections: Vec<usize>,
-    /// Inbound connections that count towards a limit.
-    inbound: InboundConnections,
-    verifications: Verifications,
     listener_state: ListenerState,
-    connection_keys: ConnectionKeys,
     /// The connection id in the last request or accept of this side, which the peer's RXM packets
     /// carry.
     last_connection_id: u32,
     /// The protocol of the first request to a peer.
     protocol: WireProtocol,
-    /// Memory into which connections read; empty for a passive endpoint.
-    read_memory: ReadMemory,
-    /// The timer of all deadlines; `None` if the endpoint has none.
-    timer: Option<Timer>,
-    /// The deadline to which the timer is set.
-    timer_deadline: Option<Instant>,
-    /// Deadlines of connections, by their index.
-    connection_deadlines: Deadlines,
-    /// When connects to refusing peers are retried, by the position of the peer.
-    retry_deadlines: Deadlines,
+    timer: DeadlineTimer,
     /// The io_uring instance, if that is the backend.
     uring: Option<EndpointUring>,
     /// Whether peers may access memory of the domain.
@@ -255,7 +168,7 @@ impl TcpEndpoint {
         if info.ep.protocol == Some(Protocol::Rxm) {
             endpoint.protocol = WireProtocol::Rxm;
         }
-        endpoint.read_memory = ReadMemory::new(SCRATCH_LEN);
+        endpoint.connections.set_read_len(SCRATCH_LEN);
         endpoint.set_caps(info.caps);
         Ok(endpoint)
     }
@@ -300,20 +213,12 @@ impl TcpEndpoint {
             kind,
             listener: None,
             wait_set,
-            connections: Slab::new(),
+            connections: Connections::new(limits),
             peers: PeerTable::default(),
-            active_connections: Vec::new(),
-            inbound: InboundConnections::new(limits),
-            verifications: Verifications::default(),
             listener_state: ListenerState::Watched,
-            connection_keys: ConnectionKeys::default(),
             last_connection_id: 0,
             protocol: WireProtocol::Native,
-            read_memory: ReadMemory::default(),
-            timer: None,
-            timer_deadline: None,
-            connection_deadlines: Deadlines::default(),
-            retry_deadlines: Deadlines::default(),
+            timer: DeadlineTimer::default(),
             uring,
             is_rma_target: false,
             rma_events: false,
@@ -333,13 +238,8 @@ impl TcpEndpoint {
 
     /// Opens the timer before there is a deadline: later the process may be out of descriptors.
     fn open_timer(&mut self) -> Result<()> {
-        let timer = Timer::new(&self.wait_set, TcpToken::Timer.pack(self.id))?;
-        self.timer = Some(timer);
-        Ok(())
-    }
-
-    fn close_timer(&mut self) {
-        self.timer = None;
+        let token = TcpToken::Timer.pack(self.id);
+        self.timer.open(&self.wait_set, token)
     }
 
     /// Returns the endpoint's address (`fi_getname`).
@@ -347,30 +247,11 @@ impl TcpEndpoint {
         &self.name
     }
 
-    /// Iterates over the established connections.
-    fn established(&self) -> impl Iterator<Item = &TcpConnection> {
-        let connections = self.connections.iter();
-        connections.filter_map(|(_, state)| state.established())
-    }
-
-    /// Iterates over the established connections.
-    fn all_established_mut(&mut self) -> impl Iterator<Item = &mut TcpConnection> {
-        let connections = self.connections.iter_mut();
-        connections.filter_map(|(_, state)| state.established_mut())
-    }
-
-    /// Returns the established connection with this index.
-    #[inline]
-    fn established_mut(&mut self, connection_index: usize) -> Option<&mut TcpConnection> {
-        self.connections
-            .get_mut(connection_index)?
-            .established_mut()
-    }
-
     /// Returns the established connection with a peer that sends use.
     #[inline]
     fn tx_connection_mut(&mut self, peer_index: usize) -> Option<&mut TcpConnection> {
-        self.established_mut(self.peers[peer_index].connection?)
+        let connection = self.peers[peer_index].tx_connection()?;
+        self.connections.established_mut(connection)
     }
 
     /// Handles a ready socket. The pass that follows polls an established connection.
@@ -379,11 +260,13 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        match self.connections.get_mut(connection_index) {
-            Some(ConnectionState::Established(connection)) => {
-                connection.reset_idle();
-                connection.clear_write_blocked();
-                self.mark_active(connection_index);
+        match self.connections.get(connection_index) {
+            Some(ConnectionState::Established(_)) => {
+                if let Some(connection) = self.connections.established_mut(connection_index) {
+                    connection.reset_idle();
+                    connection.clear_write_blocked();
+                    self.connections.mark_active(connection_index);
+                }
             }
             Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(ctx, connection_index),
             Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(ctx, connection_index),
@@ -432,16 +315,14 @@ impl TcpEndpoint {
         if let CompletionKind::Timed(outcome) = completion.kind {
             return self.on_uring_connect(ctx, connection_index, (completion.op_id, outcome));
         }
-        let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        else {
+        let Some(connection) = self.connections.established_mut(connection_index) else {
             return;
         };
         let peer = &mut self.peers[connection.peer];
         let mut no_sends = VecDeque::new();
         connection.on_uring_completion(
             completion,
-            if peer.connection == Some(connection_index) {
+            if peer.tx_connection() == Some(connection_index) {
                 &mut peer.tx_queue
             } else {
                 &mut no_sends
@@ -449,17 +330,21 @@ impl TcpEndpoint {
             ctx,
         );
         connection.reset_idle();
-        self.mark_active(connection_index);
+        self.connections.mark_active(connection_index);
     }
 
-    /// Prepares every connection for sleep. Returns false when there is input already.
+    /// Prepares the active connections for sleep. The others were prepared when they ceased to be
+    /// active. Returns false when there is input already.
     fn arm_uring_recv(&mut self) -> bool {
-        if self.uring.is_none() {
-            return true;
-        }
         let mut all_armed = true;
-        for connection in self.all_established_mut() {
-            all_armed &= connection.arm_uring_recv();
+        let mut position = 0;
+        while self.uring.is_some()
+            && let Some(connection_index) = self.connections.active_at(position)
+        {
+            if let Some(connection) = self.connections.established_mut(connection_index) {
+                all_armed &= connection.arm_uring_recv();
+            }
+            position += 1;
         }
         all_armed
     }
@@ -470,12 +355,10 @@ impl Drop for TcpEndpoint {
         if let Some(listener) = self.listener.take() {
             listener.unwatch(&*self.wait_set);
         }
-        self.close_timer();
-        for state in self.connections.drain() {
-            if let ConnectionState::Established(connection) = state {
-                let (socket, unsent) = connection.into_socket();
-                linger::close(socket, &unsent);
-            }
+        self.timer.close();
+        for connection in self.connections.drain_established() {
+            let (socket, unsent) = connection.into_socket();
+            linger::close(socket, &unsent);
         }
     }
 }

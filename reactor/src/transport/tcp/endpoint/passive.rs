@@ -16,7 +16,7 @@ use super::super::handshake::send_control;
 use super::super::linger;
 use super::super::socket::TcpSocket;
 use super::accept::ListenerState;
-use super::{ConnectionState, EndpointKind, EndpointResources, TcpEndpoint};
+use super::{EndpointKind, EndpointResources, TcpEndpoint};
 use crate::transport::net::SocketConfig;
 
 /// Maximum number of queued requests. Further connections wait in the kernel's backlog.
@@ -61,8 +61,7 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
-        else {
+        let Some(handshake) = self.connections.inbound_mut(connection_index) else {
             return;
         };
         let (control, trailing_bytes) = match handshake.read_request() {
@@ -70,7 +69,7 @@ impl TcpEndpoint {
             Ok(Some(request)) => request,
             Err(error) => return self.remove_inbound(ctx, connection_index, error),
         };
-        let Some(handshake) = self.take_inbound(connection_index) else {
+        let Some(handshake) = self.connections.take_inbound(connection_index) else {
             return;
         };
         let peer = handshake.peer.clone();

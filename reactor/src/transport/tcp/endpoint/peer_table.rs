@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::{Index, IndexMut};
+use std::time::Instant;
 
 use fabric_core::tcp::WireProtocol;
 use fabric_core::{Address, FiAddr};
 use slab::Slab;
 
-use super::TcpPeer;
+use super::deadlines::Deadlines;
+use super::peer::TcpPeer;
 
 /// The peers of an endpoint.
 ///
@@ -20,6 +22,8 @@ pub(super) struct PeerTable {
     by_socket_addr: HashMap<SocketAddr, usize>,
     /// Positions, by the index of the address handle.
     by_fi_addr: Vec<Option<usize>>,
+    /// When connects to refusing peers are retried, by the position of the peer.
+    retries: Deadlines,
 }
 
 #[derive(Debug)]
@@ -93,6 +97,29 @@ impl PeerTable {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut TcpPeer> {
         self.entries.iter_mut().map(|(_, entry)| &mut entry.peer)
+    }
+
+    /// Schedules the retry of a peer for this time.
+    pub(super) fn schedule_retry(&mut self, position: usize, at: Instant) {
+        self.retries.set(position, at);
+    }
+
+    /// Returns the time of the earliest retry.
+    pub(super) fn earliest_retry(&self) -> Option<Instant> {
+        self.retries.earliest()
+    }
+
+    /// Returns the position of a peer whose retry is due.
+    pub(super) fn pop_due_retry(&mut self, now: Instant) -> Option<usize> {
+        while let Some(position) = self.retries.pop_expired(now) {
+            // An earlier peer may have had this position.
+            match self.get(position).and_then(TcpPeer::retry_at) {
+                Some(at) if at > now => self.retries.set(position, at),
+                Some(_) => return Some(position),
+                None => {}
+            }
+        }
+        None
     }
 
     /// Removes a peer without address handle, connection and queued operations.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabric_core::transport::{EndpointContext, EngineContext};
 
-use super::{ConnectionState, TcpEndpoint};
+use super::TcpEndpoint;
 
 /// Time between two checks of a replaced connection. One that has received nothing in between is
 /// closed: the kernel of a restarted process sends on what the socket's receive buffer has room
@@ -24,25 +24,25 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         peer: usize,
     ) {
-        let Some(replaced) = self.peers[peer].connection else {
+        if let Some(connecting) = self.peers[peer].connecting() {
+            self.peers[peer].end_connecting();
+            self.connections.take_outbound(connecting);
+        }
+        let Some(replaced) = self.peers[peer].tx_connection() else {
             return;
         };
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(replaced) {
-            // The peer's completed sends may be among the unread bytes.
-            connection.drain_received(&mut self.read_memory, ctx);
-            if connection.end_reason().is_some() && !connection.has_held_messages() {
-                // Closing also fails the queued operations: part of a message may have been sent.
-                return self.close_connection(ctx, replaced);
-            }
-            if let Some(earlier) = self.peers[peer].receive_only {
-                self.discard_held(ctx, earlier);
-            }
-            self.peers[peer].receive_only = Some(replaced);
-            self.receive_only(ctx, replaced);
-        } else {
-            self.peers[peer].connection = None;
-            self.take_outbound(replaced);
+        // The peer's completed sends may be among the unread bytes.
+        if let Some(connection) = self.connections.drain_received(replaced, ctx)
+            && connection.end_reason().is_some()
+            && !connection.has_held_messages()
+        {
+            // Closing also fails the queued operations: part of a message may have been sent.
+            return self.close_connection(ctx, replaced);
         }
+        if let Some(earlier) = self.peers[peer].set_replaced(replaced) {
+            self.discard_held(ctx, earlier);
+        }
+        self.receive_only(ctx, replaced);
     }
 
     /// Ends the sends and requests of a replaced connection, and probes whether the peer still has
@@ -52,16 +52,14 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        {
+        if let Some(connection) = self.connections.established_mut(connection_index) {
             connection.set_replaced(Instant::now() + REPLACED_CHECK_INTERVAL);
             let error = self.peers[connection.peer].connection_error(connection);
             connection.fail_requests_keep_slots(ctx, &error);
         }
         self.on_write_closed(ctx, connection_index);
         self.arm_connection_timer(connection_index);
-        self.mark_active(connection_index);
+        self.connections.mark_active(connection_index);
     }
 
     /// Closes a replaced connection that holds nothing and has received nothing since the last
@@ -72,7 +70,7 @@ impl TcpEndpoint {
         connection_index: usize,
     ) {
         let check_at = Instant::now() + REPLACED_CHECK_INTERVAL;
-        let connection = self.established_mut(connection_index);
+        let connection = self.connections.established_mut(connection_index);
         if connection.is_some_and(|connection| connection.is_replaced_in_use(check_at)) {
             self.arm_connection_timer(connection_index);
         } else {
@@ -87,10 +85,7 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        {
-            connection.drain_received(&mut self.read_memory, ctx);
+        if let Some(connection) = self.connections.drain_received(connection_index, ctx) {
             if connection.has_held_messages() {
                 let name = self.peers[connection.peer].address.clone();
                 ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());

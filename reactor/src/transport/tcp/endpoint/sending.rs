@@ -7,18 +7,9 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 use fabric_core::{Address, Error};
 
 use super::super::connection::TcpConnection;
-use super::{ConnectionState, TcpEndpoint};
+use super::TcpEndpoint;
 
 impl TcpEndpoint {
-    /// Adds a connection to those that every pass polls.
-    pub(super) fn mark_active(&mut self, connection_index: usize) {
-        if let Some(connection) = self.established_mut(connection_index)
-            && !std::mem::replace(&mut connection.is_active, true)
-        {
-            self.active_connections.push(connection_index);
-        }
-    }
-
     /// Writes the batched messages of a connection, or fails them with this error.
     pub(super) fn flush_or_fail_unwritten(
         &mut self,
@@ -26,7 +17,7 @@ impl TcpEndpoint {
         connection_index: usize,
         error: &Error,
     ) {
-        if let Some(connection) = self.established_mut(connection_index) {
+        if let Some(connection) = self.connections.established_mut(connection_index) {
             if connection.can_write_pending() {
                 connection.write_and_complete(ctx);
             }
@@ -46,14 +37,11 @@ impl TcpEndpoint {
         peer_index: usize,
     ) {
         let peer = &mut self.peers[peer_index];
-        let Some(connection_index) = peer.connection else {
-            return;
-        };
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
+        if let Some(connection_index) = peer.tx_connection()
+            && let Some(connection) = self.connections.established_mut(connection_index)
         {
             connection.progress_tx(&mut peer.tx_queue, ctx);
-            self.mark_active(connection_index);
+            self.connections.mark_active(connection_index);
         }
     }
 
@@ -90,11 +78,10 @@ impl TcpEndpoint {
         peer_index: usize,
         error: &Error,
     ) {
-        self.peers[peer_index].retry = None;
         let peer = &mut self.peers[peer_index];
-        if let Some(ConnectionState::Established(connection)) = peer
-            .connection
-            .and_then(|connection| self.connections.get_mut(connection))
+        peer.cancel_retry();
+        if let Some(connection_index) = peer.tx_connection()
+            && let Some(connection) = self.connections.established_mut(connection_index)
         {
             connection.cancel_uring_send(&mut peer.tx_queue, ctx);
             let is_aborted = connection.abort_message();
@@ -103,9 +90,9 @@ impl TcpEndpoint {
             }
             connection.complete_written(ctx);
             connection.fail_rendezvous_sends(ctx, error);
-            if is_aborted && let Some(connection_index) = peer.connection {
-                peer.end_tx_connection();
-                self.mark_active(connection_index);
+            if is_aborted {
+                peer.end_tx_connection(connection_index);
+                self.connections.mark_active(connection_index);
             }
         }
         for send in std::mem::take(&mut self.peers[peer_index].tx_queue) {

@@ -25,13 +25,11 @@ use std::time::{Duration, Instant};
 use fabric_core::tcp::ConnectReply;
 use fabric_core::transport::{EndpointContext, EngineContext};
 
+use super::super::connection::TcpConnection;
 use super::super::handshake::HandshakeStep;
+use super::TcpEndpoint;
 use super::inbound::InboundSource;
-use super::{ConnectionState, TcpEndpoint, TcpPeer};
 
-/// Minimum time between the beginnings of two verifications of a peer's connections. Requests with
-/// the address of a peer make this endpoint connect to that peer no more often.
-const VERIFICATION_INTERVAL: Duration = Duration::from_millis(100);
 /// Duration of a probe: the kernel sends the first keepalive probe within a second.
 const PROBE_DURATION: Duration = Duration::from_secs(2);
 /// Maximum number of verifying connects at a time, of one source and of all.
@@ -47,14 +45,14 @@ pub(super) struct Verifications {
 
 impl Verifications {
     /// Returns whether one more verification for claims of a source may begin.
-    fn has_room(&self, source: InboundSource) -> bool {
+    pub(super) fn has_room(&self, source: InboundSource) -> bool {
         let (max_per_source, max) = MAX_VERIFICATIONS;
         let of_source = self.sources.values().filter(|other| **other == source);
         self.sources.len() < max && of_source.count() < max_per_source
     }
 
     /// Adds an outbound connection.
-    fn begin(&mut self, connection_index: usize, source: InboundSource) {
+    pub(super) fn begin(&mut self, connection_index: usize, source: InboundSource) {
         self.sources.insert(connection_index, source);
     }
 
@@ -67,10 +65,9 @@ impl Verifications {
 impl TcpEndpoint {
     /// Returns whether the peer has closed the established connection that sends use.
     pub(super) fn is_closed_by_peer(&self, peer_index: usize) -> bool {
-        let connection = self.peers[peer_index].connection;
-        let state = connection.and_then(|connection| self.connections.get(connection));
-        let connection = state.and_then(ConnectionState::established);
-        connection.is_some_and(|connection| connection.is_closed_by_peer())
+        let connection = self.peers[peer_index].tx_connection();
+        let connection = connection.and_then(|index| self.connections.established(index));
+        connection.is_some_and(TcpConnection::is_closed_by_peer)
     }
 
     /// Begins to verify the established connection of a peer, whose address a rejected request
@@ -78,8 +75,8 @@ impl TcpEndpoint {
     /// begins no verification.
     pub(super) fn verify_connection(&mut self, peer_index: usize, instance: u32) {
         let now = Instant::now();
-        if let Some(connection_index) = self.peers[peer_index].connection
-            && let Some(connection) = self.established_mut(connection_index)
+        if let Some(connection_index) = self.peers[peer_index].tx_connection()
+            && let Some(connection) = self.connections.established_mut(connection_index)
         {
             if connection.take_simultaneous_request(instance) {
                 return;
@@ -87,21 +84,14 @@ impl TcpEndpoint {
             connection.probe_peer(now + PROBE_DURATION);
             self.arm_connection_timer(connection_index);
         }
-        let peer = &mut self.peers[peer_index];
-        let is_too_early = peer.next_verification.is_some_and(|next| now < next);
-        if peer.verification.is_some() || is_too_early {
-            return;
-        }
-        // If the connect cannot start, the next request starts it.
+        let peer = &self.peers[peer_index];
         let source = InboundSource::new(peer.socket_addr);
-        if !self.verifications.has_room(source) {
+        if !peer.may_verify(now) || !self.connections.may_verify(source) {
             return;
         }
-        peer.next_verification = Some(now + VERIFICATION_INTERVAL);
-        if let Ok(connection_index) = self.start_rdm_connect(peer_index) {
-            self.verifications.begin(connection_index, source);
-            self.peers[peer_index].verification = Some(connection_index);
-        }
+        // If the connect cannot start, a later request starts it.
+        let outbound = self.start_rdm_connect(peer_index, Some(source)).ok();
+        self.peers[peer_index].on_verification_begun(outbound, now);
     }
 
     /// Handles a step of the outbound handshake that verifies the connection of a peer.
@@ -126,13 +116,11 @@ impl TcpEndpoint {
             // The established connection stays: the process at the address has it, too, or no
             // process can be reached there.
             other => {
-                self.take_outbound(connection_index);
-                self.peers[peer].verification = None;
-                if let HandshakeStep::Reply(..) = other {
-                    self.peers[peer].delay_verification();
-                }
+                self.connections.take_outbound(connection_index);
+                let has_reply = matches!(other, HandshakeStep::Reply(..));
+                self.peers[peer].end_verification(has_reply);
                 if let HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) = other {
-                    self.peers[peer].protocol = protocol;
+                    self.peers[peer].set_protocol(protocol);
                 }
                 self.drop_unused_peer(peer);
             }
@@ -141,24 +129,8 @@ impl TcpEndpoint {
 
     /// Ends the probe of a peer.
     pub(super) fn end_probe(&mut self, connection_index: usize) {
-        if let Some(ConnectionState::Established(connection)) =
-            self.connections.get_mut(connection_index)
-        {
+        if let Some(connection) = self.connections.established_mut(connection_index) {
             connection.end_probe(&self.socket_config);
-        }
-    }
-}
-
-impl TcpPeer {
-    /// Handles that the process at the peer's address has replied to a verification: the next one
-    /// begins after as much time again. The process may have this connection, and then it verifies
-    /// it in turn. Without a pause, two endpoints far apart would do so forever.
-    fn delay_verification(&mut self) {
-        let now = Instant::now();
-        if let Some(next) = self.next_verification {
-            // The beginning of this verification was the interval before `next`.
-            let pause = (now + VERIFICATION_INTERVAL).saturating_duration_since(next);
-            self.next_verification = Some(now + pause.max(VERIFICATION_INTERVAL));
         }
     }
 }

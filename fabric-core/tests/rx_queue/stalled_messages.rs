@@ -4,105 +4,14 @@
 
 use std::sync::Arc;
 
-use fabric_core::buf::{BufferPool, CopySource, IoBuf, PeerMemory};
-use fabric_core::matching::{Envelope, PeerKey, RecvSpec, TagMatch};
-use fabric_core::rx::{PartialId, RxQueue};
-use fabric_core::transport::{EpId, OpKey};
+use fabric_core::buf::{CopySource, PeerMemory};
+use fabric_core::matching::PeerKey;
+use fabric_core::rx::PartialId;
+use fabric_core::transport::OpKey;
 use fabric_core::{Error, Result};
 use proptest::prelude::*;
 
-#[path = "common/test_engine.rs"]
-#[allow(dead_code)] // parts that only `tcp_wire` uses
-mod test_engine;
-
-use test_engine::TestEngine;
-
-const BUDGET: usize = 16 << 20;
-const CHECKS_PER_TIMEOUT: u32 = 16;
-/// Room of a receive.
-const CAPACITY: usize = 1 << 20;
-
-/// A receive queue and its engine.
-struct Fixture {
-    rx: RxQueue,
-    engine: TestEngine,
-}
-
-impl Fixture {
-    fn new() -> Self {
-        Self {
-            rx: RxQueue::new(EpId(1), BUDGET, BufferPool::new()),
-            engine: TestEngine::default(),
-        }
-    }
-
-    /// Posts a receive of one tag, or of any tag.
-    fn post(&mut self, tag: Option<u64>) -> OpKey {
-        let op = self.new_op();
-        self.rx.post(&mut self.engine, op, spec(tag));
-        op
-    }
-
-    fn new_op(&mut self) -> OpKey {
-        self.engine.add_op(Vec::with_capacity(CAPACITY).into_any())
-    }
-
-    /// Begins a message of a peer, of which `arrived` bytes arrive.
-    fn begin(&mut self, peer: u32, tag: u64, len: usize, arrived: usize) -> PartialId {
-        let envelope = envelope(peer, tag, len);
-        let begun = self.rx.begin_partial(&mut self.engine, envelope);
-        let id = begun.expect("the message is accepted");
-        self.append(id, arrived);
-        id
-    }
-
-    fn append(&mut self, id: PartialId, count: usize) -> bool {
-        let bytes = vec![1; count];
-        self.rx.append(&mut self.engine, id, &&bytes[..])
-    }
-
-    fn deliver(&mut self, peer: u32, tag: u64, bytes: &[u8]) -> bool {
-        let envelope = envelope(peer, tag, bytes.len());
-        self.rx.deliver(&mut self.engine, envelope, &bytes)
-    }
-
-    /// Checks the arriving messages. Returns the peers that have timed out.
-    fn check(&mut self, times: usize) -> Vec<PeerKey> {
-        let mut timed_out = Vec::new();
-        for _ in 0..times {
-            self.rx
-                .check_arrivals(&mut self.engine, CHECKS_PER_TIMEOUT, &mut timed_out);
-        }
-        timed_out.into_iter().map(|(_, peer)| peer).collect()
-    }
-
-    fn received_len(&self, op: OpKey) -> Option<usize> {
-        self.engine.received(op).map(|(_, bytes)| bytes.len())
-    }
-}
-
-fn spec(tag: Option<u64>) -> RecvSpec {
-    let ignore = if tag.is_none() { u64::MAX } else { 0 };
-    RecvSpec {
-        from: None,
-        tag: Some(TagMatch {
-            tag: tag.unwrap_or(0),
-            ignore,
-        }),
-    }
-}
-
-fn envelope(peer: u32, tag: u64, len: usize) -> Envelope {
-    Envelope {
-        peer: PeerKey(peer),
-        source: None,
-        tag: Some(tag),
-        len,
-        data: None,
-        arrival: 0,
-        ack: None,
-    }
-}
+use super::{CAPACITY, Fixture, envelope, spec};
 
 /// The stalled message goes on in the next receive that accepts it, and its sender's next message
 /// does not overtake it.
