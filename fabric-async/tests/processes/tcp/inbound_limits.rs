@@ -307,6 +307,49 @@ fn connections_of_replies_to_closed_peers_count_towards_the_limit() {
     });
 }
 
+/// Peers that do not take what the endpoint sends, and then violate the protocol, hold few
+/// descriptors of the process.
+#[test]
+fn closed_connections_with_unsent_bytes_hold_few_descriptors() {
+    const LIMIT: usize = 8;
+    run_in_own_process(
+        "tcp::inbound_limits::closed_connections_with_unsent_bytes_hold_few_descriptors",
+        || {
+            run(async {
+                let options = SocketOptions::new().max_inbound_per_source(LIMIT);
+                let options = options.send_buffer(4096);
+                let ep = Endpoint::options().socket_options(options);
+                let ep = ep.bind("tcp://").await.unwrap();
+                let to = ep.name().socket_addr().unwrap();
+                let mut sockets = Vec::new();
+                let before = ResourceUsage::wait_stable().await.descriptors;
+                let mut most = 0;
+                while sockets.len() < 100 {
+                    let socket = TcpSocket::new_v4().unwrap();
+                    socket.set_recv_buffer_size(4096).unwrap();
+                    let mut socket = socket.connect(to).await.unwrap();
+                    let is_accepted = request(&mut socket, 9).await;
+                    if is_accepted {
+                        let message = [&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat();
+                        socket.write_all(&message).await.unwrap();
+                        let source = ep.recv().await.unwrap().source().unwrap();
+                        let sends = (0..200).map(|_| ep.send(source, vec![1; 8192]).start().ok());
+                        let sends: Vec<_> = sends.collect();
+                        socket.write_all(&[255; 16]).await.unwrap();
+                        wait_until(&ep, |stats| stats.peers == 0).await;
+                        drop(sends);
+                    }
+                    sockets.push(socket);
+                    let held = ResourceUsage::current().descriptors - before - sockets.len();
+                    most = most.max(held);
+                }
+                // Up to 16 of the others are rejected requests, and some are being closed.
+                assert!(most < LIMIT + 16 + 20, "{most}");
+            });
+        },
+    );
+}
+
 /// Requests that are rejected hold few descriptors of the process, although their peers do not
 /// close.
 #[test]

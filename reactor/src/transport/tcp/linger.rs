@@ -9,6 +9,7 @@
 //! close at once: a rejected request, if there is one, of the source with most. The kernel usually
 //! has the reply to a rejected request, so nothing is lost with it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -26,7 +27,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the thread looks for new connections to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Limits of lingering connections without unsent bytes. Connections with unsent bytes, the ends of
-/// messages, are kept until their deadline.
+/// messages, are kept until their deadline, and count towards the limits of inbound connections.
 const MAX_DISCARDING: usize = 1024;
 /// Maximum number of rejected requests of one source that linger.
 const MAX_REJECTED_PER_SOURCE: usize = 16;
@@ -69,7 +70,12 @@ struct LingeringConnections {
     /// Rejected requests, which have no unsent bytes, by source.
     rejected: HashMap<Option<InboundSource>, BTreeSet<u64>>,
     rejected_count: usize,
+    /// How many connections of each source have unsent bytes.
+    unsent: HashMap<Option<InboundSource>, usize>,
 }
+
+/// The queue of the thread; `None` in it if the thread could not be started.
+static QUEUE: OnceLock<Option<Arc<LingerQueue>>> = OnceLock::new();
 
 /// Closes an established connection in the background, when the peer has received the unsent bytes
 /// and has closed too, or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the
@@ -101,7 +107,6 @@ fn start(mut socket: TcpSocket, phase: ClosedPhase, unsent: &[u8]) {
 /// Returns the queue of the thread, and starts the thread at the first call. `None` if the thread
 /// could not be started, or is the thread of another process.
 fn linger_queue() -> Option<&'static LingerQueue> {
-    static QUEUE: OnceLock<Option<Arc<LingerQueue>>> = OnceLock::new();
     let queue = QUEUE.get_or_init(|| {
         let queue = Arc::new(LingerQueue {
             connections: Mutex::default(),
@@ -118,6 +123,17 @@ fn linger_queue() -> Option<&'static LingerQueue> {
     queue
         .as_deref()
         .filter(|queue| queue.fork_guard.in_original_process())
+}
+
+/// Returns how many lingering connections have unsent bytes: those of a source, and all.
+pub(crate) fn count_unsent(source: InboundSource) -> (usize, usize) {
+    let Some(Some(queue)) = QUEUE.get() else {
+        return (0, 0);
+    };
+    let connections = queue.lock();
+    let of_source = connections.unsent.get(&Some(source)).copied();
+    let all = connections.unsent.values().sum();
+    (of_source.unwrap_or(0), all)
 }
 
 /// Returns how many connections without unsent bytes linger at most.
@@ -189,6 +205,8 @@ impl LingeringConnections {
             self.rejected_count += 1;
         } else if lingering.unsent.is_empty() {
             self.discarding.insert(id);
+        } else {
+            *self.unsent.entry(lingering.source).or_default() += 1;
         }
         self.by_id.insert(id, lingering);
     }
@@ -196,6 +214,14 @@ impl LingeringConnections {
     fn remove(&mut self, id: u64) -> Option<Lingering> {
         let lingering = self.by_id.remove(&id)?;
         self.discarding.remove(&id);
+        if !lingering.unsent.is_empty()
+            && let Entry::Occupied(mut count) = self.unsent.entry(lingering.source)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         if let Some(of_source) = self.rejected.get_mut(&lingering.source)
             && of_source.remove(&id)
         {

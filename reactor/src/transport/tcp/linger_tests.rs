@@ -67,6 +67,7 @@ fn connections_with_unsent_bytes_are_kept_when_too_many_linger() {
     assert_eq!(ids(&lingering), [1, 2, 3, 5, 6, 7, 8]);
     lingering.close_excess(1);
     assert_eq!(ids(&lingering), [1, 3, 5, 6, 7]);
+    assert_eq!(lingering.unsent.values().sum::<usize>(), 4);
     for id in [1, 3, 5, 7] {
         let mut removed = lingering.remove(id).unwrap();
         assert!(removed.progress(), "the peer has not closed");
@@ -75,6 +76,7 @@ fn connections_with_unsent_bytes_are_kept_when_too_many_linger() {
     }
     assert_eq!(ids(&lingering), [1, 3, 5, 6, 7]);
     assert_eq!(lingering.discarding.len(), 5, "the tails were sent");
+    assert!(lingering.unsent.is_empty());
     for peer in peers.iter_mut().step_by(2) {
         let mut received = Vec::new();
         peer.read_to_end(&mut received).unwrap();

@@ -10,6 +10,8 @@ use fabric_core::rx::PeerSource;
 use fabric_core::{Error, SocketOptions};
 use rustix::process::{Resource, getrlimit};
 
+use super::super::linger;
+
 /// Default of `SocketOptions::max_inbound`.
 const DEFAULT_MAX_INBOUND: usize = 4096;
 
@@ -167,10 +169,12 @@ impl InboundConnections {
     pub(super) fn check_room(&self, source: InboundSource) -> Result<(), Error> {
         let of_source = self.established_of_source.get(&source);
         let max_of_process = max_inbound_of_process();
+        // Closed connections whose peers do not take what was sent have their descriptors still.
+        let (unsent_of_source, unsent) = linger::count_unsent(source);
         let counts = [
             (
                 "inbound connections from one address",
-                of_source.map_or(0, BTreeSet::len),
+                of_source.map_or(0, BTreeSet::len) + unsent_of_source,
                 self.limits.connections_per_source(max_of_process),
             ),
             (
@@ -180,7 +184,7 @@ impl InboundConnections {
             ),
             (
                 "inbound connections of the process (RLIMIT_NOFILE)",
-                INBOUND_OF_PROCESS.load(Ordering::Relaxed),
+                INBOUND_OF_PROCESS.load(Ordering::Relaxed) + unsent,
                 max_of_process,
             ),
         ];
