@@ -5,8 +5,9 @@
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use fabric_async::{DownReason, Endpoint, Error, EventQueue, FiAddr};
+use fabric_async::{DownReason, Endpoint, Error, EventQueue, FiAddr, WaitPolicy};
 
 use crate::health::{assert_still_works, next_down_reason};
 use crate::leak_check::run_in_own_process;
@@ -185,6 +186,49 @@ fn fork_child_does_not_end_connections_over_tcp() {
                     Err(Error::NoSuchPeer(_))
                 ));
                 drop(child);
+            });
+        },
+    );
+}
+
+/// A forked child that reads a counter, which makes progress in the parent, takes no event of the
+/// parent's io_uring.
+#[test]
+fn fork_child_that_reads_a_counter_does_not_delay_parent_over_tcp() {
+    run_in_own_process(
+        "forks::fork_child_that_reads_a_counter_does_not_delay_parent_over_tcp",
+        || {
+            run(async {
+                let ep = Endpoint::options().wait_policy(WaitPolicy::Park);
+                let ep = ep.bind("tcp://").await.unwrap();
+                let _echo_process = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+                let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
+                assert_echo_works(&ep, peer).await;
+                let counter = ep.domain().counter().unwrap();
+                let (mut forked, mut started) = std::io::pipe().unwrap();
+                let forking = std::thread::spawn(move || {
+                    drop(fork_child(move || {
+                        started.write_all(b"!").expect("write to a pipe");
+                        let start = Instant::now();
+                        while start.elapsed() < Duration::from_secs(2) {
+                            let _ = counter.value();
+                        }
+                    }));
+                });
+                // Until then this thread does not hold a lock that the child needs.
+                forked.read_exact(&mut [0]).unwrap();
+                while !forking.is_finished() {
+                    ep.send(peer, "x").await.unwrap();
+                    // A wake-up by the timer is none by the message.
+                    tokio::select! {
+                        biased;
+                        () = tokio::time::sleep(Duration::from_secs(20)) => {
+                            panic!("the parent does not notice the message");
+                        }
+                        got = ep.recv().tag(4).from(peer) => drop(got.unwrap()),
+                    }
+                }
+                forking.join().unwrap();
             });
         },
     );

@@ -428,6 +428,10 @@ impl EngineGuard<'_> {
     pub(crate) fn poll_fds(&mut self) -> bool {
         let engine = self.engine;
         let state = &mut **self;
+        if !state.fork_guard.in_original_process() {
+            // The events are for the parent process.
+            return false;
+        }
         let mut any = false;
         // Level-triggered descriptors stay ready until they are handled; what does not fit into one
         // poll is returned by the next.

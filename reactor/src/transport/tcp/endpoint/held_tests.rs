@@ -63,7 +63,7 @@ impl Fixture {
         let mut domain = DomainState::new();
         let info = TcpTransport.offers().swap_remove(0);
         let av = domain.avs.open(false);
-        let ep = domain.insert_endpoint(Bindings {
+        let ep = domain.endpoints.insert(Bindings {
             max_msg_size: info.ep.max_msg_size,
             ..Bindings::for_tests(av)
         });
@@ -144,7 +144,8 @@ impl Fixture {
         let buf = Vec::with_capacity(LEN).into_any();
         let (ep, target) = (self.ep, CompletionTarget::Future);
         let op = self.domain.ops.insert_recv(ep, target, buf);
-        self.domain.endpoint(ep).unwrap().posted_recvs += 1;
+        let endpoint = self.domain.endpoints.get_mut(ep).unwrap();
+        endpoint.add_posted_recvs(1);
         let tag = Some(TagMatch { tag, ignore: 0 });
         self.rx
             .post(&mut self.domain, op, RecvSpec { from: None, tag });
