@@ -333,9 +333,9 @@ fn request_on_a_replaced_connection_that_holds_a_message_fails() {
     });
 }
 
-/// The process that listens at a claimed address may have the connection, and verifies it when this
-/// endpoint's connect arrives. Its request makes the endpoint connect again only after the time that
-/// the reply has taken, so two endpoints do not verify each other forever.
+/// The process that listens at a claimed address may have the connection, and verifies it when the
+/// endpoint's connect arrives. Its request makes the endpoint connect again only after the time
+/// that the reply has taken, so two endpoints do not verify each other forever.
 #[test]
 fn reply_to_a_verification_delays_the_next_one() {
     run(async {
