@@ -71,7 +71,7 @@ pub(super) struct Connections {
     /// Memory into which established connections read; empty for a passive endpoint.
     read_memory: ReadMemory,
     /// Number of times that a connection was polled.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     polls: usize,
 }
 
@@ -87,7 +87,7 @@ impl Connections {
             inbound: InboundConnections::new(limits),
             verifications: Verifications::default(),
             read_memory: ReadMemory::default(),
-            #[cfg(test)]
+            #[cfg(all(test, not(loom)))]
             polls: 0,
         }
     }
@@ -406,7 +406,7 @@ impl Connections {
         let ConnectionState::Established(connection) = &mut slot.state else {
             return None;
         };
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         {
             self.polls += 1;
         }
@@ -449,7 +449,7 @@ impl Connections {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 impl Connections {
     /// Returns how many connections are active, and how many hold messages.
     pub(super) fn counts(&self) -> (usize, usize) {

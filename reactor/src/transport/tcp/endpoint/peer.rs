@@ -29,7 +29,7 @@ pub(super) struct TcpPeer {
     pub(super) address: Address,
     pub(super) socket_addr: SocketAddr,
     pub(super) tx_queue: VecDeque<QueuedTxOp>,
-    tx_connection: TxConnection,
+    tx_connection: PeerTxState,
     /// Indices of all established connections with the peer.
     established: Vec<usize>,
     /// Index of a replaced connection, from which the endpoint only receives.
@@ -42,7 +42,7 @@ pub(super) struct TcpPeer {
 
 /// The connection that sends to a peer use. Indices are those of the endpoint's connections.
 #[derive(Clone, Copy, Debug)]
-enum TxConnection {
+enum PeerTxState {
     /// None. The next send connects.
     None,
     /// None, because the peer has refused: both sides connect. This side connects again at a time.
@@ -99,7 +99,7 @@ impl TcpPeer {
             address,
             socket_addr,
             tx_queue: VecDeque::new(),
-            tx_connection: TxConnection::None,
+            tx_connection: PeerTxState::None,
             established: Vec::new(),
             replaced: None,
             next_verification: None,
@@ -111,7 +111,7 @@ impl TcpPeer {
     #[inline]
     pub(super) fn tx_connection(&self) -> Option<usize> {
         match self.tx_connection {
-            TxConnection::Established { connection, .. } => Some(connection),
+            PeerTxState::Established { connection, .. } => Some(connection),
             _ => None,
         }
     }
@@ -119,7 +119,7 @@ impl TcpPeer {
     /// Returns the outbound handshake for whose connection sends wait.
     pub(super) fn connecting(&self) -> Option<usize> {
         match self.tx_connection {
-            TxConnection::Connecting(connection, _) => Some(connection),
+            PeerTxState::Connecting(connection, _) => Some(connection),
             _ => None,
         }
     }
@@ -131,33 +131,33 @@ impl TcpPeer {
 
     /// Returns whether a send has to connect: there is no connection, and no retry is scheduled.
     pub(super) fn must_connect(&self) -> bool {
-        matches!(self.tx_connection, TxConnection::None)
+        matches!(self.tx_connection, PeerTxState::None)
     }
 
     /// Sets the outbound handshake for whose connection sends wait.
     pub(super) fn set_connecting(&mut self, connection: usize) {
         debug_assert!(!self.has_tx_connection(), "{self:?}");
         let attempts = match self.tx_connection {
-            TxConnection::RetryAt(_, attempts) => attempts,
+            PeerTxState::RetryAt(_, attempts) => attempts,
             _ => Attempts::new(),
         };
-        self.tx_connection = TxConnection::Connecting(connection, attempts);
+        self.tx_connection = PeerTxState::Connecting(connection, attempts);
     }
 
     /// Ends the wait for an outbound handshake, which has failed or is replaced.
     pub(super) fn end_connecting(&mut self) {
         if self.connecting().is_some() {
-            self.tx_connection = TxConnection::None;
+            self.tx_connection = PeerTxState::None;
         }
     }
 
     /// Handles that the peer has refused the attempt because both sides connect, or that the peer
     /// still has a connection that this side has lost.
     pub(super) fn on_refused(&mut self) -> AfterRefusal {
-        let TxConnection::Connecting(_, mut attempts) = self.tx_connection else {
+        let PeerTxState::Connecting(_, mut attempts) = self.tx_connection else {
             return AfterRefusal::Idle;
         };
-        self.tx_connection = TxConnection::None;
+        self.tx_connection = PeerTxState::None;
         if self.tx_queue.is_empty() {
             return AfterRefusal::Idle;
         }
@@ -172,7 +172,7 @@ impl TcpPeer {
         // Two endpoints that connect to each other must not retry in lockstep.
         let jitter = RandomState::new().hash_one(self.socket_addr) % 1000;
         let retry_at = now + delay + Duration::from_micros(jitter);
-        self.tx_connection = TxConnection::RetryAt(retry_at, attempts);
+        self.tx_connection = PeerTxState::RetryAt(retry_at, attempts);
         AfterRefusal::RetryAt(retry_at)
     }
 
@@ -180,25 +180,25 @@ impl TcpPeer {
     /// the peer has asked before.
     pub(super) fn on_other_protocol(&mut self, protocol: WireProtocol) -> AfterRefusal {
         self.protocol = protocol;
-        let TxConnection::Connecting(_, mut attempts) = self.tx_connection else {
+        let PeerTxState::Connecting(_, mut attempts) = self.tx_connection else {
             return AfterRefusal::Idle;
         };
         if attempts.has_switched_protocol {
             return self.on_refused();
         }
         if self.tx_queue.is_empty() {
-            self.tx_connection = TxConnection::None;
+            self.tx_connection = PeerTxState::None;
             return AfterRefusal::Idle;
         }
         attempts.has_switched_protocol = true;
-        self.tx_connection = TxConnection::RetryAt(Instant::now(), attempts);
+        self.tx_connection = PeerTxState::RetryAt(Instant::now(), attempts);
         AfterRefusal::ConnectNow
     }
 
     /// Returns the time of the next attempt to connect, if a retry is scheduled.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         match self.tx_connection {
-            TxConnection::RetryAt(at, _) => Some(at),
+            PeerTxState::RetryAt(at, _) => Some(at),
             _ => None,
         }
     }
@@ -206,14 +206,14 @@ impl TcpPeer {
     /// Cancels the scheduled retry.
     pub(super) fn cancel_retry(&mut self) {
         if self.retry_at().is_some() {
-            self.tx_connection = TxConnection::None;
+            self.tx_connection = PeerTxState::None;
         }
     }
 
     /// Lets sends use an established connection.
     pub(super) fn set_tx_connection(&mut self, connection: usize) {
         debug_assert!(self.established.contains(&connection), "{self:?}");
-        self.tx_connection = TxConnection::Established {
+        self.tx_connection = PeerTxState::Established {
             connection,
             verification: None,
         };
@@ -222,15 +222,15 @@ impl TcpPeer {
     /// Ends the use of an established connection for sends. They wait for the outbound handshake
     /// that verifies the connection, if there is one.
     pub(super) fn end_tx_connection(&mut self, connection: usize) {
-        if let TxConnection::Established {
+        if let PeerTxState::Established {
             connection: current,
             verification,
         } = self.tx_connection
             && current == connection
         {
             self.tx_connection = match verification {
-                Some(outbound) => TxConnection::Connecting(outbound, Attempts::new()),
-                None => TxConnection::None,
+                Some(outbound) => PeerTxState::Connecting(outbound, Attempts::new()),
+                None => PeerTxState::None,
             };
         }
     }
@@ -251,7 +251,7 @@ impl TcpPeer {
     pub(super) fn may_verify(&self, now: Instant) -> bool {
         let is_unverified = matches!(
             self.tx_connection,
-            TxConnection::Established {
+            PeerTxState::Established {
                 verification: None,
                 ..
             }
@@ -262,7 +262,7 @@ impl TcpPeer {
     /// Notes that a verification has begun, or could not.
     pub(super) fn on_verification_begun(&mut self, outbound: Option<usize>, now: Instant) {
         self.next_verification = Some(now + VERIFICATION_INTERVAL);
-        if let TxConnection::Established { verification, .. } = &mut self.tx_connection {
+        if let PeerTxState::Established { verification, .. } = &mut self.tx_connection {
             *verification = outbound;
         }
     }
@@ -271,7 +271,7 @@ impl TcpPeer {
     pub(super) fn is_verification(&self, outbound: usize) -> bool {
         matches!(
             self.tx_connection,
-            TxConnection::Established { verification, .. } if verification == Some(outbound)
+            PeerTxState::Established { verification, .. } if verification == Some(outbound)
         )
     }
 
@@ -280,7 +280,7 @@ impl TcpPeer {
     /// connection, and then verifies it in turn. Without a pause, two endpoints far apart would do
     /// so forever.
     pub(super) fn end_verification(&mut self, has_reply: bool) {
-        if let TxConnection::Established { verification, .. } = &mut self.tx_connection {
+        if let PeerTxState::Established { verification, .. } = &mut self.tx_connection {
             *verification = None;
         }
         if let Some(next) = self.next_verification.filter(|_| has_reply) {
