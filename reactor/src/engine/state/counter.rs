@@ -36,11 +36,17 @@ impl Counters {
     #[inline]
     pub(crate) fn count(&mut self, id: Option<CounterId>, ok: bool, deferred: &mut Deferred) {
         if let Some(id) = id {
-            self.add(id, u64::from(ok), u64::from(!ok), deferred);
+            self.count_one(id, ok, deferred);
         }
     }
 
+    #[inline(never)] // keeps the callers small: few operations are counted
+    fn count_one(&mut self, id: CounterId, ok: bool, deferred: &mut Deferred) {
+        self.add(id, u64::from(ok), u64::from(!ok), deferred);
+    }
+
     /// Adds to the value and the error count of a counter.
+    #[inline]
     pub(crate) fn add(
         &mut self,
         id: CounterId,

@@ -379,8 +379,8 @@ impl Drop for PlainDeliveries<'_> {
                 cq.reader.wake(self.deferred);
             }
         }
-        let received = self.completed + self.reported.count;
         if let Some(counter) = self.ep.bindings().counters.recv {
+            let received = self.completed + self.reported.count;
             self.counters.add(counter, received, 0, self.deferred);
         }
     }
