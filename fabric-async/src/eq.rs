@@ -35,6 +35,8 @@ use crate::try_wait::{LazyWaitObject, TryWait};
 #[doc(alias = "fid_eq")]
 pub struct EventQueue {
     pub(crate) inner: Arc<EventQueueInner>,
+    /// Whether the last [`try_read`](Self::try_read) has found no event.
+    last_was_empty: bool,
 }
 
 pub(crate) struct EventQueueInner {
@@ -60,6 +62,7 @@ impl EventQueue {
         let state = Arc::new(EqState::new(capacity));
         node.attach_to_parent()?;
         Ok(Self {
+            last_was_empty: false,
             inner: Arc::new(EventQueueInner {
                 node,
                 state,
@@ -73,16 +76,20 @@ impl EventQueue {
 
     /// Returns the next event if there is one (`fi_eq_read`).
     ///
-    /// If there is none, the call makes progress once in those domains that report to this queue
-    /// and have manual data progress, and looks again.
+    /// If there is none, and the last call has found none, the call makes progress once in those
+    /// domains that report to this queue and have manual data progress, and looks again. So a loop
+    /// that reads until there is no event ends, also while peers cause events all the time.
     #[doc(alias = "fi_eq_read")]
     pub fn try_read(&mut self) -> Option<Event> {
-        self.inner.state.pop().or_else(|| {
+        let mut event = self.inner.state.pop();
+        if event.is_none() && self.last_was_empty {
             for domain in self.inner.domains() {
                 domain.engine.progress_if_manual();
             }
-            self.inner.state.pop()
-        })
+            event = self.inner.state.pop();
+        }
+        self.last_was_empty = event.is_none();
+        event
     }
 
     /// Waits for the next event and returns it (`fi_eq_sread`).

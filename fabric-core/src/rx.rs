@@ -52,7 +52,7 @@ use acks::UnsentAcks;
 use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
 use claim::{ClaimTable, Probes};
 use lost::OnLoss;
-use multi::{MatchResult, MultiRecvs};
+use multi::{MatchResult, QueuedMultiRecvs};
 use partial::{PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
@@ -77,7 +77,7 @@ pub struct RxQueue {
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key in the matcher of the last receive that was posted under each operation's index.
     post_keys: Vec<PostKey>,
-    multi_recvs: MultiRecvs,
+    multi_recvs: QueuedMultiRecvs,
     probes: Probes,
     claims: ClaimTable,
     partials: Reassembly,
@@ -153,7 +153,7 @@ impl RxQueue {
             post_reports: true,
             matcher: Matcher::new(),
             post_keys: Vec::new(),
-            multi_recvs: MultiRecvs::default(),
+            multi_recvs: QueuedMultiRecvs::default(),
             probes: Probes::default(),
             claims: ClaimTable::default(),
             partials: Reassembly::default(),

@@ -27,8 +27,8 @@
 //! runs and no buffer is dropped under the domain's lock.
 //!
 //! With manual data progress, so do [`Counter::value`] and [`Counter::errors`], and
-//! [`EventQueue::try_read`] if the queue is empty: a program that loops on a counter needs no other
-//! call. With automatic progress they only read.
+//! [`EventQueue::try_read`] if this call and the last one find no event: a program that loops on a
+//! counter needs no other call. With automatic progress they only read.
 //!
 //! # Manual progress
 //!

@@ -43,9 +43,9 @@ enum MultiRecvState {
 
 /// The posted multi-receives, and those that the next pass removes.
 #[derive(Debug, Default)]
-pub(super) struct MultiRecvs(Vec<QueuedMultiRecv>);
+pub(super) struct QueuedMultiRecvs(Vec<QueuedMultiRecv>);
 
-impl MultiRecvs {
+impl QueuedMultiRecvs {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.0.len()

@@ -7,13 +7,11 @@ use fabric_async::{Access, Endpoint, RemoteRegion};
 use fabric_core::buf::Payload;
 use fabric_core::tcp::{ByteOrder, Frame, FrameWriter, RmaIovList};
 use fabric_core::transport::RmaIov;
-use futures_util::future::select_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::protocols::encode_packet;
 use super::{assert_still_works, bind_with_events, hostile, next_down_reason, protocols};
-use crate::leak_check::wait_until;
 use crate::run;
 
 /// Encodes a request to read a region.
@@ -159,58 +157,5 @@ fn partial_message_is_not_continued_after_reconnect() {
             [&hostile::encode_header(0, 0, 0, 16, 21)[..], b"again"].concat()
         );
         assert_still_works(&ep).await;
-    });
-}
-
-/// A peer that speaks the native protocol dies while the endpoint holds a message of it. An
-/// operation that waits for the peer's response fails.
-#[test]
-#[ignore = "finding: a connection that holds a message is not watched, so its end is not noticed"]
-fn request_to_a_dead_peer_whose_message_is_held_fails() {
-    run(async {
-        let (ep, _events) = bind_with_events().await;
-        let peer = ep.address_vector().insert("tcp://127.0.0.1:9").unwrap();
-        let mut socket = hostile::connect_accepted(&ep, 9).await;
-        let remote = RemoteRegion::new(1, 8, Access::REMOTE_READ);
-        let read = ep.read(peer, remote.slice(..)).start().unwrap();
-        socket.read_exact(&mut [0; 40]).await.unwrap();
-        // Longer than the share of a peer.
-        let header = hostile::encode_header(0, 0, 0, 16, 16 + (1 << 30));
-        let held = [&header[..], &[0; 5000]].concat();
-        socket.write_all(&held).await.unwrap();
-        drop(socket);
-        let failed = tokio::time::timeout(Duration::from_secs(10), read).await;
-        let failed = failed.expect("the read does not end").unwrap_err();
-        assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
-    });
-}
-
-/// Each request of a rendezvous takes a receive, although no byte of its message has arrived.
-#[test]
-#[ignore = "finding: one RXM connection takes any number of receives, 184 bytes each"]
-fn rendezvous_without_payload_takes_no_receive() {
-    run(async {
-        let (ep, _events) = bind_with_events().await;
-        let receives: Vec<_> = (0..64)
-            .map(|_| ep.recv_into(vec![0; 100]).start().unwrap())
-            .collect();
-        let (mut socket, connection) = protocols::connect_accepted(&ep).await;
-        let mut location = [0; 104];
-        let len = 1u64 << 39;
-        location[8..16].copy_from_slice(&len.to_ne_bytes());
-        location[96] = 1;
-        for _ in 0..receives.len() {
-            let packet = encode_packet(connection, 2, len, &location);
-            socket.write_all(&packet).await.unwrap();
-        }
-        // The first request for bytes of a message.
-        socket.read_exact(&mut [0; 40]).await.unwrap();
-        let mut honest = hostile::connect_accepted(&ep, 8).await;
-        let message = [&hostile::encode_header(0, 0, 0, 16, 17)[..], b"x"].concat();
-        honest.write_all(&message).await.unwrap();
-        tokio::select! {
-            () = wait_until(&ep, |stats| stats.unexpected > 0) => panic!("no receive is left"),
-            (got, ..) = select_all(receives) => assert_eq!(got.unwrap()[..], *b"x"),
-        }
     });
 }

@@ -1,7 +1,7 @@
 //! The state of a domain: operations, what they are charged to, queues, counters, address vectors.
 //!
-//! Each part is a type that owns its fields, in a module of its own. The methods of [`DomainState`],
-//! here and in the modules of the parts, change several parts together.
+//! Each part is a type that owns its fields, in a module of its own. The methods of
+//! [`DomainState`], here and in the modules of the parts, change several parts together.
 //!
 //! Transports and receive queues see [`DomainState`] as their
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
