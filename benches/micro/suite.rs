@@ -133,29 +133,25 @@ fn posted(others: u64) -> Work {
 
 /// A message arrives for the first receive, which is posted again behind so many others.
 fn posted_in_front(others: u64) -> Work {
-    let mut matcher = Matcher::new();
     let mut tags = (0..=others).cycle();
-    for tag in 0..=others {
-        assert!(
-            matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
-            "nothing has arrived yet"
-        );
-    }
-    Box::new(move || {
-        let tag = tags.next().unwrap_or(0);
-        let message = envelope(&mut matcher, tag);
-        let receive = matcher.posted.take_match(black_box(&message));
-        let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
-        receive
-            .filter(|_| queued)
-            .map_or(0, |receive| receive as usize)
-    })
+    posted_again(others, move || tags.next().unwrap_or(0))
 }
 
 /// A message arrives for any of so many receives, which is posted again behind the others.
 fn posted_among(others: u64) -> Work {
-    let mut matcher = Matcher::new();
     let mut random = 1u64;
+    posted_again(others, move || {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (random >> 33) % (others + 1)
+    })
+}
+
+/// A message with the next tag arrives for one of the receives, which is posted again behind so
+/// many others.
+fn posted_again(others: u64, mut next_tag: impl FnMut() -> u64 + 'static) -> Work {
+    let mut matcher = Matcher::new();
     for tag in 0..=others {
         assert!(
             matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
@@ -163,10 +159,7 @@ fn posted_among(others: u64) -> Work {
         );
     }
     Box::new(move || {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        let tag = (random >> 33) % (others + 1);
+        let tag = next_tag();
         let message = envelope(&mut matcher, tag);
         let receive = matcher.posted.take_match(black_box(&message));
         let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
