@@ -107,7 +107,7 @@ fn start(mut socket: TcpSocket, phase: ClosedPhase, unsent: &[u8]) {
 /// Returns the queue of the thread, and starts the thread at the first call. `None` if the thread
 /// could not be started, or is the thread of another process.
 fn linger_queue() -> Option<&'static LingerQueue> {
-    let queue = QUEUE.get_or_init(|| {
+    QUEUE.get_or_init(|| {
         let queue = Arc::new(LingerQueue {
             connections: Mutex::default(),
             added: Condvar::new(),
@@ -120,14 +120,19 @@ fn linger_queue() -> Option<&'static LingerQueue> {
             .is_ok()
             .then_some(queue)
     });
-    queue
-        .as_deref()
-        .filter(|queue| queue.fork_guard.in_original_process())
+    started_queue()
+}
+
+/// Returns the queue of the thread. `None` before the thread was started, without a thread, and in
+/// a forked child, where another thread may have held the lock at the fork.
+fn started_queue() -> Option<&'static LingerQueue> {
+    let queue = QUEUE.get()?.as_deref();
+    queue.filter(|queue| queue.fork_guard.in_original_process())
 }
 
 /// Returns how many lingering connections have unsent bytes: those of a source, and all.
 pub(crate) fn count_unsent(source: InboundSource) -> (usize, usize) {
-    let Some(Some(queue)) = QUEUE.get() else {
+    let Some(queue) = started_queue() else {
         return (0, 0);
     };
     let connections = queue.lock();
