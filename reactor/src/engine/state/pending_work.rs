@@ -31,6 +31,7 @@ pub(crate) struct PendingWork {
     blocked_on_cq: bool,
     /// Endpoints that may have batched messages which no pass has sent yet.
     batched: Vec<EpId>,
+    /// The number of changes after which an access that waits may go on.
     access_changes: u64,
 }
 
