@@ -19,9 +19,12 @@
 //! | `fork_guard` | whether the process is a forked child |
 //! | `process_local` | a value of each process, which a forked child replaces |
 //! | `os_error` | errors of system calls |
+//! | `child_process` | child processes of tests |
 //! | `microbench` | the type of microbenchmarks |
 
 mod atomic_copy;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod child_process;
 pub(crate) mod closer;
 pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]

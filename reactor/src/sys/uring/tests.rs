@@ -6,7 +6,6 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -15,6 +14,7 @@ use rustix::io::Errno;
 
 use super::skip::{Facility, skip};
 use super::{CompletionKind, Uring, UringCompletion, UringConfig};
+use crate::sys::child_process;
 
 /// Small queues and buffers, which tests can fill.
 pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
@@ -404,6 +404,7 @@ fn drop_waits_for_active_ops() {
 /// test sees that the kernel refers to no socket after the instance was dropped.
 #[test]
 fn drop_leaves_no_active_ops() {
+    let _no_copies = child_process::exclude();
     for _ in 0..50 {
         let Some(mut uring) = open_uring() else {
             return;
@@ -524,18 +525,8 @@ fn exceeding_the_memlock_limit_is_an_error() {
     }
     let Some(uring) = open_uring() else { return };
     drop(uring);
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    let output = program
-        .args(["--exact", NAME, "--nocapture"])
-        .env(CHILD_ENV, "1")
-        .output()
-        .unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && stdout.contains("refused"),
-        "{}\n{stdout}",
-        output.status
-    );
+    let stdout = child_process::run_test(NAME, CHILD_ENV);
+    assert!(stdout.contains("refused"), "{stdout}");
 }
 
 /// Sends bytes of several parts, more than a socket buffers, in one operation.

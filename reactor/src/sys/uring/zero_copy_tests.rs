@@ -7,7 +7,6 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -20,6 +19,7 @@ use rustix::net::{AddressFamily, SocketType};
 use super::skip::{Facility, skip};
 use super::tests::{SMALL_CONFIG, limit_locked_memory, next_completion, open_uring};
 use super::{CompletionKind, ReleasedBuffer, SendResult, Uring, UringCompletion, ZeroCopyOutcome};
+use crate::sys::child_process;
 
 const OP: OpKey = OpKey {
     index: 7,
@@ -339,18 +339,8 @@ fn zero_copy_send_over_memlock_limit_returns_buffer() {
     let Some(_) = open_zero_copy_uring() else {
         return;
     };
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    let output = program
-        .args(["--exact", NAME, "--nocapture"])
-        .env(CHILD_ENV, "1")
-        .output()
-        .unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && stdout.contains("refused"),
-        "{}\n{stdout}",
-        output.status
-    );
+    let stdout = child_process::run_test(NAME, CHILD_ENV);
+    assert!(stdout.contains("refused"), "{stdout}");
 }
 
 /// The parts of a gather buffer are sent in place, up to the iovec limit of one send.

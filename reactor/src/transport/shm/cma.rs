@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn memory_of_a_reused_pid_is_not_read() {
         let (mut peer, _) = peer_with_marker("cma-reused-pid", local_marker()).unwrap();
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = crate::sys::child_process::spawn(&mut std::process::Command::new("true"));
         let pid = rustix::process::Pid::from_child(&child);
         peer.pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
             .expect("not reaped yet");
