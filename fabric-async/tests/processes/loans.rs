@@ -1,5 +1,7 @@
 //! Loans between processes that are killed or send malformed loans.
 
+use std::time::Duration;
+
 use fabric_async::{DownReason, Endpoint, Error, LoanedBuf};
 use rustix::fs::SealFlags;
 
@@ -42,8 +44,9 @@ fn killed_loan_receiver_loses_only_its_loans() {
         }
         // The loans of the dead receivers are given up. At most the free loans of one peer stay
         // mapped.
-        let mapped = count_region_mappings(SHORT_LOAN_LEN);
-        assert!(mapped <= 257, "{mapped} loans are still mapped");
+        while count_region_mappings(SHORT_LOAN_LEN) > 257 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         assert_still_works(&ep).await;
     });
 }

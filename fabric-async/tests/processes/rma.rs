@@ -160,7 +160,10 @@ fn remote_window_closes_when_owner_is_killed() {
         assert_eq!(window.load::<u64>(0), Err(gone.clone()));
         assert_eq!(window.atomic(0, AtomicOp::Sum, 1u64), Err(gone));
         drop((window, peer));
-        assert_eq!(count_region_mappings(LARGE_REGION_LEN), 0);
+        // A thread of the process unmaps the memory of peers.
+        while count_region_mappings(LARGE_REGION_LEN) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         assert_still_works(&ep).await;
     });
 }
