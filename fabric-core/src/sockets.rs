@@ -14,7 +14,7 @@ const IDLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
     Duration::from_secs(4)..=Duration::from_secs(32_000);
 
 /// Socket options of a domain whose provider uses sockets. Options that are not set keep the
-/// system's defaults.
+/// system's defaults. Over shared memory only the limits of connections apply.
 ///
 /// ```
 /// # use fabric_core as fabric_async;
@@ -121,10 +121,11 @@ impl SocketOptions {
         self
     }
 
-    /// Sets the maximum number of TCP connections that an endpoint has accepted from peers whose
-    /// address the program has not inserted in the address vector; 4096 by default. Independently,
-    /// all endpoints of a process together use three quarters of `RLIMIT_NOFILE` for such
-    /// connections. Further connections are refused, with an
+    /// Sets the maximum number of connections over TCP or shared memory that an endpoint has
+    /// accepted from peers whose address the program has not inserted in the address vector; 4096
+    /// by default. Independently, all endpoints of a process together use three quarters of
+    /// `RLIMIT_NOFILE` for such connections: one descriptor each over TCP, two over shared memory.
+    /// Further connections are refused, with an
     /// [`InboundRefused`](crate::event::EventKind::InboundRefused) event, and counted
     /// ([`EndpointStats::inbound_refused`](crate::stats::EndpointStats::inbound_refused)). Peers
     /// that the program has inserted are exempt. With 0, only these are accepted.
@@ -136,8 +137,9 @@ impl SocketOptions {
 
     /// Sets how many of the connections of [`max_inbound`](Self::max_inbound) one source may have;
     /// by default half of `max_inbound`, or half of the limit of the process if that is smaller, so
-    /// that no source takes the place of all others. A source is an IPv4 address or an IPv6 network
-    /// of 64 bits. The IPv4 loopback addresses are one source, which all local peers share.
+    /// that no source takes the place of all others. Over TCP, a source is an IPv4 address or an
+    /// IPv6 network of 64 bits. The IPv4 loopback addresses are one source, which all local peers
+    /// share. Over shared memory, a source is a process.
     #[must_use]
     pub fn max_inbound_per_source(mut self, connections: usize) -> Self {
         self.max_inbound_per_source = Some(connections);

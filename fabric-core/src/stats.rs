@@ -82,7 +82,7 @@ pub struct EndpointStats {
     /// up, a limit of connections was reached or the program disconnected the peer
     /// ([`EventKind::MessagesDiscarded`](crate::event::EventKind::MessagesDiscarded)).
     pub discarded: u64,
-    /// Connections over TCP that this endpoint refused because of a limit. See
+    /// Connections over TCP or shared memory that this endpoint refused because of a limit. See
     /// [`SocketOptions::max_inbound`](crate::SocketOptions::max_inbound).
     pub inbound_refused: u64,
 

@@ -77,13 +77,13 @@
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |
 //! | memory of a long message | reserved once, at the announced length | nothing is copied again; pages are used as bytes arrive |
 //!
-//! # Inbound connections of `tcp`
+//! # Inbound connections of `tcp` and `shm`
 //!
 //! | what | value | why |
 //! |---|---|---|
-//! | connections of peers that the program has not inserted | 4096 per endpoint ([`SocketOptions::max_inbound`]); per process three quarters of `RLIMIT_NOFILE` | descriptors are left for the program and for inserted peers |
-//! | of these from one source | half of the smaller limit ([`SocketOptions::max_inbound_per_source`]) | one machine cannot keep out all others; local peers share one source |
-//! | pending handshakes | 64 of one source, 256 in all, for 10 seconds; passive endpoints 256 and 512 | a source evicts its own |
+//! | connections of peers that the program has not inserted | 4096 per endpoint ([`SocketOptions::max_inbound`]); per process three quarters of `RLIMIT_NOFILE`, of which one over `shm` takes two descriptors | descriptors are left for the program and for inserted peers |
+//! | of these from one source | half of the smaller limit ([`SocketOptions::max_inbound_per_source`]) | one machine, or one process over `shm`, cannot keep out all others; local peers share one source over `tcp` |
+//! | pending handshakes over `tcp` | 64 of one source, 256 in all, for 10 seconds; passive endpoints 256 and 512 | a source evicts its own |
 //!
 //! # Waiting
 //!

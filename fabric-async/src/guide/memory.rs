@@ -322,7 +322,8 @@
 //! * change the bytes of its own messages while they are copied;
 //! * free pages of memory that it can write, with `fallocate`: if the machine has no memory when
 //!   such a page is used again (strict overcommit), the access raises `SIGBUS`;
-//! * use up descriptors, one connection after another;
+//! * use up the connections of an endpoint, with several processes: the endpoint then
+//!   [refuses](crate::SocketOptions::max_inbound) further ones of peers that were not inserted;
 //! * make the lender lose the memory of loans, by reporting them as lost or by ending the
 //!   connection;
 //! * give a false name when it connects: a source is not a proof of identity. A false name does not

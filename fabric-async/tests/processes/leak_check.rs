@@ -150,7 +150,12 @@ impl BeforeAttack {
     /// Waits until no peer is connected, and takes stock. An honest peer should have been served
     /// before, so that threads and pools exist.
     pub(crate) async fn of(ep: &Endpoint) -> Self {
-        wait_until(ep, |stats| stats.peers == 0).await;
+        Self::of_connected(ep, 0).await
+    }
+
+    /// As [`of`](Self::of), while this number of honest peers stay connected.
+    pub(crate) async fn of_connected(ep: &Endpoint, peers: usize) -> Self {
+        wait_until(ep, |stats| stats.peers == peers).await;
         let usage = ResourceUsage::wait_stable().await;
         let heap = heap_bytes();
         Self { usage, heap }
@@ -161,7 +166,13 @@ impl BeforeAttack {
     /// close in the background, and checks that its heap has grown by at most `kept` bytes and 1
     /// MiB.
     pub(crate) async fn assert_restored(&self, ep: &Endpoint, kept: usize) {
-        wait_until(ep, |stats| stats.peers == 0).await;
+        self.assert_restored_to(ep, 0, kept).await;
+    }
+
+    /// As [`assert_restored`](Self::assert_restored), while this number of honest peers stay
+    /// connected.
+    pub(crate) async fn assert_restored_to(&self, ep: &Endpoint, peers: usize, kept: usize) {
+        wait_until(ep, |stats| stats.peers == peers).await;
         let limit = ResourceUsage {
             descriptors: self.usage.descriptors + 1,
             threads: self.usage.threads + 2,

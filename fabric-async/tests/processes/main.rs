@@ -38,6 +38,7 @@ mod scale;
 mod select_loop;
 mod sends_before_exit;
 mod shared_rx;
+mod shm_limits;
 mod single_copy;
 #[path = "../common/skip.rs"]
 mod skip;

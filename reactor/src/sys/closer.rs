@@ -12,7 +12,7 @@
 //!
 //! **Invariant.** An item waits in the queue only while as many threads as permitted are busy with
 //! others, or while the system cannot start a thread: each queued item for which no thread waits
-//! starts one. With [`QUEUE_LIMIT`] items in the queue a closer is full, and endpoints stop
+//! starts one. With [`queue_limit`] items in the queue a closer is full, and endpoints stop
 //! accepting connections until a thread has taken items from the queue.
 //!
 //! A forked child has none of its parent's threads, so it creates closers of its own. What a child
@@ -24,6 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use fabric_core::transport::WaitSet;
 
+use super::fd_limit::part_of_descriptors;
 use super::fd_reserve;
 use super::fork_guard::ForkGuard;
 use super::memfd;
@@ -32,8 +33,12 @@ use super::process_local::ProcessLocal;
 /// Maximum number of threads that close descriptors. The first one is permanent; the others end
 /// when the queue is empty.
 const MAX_THREADS: usize = 8;
-/// Number of queued items at which endpoints stop accepting connections.
-const QUEUE_LIMIT: usize = 64;
+/// Returns the number of queued items at which endpoints stop accepting connections: 64, or less if
+/// the process may have fewer than 2,048 descriptors, so that queued descriptors do not use up the
+/// limit.
+fn queue_limit() -> usize {
+    part_of_descriptors(32, 64)
+}
 
 /// A descriptor that a peer has sent, which a closer closes when it is dropped.
 #[derive(Debug)]
@@ -66,7 +71,7 @@ struct CloserState {
 
 impl CloserState {
     fn is_full(&self) -> bool {
-        self.queue.len() >= QUEUE_LIMIT
+        self.queue.len() >= queue_limit()
     }
 }
 
@@ -331,7 +336,7 @@ pub(crate) mod tests {
         let (wait_set, wakes) = wake_reporter();
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut state = closer.lock();
-        let fds = (0..QUEUE_LIMIT).map(|_| plain_fd());
+        let fds = (0..queue_limit()).map(|_| plain_fd());
         for fd in fds.chain([writer.into()]) {
             state.queue.push_back(Box::new(fd));
         }

@@ -9,6 +9,7 @@
 //! | `mapping` | mappings of such memory, and access to them |
 //! | `atomic_copy` | copies of memory that others access at the same time |
 //! | `mapping_limit` | how many of these mappings the process has |
+//! | `fd_limit` | the descriptor limit of the process |
 //! | `fd_reserve` | the descriptor that makes room at the descriptor limit |
 //! | `closer` | threads that close descriptors of peers and unmap memory of peers |
 //! | `process_memory` | copies from the memory of another process |
@@ -29,6 +30,7 @@ pub(crate) mod closer;
 pub(crate) mod datagrams;
 #[cfg(not(all(test, loom)))]
 mod epoll;
+pub(crate) mod fd_limit;
 pub(crate) mod fd_reserve;
 pub(crate) mod fork_guard;
 pub(crate) mod mapping;

@@ -11,6 +11,7 @@
 //! | `calls` | the calls of the engine |
 //! | `sending` | transmit operations, and the connections they use |
 //! | `accept` | the listener of a connectionless endpoint, and handshakes |
+//! | `inbound` | limits of incoming connections |
 //! | `rx_pass` | polling incoming connections in a pass, and reports of posted receives |
 //! | `acks` | acks and returned slots for senders |
 //! | `disconnect` | the end of connections, and its events |
@@ -21,6 +22,7 @@ mod acks;
 mod calls;
 mod connected;
 mod disconnect;
+mod inbound;
 mod rx_pass;
 mod sending;
 
@@ -31,7 +33,7 @@ use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet};
-use fabric_core::{Address, Result};
+use fabric_core::{Address, Result, SocketOptions};
 
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
@@ -45,6 +47,7 @@ use crate::sys::fork_guard::ForkGuard;
 
 use accept::RdmListener;
 use connected::MsgConnection;
+use inbound::RxLimits;
 use rx_pass::EndedRx;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
@@ -56,6 +59,7 @@ pub(crate) struct ShmConfig<'a> {
     pub(crate) info: &'a Info,
     pub(crate) tx_settings: TxSettings,
     pub(crate) wait_set: Arc<dyn WaitSet>,
+    pub(crate) socket_options: SocketOptions,
 }
 
 /// The type of an endpoint, with the state that only this type has.
@@ -80,6 +84,8 @@ pub(crate) struct ShmEndpoint {
     wait_set: Arc<dyn WaitSet>,
     /// The connections from peers and the pending handshakes, by `rx_index`.
     rx_connections: RxConnections,
+    /// Which connections count towards a limit.
+    rx_limits: RxLimits,
     /// Incoming connections that have ended in this pass.
     ended_rx: Vec<EndedRx>,
     /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared,
@@ -121,6 +127,7 @@ impl ShmEndpoint {
             info,
             tx_settings,
             wait_set,
+            socket_options,
         } = config;
         let (id, caps) = (ctx.ep(), info.caps);
         Self {
@@ -140,6 +147,7 @@ impl ShmEndpoint {
             wait_set,
             has_rx_change_effects: ctx.shares_rx(),
             rx_connections: RxConnections::default(),
+            rx_limits: RxLimits::new(&socket_options),
             ended_rx: Vec::new(),
             message_held: false,
             is_idle: false,

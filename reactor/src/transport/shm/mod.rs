@@ -3,7 +3,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | an endpoint: its name, its connections, its receive queue |
-//! | `rx_table` | incoming connections, active and idle |
+//! | `rx_table` | incoming connections, active, idle and held |
+//! | `held_connections` | incoming connections whose message the receive queue has declined |
 //! | `connection_table` | outgoing connections by address handle, each under a lock of its own |
 //! | `tx_connection`, `rx_connection` | the sending and the receiving end of a connection |
 //! | `tx_settings` | how endpoints send long messages |
@@ -32,6 +33,7 @@ mod doorbell;
 mod endpoint;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;
+mod held_connections;
 mod held_slots;
 mod loans;
 mod mapped_regions;
@@ -66,7 +68,7 @@ use fabric_core::transport::{
     ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
     LoanAllocator, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
-use fabric_core::{Address, Result};
+use fabric_core::{Address, Result, SocketOptions};
 
 use crate::transport::info_templates;
 
@@ -133,12 +135,14 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
         wait: Arc<dyn WaitSet>,
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
+        config.socket_options.check()?;
         Ok(Box::new(ShmDomain {
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
             single_copy: config
                 .single_copy_threshold
                 .map(cma::SingleCopyPolicy::from_len),
+            socket_options: config.socket_options.clone(),
         }))
     }
 }
@@ -150,6 +154,8 @@ struct ShmDomain {
     /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when
     /// the first endpoint is opened.
     single_copy: Option<cma::SingleCopyPolicy>,
+    /// Of these, the limits of incoming connections apply.
+    socket_options: SocketOptions,
 }
 
 impl ShmDomain {
@@ -166,6 +172,7 @@ impl ShmDomain {
                 single_copy,
             },
             wait_set: self.wait_set.clone(),
+            socket_options: self.socket_options.clone(),
         }
     }
 }

@@ -23,7 +23,7 @@ use slab::Slab;
 
 use super::cm::{self, CmClientMessage, CmOffer};
 use super::conn_req::{CheckedRequest, PendingRequest, ShmConnReqHandle};
-use super::control::{self, ControlMessage, ReadError};
+use super::control::ReadError;
 use super::rx_connection::{self, Accepted, REFUSALS_PER_POLL, Rejection, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
@@ -316,9 +316,8 @@ impl ShmPassiveEndpoint {
         index: usize,
         rejection: Rejection,
     ) {
-        let Rejection { reason, error } = rejection;
         if let Some(handshake) = self.take_handshake(index) {
-            control::send_control(&handshake.socket, ControlMessage::Reject(reason));
+            let error = rejection.send(&handshake.socket);
             ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
     }

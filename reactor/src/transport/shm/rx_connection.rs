@@ -19,6 +19,7 @@ use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::stats::OpStats;
 use fabric_core::transport::{
     EndpointContext, EngineContext, Incarnation, PartialId, RemoteAccess, WaitSet,
 };
@@ -42,7 +43,8 @@ use crate::sys::mapping::{MappedRange, SharedMapping};
 use granted_regions::GrantedRegions;
 
 pub(crate) use pending_handshake::{
-    Accepted, HandshakeOutcome, PendingHandshake, Rejection, accept, placeholder_address,
+    Accepted, HandshakeOutcome, PendingHandshake, ReceivedHello, Rejection, accept,
+    placeholder_address,
 };
 
 /// Connections of other users that one poll refuses. Their processes can connect without end, and a
@@ -98,6 +100,26 @@ enum AnnouncedEnd {
     Disconnect,
 }
 
+/// What a record waits for that stays in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HeldFor {
+    /// The receive queue has declined the message.
+    RxQueue,
+    /// A region that the program uses, or room for a completion of remote access.
+    RemoteAccess,
+}
+
+/// When passes poll a connection (`rx_table`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Polling {
+    /// In every pass.
+    Active,
+    /// In turn: the doorbell is armed.
+    Idle,
+    /// When the receive queue may accept the declined message (`held_connections`).
+    Held,
+}
+
 /// The receiving end of a connection.
 #[derive(Debug)]
 pub(crate) struct RxConnection {
@@ -113,7 +135,9 @@ pub(crate) struct RxConnection {
     pub(crate) addr_at_connect: Option<FiAddr>,
     pub(crate) identity: PeerIdentity,
     local: LocalEndpoint,
-    socket: ShmSocket,
+    /// `None` once the peer has hung up and is down: a connection whose ring still has messages
+    /// keeps no descriptor.
+    socket: Option<ShmSocket>,
     ring: Consumer<Segment>,
     /// Chunks that the peer has granted, sorted by key.
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
@@ -121,16 +145,19 @@ pub(crate) struct RxConnection {
     loans_refused: bool,
     /// Slots of the peer's loans and CMA offers that this side holds.
     held_slots: Arc<HeldSlots>,
-    /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid.
+    /// Process of the peer; `None` if its memory cannot be read, so that CMA offers are invalid,
+    /// and once the peer is down.
     cma_peer: Option<Arc<CmaPeer>>,
+    /// Messages copied from the memory of a peer that is down.
+    final_cma_stats: Option<OpStats>,
     /// Bounce buffer of the peer's RMA requests, once granted.
     rma_bounce: Option<SharedMapping>,
     /// Regions of this side that were granted to the peer.
     granted_regions: GrantedRegions,
     /// The message whose fragments are arriving.
     partial: Option<PartialId>,
-    /// Whether the oldest record waits for a receive, for buffer space, or for a region.
-    message_held: bool,
+    /// What the oldest record waits for; `None` if it was not held when it was last polled.
+    held_for: Option<HeldFor>,
     /// Number of passes, since a receive was last posted, that have left the oldest message in the
     /// ring because no receive was posted.
     deferred_passes: u8,
@@ -142,8 +169,8 @@ pub(crate) struct RxConnection {
     pub(crate) doorbells: u64,
     /// Number of the pass in which a record of this connection was last received.
     pub(crate) last_active: u32,
-    /// Whether passes skip this connection, whose doorbell is armed (`rx_table`).
-    pub(crate) idle: bool,
+    /// Whether passes poll this connection.
+    pub(crate) polling: Polling,
 }
 
 impl RxConnection {
@@ -172,22 +199,23 @@ impl RxConnection {
                 incarnation,
             },
             local,
-            socket,
+            socket: Some(socket),
             held_slots: Arc::new(HeldSlots::new(segment.clone())),
             ring: Consumer::new(segment),
             loan_mappings: Vec::new(),
             loans_refused: false,
             cma_peer,
+            final_cma_stats: None,
             rma_bounce: None,
             granted_regions: GrantedRegions::default(),
             partial: None,
-            message_held: false,
+            held_for: None,
             deferred_passes: 0,
             announced_end: None,
             down_reason: None,
             doorbells: 0,
             last_active: 0,
-            idle: false,
+            polling: Polling::Active,
         };
         rx.update_loan_refusal();
         rx
@@ -195,18 +223,26 @@ impl RxConnection {
 
     /// Sends `Accept`: the peer's segment is mapped, and the peer may send.
     pub(crate) fn send_accept(&self) {
-        let accept = ControlMessage::Accept(self.local.incarnation);
-        control::send_control(&self.socket, accept);
+        self.send_control(ControlMessage::Accept(self.local.incarnation));
     }
 
-    /// Returns the socket of the connection.
-    pub(crate) fn socket(&self) -> &ShmSocket {
-        &self.socket
+    /// Sends a control message unless the peer has hung up.
+    fn send_control(&self, message: ControlMessage) {
+        if let Some(socket) = &self.socket {
+            control::send_control(socket, message);
+        }
+    }
+
+    /// Returns the socket of the connection; `None` once the peer has hung up.
+    pub(crate) fn socket(&self) -> Option<&ShmSocket> {
+        self.socket.as_ref()
     }
 
     /// Watches the socket; its events carry `token`.
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
-        self.socket.watch(wait, token)
+        self.socket
+            .as_mut()
+            .map_or(Ok(()), |socket| socket.watch(wait, token))
     }
 
     /// Receives records from the ring, up to the limits of a pass. Returns whether a record was
@@ -216,7 +252,7 @@ impl RxConnection {
         &mut self,
         ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
-        self.message_held = false;
+        self.held_for = None;
         if self.ring.is_empty() {
             return Ok(false);
         }
@@ -310,7 +346,7 @@ impl RxConnection {
         if self.ring.consume_lines(u64::from(lines)) {
             self.ring_doorbell();
         }
-        self.message_held = false;
+        self.held_for = None;
         self.deferred_passes = 0;
         ControlFlow::Break(Some((placed, self.source)))
     }
@@ -352,7 +388,10 @@ impl RxConnection {
                 .memory()
                 .prefetch(record.start, record.header.len as usize);
             if !self.process_record(record, ctx)? {
-                self.message_held = true;
+                self.held_for = Some(match record.header.kind {
+                    RMA_NOTIFICATION | RMA_REQUEST => HeldFor::RemoteAccess,
+                    _ => HeldFor::RxQueue,
+                });
                 break;
             }
             progressed = true;
@@ -368,9 +407,12 @@ impl RxConnection {
 
     /// Wakes the peer, whose flag in the segment says that it sleeps.
     #[cold]
+    #[inline(never)] // inlined, it makes receiving from the ring longer
     fn ring_doorbell(&mut self) {
-        doorbell::ring(&self.socket);
-        self.doorbells += 1;
+        if let Some(socket) = &self.socket {
+            doorbell::ring(socket);
+            self.doorbells += 1;
+        }
     }
 
     /// Returns the layout and the payload of a record.
@@ -541,7 +583,8 @@ impl RxConnection {
         ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
-            let handled = match control::recv_control(&self.socket) {
+            let read = self.socket.as_ref().map(control::recv_control);
+            let handled = match read.unwrap_or(Err(ReadError::HungUp)) {
                 Ok(Some(event)) => self.on_control(event, ctx),
                 Ok(None) => return None,
                 Err(ReadError::HungUp) if self.announced_end.is_some() => {
@@ -611,14 +654,26 @@ impl RxConnection {
 
     /// Returns whether the last pass has left the oldest record in the ring, because the record
     /// could not be processed.
+    #[inline]
     pub(crate) fn has_held_message(&self) -> bool {
-        self.message_held
+        self.held_for.is_some()
+    }
+
+    /// Returns whether the receive queue has declined the oldest message in the last pass.
+    pub(crate) fn is_declined(&self) -> bool {
+        self.held_for == Some(HeldFor::RxQueue)
+    }
+
+    /// Returns the length of the oldest record in the ring; `None` if there is none.
+    pub(crate) fn oldest_len(&mut self) -> Option<usize> {
+        let record = self.ring.peek().ok().flatten()?;
+        Some(record.header.len as usize)
     }
 
     /// Returns whether the connection may become idle: a held message and the records of a peer
     /// that is down need polling.
     pub(crate) fn may_become_idle(&self) -> bool {
-        !self.message_held && self.down_reason.is_none()
+        self.held_for.is_none() && self.down_reason.is_none()
     }
 
     /// Fails the message whose fragments were arriving, if there is one.
@@ -642,7 +697,9 @@ impl RxConnection {
 
     /// Stops watching the socket.
     pub(crate) fn unwatch(&mut self) {
-        self.socket.unwatch();
+        if let Some(socket) = &mut self.socket {
+            socket.unwatch();
+        }
     }
 
     /// Closes the connection: the ring is not read any more. Announces the end with
@@ -650,14 +707,14 @@ impl RxConnection {
     pub(crate) fn close(&self, announcement: ControlMessage) {
         self.stop_cma();
         self.ring.close();
-        control::send_control(&self.socket, announcement);
+        self.send_control(announcement);
     }
 
     /// Arms the doorbell before this side sleeps. Returns false if a record can be received now.
     pub(crate) fn arm(&mut self) -> bool {
         // A held message does not keep this side awake: a task of this process has to post a
         // receive, free buffer space or drop a guard, and does so with a pass.
-        self.ring.arm() || self.message_held
+        self.ring.arm() || self.held_for.is_some()
     }
 
     /// Disarms the doorbell after this side has slept.

@@ -1,10 +1,11 @@
-//! The incoming connections of an endpoint, active and idle.
+//! The incoming connections of an endpoint, active, idle and held.
 //!
-//! A pass polls every *active* connection. With more than 8 connections, a connection that has sent
-//! nothing for a long time while others are active becomes *idle*: its doorbell flag stays armed,
-//! so its next message rings the doorbell over the Unix socket. A spinning thread polls sockets
-//! only every 2048 passes, so each pass also polls one idle connection, round-robin. The cost of a
-//! pass is therefore O(active), and arming and disarming the domain does not touch idle
+//! A pass polls every *active* connection. A connection whose oldest message the receive queue has
+//! declined is *held* (`held_connections`). With more than 8 connections, a connection that has
+//! sent nothing for a long time while others are active becomes *idle*: its doorbell flag stays
+//! armed, so its next message rings the doorbell over the Unix socket. A spinning thread polls
+//! sockets only every 2048 passes, so each pass also polls one idle connection, round-robin. The
+//! cost of a pass is therefore O(active), and arming and disarming the domain does not touch idle
 //! connections.
 //!
 //! Decision: a bitmap of rings with new records, shared by the senders, was rejected. Every message
@@ -25,7 +26,8 @@ use fabric_core::Address;
 use fabric_core::matching::PeerKey;
 use slab::Slab;
 
-use super::rx_connection::{PendingHandshake, RxConnection};
+use super::held_connections::{HeldRxConnections, TRIES_PER_PASS};
+use super::rx_connection::{PendingHandshake, Polling, RxConnection};
 use crate::transport::connection_keys::ConnectionKeys;
 
 /// Number of connections up to which all are polled in every pass.
@@ -40,6 +42,8 @@ const MIN_IDLE_PASSES: usize = 64;
 /// An incoming connection, before or after its handshake.
 #[derive(Debug)]
 pub(crate) enum RxSlot {
+    /// The index is in use, and the caller that has reserved it has the connection.
+    Reserved,
     Handshaking(PendingHandshake),
     Established(Box<RxConnection>),
 }
@@ -48,14 +52,14 @@ impl RxSlot {
     pub(crate) fn established(&self) -> Option<&RxConnection> {
         match self {
             Self::Established(rx) => Some(rx),
-            Self::Handshaking(_) => None,
+            Self::Reserved | Self::Handshaking(_) => None,
         }
     }
 
     fn established_mut(&mut self) -> Option<&mut RxConnection> {
         match self {
             Self::Established(rx) => Some(rx),
-            Self::Handshaking(_) => None,
+            Self::Reserved | Self::Handshaking(_) => None,
         }
     }
 }
@@ -73,12 +77,17 @@ pub(crate) struct RxConnections {
     active: Vec<usize>,
     /// Idle connections; the front is polled next.
     idle: VecDeque<usize>,
+    /// Held connections.
+    held: HeldRxConnections,
     /// Connections whose handshake is pending, oldest first.
     handshaking: VecDeque<usize>,
     /// Number of passes made; wraps.
     passes: u32,
     /// Position in `active` of the connection that `poll_next` polls next.
     next_position: usize,
+    /// Number of connections that `poll_next` polls. 0 while a connection is held, so that receives
+    /// are posted and held messages get their turn.
+    inline_polls: usize,
     /// Position in `active` of the connection that `demote_idle` checked last.
     demotion_cursor: usize,
 }
@@ -89,32 +98,34 @@ impl RxConnections {
         self.slots.len()
     }
 
-    /// Returns the index that the next connection will get.
-    pub(crate) fn vacant_key(&self) -> usize {
-        self.slots.vacant_key()
+    /// Reserves an index for a connection.
+    pub(crate) fn reserve(&mut self) -> usize {
+        self.slots.insert(RxSlot::Reserved)
     }
 
-    /// Returns whether the handshake of this connection is pending.
-    pub(crate) fn is_handshaking(&self, rx_index: usize) -> bool {
-        matches!(self.slots.get(rx_index), Some(RxSlot::Handshaking(_)))
+    /// Releases a reserved index whose connection was not established.
+    pub(crate) fn release(&mut self, rx_index: usize) {
+        self.slots.try_remove(rx_index);
     }
 
-    /// Adds a connection whose handshake is pending.
-    pub(crate) fn insert_handshake(&mut self, handshake: PendingHandshake) {
-        let rx_index = self.slots.insert(RxSlot::Handshaking(handshake));
+    /// Adds a connection whose handshake is pending, at an index that is reserved.
+    pub(crate) fn insert_handshake(&mut self, rx_index: usize, handshake: PendingHandshake) {
+        self.slots[rx_index] = RxSlot::Handshaking(handshake);
         self.handshaking.push_back(rx_index);
     }
 
-    /// Removes a pending handshake, so that the caller can poll it and insert the result. The next
-    /// insertion reuses the index.
+    /// Takes a pending handshake, whose index is then reserved.
     pub(crate) fn take_handshake(&mut self, rx_index: usize) -> Option<PendingHandshake> {
-        if !self.is_handshaking(rx_index) {
-            return None;
-        }
-        self.handshaking.retain(|pending| *pending != rx_index);
-        match self.slots.remove(rx_index) {
-            RxSlot::Handshaking(handshake) => Some(handshake),
-            RxSlot::Established(_) => None,
+        let slot = self.slots.get_mut(rx_index)?;
+        match std::mem::replace(slot, RxSlot::Reserved) {
+            RxSlot::Handshaking(handshake) => {
+                self.handshaking.retain(|pending| *pending != rx_index);
+                Some(handshake)
+            }
+            other => {
+                *slot = other;
+                None
+            }
         }
     }
 
@@ -147,15 +158,17 @@ impl RxConnections {
         self.keys.connection(key)
     }
 
-    /// Adds an established connection, which is active and has its key. Returns its index.
-    pub(crate) fn insert_established(&mut self, mut rx: Box<RxConnection>) -> usize {
+    /// Adds an established connection, which is active and has its key, at an index that is
+    /// reserved.
+    pub(crate) fn insert_established(&mut self, rx_index: usize, mut rx: Box<RxConnection>) {
         rx.last_active = self.passes;
         let (address, key) = (rx.peer_address.clone(), rx.peer_key);
-        let rx_index = self.slots.insert(RxSlot::Established(rx));
+        self.slots[rx_index] = RxSlot::Established(rx);
         self.by_address.entry(address).or_default().push(rx_index);
         self.keys.insert(key, rx_index);
         self.active.push(rx_index);
-        rx_index
+        self.held.reserve(self.slots.len());
+        self.update_inline_polls();
     }
 
     /// Removes an established connection.
@@ -170,9 +183,11 @@ impl RxConnections {
         }
         self.active.retain(|active| *active != rx_index);
         self.idle.retain(|idle| *idle != rx_index);
+        self.held.remove(rx_index);
+        self.update_inline_polls();
         match self.slots.try_remove(rx_index)? {
             RxSlot::Established(rx) => Some(*rx),
-            RxSlot::Handshaking(_) => None,
+            RxSlot::Reserved | RxSlot::Handshaking(_) => None,
         }
     }
 
@@ -251,6 +266,16 @@ impl RxConnections {
         }
     }
 
+    /// Sets how many connections [`poll_next`](Self::poll_next) polls, after a change of the active
+    /// or the held ones.
+    fn update_inline_polls(&mut self) {
+        self.inline_polls = if self.held.is_empty() {
+            self.active.len().min(ALWAYS_ACTIVE)
+        } else {
+            0
+        };
+    }
+
     /// Polls up to [`ALWAYS_ACTIVE`] active connections until `poll` breaks, with a message or
     /// without. The next call begins with the connection behind, so that a peer with many messages
     /// does not delay the others.
@@ -259,7 +284,7 @@ impl RxConnections {
         &mut self,
         mut poll: impl FnMut(&mut RxConnection) -> ControlFlow<Option<T>>,
     ) -> Option<T> {
-        for _ in 0..self.active.len().min(ALWAYS_ACTIVE) {
+        for _ in 0..self.inline_polls {
             let position = self.next_position;
             self.next_position = self.position_after(position);
             let passes = self.passes;
@@ -275,7 +300,6 @@ impl RxConnections {
 
     /// Takes the next idle connection out of the idle list, to be polled and passed to
     /// [`on_idle_polled`](Self::on_idle_polled).
-    #[inline]
     pub(crate) fn next_idle(&mut self) -> Option<usize> {
         self.idle.pop_front()
     }
@@ -292,23 +316,97 @@ impl RxConnections {
             self.idle.push_back(rx_index);
             return;
         }
-        rx.idle = false;
+        rx.polling = Polling::Active;
         rx.disarm();
         rx.last_active = passes;
         self.active.push(rx_index);
+        self.update_inline_polls();
     }
 
-    /// Makes an idle connection active, because its socket has a control message.
+    /// Makes an idle or held connection active, because its socket has a control message, or its
+    /// peer has ended.
     pub(crate) fn activate(&mut self, rx_index: usize) {
         let passes = self.passes;
-        if let Some(rx) = self.get_mut(rx_index)
-            && std::mem::take(&mut rx.idle)
-        {
-            rx.disarm();
-            rx.last_active = passes;
-            self.idle.retain(|idle| *idle != rx_index);
-            self.active.push(rx_index);
+        let Some(rx) = self.get_mut(rx_index) else {
+            return;
+        };
+        match std::mem::replace(&mut rx.polling, Polling::Active) {
+            Polling::Active => return,
+            Polling::Idle | Polling::Held => {}
         }
+        rx.disarm();
+        rx.last_active = passes;
+        self.idle.retain(|idle| *idle != rx_index);
+        self.held.remove(rx_index);
+        self.active.push(rx_index);
+        self.update_inline_polls();
+    }
+
+    // ---- held connections
+
+    /// Returns whether any connection is held.
+    #[inline]
+    pub(crate) fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Makes the active connections held whose message the receive queue has declined in this pass.
+    #[cold]
+    pub(crate) fn hold_declined(&mut self) {
+        let mut position = 0;
+        while let Some((rx_index, rx)) = self.active_mut(position) {
+            if rx.is_declined() {
+                rx.polling = Polling::Held;
+                self.active.swap_remove(position);
+                self.held.push_tried(rx_index);
+            } else {
+                position += 1;
+            }
+        }
+        self.update_inline_polls();
+    }
+
+    /// Makes all held connections untried.
+    pub(crate) fn retry_held(&mut self) {
+        self.held.retry_all();
+    }
+
+    /// Returns whether a held connection is to be tried, given the count of changes of the receive
+    /// queue.
+    #[inline]
+    pub(crate) fn needs_try(&self, change_count: u64) -> bool {
+        self.has_held() && self.held.needs_try(change_count)
+    }
+
+    /// Polls up to [`TRIES_PER_PASS`] held connections with `poll`, which returns whether the
+    /// connection has progressed. A connection stays held if its message was declined again.
+    #[cold]
+    pub(crate) fn try_held(
+        &mut self,
+        change_count: u64,
+        mut poll: impl FnMut(usize, &mut RxConnection) -> bool,
+    ) {
+        self.held.observe(change_count);
+        let passes = self.passes;
+        for _ in 0..TRIES_PER_PASS {
+            let Some(rx_index) = self.held.pop_untried() else {
+                break;
+            };
+            let Some(rx) = self.get_mut(rx_index) else {
+                continue;
+            };
+            if poll(rx_index, rx) {
+                rx.last_active = passes;
+            }
+            if rx.is_declined() {
+                self.held.push_tried(rx_index);
+            } else {
+                rx.polling = Polling::Active;
+                rx.disarm();
+                self.active.push(rx_index);
+            }
+        }
+        self.update_inline_polls();
     }
 
     /// Returns the number of active connections.
@@ -332,10 +430,11 @@ impl RxConnections {
         if passes.wrapping_sub(rx.last_active) < idle_passes || !rx.may_become_idle() {
             return false;
         }
-        rx.idle = rx.arm();
-        if rx.idle {
+        if rx.arm() {
+            rx.polling = Polling::Idle;
             self.active.swap_remove(self.demotion_cursor);
             self.idle.push_back(rx_index);
+            self.update_inline_polls();
             return false;
         }
         rx.disarm();

@@ -92,7 +92,7 @@ pub(crate) struct ShmSocket {
 }
 
 /// A handle by which any thread sends on a socket, as long as the socket is open.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct SocketHandle(Weak<OwnedFd>);
 
 impl PeerCredentials {

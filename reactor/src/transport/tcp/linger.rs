@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::endpoint::{InboundSource, max_descriptors};
+use super::endpoint::InboundSource;
 use super::socket::{TcpSocket, WriteResult};
+use crate::sys::fd_limit::part_of_descriptors;
 use crate::sys::fork_guard::ForkGuard;
 
 /// Time limit for the peer to take the unsent bytes.
@@ -143,7 +144,7 @@ pub(crate) fn count_unsent(source: InboundSource) -> (usize, usize) {
 
 /// Returns how many connections without unsent bytes linger at most.
 fn max_discarding() -> usize {
-    (max_descriptors() / 16).clamp(1, MAX_DISCARDING)
+    part_of_descriptors(16, MAX_DISCARDING)
 }
 
 impl LingerQueue {

@@ -10,21 +10,25 @@ use fabric_core::{Address, RefusalReason, Result};
 
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{
-    self, Accepted, HandshakeOutcome, PendingHandshake, REFUSALS_PER_POLL,
+    self, Accepted, HandshakeOutcome, PendingHandshake, REFUSALS_PER_POLL, ReceivedHello,
 };
 use super::super::socket::ShmListener;
 use super::super::token::ShmToken;
 use super::{ShmEndpoint, ShmEndpointKind};
 use crate::sys::closer;
+use crate::sys::fd_limit::part_of_descriptors;
 use crate::sys::fd_reserve;
 use crate::sys::os_error::os_error;
 
 /// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
 const ACCEPTS_PER_POLL: usize = 64;
-/// Limit of pending handshakes. At the limit further connections stay in the backlog until a
+/// Returns the limit of pending handshakes: 64, or less if the process may have fewer than 1,024
+/// descriptors. At the limit further connections stay in the backlog until a
 /// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is
 /// evicted.
-const MAX_PENDING_HANDSHAKES: usize = 64;
+fn max_pending_handshakes() -> usize {
+    part_of_descriptors(16, 64)
+}
 /// Time that a peer has for its hello before another peer may evict its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -62,6 +66,7 @@ impl ShmEndpoint {
     /// A handshake takes a round trip, so many may be pending at once. At the limit of pending
     /// handshakes the listener stays readable and keeps the domain awake.
     pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        let max_pending = max_pending_handshakes();
         let mut refused = 0;
         for _ in 0..ACCEPTS_PER_POLL {
             let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
@@ -72,7 +77,7 @@ impl ShmEndpoint {
             }
             if !self
                 .rx_connections
-                .make_handshake_room(MAX_PENDING_HANDSHAKES, HANDSHAKE_TIMEOUT)
+                .make_handshake_room(max_pending, HANDSHAKE_TIMEOUT)
             {
                 return;
             }
@@ -88,12 +93,13 @@ impl ShmEndpoint {
                     }
                 }
                 Ok(Some(Accepted::Admitted(mut socket, peer))) => {
-                    let rx_index = self.rx_connections.vacant_key();
+                    let rx_index = self.rx_connections.reserve();
                     let token = ShmToken::Rx(rx_index as u32).pack(self.id);
                     if socket.watch(&self.wait_set, token).is_ok() {
-                        self.rx_connections
-                            .insert_handshake(PendingHandshake::new(socket, peer));
-                        self.on_rx_ready(ctx, rx_index);
+                        let handshake = PendingHandshake::new(socket, peer);
+                        self.poll_handshake(ctx, rx_index, handshake);
+                    } else {
+                        self.rx_connections.release(rx_index);
                     }
                 }
                 Ok(None) => return,
@@ -111,6 +117,7 @@ impl ShmEndpoint {
                         );
                     }
                     listener.reserve_fd = fd_reserve::create().ok();
+                    self.rx_limits.count_refused();
                     return;
                 }
             }
@@ -139,7 +146,7 @@ impl ShmEndpoint {
         rx_index: usize,
     ) {
         if let Some(handshake) = self.rx_connections.take_handshake(rx_index) {
-            return self.poll_handshake(ctx, handshake);
+            return self.poll_handshake(ctx, rx_index, handshake);
         }
         self.rx_connections.activate(rx_index);
         if let Some(reason) = self
@@ -155,24 +162,56 @@ impl ShmEndpoint {
     fn poll_handshake(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
+        rx_index: usize,
         handshake: PendingHandshake,
     ) {
-        match handshake.poll_handshake(self.local.clone()) {
-            HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
-            HandshakeOutcome::Established(mut peer) => {
-                let incarnation = Some(peer.identity.into());
-                peer.addr_at_connect = ctx.peer_connected(&peer.peer_address, incarnation);
-                peer.source = peer.addr_at_connect;
-                let (name, source) = (peer.peer_address.clone(), peer.source);
-                peer.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &name);
-                self.rx_connections.insert_established(peer);
-                ctx.event(EventKind::PeerConnected { peer: name, source });
-                self.progress_rx(ctx);
+        let refusal = match handshake.poll_handshake() {
+            HandshakeOutcome::Pending(handshake) => {
+                return self.rx_connections.insert_handshake(rx_index, handshake);
             }
-            HandshakeOutcome::Rejected(error) => {
-                ctx.event(EventKind::InboundRefused { error, count: 1 });
-            }
-            HandshakeOutcome::Disconnected => {}
+            HandshakeOutcome::Received(hello) => match self.on_hello(ctx, rx_index, hello) {
+                Ok(()) => {
+                    self.progress_rx(ctx);
+                    return;
+                }
+                Err(error) => Some(error),
+            },
+            HandshakeOutcome::Rejected(error) => Some(error),
+            HandshakeOutcome::Disconnected => None,
+        };
+        self.rx_connections.release(rx_index);
+        if let Some(error) = refusal {
+            ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
+    }
+
+    /// Accepts a peer whose hello is valid, if the peer is within the limits.
+    ///
+    /// # Errors
+    /// The local error, if the connection was rejected.
+    fn on_hello(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        rx_index: usize,
+        hello: ReceivedHello,
+    ) -> Result<()> {
+        let process = hello.process();
+        let is_exempt = self.is_exempt(ctx, &hello);
+        if !is_exempt && let Err(error) = self.make_rx_room(ctx, process) {
+            hello.reject_for_resources();
+            return Err(error);
+        }
+        let mut peer = hello.accept(self.local.clone())?;
+        let incarnation = Some(peer.identity.into());
+        peer.addr_at_connect = ctx.peer_connected(&peer.peer_address, incarnation);
+        peer.source = peer.addr_at_connect;
+        let (name, source) = (peer.peer_address.clone(), peer.source);
+        peer.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &name);
+        self.rx_connections.insert_established(rx_index, peer);
+        if !is_exempt {
+            self.rx_limits.add(rx_index, process);
+        }
+        ctx.event(EventKind::PeerConnected { peer: name, source });
+        Ok(())
     }
 }

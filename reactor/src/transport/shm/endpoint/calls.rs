@@ -215,6 +215,11 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
                 ctx.assign_source(peer.peer_key, addr);
             }
         });
+        // Held messages of the peer may match directed receives now.
+        if self.rx_connections.has_held() {
+            self.rx_connections.retry_held();
+            ctx.request_rearm();
+        }
         if let Some(mut tx) = self.tx_connection(addr) {
             // An address that the application has inserted stands for any incarnation.
             tx.expected_incarnation = expected;
@@ -297,7 +302,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
 
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
         let has_work = ctx.rx_has_work();
-        let mut is_quiet = !has_work & self.rx_connections.arm();
+        let needs_try = self.rx_connections.needs_try(ctx.changes_for_held());
+        let mut is_quiet = !(has_work | needs_try) & self.rx_connections.arm();
         for &tx_index in &self.tx_queued {
             is_quiet &= self
                 .tx_connections
@@ -345,6 +351,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             stats.single_copy_rx += peer.cma_stats().unwrap_or_default();
             stats.peers += 1;
         }
+        stats.inbound_refused += self.rx_limits.refused();
     }
 
     fn describe(&self) -> String {

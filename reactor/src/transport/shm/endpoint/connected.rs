@@ -17,6 +17,7 @@ use fabric_core::transport::{
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use rustix::io::Errno;
 
 use super::super::cm::{self, CmAnswer, CmOffer, is_gone};
 use super::super::conn_req::{PendingRequest, ShmConnReqHandle};
@@ -32,10 +33,6 @@ use super::{ShmConfig, ShmEndpoint, ShmEndpointKind};
 use crate::sys::closer::PeerFd;
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
-
-/// Times that the control messages of the peer are read when the connection ends; each time reads
-/// up to `READS_PER_POLL` messages.
-const MAX_FINAL_READS: usize = 4;
 
 /// The connection of a connected endpoint.
 pub(super) struct MsgConnection {
@@ -434,7 +431,8 @@ impl ShmEndpoint {
         let rx = self.add_msg_rx(ctx, identity, request.segment, socket)?;
         let sent = tx_connections.lock(tx_index).map(|mut tx| {
             tx.send_offer(caps, private_data, |_, offer| {
-                cm::send_accept(rx.socket(), offer)
+                let socket = rx.socket().ok_or(Errno::PIPE)?;
+                cm::send_accept(socket, offer)
             })
         });
         match sent {
@@ -468,10 +466,15 @@ impl ShmEndpoint {
         let end = (peer.clone(), credentials, incarnation);
         // Messages have no source: a connected endpoint has one peer and no address vector.
         let mut rx = RxConnection::establish(end, self.local.clone(), segment, socket);
-        let token = ShmToken::Rx(self.rx_connections.vacant_key() as u32).pack(self.id);
-        rx.watch(&self.wait_set, token)?;
+        let rx_index = self.rx_connections.reserve();
+        let token = ShmToken::Rx(rx_index as u32).pack(self.id);
+        if let Err(error) = rx.watch(&self.wait_set, token) {
+            self.rx_connections.release(rx_index);
+            return Err(error);
+        }
         rx.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &peer);
-        let rx_index = self.rx_connections.insert_established(Box::new(rx));
+        self.rx_connections
+            .insert_established(rx_index, Box::new(rx));
         let rx = self.rx_connections.get_mut(rx_index).map(|rx| &*rx);
         rx.ok_or(Error::Closed(Class::Endpoint))
     }
@@ -566,8 +569,6 @@ impl ShmEndpoint {
             let Some(rx) = self.rx_connections.get_mut(rx_index) else {
                 continue;
             };
-            // Records in the ring may refer to loans whose grants are still in the socket.
-            let _ = (0..MAX_FINAL_READS).find(|_| rx.on_readable(ctx).is_some());
             // A socket that has hung up stays readable and would keep the domain awake.
             rx.unwatch();
             if rx.mark_down(reason) {
@@ -575,6 +576,7 @@ impl ShmEndpoint {
                 let gone = Error::PeerGone(rx.peer_address.clone());
                 ctx.fail_unmapped_from(rx.peer_key, &gone);
             }
+            rx.release_descriptors(ctx);
         }
         ctx.request_progress();
         ctx.request_rearm();

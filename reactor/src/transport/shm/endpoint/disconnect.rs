@@ -73,6 +73,8 @@ impl ShmEndpoint {
         if let ShmEndpointKind::Msg(_) = self.kind {
             return self.on_msg_ended(ctx, reason);
         }
+        // The peer's memory is gone, so records that refer to it are not held any more.
+        self.rx_connections.activate(rx_index);
         let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
@@ -89,8 +91,13 @@ impl ShmEndpoint {
         let Some(peer) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
-        let ends_both_directions =
-            !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
+        // The caller removes a connection that has violated the protocol.
+        let has_descriptors =
+            matches!(reason, DownReason::Protocol(_)) || !peer.release_descriptors(ctx);
+        let has_disconnected = peer.has_disconnected();
+        self.rx_limits.on_peer_ended(rx_index, has_descriptors);
+        self.limit_left_by_inserted(ctx);
+        let ends_both_directions = !has_disconnected && !matches!(reason, DownReason::Protocol(_));
         let mut peers = self.rx_connections.established();
         if peers.any(|peer| {
             peer.peer_address == name && peer.identity == identity && peer.down_reason().is_none()
@@ -198,6 +205,7 @@ impl ShmEndpoint {
         }
         drop(others);
         ctx.peer_disconnected(peer.addr_at_connect);
+        self.rx_limits.on_removed(rx_index);
         if let ShmEndpointKind::Msg(_) = self.kind {
             self.on_msg_drained(ctx, peer.down_reason().unwrap_or(DownReason::Closed));
         }

@@ -28,21 +28,27 @@ pub(super) struct EndedRx {
 }
 
 impl RxPass {
-    /// Polls all active connections, and one idle connection. Adds those that have ended to
-    /// `ended`.
+    /// Polls all active connections, then some of the held ones and one idle connection. Adds those
+    /// that have ended to `ended`.
     #[inline(always)] // fast path of small messages
     fn poll_connections<E: EngineContext>(
         &mut self,
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
         ctx: &mut EndpointContext<'_, E>,
     ) {
-        let mut index = 0;
+        let mut position = 0;
         let pass_id = connections.begin_pass();
-        while let Some((rx_index, peer)) = connections.active_mut(index) {
+        while let Some((rx_index, peer)) = connections.active_mut(position) {
             if self.poll_connection((rx_index, peer), ended, ctx) {
                 peer.last_active = pass_id;
             }
-            index += 1;
+            position += 1;
+        }
+        if self.message_held {
+            connections.hold_declined();
+        }
+        if connections.has_held() {
+            self.try_held((connections, ended), ctx);
         }
         if let Some(rx_index) = connections.next_idle() {
             self.poll_idle(rx_index, (connections, ended), ctx);
@@ -62,6 +68,23 @@ impl RxPass {
         };
         let progressed = self.poll_connection((rx_index, peer), ended, ctx);
         connections.on_idle_polled(rx_index, progressed);
+    }
+
+    /// Tries held connections again if the receive queue may accept their messages.
+    #[cold]
+    #[inline(never)] // inlined, it makes passes over idle connections longer
+    fn try_held<E: EngineContext>(
+        &mut self,
+        (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
+        ctx: &mut EndpointContext<'_, E>,
+    ) {
+        let change_count = ctx.changes_for_held();
+        connections.try_held(change_count, |rx_index, peer| {
+            self.poll_connection((rx_index, peer), ended, ctx)
+        });
+        // The others are tried in the next pass.
+        self.moved += u32::from(connections.needs_try(change_count));
+        self.message_held |= connections.has_held();
     }
 
     /// Receives records of one connection. Returns whether there were any.
@@ -129,9 +152,14 @@ impl ShmEndpoint {
         }
     }
 
-    /// Polls again because a message that waited for a receive may be delivered now.
+    /// Polls again because the receive queue may accept messages that it has declined. Held
+    /// connections come first: a message of an active one that finds no receive is buffered within
+    /// the share of its peer, and then takes the next receive before any held message.
     #[cold]
     pub(super) fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        self.rx_connections.retry_held();
+        let connections = (&mut self.rx_connections, &mut self.ended_rx);
+        RxPass::default().try_held(connections, ctx);
         self.progress_rx(ctx);
         ctx.request_rearm();
     }

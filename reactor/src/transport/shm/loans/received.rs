@@ -41,6 +41,7 @@ use super::super::ring::take_producer_waiting;
 use super::super::socket::SocketHandle;
 use super::{LoanPool, MAX_LOAN_MAPPINGS, SLOTS_PER_PEER};
 use crate::sys::closer::PeerFd;
+use crate::sys::fd_limit::max_descriptors;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::SharedMapping;
 use crate::sys::mapping_limit::{self, MappingCount, MappingPermit};
@@ -92,12 +93,7 @@ impl MappedChunks {
 /// Returns how many descriptors this process may keep for relays: a quarter of `RLIMIT_NOFILE`.
 fn max_process_relay_fds() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
-    *LIMIT.get_or_init(|| {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        limit.map_or(usize::MAX, |limit| {
-            usize::try_from(limit / 4).unwrap_or(usize::MAX)
-        })
-    })
+    *LIMIT.get_or_init(|| max_descriptors() / 4)
 }
 
 /// Returns how many descriptors one endpoint may keep for relays: at most half of those of the

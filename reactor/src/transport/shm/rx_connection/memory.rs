@@ -24,6 +24,7 @@ use super::super::loans::{self, LoanGuard, LoanMapping, ReturnOnDrop};
 use super::super::ring::ShmProtocolViolation;
 use super::super::rma_bounce::{self, RmaRequest};
 use super::super::shared_memory::{self, SharedMemory};
+use super::super::socket::ShmSocket;
 use super::RxConnection;
 use crate::sys::closer::PeerFd;
 
@@ -141,8 +142,8 @@ impl RxConnection {
         let mapping = find(&self.loan_mappings)
             .ok_or(ShmProtocolViolation("loan in a chunk that was not granted"))?;
         let slot = HeldSlot::hold(&self.held_slots, slot)?;
-        let socket = self.socket.handle();
-        let guard = LoanGuard::new(mapping, envelope.len, slot, socket)
+        let socket = self.socket.as_ref().map(ShmSocket::handle);
+        let guard = LoanGuard::new(mapping, envelope.len, slot, socket.unwrap_or_default())
             .ok_or(ShmProtocolViolation("loan out of bounds"))?;
         Ok(deliver_in_place(ctx, envelope, guard))
     }
@@ -155,14 +156,14 @@ impl RxConnection {
         (address, slot): (u64, usize),
         ctx: &mut EndpointContext<'_, E>,
     ) -> Result<bool, ShmProtocolViolation> {
-        let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
-            "single-copy message on a connection where process_vm_readv is not enabled",
-        ))?;
         if self.down_reason.is_some() {
             // The memory is gone with its process. The slot is not returned, so the send does not
             // succeed.
             return Ok(true);
         }
+        let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
+            "single-copy message on a connection where process_vm_readv is not enabled",
+        ))?;
         let slot = HeldSlot::hold(&self.held_slots, slot)?;
         let transfer = CmaTransfer::new(cma_peer, address, envelope.len, slot)
             .ok_or(ShmProtocolViolation("single-copy message out of bounds"))?;
@@ -195,13 +196,16 @@ impl RxConnection {
         ctx: &EndpointContext<'_, impl EngineContext>,
         key: u64,
     ) -> bool {
+        let Some(socket) = &self.socket else {
+            return true;
+        };
         let not_found = ControlMessage::MrNotFound(key);
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let granted = ctx
             .region(key)
             .filter(|region| self.local.is_rma_target && region.access.intersects(remote));
         let Some(region) = granted else {
-            return control::try_send_control(&self.socket, not_found);
+            return control::try_send_control(socket, not_found);
         };
         let rma_events = self.local.rma_events || region.rma_events;
         let is_registered = |key| ctx.region(key).is_some();
@@ -211,11 +215,11 @@ impl RxConnection {
             self.granted_regions
                 .insert(key, region.access, is_registered);
             let served = ControlMessage::MrServedByOwner { key, rma_events };
-            return control::try_send_control(&self.socket, served);
+            return control::try_send_control(socket, served);
         }
         let memory: &dyn Any = &*region.memory;
         let Some(shared) = memory.downcast_ref::<SharedMemory>() else {
-            return control::try_send_control(&self.socket, not_found);
+            return control::try_send_control(socket, not_found);
         };
         let grant = MemoryGrant {
             key,
@@ -225,7 +229,7 @@ impl RxConnection {
             rma_events,
             memory: shared.fd(),
         };
-        match control::send_grant(&self.socket, &grant) {
+        match control::send_grant(socket, &grant) {
             Ok(()) => {
                 self.granted_regions
                     .insert(key, region.access, is_registered);
@@ -233,7 +237,7 @@ impl RxConnection {
             }
             Err(Errno::AGAIN) => false,
             // Too many descriptors are in flight (`ETOOMANYREFS`), or the peer has ended.
-            Err(_) => control::try_send_control(&self.socket, not_found),
+            Err(_) => control::try_send_control(socket, not_found),
         }
     }
 
@@ -267,7 +271,30 @@ impl RxConnection {
     /// Returns the number of messages and bytes copied from the peer's memory; `None` if this
     /// process cannot read that memory.
     pub(crate) fn cma_stats(&self) -> Option<OpStats> {
-        self.cma_peer.as_ref().map(|cma_peer| cma_peer.stats())
+        let cma_peer = self.cma_peer.as_ref();
+        cma_peer
+            .map(|cma_peer| cma_peer.stats())
+            .or(self.final_cma_stats)
+    }
+
+    /// Gives back the descriptors of a peer that is down, as far as its ring can be received
+    /// without them: that of the process, and the socket if the peer has hung up. Returns whether
+    /// none is left.
+    ///
+    /// Grants that a record in the ring refers to may still be in the socket, so the socket is read
+    /// first.
+    pub(crate) fn release_descriptors(
+        &mut self,
+        ctx: &EndpointContext<'_, impl EngineContext>,
+    ) -> bool {
+        self.final_cma_stats = self.cma_stats();
+        self.cma_peer = None;
+        let end = (0..READS_FOR_GRANT).find_map(|_| self.on_readable(ctx));
+        if let Some(DownReason::Closed | DownReason::Died) = end {
+            // All messages of the socket were received.
+            self.socket = None;
+        }
+        self.socket.is_none()
     }
 
     /// Stops returning slots of CMA offers: the sends of messages not copied yet fail.

@@ -2,16 +2,16 @@
 //!
 //! [`accept`] accepts a connection and checks the user of the peer. A peer of another user is
 //! refused at once, before the connection takes a slot or is watched. A peer of this user may send
-//! descriptors, and gets `Ready`. A [`PendingHandshake`] then waits for the hello. `rx_table` keeps
-//! the pending handshakes of an endpoint; `passive` uses [`accept`] and [`Rejection`] for
-//! connection requests too.
+//! descriptors, and gets `Ready`. A [`PendingHandshake`] then waits for the hello, which the
+//! endpoint accepts within its limits. `rx_table` keeps the pending handshakes; `passive` uses
+//! [`accept`] and [`Rejection`] for connection requests too.
 
 use std::time::{Duration, Instant};
 
 use fabric_core::{Address, Error, RefusalReason, Scheme};
 use rustix::io::Errno;
 
-use super::super::control::{self, ControlMessage, ReadError, VERSION};
+use super::super::control::{self, ControlMessage, ReadError, ShmHello, VERSION};
 use super::super::segment::{Segment, SegmentError};
 use super::super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::{LocalEndpoint, RxConnection};
@@ -29,8 +29,8 @@ pub(crate) struct PendingHandshake {
 pub(crate) enum HandshakeOutcome {
     /// The hello has not arrived yet.
     Pending(PendingHandshake),
-    /// The connection was accepted.
-    Established(Box<RxConnection>),
+    /// The hello is valid, and is to be accepted or rejected.
+    Received(ReceivedHello),
     /// The connection was rejected with this local error.
     Rejected(Error),
     /// The peer hung up before its hello.
@@ -52,31 +52,68 @@ impl PendingHandshake {
         self.accepted_at.elapsed()
     }
 
-    /// Receives the hello of the peer, and sends `Accept` or `Reject`.
-    pub(crate) fn poll_handshake(self, local: LocalEndpoint) -> HandshakeOutcome {
-        let reject = |socket: &ShmSocket, rejection: Rejection| {
-            control::send_control(socket, ControlMessage::Reject(rejection.reason));
-            HandshakeOutcome::Rejected(rejection.error)
-        };
-        let peer = self.peer;
-        let hello = match control::recv_hello(&self.socket) {
-            Ok(Some(hello)) => hello,
-            Ok(None) => return HandshakeOutcome::Pending(self),
-            Err(ReadError::HungUp) => return HandshakeOutcome::Disconnected,
+    /// Receives the hello of the peer, and sends `Reject` if the hello is invalid.
+    pub(crate) fn poll_handshake(self) -> HandshakeOutcome {
+        let Self { socket, peer, .. } = &self;
+        match control::recv_hello(socket) {
+            Ok(Some(hello)) => HandshakeOutcome::Received(ReceivedHello {
+                socket: self.socket,
+                peer: self.peer,
+                hello,
+            }),
+            Ok(None) => HandshakeOutcome::Pending(self),
+            Err(ReadError::HungUp) => HandshakeOutcome::Disconnected,
             Err(error) => {
                 let rejection = Rejection::of_read(error, placeholder_address(peer.pid));
-                return reject(&self.socket, rejection);
+                HandshakeOutcome::Rejected(rejection.send(socket))
             }
-        };
+        }
+    }
+}
+
+/// A valid hello.
+pub(crate) struct ReceivedHello {
+    socket: ShmSocket,
+    peer: PeerCredentials,
+    hello: ShmHello,
+}
+
+impl ReceivedHello {
+    /// Returns the name that the peer claims.
+    pub(crate) fn from(&self) -> &Address {
+        &self.hello.from
+    }
+
+    /// Returns the process of the peer ([`PeerCredentials::process`]).
+    pub(crate) fn process(&self) -> Option<u64> {
+        self.peer.process
+    }
+
+    /// Maps the segment of the peer and sends `Accept`.
+    ///
+    /// # Errors
+    /// The local error, if the segment cannot be mapped. The connection was rejected.
+    pub(crate) fn accept(self, local: LocalEndpoint) -> Result<Box<RxConnection>, Error> {
+        let Self {
+            socket,
+            peer,
+            hello,
+        } = self;
         match Segment::map_from_peer(&hello.segment, hello.lines) {
             Ok(segment) => {
                 let peer = (hello.from, peer, hello.incarnation);
-                let rx = RxConnection::establish(peer, local, segment, self.socket);
+                let rx = RxConnection::establish(peer, local, segment, socket);
                 rx.send_accept();
-                HandshakeOutcome::Established(Box::new(rx))
+                Ok(Box::new(rx))
             }
-            Err(error) => reject(&self.socket, Rejection::of_segment(error, hello.from)),
+            Err(error) => Err(Rejection::of_segment(error, hello.from).send(&socket)),
         }
+    }
+
+    /// Rejects the connection because a limit of connections is reached.
+    pub(crate) fn reject_for_resources(self) {
+        let reason = RefusalReason::Resources;
+        control::send_control(&self.socket, ControlMessage::Reject(reason));
     }
 }
 
@@ -120,6 +157,12 @@ impl Rejection {
                 error,
             },
         }
+    }
+
+    /// Sends the rejection. Returns the error that this side reports.
+    pub(crate) fn send(self, socket: &ShmSocket) -> Error {
+        control::send_control(socket, ControlMessage::Reject(self.reason));
+        self.error
     }
 
     /// Returns the rejection of a peer that has violated the protocol.
@@ -233,9 +276,7 @@ mod tests {
             panic!("a connection of this user was not admitted");
         };
         send_with_fds(&client, hello, fds);
-        let handshake = PendingHandshake::new(socket, peer);
-        let outcome = handshake.poll_handshake(local_endpoint());
-        (outcome, client)
+        (PendingHandshake::new(socket, peer).poll_handshake(), client)
     }
 
     /// Memory that a peer names in its messages is closed and unmapped by the closer, and not by
@@ -270,9 +311,10 @@ mod tests {
         // A connection that ends: its segment, its bounce buffer and a loan.
         let segment = memory();
         let (outcome, client) = handshake(&hello, &[segment.as_fd()]);
-        let HandshakeOutcome::Established(mut rx) = outcome else {
+        let HandshakeOutcome::Received(received) = outcome else {
             panic!("the hello is valid");
         };
+        let mut rx = received.accept(local_endpoint()).expect("valid memory");
         drop(segment);
         let grant = |rx: &mut RxConnection, key, len, access| {
             let memory = memory();
@@ -285,7 +327,7 @@ mod tests {
                 memory: memory.as_fd(),
             };
             control::send_grant(&client, &grant).unwrap();
-            match control::recv_control(rx.socket()) {
+            match control::recv_control(rx.socket().expect("the peer is up")) {
                 Ok(Some(ControlEvent::Grant(grant))) => rx.on_grant(grant),
                 other => panic!("{other:?}"),
             }

@@ -3,16 +3,16 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use fabric_core::Error;
 use fabric_core::event::EventKind;
 use fabric_core::tcp::{
     ByteOrder, CmKind, ExistingConnection, Resolution, resolve_simultaneous_connect,
 };
 use fabric_core::transport::{EndpointContext, EngineContext};
-use fabric_core::{Error, SocketOptions};
 
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
-use super::inbound::{InboundLimits, InboundSource};
+use super::inbound::InboundSource;
 use super::{EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 /// Maximum number of connections that an endpoint accepts each time its listener is ready: messages
@@ -55,13 +55,12 @@ impl ListenerState {
 }
 
 impl EndpointKind {
-    /// Returns the limits of inbound connections with these options.
-    pub(super) fn inbound_limits(&self, options: &SocketOptions) -> InboundLimits {
-        let (handshakes_per_source, handshakes) = match self {
+    /// Returns the limits of pending inbound handshakes of one source, and of all.
+    pub(super) fn max_handshakes(&self) -> (usize, usize) {
+        match self {
             Self::Passive(_) => MAX_PASSIVE_PENDING_HANDSHAKES,
             Self::Rdm | Self::Msg(_) => MAX_PENDING_HANDSHAKES,
-        };
-        InboundLimits::new(handshakes_per_source, handshakes, options)
+        }
     }
 }
 
@@ -254,8 +253,8 @@ impl TcpEndpoint {
     /// or for the budget, are discarded.
     ///
     /// # Errors
-    /// As [`InboundConnections::check_room`](super::inbound::InboundConnections::check_room); the
-    /// refusal is counted.
+    /// As [`InboundConnections::check_room`](super::InboundConnections::check_room); the refusal is
+    /// counted.
     pub(super) fn make_inbound_room(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,

@@ -26,11 +26,13 @@ use slab::Slab;
 
 use super::super::connection::TcpConnection;
 use super::super::handshake::{InboundHandshake, OutboundHandshake};
+use super::super::linger;
 use super::super::read_memory::ReadMemory;
 use super::deadlines::Deadlines;
-use super::inbound::{InboundConnections, InboundLimits, InboundSource};
+use super::inbound::{InboundHandshakes, InboundSource};
 use super::verify::Verifications;
 use crate::transport::connection_keys::ConnectionKeys;
+use crate::transport::inbound::{InboundConnections, InboundLimits};
 
 /// Maximum number of connections with held messages that are tried in a pass, and at a change of
 /// the receive queue.
@@ -66,7 +68,8 @@ pub(super) struct Connections {
     keys: ConnectionKeys,
     deadlines: Deadlines,
     /// Inbound connections that count towards a limit.
-    inbound: InboundConnections,
+    inbound: InboundConnections<InboundSource>,
+    inbound_handshakes: InboundHandshakes,
     verifications: Verifications,
     /// Memory into which established connections read; empty for a passive endpoint.
     read_memory: ReadMemory,
@@ -76,7 +79,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(limits: InboundLimits) -> Self {
+    pub(super) fn new(limits: InboundLimits, max_handshakes: (usize, usize)) -> Self {
         Self {
             slots: Slab::new(),
             active: Vec::new(),
@@ -85,6 +88,7 @@ impl Connections {
             keys: ConnectionKeys::default(),
             deadlines: Deadlines::default(),
             inbound: InboundConnections::new(limits),
+            inbound_handshakes: InboundHandshakes::new(max_handshakes),
             verifications: Verifications::default(),
             read_memory: ReadMemory::default(),
             #[cfg(all(test, not(loom)))]
@@ -125,7 +129,7 @@ impl Connections {
     pub(super) fn add_inbound(&mut self, handshake: InboundHandshake) -> (usize, Option<usize>) {
         let source = InboundSource::new(handshake.peer_addr);
         let index = self.insert(ConnectionState::Inbound(handshake));
-        (index, self.inbound.add_handshake(source, index))
+        (index, self.inbound_handshakes.add(source, index))
     }
 
     pub(super) fn inbound_mut(&mut self, index: usize) -> Option<&mut InboundHandshake> {
@@ -143,7 +147,7 @@ impl Connections {
             return None;
         };
         let source = InboundSource::new(handshake.peer_addr);
-        self.inbound.remove_handshake(source, index);
+        self.inbound_handshakes.remove(source, index);
         Some(handshake)
     }
 
@@ -226,7 +230,7 @@ impl Connections {
         self.established_count -= 1;
         self.keys.remove(connection.peer_key);
         self.deadlines.remove(index);
-        self.inbound.remove_established(index);
+        self.inbound.remove(index);
         self.read_memory.set_kept(connection.unconsumed_len(), 0);
         Some(connection)
     }
@@ -295,7 +299,9 @@ impl Connections {
     /// # Errors
     /// As [`InboundConnections::check_room`].
     pub(super) fn check_room(&self, source: InboundSource) -> Result<(), Error> {
-        self.inbound.check_room(source)
+        // Closed connections whose peers do not take what was sent have their descriptors still.
+        self.inbound
+            .check_room(source, linger::count_unsent(source))
     }
 
     /// Returns the next established connections that may give room to a connection of this source.
@@ -305,7 +311,7 @@ impl Connections {
 
     /// Counts an established connection towards the limits of its source.
     pub(super) fn count_inbound(&mut self, index: usize, source: InboundSource) {
-        self.inbound.add_established(index, source);
+        self.inbound.add(index, source);
     }
 
     /// Counts a connection that was refused because of a limit.

@@ -52,12 +52,13 @@ use super::io_backend::EndpointUring;
 use super::linger;
 use super::network::{Listener, Network};
 use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
+use crate::transport::inbound::InboundLimits;
 use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
 use connections::{ConnectionState, Connections};
-pub(super) use inbound::{InboundSource, max_descriptors};
+pub(super) use inbound::InboundSource;
 use passive::ConnReqQueue;
 use peer_table::PeerTable;
 use timer::DeadlineTimer;
@@ -202,7 +203,9 @@ impl TcpEndpoint {
             uring,
         }: EndpointResources,
     ) -> Self {
-        let limits = kind.inbound_limits(&socket_config.options);
+        let max_handshakes = kind.max_handshakes();
+        let of_one_source = "inbound connections from one address";
+        let limits = InboundLimits::new(&socket_config.options, of_one_source, 1);
         Self {
             id,
             network,
@@ -213,7 +216,7 @@ impl TcpEndpoint {
             kind,
             listener: None,
             wait_set,
-            connections: Connections::new(limits),
+            connections: Connections::new(limits, max_handshakes),
             peers: PeerTable::default(),
             listener_state: ListenerState::Watched,
             last_connection_id: 0,
