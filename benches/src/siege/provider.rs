@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use rustix::process::{Resource, getrlimit};
 
 use super::attacks::Attack;
+use super::server::LOAN_LIMIT;
 use super::usage::{LIMITS_AFTER, UsageLimits};
 
 /// A provider that the siege attacks.
@@ -17,8 +18,13 @@ pub enum SiegeProvider {
     Udp,
 }
 
-/// Connections over `tcp` that an endpoint accepts, with the handshakes that are pending.
-const MAX_TCP_CONNECTIONS: usize = 4096 + 256;
+/// Connections that an endpoint accepts from peers that the program has not inserted.
+const MAX_CONNECTIONS: usize = 4096;
+/// Handshakes over `tcp` and over `shm` that may be pending.
+const MAX_TCP_HANDSHAKES: usize = 256;
+const MAX_SHM_HANDSHAKES: usize = 64;
+/// Descriptors of a connection over `shm`.
+const SHM_CONNECTION_DESCRIPTORS: usize = 2;
 /// Memory of the kernel's table and of the endpoint for each of these connections, in bytes.
 const TCP_CONNECTION_MEMORY: u64 = 8 << 10;
 /// RXM messages that each connection of the attack on them may set aside, in bytes.
@@ -28,9 +34,6 @@ const UNEXPECTED_BUDGET: u64 = 16 << 20;
 /// Memory beside the budget, in bytes: buffers of connections and receives, and what the allocator
 /// keeps.
 const OTHER_MEMORY: u64 = 32 << 20;
-/// Descriptors of shared-memory connections. The library has no limit of connections over `shm`;
-/// this is one for the few that the attackers hold at one time, with those that are ending.
-const MAX_SHM_DESCRIPTORS: usize = 1024;
 
 impl SiegeProvider {
     /// All providers, in the order in which they are attacked.
@@ -108,28 +111,48 @@ impl SiegeProvider {
         }
     }
 
+    /// Returns what may remain of the server's usage after an attack, above its usage before. The
+    /// server keeps the chunks of returned loans for further ones.
+    pub(super) fn limits_after(self) -> UsageLimits {
+        let chunks = match self {
+            Self::Shm => LOAN_LIMIT / self.long_request_len(),
+            Self::Tcp | Self::Udp => 0,
+        };
+        UsageLimits {
+            descriptors: LIMITS_AFTER.descriptors + chunks,
+            mappings: LIMITS_AFTER.mappings + chunks,
+            ..LIMITS_AFTER
+        }
+    }
+
     /// Returns what the server may use above its usage before the attacks.
     pub(super) fn limits(self) -> UsageLimits {
         let max_map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let max_map_count = max_map_count.map_or(Ok(65_530), |text| text.trim().parse());
+        let nofile = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let three_quarters = usize::try_from(nofile / 4 * 3).unwrap_or(usize::MAX);
         let (memory, descriptors) = match self {
-            Self::Shm => (UNEXPECTED_BUDGET, MAX_SHM_DESCRIPTORS),
+            Self::Shm => {
+                let connections = MAX_CONNECTIONS * SHM_CONNECTION_DESCRIPTORS;
+                let descriptors = connections.min(three_quarters) + MAX_SHM_HANDSHAKES;
+                (UNEXPECTED_BUDGET, descriptors)
+            }
             Self::Tcp => {
                 let set_aside = RXM_SET_ASIDE_MEMORY * Attack::RXM_CONNECTIONS as u64;
-                let connections = TCP_CONNECTION_MEMORY * MAX_TCP_CONNECTIONS as u64;
-                let nofile = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-                let three_quarters = usize::try_from(nofile / 4 * 3).unwrap_or(usize::MAX);
+                let connections = MAX_CONNECTIONS + MAX_TCP_HANDSHAKES;
+                let memory = TCP_CONNECTION_MEMORY * connections as u64;
                 (
-                    UNEXPECTED_BUDGET + set_aside + connections,
-                    MAX_TCP_CONNECTIONS.min(three_quarters),
+                    UNEXPECTED_BUDGET + set_aside + memory,
+                    connections.min(three_quarters),
                 )
             }
             Self::Udp => (UNEXPECTED_BUDGET / 2, 0),
         };
+        let after = self.limits_after();
         UsageLimits {
             memory: memory + OTHER_MEMORY,
-            descriptors: descriptors + LIMITS_AFTER.descriptors,
-            mappings: max_map_count.unwrap_or(65_530) / 4 + LIMITS_AFTER.mappings,
+            descriptors: descriptors + after.descriptors,
+            mappings: max_map_count.unwrap_or(65_530) / 4 + after.mappings,
         }
     }
 }

@@ -6,7 +6,6 @@ use super::ALL_AT_ONCE_PARTS;
 use super::provider::SiegeProvider;
 use super::server::PROGRESS_TIMEOUT;
 use super::slice::SliceOutcome;
-use super::usage::LIMITS_AFTER;
 use crate::table::format_cells;
 
 /// The goal for the 99th percentile, as a multiple of that of the quiet slice.
@@ -41,7 +40,7 @@ const COLUMNS: [(&str, usize); 11] = [
 
 /// Returns the heading of the table of a provider, with its limits.
 pub(super) fn heading(provider: SiegeProvider, attacks: usize, slice_time: Duration) -> String {
-    let limits = provider.limits();
+    let (limits, after) = (provider.limits(), provider.limits_after());
     let mebibytes = |bytes: u64| bytes >> 20;
     let all_at_once = match attacks {
         0 | 1 => String::new(),
@@ -65,9 +64,9 @@ pub(super) fn heading(provider: SiegeProvider, attacks: usize, slice_time: Durat
         mebibytes(limits.memory),
         limits.descriptors,
         limits.mappings,
-        mebibytes(LIMITS_AFTER.memory),
-        LIMITS_AFTER.descriptors,
-        LIMITS_AFTER.mappings,
+        mebibytes(after.memory),
+        after.descriptors,
+        after.mappings,
     )
 }
 

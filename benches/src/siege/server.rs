@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// keeps a receive from other peers for an eighth of it.
 pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The memory of the server's loans, in bytes.
-const LOAN_LIMIT: usize = 4 << 20;
+pub(super) const LOAN_LIMIT: usize = 4 << 20;
 /// Replies of this length or more are sent as loans over shared memory.
 const MIN_LOAN_LEN: usize = 16 << 10;
 /// Receives for tagged requests, each in a buffer for the longest request.

@@ -12,7 +12,7 @@ use super::client::{ClientReport, HonestClient};
 use super::message::RequestKind;
 use super::provider::SiegeProvider;
 use super::server::ServerStats;
-use super::usage::{LIMITS_AFTER, ProcessUsage, UsageLimits};
+use super::usage::{ProcessUsage, UsageLimits};
 use crate::options::RuntimeKind;
 use crate::peer_process::{ChildProcess, current_program};
 use crate::stop::Stop;
@@ -178,7 +178,7 @@ impl Siege {
         let after = self.wait_settled(quiet)?;
         let mut findings = find_losses(&clients);
         findings.extend(peak.excesses(quiet, self.limits));
-        for excess in after.excesses(quiet, LIMITS_AFTER) {
+        for excess in after.excesses(quiet, self.provider.limits_after()) {
             findings.push(format!("after the attack: {excess}"));
         }
         let new_client = HonestClient::connect(self.provider, &self.server.address);
@@ -248,7 +248,9 @@ impl Siege {
         let began = Instant::now();
         loop {
             let usage = self.server_usage()?;
-            let is_settled = usage.excesses(quiet, LIMITS_AFTER).is_empty();
+            let is_settled = usage
+                .excesses(quiet, self.provider.limits_after())
+                .is_empty();
             if is_settled || began.elapsed() >= SETTLE_TIMEOUT {
                 return Ok(usage);
             }

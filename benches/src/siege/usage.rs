@@ -28,7 +28,8 @@ pub(super) struct UsageLimits {
 
 /// What may remain after an attack, when the server has received or discarded what was left.
 /// Memory: the buffer pool keeps up to 52 MiB, and the allocator keeps free memory. Descriptors and
-/// mappings: those of threads that the library starts once, and of the allocator.
+/// mappings: those of threads that the library starts once, and of the allocator. Over `shm` the
+/// free chunks of the server's loans are added.
 pub(super) const LIMITS_AFTER: UsageLimits = UsageLimits {
     memory: 64 << 20,
     descriptors: 8,

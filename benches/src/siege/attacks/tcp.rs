@@ -81,17 +81,17 @@ pub(super) async fn attack(
             repeat_rounds(CONNECTIONS, actions, round).await
         }
         Attack::Connections => {
-            let held = Arc::new(HeldConnections::new(MAX_HELD_CONNECTIONS));
+            let held = Arc::new(OpenConnections::new(MAX_HELD_CONNECTIONS));
             let round = move |_| hold_connection(peer.clone(), held.clone());
             repeat_rounds(CONNECTIONS, actions, round).await
         }
         Attack::HeldMessages => {
-            let held = Arc::new(HeldConnections::new(MAX_HELD_CONNECTIONS));
+            let held = Arc::new(OpenConnections::new(MAX_HELD_CONNECTIONS));
             let round = move |_| hold_messages(peer.clone(), held.clone());
             repeat_rounds(CONNECTIONS, actions, round).await
         }
         Attack::HalfOpenHandshakes => {
-            let held = Arc::new(HeldConnections::new(HALF_OPEN_CONNECTIONS));
+            let held = Arc::new(OpenConnections::new(HALF_OPEN_CONNECTIONS));
             let round = move |_| half_open(peer.clone(), held.clone());
             repeat_rounds(CONNECTIONS, actions, round).await
         }
@@ -274,12 +274,12 @@ async fn send_unexpected(peer: Arc<RawPeer>) -> Result<()> {
 
 /// Connections that are held, the oldest first.
 #[derive(Debug)]
-struct HeldConnections {
+struct OpenConnections {
     limit: usize,
     streams: Mutex<VecDeque<TcpStream>>,
 }
 
-impl HeldConnections {
+impl OpenConnections {
     fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -301,14 +301,14 @@ impl HeldConnections {
 }
 
 /// Holds a connection that the server has accepted.
-async fn hold_connection(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()> {
+async fn hold_connection(peer: Arc<RawPeer>, held: Arc<OpenConnections>) -> Result<()> {
     held.push(peer.handshake().await?);
     peer.actions.add_one();
     Ok(())
 }
 
 /// Holds a connection that the server has accepted, with messages that no receive takes.
-async fn hold_messages(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()> {
+async fn hold_messages(peer: Arc<RawPeer>, held: Arc<OpenConnections>) -> Result<()> {
     let mut stream = peer.handshake().await?;
     let messages = encode_message(ATTACK_TAG, 64 << 10).repeat(3);
     // The server may read only a part of them.
@@ -319,7 +319,7 @@ async fn hold_messages(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result
 }
 
 /// Holds a connection with no request, or with half of one.
-async fn half_open(peer: Arc<RawPeer>, held: Arc<HeldConnections>) -> Result<()> {
+async fn half_open(peer: Arc<RawPeer>, held: Arc<OpenConnections>) -> Result<()> {
     let mut stream = peer.connect().await?;
     let round = peer.next_round();
     if round.is_multiple_of(2) {
