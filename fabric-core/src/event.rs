@@ -51,6 +51,23 @@ pub enum EventKind {
         /// Why the connection ended.
         reason: DownReason,
     },
+    /// A message of a peer was declined: no receive takes the message, and the budget for
+    /// unexpected messages has no room for it. The message waits in the connection, and with it all
+    /// further messages and sends of the peer, whatever their tags, until a receive takes the
+    /// message or buffered ones, or the program disconnects the peer. Reported once per connection;
+    /// [`EndpointStats::held_back`](crate::stats::EndpointStats::held_back) counts the connections
+    /// that wait.
+    PeerHeldBack {
+        /// The peer's name.
+        peer: Address,
+        /// The peer's handle in the address vector, if it has one.
+        source: Option<FiAddr>,
+        /// The length of the declined message, in bytes.
+        len: usize,
+        /// What buffered messages of the peer use of the budget, in bytes. If this is little, other
+        /// peers of the same source use the share of the source.
+        buffered: usize,
+    },
     /// A peer requests a connection to this passive endpoint (`FI_CONNREQ`). The passive endpoint
     /// itself returns the request to accept or reject.
     #[doc(alias = "FI_CONNREQ")]

@@ -27,6 +27,7 @@ mod acks;
 mod budget;
 mod claim;
 mod engine;
+mod held_back;
 mod lost;
 mod multi;
 mod partial;
@@ -51,6 +52,7 @@ use crate::op::{EpId, OpKey};
 use acks::UnsentAcks;
 use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
 use claim::{ClaimTable, Probes};
+use held_back::HeldBackPeers;
 use lost::OnLoss;
 use multi::{MatchResult, QueuedMultiRecvs};
 use partial::{PartialTarget, Reassembly, append_copy};
@@ -60,6 +62,7 @@ use peers::QueuePeers;
 pub use budget::PeerSource;
 pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
+pub use held_back::HeldBackPeer;
 pub use partial::PartialId;
 pub use peers::DiscardedMessages;
 pub use plain::{PlainRun, PlainSink};
@@ -91,6 +94,7 @@ pub struct RxQueue {
     peer_copies: PeerCopies,
     unsent_acks: UnsentAcks,
     budget: UnexpectedBudget,
+    held_back: HeldBackPeers,
     pool: Arc<BufferPool>,
 }
 
@@ -164,6 +168,7 @@ impl RxQueue {
             peer_copies: PeerCopies::default(),
             unsent_acks: UnsentAcks::default(),
             budget: UnexpectedBudget::new(budget),
+            held_back: HeldBackPeers::default(),
             pool,
         }
     }
@@ -361,7 +366,7 @@ impl RxQueue {
             message_cost(envelope.len)
         };
         if !self.make_room(engine, &envelope, cost) {
-            return self.decline();
+            return self.hold_back(&envelope);
         }
         let mut buffered = PooledBuf::empty(&self.pool);
         if peer_memory.is_none() {
@@ -411,6 +416,31 @@ impl RxQueue {
     fn decline(&self) -> bool {
         self.declined.set(true);
         false
+    }
+
+    /// Declines a message for which the budget has no room.
+    #[cold]
+    fn hold_back(&mut self, envelope: &Envelope) -> bool {
+        self.held_back.add(HeldBackPeer {
+            peer: envelope.peer,
+            len: envelope.len,
+            buffered: self.budget.used_by(envelope.peer),
+        });
+        self.decline()
+    }
+
+    /// Returns whether the budget has held back peers that no event has reported.
+    #[must_use]
+    #[inline]
+    pub fn has_held_back(&self) -> bool {
+        self.held_back.has_unreported()
+    }
+
+    /// Calls `report` with each peer that the budget has held back and that no event has reported.
+    /// `report` returns whether it has reported the peer. Each peer is reported once while it is
+    /// connected.
+    pub fn report_held_back(&mut self, report: impl FnMut(HeldBackPeer) -> bool) {
+        self.held_back.take_reported(report);
     }
 
     /// Cancels a receive or probe that no message has matched. Returns false when neither is

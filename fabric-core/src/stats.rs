@@ -88,6 +88,10 @@ pub struct EndpointStats {
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,
+    /// Connections whose next message waits now, because the budget for unexpected messages has no
+    /// room for it or its receive waits for room in a completion queue. See
+    /// [`EventKind::PeerHeldBack`](crate::event::EventKind::PeerHeldBack).
+    pub held_back: usize,
     /// Unexpected messages that wait for a receive now.
     pub unexpected: usize,
     /// Bytes of the budget that unexpected messages use now.
@@ -134,6 +138,7 @@ impl EndpointStats {
         self.discarded += other.discarded;
         self.inbound_refused += other.inbound_refused;
         self.peers += other.peers;
+        self.held_back += other.held_back;
         self.unexpected += other.unexpected;
         self.unexpected_bytes += other.unexpected_bytes;
     }
@@ -193,6 +198,7 @@ mod tests {
             discarded: count,
             inbound_refused: count,
             peers: load,
+            held_back: load,
             unexpected: load,
             unexpected_bytes: load,
         }

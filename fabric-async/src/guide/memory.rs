@@ -264,7 +264,9 @@
 //!
 //! * Everything behind the message in its ring waits too, even a message that a posted receive
 //!   accepts. A program that waits for tag 2 while a sender floods tag 1 beyond the budget waits
-//!   for ever. Post receives for what peers may send, or agree on limits.
+//!   for ever. Post receives for what peers may send, or agree on limits. The event
+//!   [`EventKind::PeerHeldBack`] names such a peer, once per connection, and
+//!   [`EndpointStats::held_back`] counts the connections that wait now.
 //! * Posting a receive that accepts the message takes it out of the ring. A
 //!   [probe](Endpoint::probe) finds the message; a message that a probe has found is buffered
 //!   beyond the budget, unless another one beyond the budget is buffered.

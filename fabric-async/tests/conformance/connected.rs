@@ -33,12 +33,16 @@ async fn wait_for_unexpected(side: &MsgEndpointFixture, count: usize) {
 }
 
 async fn shutdown_reason(side: &mut MsgEndpointFixture) -> DownReason {
-    match side.domain_fixture.next_other_event().await {
-        EventKind::Shutdown { peer, reason } => {
-            assert_eq!(&peer, side.ep.peer());
-            reason
+    loop {
+        match side.domain_fixture.next_other_event().await {
+            EventKind::Shutdown { peer, reason } => {
+                assert_eq!(&peer, side.ep.peer());
+                return reason;
+            }
+            // Messages of the peer waited for a receive.
+            EventKind::PeerHeldBack { peer, .. } => assert_eq!(&peer, side.ep.peer()),
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use fabric_async::{Address, DownReason, Error, Event, EventKind};
 
+use futures_util::future::join_all;
+
 use crate::endpoint_fixture::{
     ENDPOINT_CONTEXT, EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with,
 };
@@ -449,6 +451,53 @@ pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Se
         );
         receiver.await.unwrap();
         b.ep.address_vector().remove(to_a).unwrap();
+    }
+}
+
+/// A peer that sends more than the budget for unexpected messages is reported once, and counted as
+/// long as its messages wait.
+pub(crate) async fn held_back_peer_is_reported_once(setup: Setup) {
+    const LEN: usize = 1 << 20;
+    let setup = setup.single_copy_threshold(usize::MAX);
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let mut reported = Vec::new();
+    for _ in 0..2 {
+        let sends = (0..12).map(|_| a.ep.send(to_b, vec![7; LEN]).tag(9).start().unwrap());
+        let sending = join_all(sends.collect::<Vec<_>>());
+        let receiving = async {
+            while b.ep.stats().held_back == 0 {
+                b.domain.progress();
+                let_other_tasks_run().await;
+            }
+            assert_eq!(b.ep.stats().held_back, 1);
+            for _ in 0..12 {
+                assert_eq!(b.ep.recv().tag(9).await.unwrap()[..], [7; LEN]);
+            }
+            assert_eq!(b.ep.stats().held_back, 0);
+        };
+        let (sent, ()) = tokio::join!(sending, receiving);
+        sent.into_iter().for_each(|sent| drop(sent.unwrap()));
+        reported.extend(std::iter::from_fn(|| b.eq.try_read()).filter_map(held_back));
+    }
+    let [(peer, len, buffered)] = &reported[..] else {
+        panic!("{reported:?}");
+    };
+    assert_eq!((peer, *len), (a.ep.name(), LEN));
+    // A peer alone may use seven sixteenths of the budget of 16 MiB.
+    assert!((6 << 20..=7 << 20).contains(buffered), "{buffered}");
+}
+
+/// Returns the name of the peer that the event reports as held back, the length of its message, and
+/// what it uses of the budget.
+fn held_back(event: Event) -> Option<(Address, usize, usize)> {
+    match event.kind {
+        EventKind::PeerHeldBack {
+            peer,
+            len,
+            buffered,
+            ..
+        } => Some((peer, len, buffered)),
+        _ => None,
     }
 }
 

@@ -93,7 +93,7 @@ async fn recv_until_peer_down(
                     assert_eq!(reason, DownReason::Died);
                     down += 1;
                 }
-                EventKind::PeerConnected { .. } => {}
+                EventKind::PeerConnected { .. } | EventKind::PeerHeldBack { .. } => {}
                 other => panic!("{other:?}"),
             },
             message = shared.recv() => match message {

@@ -197,8 +197,12 @@ impl RxQueue {
             {
                 None
             }
-            MatchResult::Blocked | MatchResult::NoReceive => {
+            MatchResult::Blocked => {
                 self.decline();
+                return None;
+            }
+            MatchResult::NoReceive => {
+                self.hold_back(&envelope);
                 return None;
             }
         };

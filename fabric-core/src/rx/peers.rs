@@ -244,6 +244,7 @@ impl RxQueue {
     pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name, &self.budget);
         self.budget.on_disconnect(peer);
+        self.held_back.remove(peer);
     }
 
     /// Sets the source of a connected peer that the program has not inserted. The peers of one

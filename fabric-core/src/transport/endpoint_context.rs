@@ -239,6 +239,37 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.release_sender(peer, bytes);
     }
 
+    /// Returns whether the budget has held back peers that no event has reported.
+    #[must_use]
+    #[inline]
+    pub fn has_held_back(&self) -> bool {
+        self.rx.has_held_back()
+    }
+
+    /// Reports the peers that the budget has held back
+    /// ([`EventKind::PeerHeldBack`]), each once while it is connected. `peer_of` returns the name
+    /// and the handle of a peer; `None` for a peer of another endpoint that shares the queue.
+    pub fn report_held_back(
+        &mut self,
+        mut peer_of: impl FnMut(PeerKey) -> Option<(Address, Option<FiAddr>)>,
+    ) {
+        let (engine, ep) = (&mut *self.engine, self.ep);
+        self.rx.report_held_back(|held_back| {
+            let Some((peer, source)) = peer_of(held_back.peer) else {
+                return false;
+            };
+            let (len, buffered) = (held_back.len, held_back.buffered);
+            let kind = EventKind::PeerHeldBack {
+                peer,
+                source,
+                len,
+                buffered,
+            };
+            engine.event(ep, kind);
+            true
+        });
+    }
+
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {

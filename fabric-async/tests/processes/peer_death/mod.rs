@@ -82,7 +82,9 @@ impl Survivor {
                 EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(prefix) => {
                     return reason;
                 }
-                EventKind::PeerConnected { .. } | EventKind::PeerDown { .. } => {}
+                EventKind::PeerConnected { .. }
+                | EventKind::PeerDown { .. }
+                | EventKind::PeerHeldBack { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

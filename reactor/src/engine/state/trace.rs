@@ -98,6 +98,17 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
                 "inbound connection refused"
             );
         }
+        EventKind::PeerHeldBack {
+            peer,
+            len,
+            buffered,
+            ..
+        } => {
+            tracing::info!(
+                target: "fabric::connection", endpoint, %peer, len, buffered,
+                "peer held back: no receive and no room for its message"
+            );
+        }
         EventKind::MessagesDiscarded {
             peer,
             peers,

@@ -40,6 +40,10 @@ pub(crate) struct HeldRxConnections {
 }
 
 impl HeldRxConnections {
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()

@@ -344,6 +344,11 @@ impl RxConnections {
 
     // ---- held connections
 
+    /// Returns the number of held connections.
+    pub(crate) fn held_count(&self) -> usize {
+        self.held.len()
+    }
+
     /// Returns whether any connection is held.
     #[inline]
     pub(crate) fn has_held(&self) -> bool {

@@ -352,6 +352,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             stats.peers += 1;
         }
         stats.inbound_refused += self.rx_limits.refused();
+        stats.held_back += self.rx_connections.held_count();
     }
 
     fn describe(&self) -> String {

@@ -125,6 +125,9 @@ impl ShmEndpoint {
         };
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
         pass.poll_connections(connections, ctx);
+        if pass.message_held && ctx.has_held_back() {
+            self.report_held_back(ctx);
+        }
         if self.message_held != pass.message_held {
             self.message_held = pass.message_held;
             self.update_post_reports(ctx);
@@ -138,6 +141,16 @@ impl ShmEndpoint {
             pass.moved += 1;
         }
         pass
+    }
+
+    /// Reports the peers that the budget has held back.
+    #[cold]
+    fn report_held_back(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        ctx.report_held_back(|key| {
+            let rx_index = self.rx_connections.index_of(key)?;
+            let peer = self.rx_connections.get(rx_index)?;
+            Some((peer.peer_address.clone(), peer.source))
+        });
     }
 
     /// Ends the connections that have violated the protocol, and removes all connections that a

@@ -243,6 +243,9 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 self.connections.deactivate(position);
             }
         }
+        if ctx.has_held_back() {
+            self.report_held_back(ctx);
+        }
         moved
     }
 
@@ -319,6 +322,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         stats.zero_copy += self.zero_copy;
         stats.zero_copy_fallbacks += self.zero_copy_fallbacks;
         stats.inbound_refused += self.connections.refused();
+        stats.held_back += self.connections.held_count();
     }
 
     fn describe(&self) -> String {

@@ -428,6 +428,11 @@ impl Connections {
         Some((connection, received))
     }
 
+    /// Returns how many connections hold messages.
+    pub(super) fn held_count(&self) -> usize {
+        self.held.len()
+    }
+
     /// Returns the connection that is to be tried next, of those that hold messages, if it is due.
     pub(super) fn next_due(&self, changes: u64) -> Option<usize> {
         let (held_at, index) = *self.held.first()?;

@@ -58,6 +58,17 @@ impl TcpEndpoint {
         connection_index
     }
 
+    /// Reports the peers that the budget has held back.
+    #[cold]
+    pub(super) fn report_held_back(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        ctx.report_held_back(|key| {
+            let connection_index = self.connections.with_key(key)?;
+            let connection = self.connections.established(connection_index)?;
+            let name = self.peers[connection.peer].address.clone();
+            Some((name, connection.source))
+        });
+    }
+
     /// Closes a connection that has ended, after everything that it received was taken.
     pub(super) fn close_connection(
         &mut self,
