@@ -104,8 +104,8 @@
 //! * Every threading hint is accepted and served as `FI_THREAD_SAFE`: there is one thread model,
 //!   [`Shared`], whose handles are `Send + Sync`, and no lock is omitted.
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
-//! * `control_progress` is negotiated, but `data_progress` decides for both.
-//! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress.
+//! * Automatic control progress is granted with automatic data progress only
+//!   ([`progress`](super::progress)).
 //! * No open is refused because of the object counts `cq_cnt`, `ep_cnt`, `tx_ctx_cnt`,
 //!   `rx_ctx_cnt`, `cntr_cnt` and `mr_cnt`. [`discover`](discover()) refuses a `cntr_cnt` or
 //!   `mr_cnt` above the offer.

@@ -15,8 +15,19 @@
 //! | cost | none beyond your threads | one thread per domain, asleep when idle |
 //!
 //! [`Progress::ControlUnified`] is accepted in hints and served as manual progress.
-//! `control_progress` has no effect: a domain with manual data progress also has manual control
-//! progress.
+//!
+//! libfabric distinguishes *control* progress (connections, address vectors, memory registration)
+//! from *data* progress. Here the same passes make both, so automatic control progress is granted
+//! with automatic data progress only:
+//!
+//! | control asked | data asked | granted control, data | what makes progress on both |
+//! |---|---|---|---|
+//! | `Auto` | any | `Auto`, `Auto` | the thread of the domain, and every poll |
+//! | `Manual` or `ControlUnified` | `Auto` | as asked | the same |
+//! | `Manual` or `ControlUnified` | `Manual` or `ControlUnified` | as asked | every poll, and the task on your runtime |
+//!
+//! An [`Info`] that was changed to automatic control progress without automatic data progress opens
+//! no domain ([`Error::Invalid`]).
 //!
 //! # Polls make progress
 //!

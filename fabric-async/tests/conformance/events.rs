@@ -1,6 +1,6 @@
 //! Event queues: peers that connect and disconnect, and failures of operations that no task awaits.
 
-use fabric_async::{Address, DownReason, Error, Event, EventKind};
+use fabric_async::{Address, DownReason, Error, Event, EventKind, Progress};
 
 use futures_util::future::join_all;
 
@@ -24,6 +24,21 @@ fn assert_peer_unavailable(error: &Error, name: &Address) {
 
 fn is_peer_connected(event: Event, fixture: &EndpointFixture) -> bool {
     matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *fixture.ep.name())
+}
+
+/// A program that asks for automatic control progress and manual data progress, and makes no call:
+/// a peer connects and its message is received.
+pub(crate) async fn automatic_control_progress_needs_no_calls(setup: Setup) {
+    let automatic = setup.automatic_control_progress();
+    let (a, b) = (setup.open_endpoint().await, automatic.open_endpoint().await);
+    let granted = (b.info.domain.control_progress, b.info.domain.data_progress);
+    assert_eq!(granted, (Progress::Auto, Progress::Auto));
+    let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
+    a.ep.send(to_b, "hello").await.unwrap();
+    // Statistics make no progress.
+    while b.ep.stats().unexpected == 0 {
+        let_other_tasks_run().await;
+    }
 }
 
 /// A program that reads its event queue only, and neither waits nor reads completions.

@@ -272,6 +272,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     events {
         event_queue_reads_make_progress: ANY_EP_TYPE,
+        automatic_control_progress_needs_no_calls: MSG,
         send_succeeds_when_receiver_closes_after_receiving: MSG,
         held_back_peer_is_reported_once: DIRECTED,
         disconnect_discards_the_messages_of_a_peer: DIRECTED,

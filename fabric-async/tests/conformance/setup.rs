@@ -41,6 +41,8 @@ pub(crate) struct Setup {
     provider_chain: Option<&'static str>,
     /// Worker threads of the runtime; `None` is a current-thread runtime.
     worker_threads: Option<usize>,
+    /// Control progress in the hints, if it differs from `progress`.
+    control_progress: Option<Progress>,
 }
 
 /// Runs a scenario.
@@ -88,6 +90,15 @@ impl Setup {
             zero_copy: false,
             provider_chain: None,
             worker_threads: None,
+            control_progress: None,
+        }
+    }
+
+    /// Asks for automatic control progress, whatever the setup asks for data.
+    pub(crate) fn automatic_control_progress(self) -> Self {
+        Self {
+            control_progress: Some(Progress::Auto),
+            ..self
         }
     }
 
@@ -193,9 +204,10 @@ impl Setup {
 
     /// Returns the hints of every discovery.
     pub(crate) fn hints(&self) -> Hints {
-        Hints::new()
+        let hints = Hints::new()
             .provider(self.provider_chain.unwrap_or(self.provider))
-            .progress(self.progress)
+            .progress(self.progress);
+        hints.control_progress(self.control_progress.unwrap_or(self.progress))
     }
 
     fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {

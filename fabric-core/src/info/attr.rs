@@ -70,7 +70,8 @@ pub struct DomainAttr {
     /// Which calls the application serializes.
     pub threading: Threading,
     /// Whether the provider or the application makes progress on control operations: address
-    /// vectors, memory registration, connections.
+    /// vectors, memory registration, connections. Automatic control progress is granted with
+    /// automatic data progress only.
     pub control_progress: Progress,
     /// Whether the provider or the application makes progress on data transfers. In 2.x one field
     /// holds both.

@@ -8,7 +8,7 @@
 
 use crate::flags::{Caps, Mode, MrMode};
 
-use super::{EpType, Hints, Info, mr_mode};
+use super::{EpType, Hints, Info, Progress, mr_mode};
 
 /// Returns the offer, adjusted to hints that it satisfies.
 pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
@@ -61,6 +61,10 @@ fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
     set_from_hint(&mut domain.threading, hints.threading);
     set_from_hint(&mut domain.control_progress, hints.control_progress);
     set_from_hint(&mut domain.data_progress, hints.data_progress);
+    if domain.control_progress == Progress::Auto {
+        // The thread that makes progress on control operations makes progress on data too.
+        domain.data_progress = offer.domain.data_progress;
+    }
     domain.av_type = hints.av_type.or(domain.av_type);
     domain.mr_mode = mr_mode::granted(hints, offer, caps);
     domain.tclass = hints.tclass.or(domain.tclass);

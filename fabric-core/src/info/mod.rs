@@ -137,7 +137,8 @@ impl Info {
 /// Checks that a domain may be opened from `info` in a fabric of this provider and name.
 ///
 /// # Errors
-/// [`Error::Invalid`] when `info` describes another provider or another fabric.
+/// [`Error::Invalid`] when `info` describes another provider or another fabric, or was changed to
+/// automatic control progress without automatic data progress.
 pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()> {
     let differs = |what: &str, of_info: &str, opened: &str| Error::Invalid {
         what: "info",
@@ -151,6 +152,13 @@ pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()>
     }
     if info.fabric.name != fabric {
         return Err(differs("fabric", &info.fabric.name, fabric));
+    }
+    let domain = &info.domain;
+    if domain.control_progress == Progress::Auto && domain.data_progress != Progress::Auto {
+        return Err(Error::Invalid {
+            what: "data_progress",
+            why: "a domain with automatic control progress has automatic data progress".into(),
+        });
     }
     Ok(())
 }
@@ -171,6 +179,43 @@ mod tests {
             assert!(matches!(error, Error::Invalid { what: "info", .. }));
             assert!(error.to_string().contains(what), "{error}");
             assert_eq!(error.errno(), 22);
+        }
+    }
+
+    #[test]
+    fn automatic_control_progress_is_granted_with_data() {
+        use Progress::{Auto, ControlUnified, Manual};
+        let offers = Info::template("p", "f", "d").for_both_progress_models();
+        for (control, data, granted) in [
+            (None, None, (Manual, Manual)),
+            (None, Some(Auto), (Auto, Auto)),
+            (Some(Auto), None, (Auto, Auto)),
+            (Some(Auto), Some(Auto), (Auto, Auto)),
+            (Some(Auto), Some(Manual), (Auto, Auto)),
+            (Some(Auto), Some(ControlUnified), (Auto, Auto)),
+            (Some(Manual), Some(Auto), (Manual, Auto)),
+            (Some(Manual), Some(Manual), (Manual, Manual)),
+            (Some(ControlUnified), Some(Auto), (ControlUnified, Auto)),
+            (
+                Some(ControlUnified),
+                Some(ControlUnified),
+                (ControlUnified, ControlUnified),
+            ),
+        ] {
+            let mut hints = Hints::new();
+            if let Some(control) = control {
+                hints = hints.control_progress(control);
+            }
+            if let Some(data) = data {
+                hints = hints.data_progress(data);
+            }
+            let mut info = select(&hints, &offers).unwrap().swap_remove(0);
+            let (of_control, of_data) = (info.domain.control_progress, info.domain.data_progress);
+            assert_eq!((of_control, of_data), granted, "{control:?} {data:?}");
+            assert_eq!(check_domain(("p", "f"), &info), Ok(()));
+            (info.domain.control_progress, info.domain.data_progress) = (Auto, Manual);
+            let error = check_domain(("p", "f"), &info).unwrap_err();
+            assert!(error.to_string().contains("data_progress"), "{error}");
         }
     }
 

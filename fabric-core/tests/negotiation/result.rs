@@ -17,9 +17,10 @@ fn all_api_1_17_values_are_accepted() {
     offer.domain.data_progress = Progress::Auto;
     offer.domain.av_type = Some(AvType::Table);
     for threading in Threading::ALL {
-        for (control, data) in [
-            (Progress::Auto, Progress::Manual),
-            (Progress::Manual, Progress::Auto),
+        for (control, data, granted_data) in [
+            // One thread makes progress on both.
+            (Progress::Auto, Progress::Manual, Progress::Auto),
+            (Progress::Manual, Progress::Auto, Progress::Auto),
         ] {
             for (mr_mode, av_type) in [
                 (MrMode::BASIC, AvType::Map),
@@ -38,7 +39,7 @@ fn all_api_1_17_values_are_accepted() {
                 let domain = negotiate(&hints, &offer).unwrap().domain;
                 assert_eq!(
                     (domain.control_progress, domain.data_progress),
-                    (control, data)
+                    (control, granted_data)
                 );
                 assert_eq!(
                     (domain.threading, domain.av_type),
