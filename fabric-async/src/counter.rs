@@ -42,7 +42,7 @@ pub(crate) struct CounterInner {
 
 impl<M: ThreadModel> Counter<M> {
     pub(crate) fn open(domain: &Domain<M>) -> Result<Self> {
-        domain.inner.node.check_open()?;
+        domain.inner.node.check_room(Class::Counter)?;
         let node = ObjectNode::new(Class::Counter, Some(domain.inner.node.clone()));
         let inner = CounterInner {
             node,

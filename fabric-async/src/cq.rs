@@ -59,7 +59,7 @@ pub(crate) struct CqInner {
 
 impl<M: ThreadModel> CompletionQueue<M> {
     pub(crate) fn open(domain: &Domain<M>, capacity: usize) -> Result<Self> {
-        domain.inner.node.check_open()?;
+        domain.inner.node.check_room(Class::CompletionQueue)?;
         if !(1..=MAX_CQ_CAPACITY).contains(&capacity) {
             let why = format!("{capacity} is not within 1 to {MAX_CQ_CAPACITY}");
             return Err(Error::Invalid {

@@ -11,7 +11,7 @@ use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, SocketIo, WaitPolicy};
-use fabric_core::tree::{Children, Class, ObjectNode};
+use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitFd;
@@ -245,7 +245,14 @@ impl<'a> DomainBuilder<'a> {
             });
         }
         let provider = self.fabric.inner.transport;
-        let node = ObjectNode::new(class, Some(self.fabric.inner.node.clone()));
+        let attr = &self.info.domain;
+        let limits = ChildLimits::NONE
+            .with(Class::Endpoint, attr.ep_cnt)
+            .with(Class::CompletionQueue, attr.cq_cnt)
+            .with(Class::Counter, attr.cntr_cnt)
+            .with(Class::MemoryRegion, attr.mr_cnt);
+        let parent = Some(self.fabric.inner.node.clone());
+        let node = ObjectNode::with_limits(class, parent, limits);
         let name = format!("{}-{}", provider.name(), node.id());
         let engine = reactor::DomainHandle::open(provider, self.info, &self.config, &name)?;
         if self.driven_by_event_loop {
@@ -297,7 +304,8 @@ impl<M: ThreadModel> Domain<M> {
     /// Opens a completion queue for up to `capacity` completions (`fi_cq_open`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the capacity is 0 or above 2^20; [`Error::Closed`].
+    /// [`Error::Invalid`] when the capacity is 0 or above 2^20; [`Error::TooMany`] when the domain
+    /// has `cq_cnt` queues; [`Error::Closed`].
     #[doc(alias = "fi_cq_open")]
     pub fn completion_queue(&self, capacity: usize) -> Result<CompletionQueue<M>> {
         CompletionQueue::open(self, capacity)
@@ -332,7 +340,7 @@ impl<M: ThreadModel> Domain<M> {
     /// Opens a counter (`fi_cntr_open`).
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::TooMany`] when the domain has `cntr_cnt` counters; [`Error::Closed`].
     #[doc(alias = "fi_cntr_open")]
     pub fn counter(&self) -> Result<Counter<M>> {
         Counter::open(self)
@@ -353,8 +361,7 @@ impl<M: ThreadModel> Domain<M> {
     /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
     /// descriptors or memory (all of the memory is reserved at once, and a length above the
     /// machine's available memory is refused); [`Error::NotSupported`] when the provider has no
-    /// memory regions;
-    /// [`Error::Closed`].
+    /// memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::open(self, len, access, None, Allocated)
     }
@@ -404,7 +411,8 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the
-    /// key is in use; [`Error::BadFlags`] when `access` is empty; [`Error::Closed`].
+    /// key is in use; [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the domain
+    /// has `mr_cnt` regions; [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
     pub fn register<B: IoBufMut + FlatBuf>(
         &self,

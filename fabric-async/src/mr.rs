@@ -74,6 +74,7 @@ impl MrRegistration {
         access: Access,
         key: Option<u64>,
     ) -> Result<Box<Self>> {
+        domain.node.check_room(Class::MemoryRegion)?;
         let node = ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone()));
         let (len, address) = (memory.len() as u64, memory.address());
         // Whether peers address memory of this domain by virtual address.

@@ -138,8 +138,8 @@ pub enum Error {
         /// The capacity of the buffer in bytes.
         capacity: usize,
     },
-    /// More elements than the provider or endpoint allows, such as buffers of a message.
-    /// `FI_EMSGSIZE`.
+    /// More elements than allowed: buffers of a message, connections of peers, or objects of a
+    /// domain. `FI_EMSGSIZE`.
     #[error("{count} {what} exceed the limit of {limit}")]
     TooMany {
         /// What is too many, in the plural.

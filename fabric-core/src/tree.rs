@@ -55,20 +55,28 @@ impl Class {
     ];
 }
 
+impl Class {
+    /// Returns the name of the class in the plural.
+    const fn plural(self) -> &'static str {
+        match self {
+            Self::Fabric => "fabrics",
+            Self::Domain => "domains",
+            Self::Endpoint => "endpoints",
+            Self::CompletionQueue => "completion queues",
+            Self::EventQueue => "event queues",
+            Self::AddressVector => "address vectors",
+            Self::MemoryRegion => "memory regions",
+            Self::Counter => "counters",
+            Self::SharedReceive => "shared receive contexts",
+            Self::PassiveEndpoint => "passive endpoints",
+        }
+    }
+}
+
 impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fabric => "fabric",
-            Self::Domain => "domain",
-            Self::Endpoint => "endpoint",
-            Self::CompletionQueue => "completion queue",
-            Self::EventQueue => "event queue",
-            Self::AddressVector => "address vector",
-            Self::MemoryRegion => "memory region",
-            Self::Counter => "counter",
-            Self::SharedReceive => "shared receive context",
-            Self::PassiveEndpoint => "passive endpoint",
-        })
+        let plural = self.plural();
+        f.write_str(&plural[..plural.len() - 1])
     }
 }
 
@@ -103,11 +111,10 @@ impl fmt::Display for Children {
         for class in Class::ALL {
             let count = self.of(class);
             if count > 0 {
-                write!(
-                    f,
-                    "{separator}{count} {class}{}",
-                    if count == 1 { "" } else { "s" }
-                )?;
+                match count {
+                    1 => write!(f, "{separator}1 {class}")?,
+                    _ => write!(f, "{separator}{count} {}", class.plural())?,
+                }
                 separator = ", ";
             }
         }
@@ -116,6 +123,32 @@ impl fmt::Display for Children {
         } else {
             Ok(())
         }
+    }
+}
+
+/// The highest numbers of children that an object may have, by class.
+#[derive(Clone, Copy, Debug)]
+pub struct ChildLimits([usize; Class::ALL.len()]);
+
+impl ChildLimits {
+    /// Any number of children of each class.
+    pub const NONE: Self = Self([usize::MAX; Class::ALL.len()]);
+
+    /// Sets the limit of a class.
+    #[must_use]
+    pub fn with(mut self, class: Class, limit: usize) -> Self {
+        self.0[class as usize] = limit;
+        self
+    }
+
+    /// Checks a number of children of a class.
+    fn check(&self, class: Class, count: usize) -> Result<()> {
+        let limit = self.0[class as usize];
+        if count <= limit {
+            return Ok(());
+        }
+        let what = class.plural();
+        Err(Error::TooMany { what, count, limit })
     }
 }
 
@@ -128,6 +161,8 @@ pub struct ObjectNode {
     /// The number of children and users of each class, at the index of the class in
     /// [`Class::ALL`].
     children: [AtomicU32; Class::ALL.len()],
+    /// The highest permitted number of children of each class.
+    limits: ChildLimits,
     /// Whether the parent counts this object.
     attached: AtomicBool,
     closed: AtomicBool,
@@ -140,11 +175,22 @@ impl ObjectNode {
     /// [`ObjectNode::attach_to_parent`].
     #[must_use]
     pub fn new(class: Class, parent: Option<Arc<ObjectNode>>) -> Arc<Self> {
+        Self::with_limits(class, parent, ChildLimits::NONE)
+    }
+
+    /// As [`new`](Self::new), for an object with limits of its children.
+    #[must_use]
+    pub fn with_limits(
+        class: Class,
+        parent: Option<Arc<ObjectNode>>,
+        limits: ChildLimits,
+    ) -> Arc<Self> {
         Arc::new(Self {
             class,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             parent,
             children: Default::default(),
+            limits,
             attached: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
@@ -155,19 +201,33 @@ impl ObjectNode {
     /// The last step of the creation of an object, so that a failed creation leaves no count.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the parent is closed.
+    /// [`Error::Closed`] when the parent is closed; [`Error::TooMany`] when the parent has as many
+    /// children of this class as it may have.
     pub fn attach_to_parent(&self) -> Result<()> {
         if let Some(parent) = &self.parent
             && !self.attached.swap(true, Ordering::AcqRel)
         {
-            parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
+            let before = parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
             // SYNC: pairs with `close`: either `close` sees the count, or this load sees `closed`.
-            if parent.closed.load(Ordering::SeqCst) {
+            let checked = parent.check_open();
+            let checked = checked.and(parent.limits.check(self.class, before as usize + 1));
+            if checked.is_err() {
                 self.detach_from_parent();
-                return Err(Error::Closed(parent.class));
             }
+            return checked;
         }
         Ok(())
+    }
+
+    /// Checks, before the creation of a child, that the object is open and may have another child
+    /// of this class. [`attach_to_parent`](Self::attach_to_parent) decides.
+    ///
+    /// # Errors
+    /// As [`attach_to_parent`](Self::attach_to_parent).
+    pub fn check_room(&self, class: Class) -> Result<()> {
+        self.check_open()?;
+        let count = self.children[class as usize].load(Ordering::SeqCst);
+        self.limits.check(class, count as usize + 1)
     }
 
     /// Closes the object and detaches it from its parent. A closed object accepts no children.
@@ -272,6 +332,31 @@ impl Drop for DependencyGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn children_beyond_a_limit_are_refused() {
+        let limits = ChildLimits::NONE.with(Class::Counter, 2);
+        let domain = ObjectNode::with_limits(Class::Domain, None, limits);
+        let child = |class| {
+            let node = ObjectNode::new(class, Some(domain.clone()));
+            node.attach_to_parent().map(|()| node)
+        };
+        let counters = [(); 2].map(|()| child(Class::Counter).unwrap());
+        for refused in [
+            child(Class::Counter).map(drop),
+            domain.check_room(Class::Counter),
+        ] {
+            assert_eq!(
+                refused.unwrap_err().to_string(),
+                "3 counters exceed the limit of 2"
+            );
+        }
+        assert!(child(Class::Endpoint).is_ok());
+        counters[0].close().unwrap();
+        assert_eq!(domain.children().of(Class::Counter), 1);
+        domain.check_room(Class::Counter).unwrap();
+        assert!(child(Class::Counter).is_ok());
+    }
 
     #[test]
     fn close_of_object_with_children_fails_and_counts_them() {

@@ -248,7 +248,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// info asks for one; [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::Invalid`] when
     /// a size of the info is out of range, or the address vector is not that of the shared receive
     /// context, or the type is `FI_EP_MSG`, which is opened with [`connect`](Self::connect) or
-    /// [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
+    /// [`accept`](Self::accept); [`Error::TooMany`] when the domain has `ep_cnt` endpoints;
+    /// [`Error::Closed`]; [`Error::Os`].
     #[doc(alias = "fi_enable")]
     pub fn enable(self) -> Result<Endpoint<M>> {
         if self.info.ep.ep_type == EpType::Msg {
@@ -301,7 +302,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
         check_size("receive size", self.info.rx.size)?;
         let domain = &self.domain.inner;
-        domain.node.check_open()?;
+        domain.node.check_room(Class::Endpoint)?;
         let node = ObjectNode::new(self.class, Some(domain.node.clone()));
         let bound = Bindings {
             object_id: node.id(),

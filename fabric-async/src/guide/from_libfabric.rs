@@ -106,9 +106,9 @@
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * Automatic control progress is granted with automatic data progress only
 //!   ([`progress`](super::progress)).
-//! * No open is refused because of the object counts `cq_cnt`, `ep_cnt`, `tx_ctx_cnt`,
-//!   `rx_ctx_cnt`, `cntr_cnt` and `mr_cnt`. [`discover`](discover()) refuses a `cntr_cnt` or
-//!   `mr_cnt` above the offer.
+//! * The counts `cq_cnt`, `ep_cnt`, `cntr_cnt` and `mr_cnt` of the info that a domain was opened
+//!   with are limits: creating more fails with [`Error::TooMany`]. The providers offer `usize::MAX`,
+//!   no limit. `tx_ctx_cnt` and `rx_ctx_cnt` are recommendations.
 //! * A connected endpoint exists only once it is connected, so no operation can be posted before.
 //!   An error never disables a connectionless endpoint.
 //! * `shm` lacks `FI_ORDER_WAS` and `FI_ORDER_RAS`, which libfabric's provider `shm` has.

@@ -5,6 +5,54 @@ use fabric_async::{Access, Address, Caps, Class, CounterBind, CqBind, Error, FiA
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::setup::Setup;
 
+/// The counts of the info that a domain was opened with are limits, and the offer has none.
+pub(crate) async fn objects_beyond_the_counts_are_refused(setup: Setup) {
+    let (fabric, mut info) = setup.fabric().await;
+    let offered = &info.domain;
+    let counts = [offered.cq_cnt, offered.ep_cnt, offered.cntr_cnt];
+    assert_eq!(counts, [usize::MAX; 3]);
+    info.domain.cq_cnt = 2;
+    info.domain.ep_cnt = 1;
+    info.domain.cntr_cnt = 0;
+    info.domain.mr_cnt = info.domain.mr_cnt.min(1);
+    let domain = fabric
+        .domain_builder(&info)
+        .wait_policy(setup.wait_policy)
+        .socket_io(setup.socket_io)
+        .open()
+        .unwrap();
+    let av = domain.address_vector().unwrap();
+    let queues = [(); 2].map(|()| domain.completion_queue(8).unwrap());
+    let bound = CqBind::TRANSMIT | CqBind::RECV;
+    let open_endpoint = || {
+        let ep = domain.endpoint(&info).unwrap();
+        ep.bind_cq(&queues[0], bound)?.bind_av(&av)?.enable()
+    };
+    let ep = open_endpoint().unwrap();
+    let mut refused = vec![
+        (domain.completion_queue(8).err(), "3 completion queues"),
+        (domain.counter().err(), "1 counters"),
+        (open_endpoint().err(), "2 endpoints"),
+    ];
+    if setup.offers(Caps::RMA).await {
+        let region = || domain.alloc(64, Access::REMOTE_READ);
+        let first = region().unwrap();
+        refused.push((region().err(), "2 memory regions"));
+        drop(first);
+        region().unwrap();
+    }
+    for (error, what) in refused {
+        let error = error.expect(what);
+        assert!(matches!(error, Error::TooMany { .. }), "{error}");
+        assert!(error.to_string().starts_with(what), "{error}");
+    }
+    // A closed object makes room.
+    ep.close().unwrap();
+    let ep = open_endpoint().unwrap();
+    assert_eq!(domain.children().of(Class::Endpoint), 1);
+    drop(ep);
+}
+
 pub(crate) async fn busy_domain_reports_open_children(setup: Setup) {
     let EndpointFixture {
         ep,

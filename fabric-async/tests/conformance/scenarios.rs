@@ -519,6 +519,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     objects {
         busy_domain_reports_open_children: ANY_EP_TYPE,
+        objects_beyond_the_counts_are_refused: ANY_EP_TYPE,
         queues_and_avs_are_busy_while_bound: ANY_EP_TYPE,
         closing_an_endpoint_closes_all_clones: ANY_EP_TYPE,
         close_releases_bindings_despite_clones: ANY_EP_TYPE,

@@ -88,9 +88,11 @@ pub struct DomainAttr {
     pub mr_key_size: usize,
     /// Size of the remote completion data of a transfer in bytes; 0 for none, else 4 or more.
     pub cq_data_size: usize,
-    /// Number of completion queues that the domain serves well.
+    /// Number of completion queues that the domain may have; `usize::MAX` is no limit. A program
+    /// may lower this limit, and those of endpoints, counters and regions, before it opens the
+    /// domain: creating more fails with [`Error::TooMany`](crate::Error::TooMany).
     pub cq_cnt: usize,
-    /// Number of endpoints that can be addressed.
+    /// Number of endpoints that the domain may have; `usize::MAX` is no limit.
     pub ep_cnt: usize,
     /// Number of transmit contexts that work in parallel; further contexts share resources.
     pub tx_ctx_cnt: usize,
@@ -104,7 +106,7 @@ pub struct DomainAttr {
     pub max_ep_stx_ctx: usize,
     /// Number of endpoints that can share one receive context; 0 when none can.
     pub max_ep_srx_ctx: usize,
-    /// Number of counters that the domain serves well.
+    /// Number of counters that the domain may have; `usize::MAX` is no limit.
     pub cntr_cnt: usize,
     /// Number of memory segments in one registration.
     pub mr_iov_limit: usize,
@@ -120,7 +122,7 @@ pub struct DomainAttr {
     pub auth_key_size: usize,
     /// Bytes of provider data that can come with an error.
     pub max_err_data: usize,
-    /// Number of memory regions that the domain serves well.
+    /// Number of memory regions that the domain may have; `usize::MAX` is no limit.
     pub mr_cnt: usize,
     /// The traffic class of endpoints that set none.
     pub tclass: Option<TrafficClass>,

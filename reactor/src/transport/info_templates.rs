@@ -3,8 +3,11 @@
 use fabric_core::flags::{Caps, MrMode, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Version};
 
-/// Number of endpoints, queues, counters and contexts of a domain: a recommendation, not a limit.
-const ADVISED_OBJECT_COUNT: usize = 1024;
+/// The objects of a class that a domain may have: any number, up to the limits of the system.
+const UNLIMITED: usize = usize::MAX;
+/// Number of transmit and receive contexts that share nothing but the lock of the domain, and of
+/// endpoints that share one receive context: a recommendation, not a limit.
+const ADVISED_CONTEXTS: usize = 1024;
 /// Default `tx_attr.size` and `rx_attr.size`: outstanding sends and posted receives of an endpoint.
 const DEFAULT_QUEUE_SIZE: usize = 1024;
 /// Default `iov_limit`: buffers of one vectored operation.
@@ -18,11 +21,11 @@ pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     info.domain.caps = caps & (Caps::LOCAL_COMM | Caps::REMOTE_COMM);
     info.domain.av_type = Some(AvType::Table);
     info.domain.mr_mode = MrMode::SCALABLE;
-    info.domain.cq_cnt = ADVISED_OBJECT_COUNT;
-    info.domain.ep_cnt = ADVISED_OBJECT_COUNT;
-    info.domain.tx_ctx_cnt = ADVISED_OBJECT_COUNT;
-    info.domain.rx_ctx_cnt = ADVISED_OBJECT_COUNT;
-    info.domain.cntr_cnt = ADVISED_OBJECT_COUNT;
+    info.domain.cq_cnt = UNLIMITED;
+    info.domain.ep_cnt = UNLIMITED;
+    info.domain.tx_ctx_cnt = ADVISED_CONTEXTS;
+    info.domain.rx_ctx_cnt = ADVISED_CONTEXTS;
+    info.domain.cntr_cnt = UNLIMITED;
     info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
     info.tx.size = DEFAULT_QUEUE_SIZE;
     info.tx.iov_limit = IOV_LIMIT;
@@ -42,9 +45,9 @@ pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
         caps | Caps::TAGGED | recv_caps | rma_caps | Caps::FENCE,
     );
     info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
-    info.domain.mr_cnt = 1 << 16;
+    info.domain.mr_cnt = UNLIMITED;
     info.domain.cq_data_size = 8;
-    info.domain.max_ep_srx_ctx = ADVISED_OBJECT_COUNT;
+    info.domain.max_ep_srx_ctx = ADVISED_CONTEXTS;
     info.ep.ep_type = EpType::Rdm;
     info.ep.mem_tag_format = u64::MAX;
     info.ep.max_order_raw_size = usize::MAX;
