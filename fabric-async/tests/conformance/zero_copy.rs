@@ -150,7 +150,14 @@ pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
         let mut next = 0;
         loop {
             match b.ep.recv().await {
-                Ok(got) => assert_eq!(message_number(&got), next, "in order and whole"),
+                Ok(got) => {
+                    let number = message_number(&got);
+                    // The close cancels sends whose bytes the peer has not copied from this
+                    // process, and later messages may be in the ring.
+                    let is_next = number == next || setup.shares_memory() && number > next;
+                    assert!(is_next, "{number} instead of {next}: not in order");
+                    next = number;
+                }
                 Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
             }
             next += 1;
