@@ -85,7 +85,7 @@ pub struct RxQueue {
     claims: ClaimTable,
     partials: Reassembly,
     peers: QueuePeers,
-    /// A message was declined since `take_declined` returned true.
+    /// Whether a message was declined since `take_declined` last returned true.
     declined: Cell<bool>,
     /// The number of changes at the last `take_declined`.
     changes_at_take: u64,
@@ -554,13 +554,18 @@ impl RxQueue {
         let has_room = admission != Admission::Declined
             || self.is_admitted_by_probe(envelope)
             || self.has_stalled_receive_for(envelope);
-        let accepted = if self.multi_recvs.is_empty() {
-            has_room || self.matcher.posted.would_match(envelope)
-        } else {
+        let is_blocked = !self.multi_recvs.is_empty() && {
             let receive = self.matcher.posted.find(envelope);
-            receive.map_or(has_room, |(_, op)| !self.is_blocked(op))
+            receive.is_some_and(|(_, op)| self.is_blocked(op))
         };
-        !(accepted || self.decline())
+        if is_blocked {
+            self.decline();
+        } else if has_room || self.matcher.posted.would_match(envelope) {
+            return false;
+        } else {
+            self.hold_back(envelope);
+        }
+        true
     }
 
     /// Closes the queue: posted receives and probes complete with [`Error::Canceled`], and

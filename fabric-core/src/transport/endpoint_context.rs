@@ -102,7 +102,8 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.changes().wrapping_add(self.engine.access_changes())
     }
 
-    /// Returns whether a posted receive would take this message now, or the budget has room for it.
+    /// Declines a message again, unless a posted receive would take it now or the budget has room
+    /// for it. Returns whether the message was declined.
     #[must_use]
     pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
         self.rx.decline_again(envelope)
@@ -174,8 +175,8 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.fail_partial(self.engine, id, error);
     }
 
-    /// Reports that a connection was closed whose first message was declined, and whose messages,
-    /// of which `bytes` were read, are discarded: its peer had left, and its room was needed.
+    /// Reports that the connection of a departed peer was closed to make room, and that its held
+    /// messages were discarded. `bytes` of them had been read.
     pub fn on_held_discarded(&mut self, peer: Address, source: Option<FiAddr>, bytes: usize) {
         let report = DiscardedMessages {
             peer: Some(peer),

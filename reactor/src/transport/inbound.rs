@@ -17,8 +17,7 @@ use crate::sys::fd_limit::max_descriptors;
 /// Default of `SocketOptions::max_inbound`.
 const DEFAULT_MAX_INBOUND: usize = 4096;
 
-/// Number of connections that are checked for one that has room to give, each time a limit is
-/// reached.
+/// Maximum number of connections that are examined at each refusal for one that can be closed.
 const MAX_CHECKED: usize = 64;
 
 /// Descriptors of the counted connections of all endpoints of this process.

@@ -91,8 +91,8 @@ pub(crate) struct ShmEndpoint {
     /// Whether a change of the receive queue calls `apply_rx_change_effects`: the queue is shared,
     /// or receives fail because the connection of a connected endpoint has ended.
     has_rx_change_effects: bool,
-    /// Whether the oldest message of some incoming connection waits for a receive.
-    message_held: bool,
+    /// Whether a connection was held after the last pass, so that the engine reports posts.
+    has_held_rx: bool,
     /// Whether passes have skipped this endpoint since its last pass.
     is_idle: bool,
     /// The connections to peers, by [`FiAddr::index`](fabric_core::FiAddr::index): the `tx_index`.
@@ -149,7 +149,7 @@ impl ShmEndpoint {
             rx_connections: RxConnections::default(),
             rx_limits: RxLimits::new(&socket_options),
             ended_rx: Vec::new(),
-            message_held: false,
+            has_held_rx: false,
             is_idle: false,
             tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),
             tx_indices: Vec::new(),

@@ -655,7 +655,7 @@ impl RxConnection {
     /// Returns whether the last pass has left the oldest record in the ring, because the record
     /// could not be processed.
     #[inline]
-    pub(crate) fn has_held_message(&self) -> bool {
+    pub(crate) fn has_held_record(&self) -> bool {
         self.held_for.is_some()
     }
 
@@ -664,10 +664,20 @@ impl RxConnection {
         self.held_for == Some(HeldFor::RxQueue)
     }
 
-    /// Returns the length of the oldest record in the ring; `None` if there is none.
-    pub(crate) fn oldest_len(&mut self) -> Option<usize> {
+    /// Returns how many bytes of the message that the receive queue has declined are in the first
+    /// record of the message: none of a loan, which is in other memory. `None` if no message was
+    /// declined.
+    pub(crate) fn declined_len(&mut self) -> Option<usize> {
+        if !self.is_declined() {
+            return None;
+        }
         let record = self.ring.peek().ok().flatten()?;
-        Some(record.header.len as usize)
+        let kind = record.header.kind;
+        let (_, payload) = self.split_record(record).ok()?;
+        Some(match kind {
+            LOAN | CMA_OFFER => 0,
+            _ => payload.len(),
+        })
     }
 
     /// Returns whether the connection may become idle: a held message and the records of a peer

@@ -170,10 +170,7 @@ impl ShmEndpoint {
                 return self.rx_connections.insert_handshake(rx_index, handshake);
             }
             HandshakeOutcome::Received(hello) => match self.on_hello(ctx, rx_index, hello) {
-                Ok(()) => {
-                    self.progress_rx(ctx);
-                    return;
-                }
+                Ok(()) => return,
                 Err(error) => Some(error),
             },
             HandshakeOutcome::Rejected(error) => Some(error),

@@ -191,7 +191,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             ctx.request_progress();
             ctx.request_rearm();
         }
-        if self.message_held {
+        if self.rx_connections.has_held() {
             self.retry_held(ctx);
         }
     }
@@ -271,7 +271,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     fn is_idle(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
         self.rx_connections.active_count() == 0
             && self.tx_queued.is_empty()
-            && !self.message_held
+            && !self.rx_connections.has_held()
             && !self.has_deferred_work()
             && !ctx.rx_has_work()
             && !ctx.waits_for_cq_room()

@@ -1,5 +1,5 @@
-//! Limits of incoming connections: what peers that the program has not inserted can occupy, and
-//! what peers leave behind that have ended while their rings hold messages.
+//! Limits of incoming connections: of peers that the program has not inserted, and of ended peers
+//! whose rings still hold messages.
 //!
 //! A connection takes two descriptors: its socket, and the pidfd of the peer's process if the
 //! endpoint can read that process's memory. When the peer ends, both are closed. A connection whose
@@ -136,7 +136,7 @@ impl ShmEndpoint {
         // within the limits of connections only.
         while self.rx_limits.counted.is_full() || self.rx_limits.counted.is_source_full(process) {
             let mut left = self.rx_limits.left_for(process);
-            let Some(oldest) = left.find(|rx_index| self.holds_message(*rx_index)) else {
+            let Some(oldest) = left.find(|rx_index| self.holds_record(*rx_index)) else {
                 break;
             };
             drop(left);
@@ -159,7 +159,7 @@ impl ShmEndpoint {
             return;
         }
         let left = self.rx_limits.left_by_inserted.iter().copied();
-        let mut held = left.filter(|rx_index| self.holds_message(*rx_index));
+        let mut held = left.filter(|rx_index| self.holds_record(*rx_index));
         if let Some(oldest) = held.next()
             && held.count() >= MAX_LEFT_BY_INSERTED
         {
@@ -167,16 +167,17 @@ impl ShmEndpoint {
         }
     }
 
-    /// Returns whether the oldest message of a connection waits for a receive or for the budget.
-    fn holds_message(&self, rx_index: usize) -> bool {
+    /// Returns whether the oldest record of a connection waits: a message for a receive or for the
+    /// budget, an access for a region or a completion queue.
+    fn holds_record(&self, rx_index: usize) -> bool {
         let rx = self.rx_connections.get(rx_index);
-        rx.is_some_and(|rx| rx.has_held_message())
+        rx.is_some_and(|rx| rx.has_held_record())
     }
 
     /// Closes a connection whose peer has ended, and discards the messages in its ring.
     fn discard_left(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, rx_index: usize) {
         if let Some(rx) = self.rx_connections.get_mut(rx_index) {
-            if let Some(len) = rx.oldest_len() {
+            if let Some(len) = rx.declined_len() {
                 ctx.on_held_discarded(rx.peer_address.clone(), rx.source, len);
             }
             rx.close(ControlMessage::Disconnect);

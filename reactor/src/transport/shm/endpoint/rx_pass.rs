@@ -16,8 +16,8 @@ pub(super) struct RxPass {
     /// Whether messages in a queue of the endpoint's own are to be copied from the memory of their
     /// senders. The engine copies those of a shared queue.
     pub(super) has_copies: bool,
-    /// Whether the oldest message of some connection waits for a receive.
-    message_held: bool,
+    /// Whether a polled connection has left its oldest record in the ring.
+    any_held: bool,
 }
 
 /// A connection that has ended, and the protocol violation if there was one.
@@ -44,7 +44,7 @@ impl RxPass {
             }
             position += 1;
         }
-        if self.message_held {
+        if self.any_held {
             connections.hold_declined();
         }
         if connections.has_held() {
@@ -84,7 +84,6 @@ impl RxPass {
         });
         // The others are tried in the next pass.
         self.moved += u32::from(connections.needs_try(change_count));
-        self.message_held |= connections.has_held();
     }
 
     /// Receives records of one connection. Returns whether there were any.
@@ -100,7 +99,7 @@ impl RxPass {
             Err(violation) => (false, Some(violation.0)),
         };
         self.moved += u32::from(progressed);
-        self.message_held |= peer.has_held_message();
+        self.any_held |= peer.has_held_record();
         if violation.is_some() || peer.down_reason().is_some() && peer.is_drained() {
             ended.push(EndedRx {
                 rx_index,
@@ -125,11 +124,23 @@ impl ShmEndpoint {
         };
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
         pass.poll_connections(connections, ctx);
-        if pass.message_held && ctx.has_held_back() {
+        self.finish_pass(&mut pass, ctx);
+        pass
+    }
+
+    /// Handles what a pass has found, after the connections were polled.
+    #[inline(always)] // fast path of small messages
+    fn finish_pass(
+        &mut self,
+        pass: &mut RxPass,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
+        if pass.any_held && ctx.has_held_back() {
             self.report_held_back(ctx);
         }
-        if self.message_held != pass.message_held {
-            self.message_held = pass.message_held;
+        let has_held = self.rx_connections.has_held();
+        if self.has_held_rx != has_held {
+            self.has_held_rx = has_held;
             self.update_post_reports(ctx);
         }
         if ctx.rx_has_work() {
@@ -140,7 +151,6 @@ impl ShmEndpoint {
             self.remove_ended_rx(ctx);
             pass.moved += 1;
         }
-        pass
     }
 
     /// Reports the peers that the budget has held back.
@@ -165,15 +175,16 @@ impl ShmEndpoint {
         }
     }
 
-    /// Polls again because the receive queue may accept messages that it has declined. Held
-    /// connections come first: a message of an active one that finds no receive is buffered within
-    /// the share of its peer, and then takes the next receive before any held message.
+    /// Tries held connections again because the receive queue may accept messages that it has
+    /// declined. They are tried before the active ones. Otherwise a new message of an active
+    /// connection could take the posted receive before an older held message.
     #[cold]
     pub(super) fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         self.rx_connections.retry_held();
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
-        RxPass::default().try_held(connections, ctx);
-        self.progress_rx(ctx);
+        let mut pass = RxPass::default();
+        pass.try_held(connections, ctx);
+        self.finish_pass(&mut pass, ctx);
         ctx.request_rearm();
     }
 
@@ -181,7 +192,7 @@ impl ShmEndpoint {
     /// idle, or has other effects to apply.
     #[cold]
     pub(super) fn update_post_reports(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        ctx.set_post_reports(self.message_held || self.has_rx_change_effects || self.is_idle);
+        ctx.set_post_reports(self.has_held_rx || self.has_rx_change_effects || self.is_idle);
     }
 
     #[cold]
