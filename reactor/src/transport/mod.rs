@@ -5,12 +5,12 @@
 //! |---|---|
 //! | `shm`, `tcp`, `udp`, `sim` | the transports |
 //! | `connection_keys` | keys of the established connections of an endpoint |
-//! | `inbound` | limits of connections of peers that the program has not inserted |
+//! | `inbound_limits` | limits of connections of peers that the program has not inserted |
 //! | `info_templates` | common attributes of offers |
 //! | `net` | options and addresses of sockets |
 
 mod connection_keys;
-mod inbound;
+mod inbound_limits;
 mod info_templates;
 mod net;
 pub mod shm;

@@ -11,7 +11,7 @@
 //! | `calls` | the calls of the engine |
 //! | `sending` | transmit operations, and the connections they use |
 //! | `accept` | the listener of a connectionless endpoint, and handshakes |
-//! | `inbound` | limits of incoming connections |
+//! | `rx_limits` | limits of incoming connections |
 //! | `rx_pass` | polling incoming connections in a pass, and reports of posted receives |
 //! | `acks` | acks and returned slots for senders |
 //! | `disconnect` | the end of connections, and its events |
@@ -22,7 +22,7 @@ mod acks;
 mod calls;
 mod connected;
 mod disconnect;
-mod inbound;
+mod rx_limits;
 mod rx_pass;
 mod sending;
 
@@ -47,7 +47,7 @@ use crate::sys::fork_guard::ForkGuard;
 
 use accept::RdmListener;
 use connected::MsgConnection;
-use inbound::RxLimits;
+use rx_limits::RxLimits;
 use rx_pass::EndedRx;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.

@@ -200,7 +200,7 @@ impl TcpConnection {
 
     /// Checks a replaced connection. Returns whether the connection holds messages, or has received
     /// anything since the last check; if so, the next check is at `check_at`.
-    pub(crate) fn is_replaced_in_use(&mut self, check_at: Instant) -> bool {
+    pub(crate) fn recheck_replaced(&mut self, check_at: Instant) -> bool {
         self.probe_deadline = Some(check_at);
         self.rx.take_has_received() || self.has_held_messages()
     }

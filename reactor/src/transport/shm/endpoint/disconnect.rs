@@ -96,7 +96,7 @@ impl ShmEndpoint {
             matches!(reason, DownReason::Protocol(_)) || !peer.release_descriptors(ctx);
         let has_disconnected = peer.has_disconnected();
         self.rx_limits.on_peer_ended(rx_index, has_descriptors);
-        self.limit_left_by_inserted(ctx);
+        self.limit_undrained_exempt(ctx);
         let ends_both_directions = !has_disconnected && !matches!(reason, DownReason::Protocol(_));
         let mut peers = self.rx_connections.established();
         if peers.any(|peer| {

@@ -12,7 +12,7 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
-use super::inbound::InboundSource;
+use super::inbound_handshakes::InboundSource;
 use super::{EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
 /// Maximum number of connections that an endpoint accepts each time its listener is ready: messages
@@ -180,8 +180,8 @@ impl TcpEndpoint {
         };
         let mut peer = self.find_or_add_peer(listen_addr, &name);
         if self.is_closed_by_peer(peer) {
-            self.close_replaced(ctx, peer);
-            // `close_replaced` may have removed the peer.
+            self.retire_connection(ctx, peer);
+            // `retire_connection` may have removed the peer.
             peer = self.find_or_add_peer(listen_addr, &name);
         }
         let resolution = resolve_simultaneous_connect(
@@ -207,7 +207,7 @@ impl TcpEndpoint {
         }
         match resolution {
             Resolution::Accept | Resolution::AcceptLoopback => {}
-            Resolution::Replace => self.close_replaced(ctx, peer),
+            Resolution::Replace => self.retire_connection(ctx, peer),
             Resolution::Reject | Resolution::RejectAndVerify => {
                 handshake.send_control(CmKind::Reject, None, &request.reject());
                 linger::close_rejected(handshake.into_socket());
@@ -253,7 +253,7 @@ impl TcpEndpoint {
     /// or for the budget, are discarded.
     ///
     /// # Errors
-    /// As [`InboundConnections::check_room`](super::InboundConnections::check_room); the refusal is
+    /// As `InboundConnections::check_room`; the refusal is
     /// counted.
     pub(super) fn make_inbound_room(
         &mut self,
@@ -268,7 +268,7 @@ impl TcpEndpoint {
                 && (self.peers[connection.peer].is_replaced(index)
                     || connection.has_held_messages() && connection.is_closed_by_peer())
             {
-                self.discard_held(ctx, index);
+                self.close_and_discard_held(ctx, index);
             }
         }
         let room = self.connections.check_room(source);

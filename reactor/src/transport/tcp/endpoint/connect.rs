@@ -13,7 +13,7 @@ use fabric_core::{Error, RefusalReason, Result};
 
 use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
 use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
-use super::inbound::InboundSource;
+use super::inbound_handshakes::InboundSource;
 use super::peer::AfterRefusal;
 use super::{EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::sys::uring::{OpId, TimedOutcome};

@@ -29,10 +29,10 @@ use super::super::handshake::{InboundHandshake, OutboundHandshake};
 use super::super::linger;
 use super::super::read_memory::ReadMemory;
 use super::deadlines::Deadlines;
-use super::inbound::{InboundHandshakes, InboundSource};
+use super::inbound_handshakes::{InboundHandshakes, InboundSource};
 use super::verify::Verifications;
 use crate::transport::connection_keys::ConnectionKeys;
-use crate::transport::inbound::{InboundConnections, InboundLimits};
+use crate::transport::inbound_limits::{InboundConnections, InboundLimits};
 
 /// Maximum number of connections with held messages that are tried in a pass, and at a change of
 /// the receive queue.

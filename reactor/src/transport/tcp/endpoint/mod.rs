@@ -10,7 +10,7 @@
 //! | `peer_table` | the peers, by address and by handle |
 //! | `sending` | transmit queues of peers |
 //! | `connect`, `accept` | outbound and inbound handshakes |
-//! | `inbound` | limits of inbound connections |
+//! | `inbound_handshakes` | pending inbound handshakes, counted by source |
 //! | `established` | established connections: added, closed |
 //! | `verify` | established connections whose peer's address a new request claims |
 //! | `replaced` | earlier connections with a peer that has a new one |
@@ -26,7 +26,7 @@ mod deadlines;
 mod established;
 #[cfg(all(test, not(loom)))]
 mod held_tests;
-mod inbound;
+mod inbound_handshakes;
 mod passive;
 mod peer;
 mod peer_table;
@@ -52,13 +52,13 @@ use super::io_backend::EndpointUring;
 use super::linger;
 use super::network::{Listener, Network};
 use crate::sys::uring::{CompletionKind, ReleasedBuffer, UringCompletion, ZeroCopyOutcome};
-use crate::transport::inbound::InboundLimits;
+use crate::transport::inbound_limits::InboundLimits;
 use crate::transport::net::SocketConfig;
 
 use accept::ListenerState;
 use connected::MsgEndpointState;
 use connections::{ConnectionState, Connections};
-pub(super) use inbound::InboundSource;
+pub(super) use inbound_handshakes::InboundSource;
 use passive::ConnReqQueue;
 use peer_table::PeerTable;
 use timer::DeadlineTimer;

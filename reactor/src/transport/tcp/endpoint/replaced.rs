@@ -8,9 +8,8 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 
 use super::TcpEndpoint;
 
-/// Time between two checks of a replaced connection. One that has received nothing in between is
-/// closed: the kernel of a restarted process sends on what the socket's receive buffer has room
-/// for.
+/// Time between two checks of a replaced connection. A connection that has received nothing between
+/// two checks is closed: the kernel of the earlier process would have sent what it still has.
 const REPLACED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl TcpEndpoint {
@@ -19,7 +18,7 @@ impl TcpEndpoint {
     /// held for lack of a receive or of room, so the endpoint receives from the connection until
     /// the end of the stream, or until nothing is held and nothing has arrived for
     /// [`REPLACED_CHECK_INTERVAL`]. A peer has one such connection: an earlier one is closed.
-    pub(super) fn close_replaced(
+    pub(super) fn retire_connection(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         peer: usize,
@@ -40,7 +39,7 @@ impl TcpEndpoint {
             return self.close_connection(ctx, replaced);
         }
         if let Some(earlier) = self.peers[peer].set_replaced(replaced) {
-            self.discard_held(ctx, earlier);
+            self.close_and_discard_held(ctx, earlier);
         }
         self.receive_only(ctx, replaced);
     }
@@ -71,7 +70,7 @@ impl TcpEndpoint {
     ) {
         let check_at = Instant::now() + REPLACED_CHECK_INTERVAL;
         let connection = self.connections.established_mut(connection_index);
-        if connection.is_some_and(|connection| connection.is_replaced_in_use(check_at)) {
+        if connection.is_some_and(|connection| connection.recheck_replaced(check_at)) {
             self.arm_connection_timer(connection_index);
         } else {
             self.close_connection(ctx, connection_index);
@@ -80,7 +79,7 @@ impl TcpEndpoint {
 
     /// Closes a connection after receiving what has arrived, and discards the messages that it
     /// holds.
-    pub(super) fn discard_held(
+    pub(super) fn close_and_discard_held(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,

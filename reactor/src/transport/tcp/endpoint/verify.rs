@@ -28,7 +28,7 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 use super::super::connection::TcpConnection;
 use super::super::handshake::HandshakeStep;
 use super::TcpEndpoint;
-use super::inbound::InboundSource;
+use super::inbound_handshakes::InboundSource;
 
 /// Duration of a probe: the kernel sends the first keepalive probe within a second.
 const PROBE_DURATION: Duration = Duration::from_secs(2);
@@ -109,7 +109,7 @@ impl TcpEndpoint {
                 trailing_bytes,
             ) => {
                 // The verifying connection becomes the one that sends use, so the peer stays.
-                self.close_replaced(ctx, peer);
+                self.retire_connection(ctx, peer);
                 let reply = (negotiated, instance);
                 self.establish_outbound(ctx, connection_index, reply, (byte_order, trailing_bytes));
             }

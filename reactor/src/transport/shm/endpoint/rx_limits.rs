@@ -20,13 +20,13 @@ use fabric_core::{Error, SocketOptions};
 use super::super::control::ControlMessage;
 use super::super::rx_connection::ReceivedHello;
 use super::ShmEndpoint;
-use crate::transport::inbound::{InboundConnections, InboundLimits};
+use crate::transport::inbound_limits::{InboundConnections, InboundLimits};
 
 /// Descriptors of a connection: the socket, and the pidfd of the peer's process.
 const DESCRIPTORS_PER_CONNECTION: usize = 2;
 /// Maximum number of connections that inserted peers have left behind, with messages in their
 /// rings. Beyond the limit the oldest one is closed.
-const MAX_LEFT_BY_INSERTED: usize = 64;
+const MAX_UNDRAINED_EXEMPT: usize = 64;
 
 /// The incoming connections of an endpoint that count, and those that peers have left behind.
 #[derive(Debug)]
@@ -34,9 +34,9 @@ pub(super) struct RxLimits {
     /// Connections of peers that the program had not inserted when they connected.
     counted: InboundConnections<Option<u64>>,
     /// The counted connections whose peers have ended, the oldest first.
-    left: VecDeque<usize>,
+    undrained: VecDeque<usize>,
     /// The other connections whose peers have ended, the oldest first.
-    left_by_inserted: VecDeque<usize>,
+    undrained_exempt: VecDeque<usize>,
 }
 
 impl RxLimits {
@@ -45,8 +45,8 @@ impl RxLimits {
         let limits = InboundLimits::new(options, of_one_source, DESCRIPTORS_PER_CONNECTION);
         Self {
             counted: InboundConnections::new(limits),
-            left: VecDeque::new(),
-            left_by_inserted: VecDeque::new(),
+            undrained: VecDeque::new(),
+            undrained_exempt: VecDeque::new(),
         }
     }
 
@@ -69,9 +69,9 @@ impl RxLimits {
     /// connection still has any.
     pub(super) fn on_peer_ended(&mut self, rx_index: usize, has_descriptors: bool) {
         if self.counted.source_of(rx_index).is_none() {
-            return self.left_by_inserted.push_back(rx_index);
+            return self.undrained_exempt.push_back(rx_index);
         }
-        self.left.push_back(rx_index);
+        self.undrained.push_back(rx_index);
         if !has_descriptors {
             self.counted.release_descriptors(rx_index);
         }
@@ -80,17 +80,19 @@ impl RxLimits {
     /// Handles that a connection was removed.
     pub(super) fn on_removed(&mut self, rx_index: usize) {
         self.counted.remove(rx_index);
-        self.left.retain(|left| *left != rx_index);
-        self.left_by_inserted.retain(|left| *left != rx_index);
+        self.undrained.retain(|undrained| *undrained != rx_index);
+        self.undrained_exempt
+            .retain(|undrained| *undrained != rx_index);
     }
 
     /// Returns the connections that may be closed for a connection of this process, in this order:
     /// those that the process itself has left behind, if it has reached its limit, or else those of
     /// all processes, the oldest first.
-    fn left_for(&self, process: Option<u64>) -> impl Iterator<Item = usize> {
-        let of_own = self.counted.is_source_full(process);
-        let gives = move |index: &usize| !of_own || self.counted.source_of(*index) == Some(process);
-        self.left.iter().copied().filter(gives)
+    fn evictable_for(&self, process: Option<u64>) -> impl Iterator<Item = usize> {
+        let only_own = self.counted.is_source_full(process);
+        let is_evictable =
+            move |index: &usize| !only_own || self.counted.source_of(*index) == Some(process);
+        self.undrained.iter().copied().filter(is_evictable)
     }
 }
 
@@ -135,12 +137,12 @@ impl ShmEndpoint {
         // Connections that peers have left behind have no descriptors, so closing them makes room
         // within the limits of connections only.
         while self.rx_limits.counted.is_full() || self.rx_limits.counted.is_source_full(process) {
-            let mut left = self.rx_limits.left_for(process);
-            let Some(oldest) = left.find(|rx_index| self.holds_record(*rx_index)) else {
+            let mut evictable = self.rx_limits.evictable_for(process);
+            let Some(oldest) = evictable.find(|rx_index| self.holds_record(*rx_index)) else {
                 break;
             };
-            drop(left);
-            self.discard_left(ctx, oldest);
+            drop(evictable);
+            self.close_undrained(ctx, oldest);
         }
         let room = self.rx_limits.counted.check_room(process, (0, 0));
         if room.is_err() {
@@ -151,19 +153,19 @@ impl ShmEndpoint {
 
     /// Closes the oldest connection with a held message that an inserted peer has left behind, if
     /// there are too many.
-    pub(super) fn limit_left_by_inserted(
+    pub(super) fn limit_undrained_exempt(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
-        if self.rx_limits.left_by_inserted.len() <= MAX_LEFT_BY_INSERTED {
+        if self.rx_limits.undrained_exempt.len() <= MAX_UNDRAINED_EXEMPT {
             return;
         }
-        let left = self.rx_limits.left_by_inserted.iter().copied();
-        let mut held = left.filter(|rx_index| self.holds_record(*rx_index));
+        let undrained = self.rx_limits.undrained_exempt.iter().copied();
+        let mut held = undrained.filter(|rx_index| self.holds_record(*rx_index));
         if let Some(oldest) = held.next()
-            && held.count() >= MAX_LEFT_BY_INSERTED
+            && held.count() >= MAX_UNDRAINED_EXEMPT
         {
-            self.discard_left(ctx, oldest);
+            self.close_undrained(ctx, oldest);
         }
     }
 
@@ -175,7 +177,11 @@ impl ShmEndpoint {
     }
 
     /// Closes a connection whose peer has ended, and discards the messages in its ring.
-    fn discard_left(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>, rx_index: usize) {
+    fn close_undrained(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        rx_index: usize,
+    ) {
         if let Some(rx) = self.rx_connections.get_mut(rx_index) {
             if let Some(len) = rx.declined_len() {
                 ctx.on_held_discarded(rx.peer_address.clone(), rx.source, len);
