@@ -411,8 +411,8 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the
-    /// key is in use; [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the domain
-    /// has `mr_cnt` regions; [`Error::Closed`].
+    /// key is in use; [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the
+    /// domain has `mr_cnt` regions; [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
     pub fn register<B: IoBufMut + FlatBuf>(
         &self,

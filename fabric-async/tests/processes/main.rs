@@ -16,6 +16,7 @@ mod guide_transfer;
 mod health;
 mod hostile;
 mod impostors;
+mod inbound_attacks;
 mod kill;
 mod leak_check;
 mod loan_relays;

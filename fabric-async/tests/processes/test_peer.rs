@@ -192,6 +192,8 @@ pub(crate) fn run_role() {
         "budget leave_unexpected" => run(crate::budget_attacks::leave_unexpected(&name)),
         "budget send_in_reverse" => run(crate::budget_attacks::send_in_reverse(&name)),
         "connect_many" => run(crate::shm_limits::connect_many(&name)),
+        "connect_and_leave" => crate::inbound_attacks::connect_and_leave(&name),
+        "use_descriptors" => crate::inbound_attacks::use_descriptors(&name),
         "begin_held" => run(crate::shm_limits::begin_held(&name)),
         "begin_message" => crate::stalled_messages::begin_message(&name),
         "honest_client" => run(crate::stalled_messages::honest_client(&name)),

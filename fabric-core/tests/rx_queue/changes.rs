@@ -240,3 +240,26 @@ fn declined_message_is_reported_after_the_next_change() {
     fixture.post(Some(7));
     assert!(!fixture.rx.take_declined(), "no message was declined again");
 }
+
+/// A transport that only asks whether a held message is accepted reports its sender, too: a blocked
+/// multi-receive has declined the message first, and the budget does so once it has left.
+#[test]
+fn message_that_the_budget_declines_later_is_held_back() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    let multi = fixture.new_op();
+    let any = spec(None);
+    fixture.rx.post_multi(&mut fixture.engine, multi, any);
+    let held = envelope(1, 5, BUDGET);
+    assert!(
+        !fixture.deliver(1, 5, &[0; BUDGET]),
+        "the multi-receive is blocked"
+    );
+    assert!(fixture.rx.decline_again(&held));
+    assert!(
+        !fixture.rx.has_held_back(),
+        "the message waits for a receive"
+    );
+    assert!(fixture.rx.cancel(&mut fixture.engine, multi));
+    assert!(fixture.rx.decline_again(&held));
+    assert!(fixture.rx.has_held_back());
+}

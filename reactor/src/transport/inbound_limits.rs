@@ -20,7 +20,8 @@ const DEFAULT_MAX_INBOUND: usize = 4096;
 /// Maximum number of connections that are examined at each refusal for one that can be closed.
 const MAX_CHECKED: usize = 64;
 
-/// Descriptors of the counted connections of all endpoints of this process.
+/// Descriptors of the counted connections of all endpoints of this process, and other descriptors
+/// that peers make this process keep.
 static INBOUND_DESCRIPTORS: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns how many descriptors of this process inbound connections may use: three quarters of
@@ -28,6 +29,21 @@ static INBOUND_DESCRIPTORS: AtomicUsize = AtomicUsize::new(0);
 fn max_inbound_descriptors() -> usize {
     let limit = max_descriptors();
     limit - limit / 4
+}
+
+/// Counts a descriptor of a peer that is no connection. Returns false, with nothing counted, if
+/// peers make this process keep as many descriptors as they may.
+pub(crate) fn try_add_descriptor() -> bool {
+    let max = max_inbound_descriptors();
+    let added = INBOUND_DESCRIPTORS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+        (count < max).then_some(count + 1)
+    });
+    added.is_ok()
+}
+
+/// Handles that a descriptor that was counted with [`try_add_descriptor`] is closed.
+pub(crate) fn remove_descriptor() {
+    INBOUND_DESCRIPTORS.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// The limits of an endpoint, and what one of its connections uses.

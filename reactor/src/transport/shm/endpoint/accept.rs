@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fabric_core::event::EventKind;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
-use fabric_core::{Address, RefusalReason, Result};
+use fabric_core::{Address, Error, RefusalReason, Result};
 
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{
@@ -173,7 +173,13 @@ impl ShmEndpoint {
                 Ok(()) => return,
                 Err(error) => Some(error),
             },
-            HandshakeOutcome::Rejected(error) => Some(error),
+            HandshakeOutcome::Rejected(error) => {
+                if matches!(error, Error::Os { .. }) {
+                    // No descriptor was free for what the hello carries.
+                    self.rx_limits.count_refused();
+                }
+                Some(error)
+            }
             HandshakeOutcome::Disconnected => None,
         };
         self.rx_connections.release(rx_index);

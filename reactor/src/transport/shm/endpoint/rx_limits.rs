@@ -10,7 +10,8 @@
 //!
 //! Connections of peers that the program has inserted do not count. Any process can claim a name,
 //! so a name has at most two such connections at a time: the first one, and one from the process
-//! that the endpoint's own connection to that name leads to.
+//! that the endpoint's own connection to that name leads to. While two earlier ones have ended and
+//! their rings still hold messages, the next one counts.
 
 use std::collections::VecDeque;
 
@@ -27,6 +28,10 @@ const DESCRIPTORS_PER_CONNECTION: usize = 2;
 /// Maximum number of connections that inserted peers have left behind, with messages in their
 /// rings. Beyond the limit the oldest one is closed.
 const MAX_UNDRAINED_EXEMPT: usize = 64;
+
+/// Maximum number of exempt connections of one name that peers have left behind. Beyond the limit
+/// the next connection of the name counts.
+const MAX_UNDRAINED_OF_NAME: usize = 2;
 
 /// The incoming connections of an endpoint that count, and those that peers have left behind.
 #[derive(Debug)]
@@ -107,14 +112,22 @@ impl ShmEndpoint {
         let Some(addr) = ctx.fi_addr_of(name) else {
             return false;
         };
-        let (mut has_other, mut has_own) = (false, false);
+        let (mut has_other, mut has_own, mut undrained) = (false, false, 0);
         let limits = &self.rx_limits;
         self.rx_connections.for_each_at(name, |rx_index, rx| {
-            if rx.down_reason().is_none() && limits.counted.source_of(rx_index).is_none() {
+            if limits.counted.source_of(rx_index).is_some() {
+                return;
+            }
+            if rx.down_reason().is_some() {
+                undrained += 1;
+            } else {
                 has_other = true;
                 has_own |= rx.identity.process == process;
             }
         });
+        if undrained >= MAX_UNDRAINED_OF_NAME {
+            return false;
+        }
         let leads_here = || {
             let tx = self.tx_connection(addr);
             let identity = tx.and_then(|tx| tx.identity());
@@ -151,20 +164,19 @@ impl ShmEndpoint {
         room
     }
 
-    /// Closes the oldest connection with a held message that an inserted peer has left behind, if
-    /// there are too many.
+    /// Closes the oldest connections with a held message that inserted peers have left behind, if
+    /// there are too many: several peers may have ended before a pass found their messages.
     pub(super) fn limit_undrained_exempt(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
-        if self.rx_limits.undrained_exempt.len() <= MAX_UNDRAINED_EXEMPT {
-            return;
-        }
-        let undrained = self.rx_limits.undrained_exempt.iter().copied();
-        let mut held = undrained.filter(|rx_index| self.holds_record(*rx_index));
-        if let Some(oldest) = held.next()
-            && held.count() >= MAX_UNDRAINED_EXEMPT
-        {
+        while self.rx_limits.undrained_exempt.len() > MAX_UNDRAINED_EXEMPT {
+            let undrained = self.rx_limits.undrained_exempt.iter().copied();
+            let mut held = undrained.filter(|rx_index| self.holds_record(*rx_index));
+            let oldest = held.next();
+            let Some(oldest) = oldest.filter(|_| held.count() >= MAX_UNDRAINED_EXEMPT) else {
+                return;
+            };
             self.close_undrained(ctx, oldest);
         }
     }

@@ -45,6 +45,7 @@ use crate::sys::fd_limit::max_descriptors;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::SharedMapping;
 use crate::sys::mapping_limit::{self, MappingCount, MappingPermit};
+use crate::transport::inbound_limits;
 
 /// Counters of the chunks that peers have granted to an endpoint; clones share the counters.
 #[derive(Clone, Debug)]
@@ -184,6 +185,11 @@ impl RelaySource {
             received.relay_fds.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
+        if !inbound_limits::try_add_descriptor() {
+            received.relay_fds.fetch_sub(1, Ordering::Relaxed);
+            PROCESS_RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
         Some(Self {
             fd,
             key: received.pool.new_key(),
@@ -196,6 +202,7 @@ impl Drop for RelaySource {
     fn drop(&mut self) {
         self.relay_fds.fetch_sub(1, Ordering::Relaxed);
         PROCESS_RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
+        inbound_limits::remove_descriptor();
     }
 }
 
