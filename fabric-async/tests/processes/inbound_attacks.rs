@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Address, CqBind, Endpoint, EventKind, Fabric, Hints, SocketOptions, WaitPolicy, discover,
+    Address, BindOptions, CqBind, Endpoint, EventKind, Fabric, Hints, SocketOptions, WaitPolicy,
+    discover,
 };
 use rustix::fs::SealFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -173,59 +174,80 @@ fn ended_connections_of_one_name_count() {
     });
 }
 
+/// Clients whose messages stand behind those of [`use_up_budget`], and the messages of each.
+const SENDERS: u64 = 12;
+const MESSAGES: u64 = 60;
+
+fn parked() -> BindOptions {
+    Endpoint::options().wait_policy(WaitPolicy::Park)
+}
+
+/// Sends numbered messages to these endpoints, each client under its own tag, and receives them in
+/// random order of the tags. `receive` returns a message with the tag, and `post_and_drop` posts a
+/// receive that no message matches.
+async fn receive_in_order(
+    names: &[&Address],
+    receive: impl AsyncFn(u64) -> Vec<u8>,
+    post_and_drop: impl AsyncFn(),
+) {
+    let mut senders = Vec::new();
+    for sender in 0..SENDERS {
+        let client = parked().bind("shm://").await.unwrap();
+        let name = names[sender as usize % names.len()];
+        let peer = client.add_peer(name).await.unwrap();
+        senders.push(tokio::spawn(async move {
+            for number in 0..MESSAGES {
+                let mut message = vec![0; if number % 7 == 0 { 300_000 } else { 5000 }];
+                message[..8].copy_from_slice(&number.to_le_bytes());
+                client.send(peer, message).tag(sender).await.unwrap();
+            }
+            client
+        }));
+    }
+    let mut random = XorshiftRng::new(7);
+    let mut next = [0; SENDERS as usize];
+    while next.iter().any(|next| *next < MESSAGES) {
+        let tag = random.below(SENDERS);
+        if next[tag as usize] == MESSAGES {
+            continue;
+        }
+        if random.below(3) == 0 {
+            post_and_drop().await;
+        }
+        let message = receive(tag).await;
+        let number = u64::from_le_bytes(message[..8].try_into().unwrap());
+        assert_eq!(number, next[tag as usize], "of {tag}");
+        next[tag as usize] += 1;
+    }
+    for sender in senders {
+        sender.await.unwrap();
+    }
+}
+
 /// Every posted receive gets its message from a held connection, in order, while most connections
 /// are held and the program sleeps.
 #[test]
 fn receives_wake_for_held_messages() {
-    const SENDERS: u64 = 12;
-    const MESSAGES: u64 = 60;
     run(async {
-        let park = || Endpoint::options().wait_policy(WaitPolicy::Park);
-        let ep = park().bind("shm://").await.unwrap();
+        let ep = parked().bind("shm://").await.unwrap();
         let _flood = use_up_budget(&ep, 100).await;
-        let mut senders = Vec::new();
-        for sender in 0..SENDERS {
-            let client = park().bind("shm://").await.unwrap();
-            let peer = client.add_peer(ep.name()).await.unwrap();
-            senders.push(tokio::spawn(async move {
-                for number in 0..MESSAGES {
-                    let mut message = vec![0; if number % 7 == 0 { 300_000 } else { 5000 }];
-                    message[..8].copy_from_slice(&number.to_le_bytes());
-                    client.send(peer, message).tag(sender).await.unwrap();
-                }
-                client
-            }));
-        }
-        let mut random = XorshiftRng::new(7);
-        let mut next = [0; SENDERS as usize];
-        while next.iter().any(|next| *next < MESSAGES) {
-            let tag = random.below(SENDERS);
-            if next[tag as usize] == MESSAGES {
-                continue;
-            }
-            if random.below(3) == 0 {
+        receive_in_order(
+            &[ep.name()],
+            async |tag| ep.recv().tag(tag).await.unwrap().to_vec(),
+            async || {
                 let other = ep.recv().tag(1000).start().unwrap();
                 tokio::task::yield_now().await;
                 drop(other);
-            }
-            let message = ep.recv().tag(tag).await.unwrap();
-            let number = u64::from_le_bytes(message[..8].try_into().unwrap());
-            assert_eq!(number, next[tag as usize], "of {tag}");
-            next[tag as usize] += 1;
-        }
-        for sender in senders {
-            sender.await.unwrap();
-        }
+            },
+        )
+        .await;
     });
 }
 
 /// The same with a receive context that three endpoints share.
 #[test]
 fn shared_receives_wake_for_held_messages() {
-    const SENDERS: u64 = 12;
-    const MESSAGES: u64 = 60;
     run(async {
-        let park = || Endpoint::options().wait_policy(WaitPolicy::Park);
         let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
         let info = discover(&hints).unwrap().swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
@@ -251,42 +273,17 @@ fn shared_receives_wake_for_held_messages() {
         }
         let ep = &endpoints[0];
         let _flood = use_up_budget(ep, 100).await;
-        let mut senders = Vec::new();
-        for sender in 0..SENDERS {
-            let client = park().bind("shm://").await.unwrap();
-            let peer = client
-                .add_peer(endpoints[sender as usize % 3].name())
-                .await
-                .unwrap();
-            senders.push(tokio::spawn(async move {
-                for number in 0..MESSAGES {
-                    let mut message = vec![0; if number % 7 == 0 { 300_000 } else { 5000 }];
-                    message[..8].copy_from_slice(&number.to_le_bytes());
-                    client.send(peer, message).tag(sender).await.unwrap();
-                }
-                client
-            }));
-        }
-        let mut random = XorshiftRng::new(7);
-        let mut next = [0; SENDERS as usize];
-        while next.iter().any(|next| *next < MESSAGES) {
-            let tag = random.below(SENDERS);
-            if next[tag as usize] == MESSAGES {
-                continue;
-            }
-            if random.below(3) == 0 {
+        let names: Vec<_> = endpoints.iter().map(Endpoint::name).collect();
+        receive_in_order(
+            &names,
+            async |tag| shared.recv().tag(tag).await.unwrap().to_vec(),
+            async || {
                 let other = shared.recv().tag(1000).start().unwrap();
                 tokio::task::yield_now().await;
                 drop(other);
-            }
-            let message = shared.recv().tag(tag).await.unwrap();
-            let number = u64::from_le_bytes(message[..8].try_into().unwrap());
-            assert_eq!(number, next[tag as usize], "of {tag}");
-            next[tag as usize] += 1;
-        }
-        for sender in senders {
-            sender.await.unwrap();
-        }
+            },
+        )
+        .await;
     });
 }
 
