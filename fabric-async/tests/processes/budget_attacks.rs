@@ -13,6 +13,8 @@ use crate::test_peer::TestPeer;
 const ATTACK_TAG: u64 = 666;
 /// Rounds of the honest peer.
 const ROUNDS: u64 = 50;
+/// Endpoints of an attacker that sends from many.
+const ENDPOINTS: usize = 24;
 const BUDGET: usize = 16 << 20;
 /// What the buffer pool of a domain keeps of the three sizes of messages.
 const POOLED: usize = 3 * (4 << 20);
@@ -28,13 +30,24 @@ pub(crate) async fn client_of(name: &str) -> (Endpoint, FiAddr) {
 
 /// Sends messages that no receive takes, forever.
 pub(crate) async fn send_unexpected_forever(name: &str) {
+    send_unexpected(name, &[64 << 10, 100]).await;
+}
+
+/// Sends messages of these lengths that no receive takes, forever.
+async fn send_unexpected(name: &str, lens: &[usize]) {
     let (ep, peer) = client_of(name).await;
-    for len in [64 << 10, 100].into_iter().cycle() {
+    for &len in lens.iter().cycle() {
         let sent = ep.send(peer, vec![0; len]).tag(ATTACK_TAG).await;
         if sent.is_err() {
             return;
         }
     }
+}
+
+/// As [`send_unexpected_forever`], from many endpoints of one process. The messages are so short
+/// that over shm the receiver does not copy them from this process when it receives.
+pub(crate) async fn send_unexpected_from_many(name: &str) {
+    futures_util::future::join_all((0..ENDPOINTS).map(|_| send_unexpected(name, &[1000]))).await;
 }
 
 /// Connects again and again, and each time leaves messages that no receive takes.
@@ -147,6 +160,28 @@ fn peers_that_fill_the_budget_do_not_block_another_peer() {
                 ep.disconnect(name).unwrap();
             }
             assert_eq!((names.len(), ep.stats().unexpected), (3, 0));
+        },
+    );
+}
+
+#[test]
+fn connections_of_one_process_share_a_part_of_the_budget() {
+    run_attack(
+        "budget_attacks::connections_of_one_process_share_a_part_of_the_budget",
+        async |ep| {
+            let name = ep.name().to_string();
+            let attacker = TestPeer::start("budget send_unexpected_from_many", &name);
+            wait_until(ep, |stats| stats.held_back == ENDPOINTS).await;
+            // Their share, and a part of the reserve.
+            let used = ep.stats().unexpected_bytes;
+            assert!((BUDGET / 4..=BUDGET / 2).contains(&used), "{used}");
+            serve_honest_peer(ep).await;
+            drop(attacker);
+            while ep.stats().peers > 0 || ep.stats().unexpected > 0 {
+                let receive = ep.recv().tag(ATTACK_TAG);
+                let _ = receive.into_future().now_or_never();
+                tokio::task::yield_now().await;
+            }
         },
     );
 }

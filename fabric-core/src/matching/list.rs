@@ -104,6 +104,14 @@ impl<T: Copy> LinkedLists<T> {
         value
     }
 
+    /// Frees the table of empty lists. Keys of removed entries stay invalid.
+    #[cold]
+    pub(super) fn free_table(&mut self) {
+        debug_assert!(self.len == 0, "{} entries are linked", self.len);
+        self.nodes = Vec::new();
+        self.free = NIL;
+    }
+
     /// Returns the index of the entry of a key, unless the entry was removed.
     pub(super) fn find(&self, key: EntryKey) -> Option<usize> {
         let index = key.index as usize;

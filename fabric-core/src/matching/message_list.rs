@@ -64,6 +64,11 @@ impl MessageList {
         key
     }
 
+    /// Frees the table of an empty list.
+    pub(super) fn free_table(&mut self) {
+        self.lists.free_table();
+    }
+
     /// Removes the message at `index`.
     #[inline]
     pub(super) fn remove(&mut self, index: usize) {

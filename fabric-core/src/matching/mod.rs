@@ -32,8 +32,8 @@
 //!
 //! When the first entry of a queue matches, a match reads that entry and removes it: no look-up,
 //! and no allocation once the tables have grown to the largest number of entries ever held at a
-//! time (they do not shrink). Taking a message by key is O(1) while the queue is short; canceling a
-//! receive is logarithmic, amortized.
+//! time. A queue of more than 4,096 messages that becomes empty frees its tables. Taking a message
+//! by key is O(1) while the queue is short; canceling a receive is logarithmic, amortized.
 //!
 //! A list of up to 16 entries is searched entry by entry. A longer one has an index, and a search
 //! is logarithmic in the number of entries, amortized: a search that finds more than 16 entries

@@ -527,3 +527,34 @@ fn unexpected_messages_are_taken_in_arrival_order() {
         "the matcher is usable after take_unexpected"
     );
 }
+
+#[test]
+fn long_queue_that_becomes_empty_frees_its_tables() {
+    for take_all in [false, true] {
+        let mut matcher = TestMatcher::new();
+        let count = unexpected::MAX_KEPT + 1;
+        let keys: Vec<_> = (0..count)
+            .map(|_| add_unexpected(&mut matcher, Some(ALICE), 7, "old"))
+            .collect();
+        if take_all {
+            assert_eq!(matcher.unexpected.take_all().len(), count);
+        } else {
+            assert!(
+                keys.iter()
+                    .all(|key| matcher.unexpected.take(*key).is_some())
+            );
+        }
+        assert_eq!(matcher.unexpected.capacity(), 0);
+        // Keys of the messages that were taken find nothing, also when others have their entries.
+        let key = add_unexpected(&mut matcher, Some(BOB), 7, "new");
+        assert!(
+            keys.iter()
+                .all(|key| matcher.unexpected.get(*key).is_none())
+        );
+        assert!(matcher.unexpected.take(key).is_some());
+        assert!(
+            matcher.unexpected.capacity() > 0,
+            "a short queue keeps its tables"
+        );
+    }
+}

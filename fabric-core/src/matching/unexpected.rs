@@ -17,6 +17,10 @@ use super::posted::PostPlace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedKey(EntryKey);
 
+/// An empty queue keeps its tables if they have at most this number of entries. Longer ones are
+/// freed, so that memory for the messages of one burst is returned.
+pub(super) const MAX_KEPT: usize = 4096;
+
 /// The unexpected messages of an endpoint, in arrival order.
 pub struct UnexpectedQueue<M> {
     list: MessageList,
@@ -37,6 +41,11 @@ impl<M> UnexpectedQueue<M> {
     #[must_use]
     pub fn len(&self) -> usize {
         self.list.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.messages.capacity()
     }
 
     /// Returns whether no message is queued. O(1).
@@ -177,8 +186,12 @@ impl<M> UnexpectedQueue<M> {
     /// Removes and returns all unexpected messages, in arrival order, tagged and untagged.
     pub fn take_all(&mut self) -> Vec<(Envelope, M)> {
         let keys = self.list.take_all().into_iter();
-        keys.filter_map(|key| self.messages[key.index()].take())
-            .collect()
+        let taken = keys.filter_map(|key| self.messages[key.index()].take());
+        let taken = taken.collect();
+        if self.messages.len() > MAX_KEPT {
+            self.free_tables();
+        }
+        taken
     }
 
     /// Removes and returns every unexpected message that passes the test, tagged and untagged.
@@ -208,7 +221,18 @@ impl<M> UnexpectedQueue<M> {
 
     fn remove(&mut self, index: usize) -> Option<(Envelope, M)> {
         self.list.remove(index);
-        self.messages[index].take()
+        let message = self.messages[index].take();
+        if self.list.len() == 0 && self.messages.len() > MAX_KEPT {
+            self.free_tables();
+        }
+        message
+    }
+
+    /// Frees the tables of an empty queue.
+    #[cold]
+    fn free_tables(&mut self) {
+        self.messages = Vec::new();
+        self.list.free_table();
     }
 
     fn set_source(&mut self, keys: &[EntryKey], source: Option<FiAddr>) {

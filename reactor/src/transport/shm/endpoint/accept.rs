@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::event::EventKind;
+use fabric_core::rx::PeerSource;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
 use fabric_core::{Address, Error, RefusalReason, Result};
 
@@ -210,11 +211,21 @@ impl ShmEndpoint {
         peer.source = peer.addr_at_connect;
         let (name, source) = (peer.peer_address.clone(), peer.source);
         peer.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &name);
-        self.rx_connections.insert_established(rx_index, peer);
         if !is_exempt {
             self.rx_limits.add(rx_index, process);
+            if let Some(source) = budget_source(process) {
+                ctx.set_sender_source(peer.peer_key, source);
+            }
         }
+        self.rx_connections.insert_established(rx_index, peer);
         ctx.event(EventKind::PeerConnected { peer: name, source });
         Ok(())
     }
+}
+
+/// Returns the source whose peers share a part of the budget for unexpected messages: the process
+/// of a peer. Endpoints of this process have a share each.
+fn budget_source(process: Option<u64>) -> Option<PeerSource> {
+    let is_own = process == Some(std::process::id().into());
+    (!is_own).then(|| PeerSource(process.map_or(u128::MAX, u128::from)))
 }
