@@ -19,6 +19,8 @@
 //! | `peers` | senders that connect and disconnect |
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
+//! | `held_messages` | messages that the budget has declined, in the order of arrival |
+//! | `held_back` | peers whose messages the budget has declined, for events |
 //! | `shared` | receive queues that several endpoints share |
 //! | `plain` | runs of plain messages |
 //! | `engine` | the engine as the queue uses it |
@@ -28,6 +30,7 @@ mod budget;
 mod claim;
 mod engine;
 mod held_back;
+mod held_messages;
 mod lost;
 mod multi;
 mod partial;
@@ -53,6 +56,7 @@ use acks::UnsentAcks;
 use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
 use claim::{ClaimTable, Probes};
 use held_back::HeldBackPeers;
+use held_messages::HeldMessages;
 use lost::OnLoss;
 use multi::{MatchResult, QueuedMultiRecvs};
 use partial::{PartialTarget, Reassembly, append_copy};
@@ -95,6 +99,7 @@ pub struct RxQueue {
     unsent_acks: UnsentAcks,
     budget: UnexpectedBudget,
     held_back: HeldBackPeers,
+    held: HeldMessages,
     pool: Arc<BufferPool>,
 }
 
@@ -169,6 +174,7 @@ impl RxQueue {
             unsent_acks: UnsentAcks::default(),
             budget: UnexpectedBudget::new(budget),
             held_back: HeldBackPeers::default(),
+            held: HeldMessages::new(),
             pool,
         }
     }
@@ -230,7 +236,10 @@ impl RxQueue {
     #[inline(always)] // on the fast path of small messages
     pub fn post(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if !self.multi_recvs.is_empty() {
-            return self.post_after_multi(engine, op, spec);
+            return self.post_after_others(engine, op, spec);
+        }
+        if !self.held.is_empty() {
+            return self.post_with_held(engine, op, spec);
         }
         match self.matcher.post(spec, op) {
             RecvPostResult::Queued(key) => self.record_queued(engine, op, spec, key),
@@ -340,7 +349,7 @@ impl RxQueue {
         debug_assert!(bytes.len() <= envelope.len);
         match self.take_match(engine, &envelope) {
             MatchResult::Receive(op) => {
-                envelope.arrival = self.matcher.next_arrival();
+                envelope.arrival = self.arrival_of(envelope.peer);
                 engine.deliver(op, &envelope, bytes);
                 self.queue_ack(&envelope);
                 return true;
@@ -350,7 +359,7 @@ impl RxQueue {
         }
         let peer_memory = bytes.peer_memory();
         if let Some(receive) = self.take_stalled_receive(engine, &envelope) {
-            envelope.arrival = self.matcher.next_arrival();
+            envelope.arrival = self.arrival_of(envelope.peer);
             match peer_memory {
                 Some(memory) => self.receive_peer_memory(engine, receive, envelope, memory),
                 None => {
@@ -375,7 +384,7 @@ impl RxQueue {
             }
             append_copy(&mut buffered, bytes);
         }
-        envelope.arrival = self.matcher.next_arrival();
+        envelope.arrival = self.arrival_of(envelope.peer);
         self.add_unexpected(
             envelope,
             UnexpectedMessage {
@@ -426,6 +435,7 @@ impl RxQueue {
             len: envelope.len,
             buffered: self.budget.used_by(envelope.peer),
         });
+        self.held.add(envelope, || self.matcher.next_arrival());
         self.decline()
     }
 
@@ -586,6 +596,7 @@ impl RxQueue {
         self.post_keys.clear();
         self.unsent_acks.clear();
         self.budget.clear();
+        self.held = HeldMessages::new();
     }
 
     /// Returns the number of unexpected messages, and the bytes of the budget that they use.

@@ -253,9 +253,10 @@
 //!   peer alone gets 7 MiB, and n peers that send all they can leave one (n + 1)th to the next one.
 //!   The peer of a [`ConnectedEndpoint`] gets the whole budget, unless
 //!   the endpoint has a shared receive context.
-//! * Over `tcp`, the peers of one source (an IPv4 address, or an IPv6 network of 64 bits) that the
-//!   program has not inserted together use at most half of what the others leave, because one
-//!   machine can have many connections. Insert the addresses of peers that you rely on.
+//! * The peers of one source that the program has not inserted together use at most half of what
+//!   the others leave, because one machine can have many connections. A source is an IPv4 address
+//!   or an IPv6 network of 64 bits over `tcp`, and another process over `shm`. Insert the addresses
+//!   of peers that you rely on.
 //! * An eighth is a reserve: a peer beyond its share may still use 4 KiB of the reserve, and the
 //!   peers of one source half of the reserve.
 //! * Messages of peers that have left stay, and count. When the reserve is used up too, or a limit
@@ -271,6 +272,9 @@
 //!   [probe](Endpoint::probe) finds the message; a message that a probe has found is buffered
 //!   beyond the budget, unless another one beyond the budget is buffered.
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
+//! * A receive takes the message that has arrived first of those that it accepts, whether that
+//!   message is buffered or waits in its connection. So a message that waits is received even while
+//!   other peers fill the budget again after each receive.
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fabric_async::stats::EndpointStats;
 use fabric_async::{Endpoint, EventKind, FiAddr};
 use futures_util::FutureExt;
 
@@ -15,6 +16,8 @@ const ATTACK_TAG: u64 = 666;
 const ROUNDS: u64 = 50;
 /// Endpoints of an attacker that sends from many.
 const ENDPOINTS: usize = 24;
+/// Longer than the share of a peer.
+const LONG_LEN: usize = 8 << 20;
 const BUDGET: usize = 16 << 20;
 /// What the buffer pool of a domain keeps of the three sizes of messages.
 const POOLED: usize = 3 * (4 << 20);
@@ -162,6 +165,52 @@ fn peers_that_fill_the_budget_do_not_block_another_peer() {
             assert_eq!((names.len(), ep.stats().unexpected), (3, 0));
         },
     );
+}
+
+/// A message that no budget has room for is received in its turn, while another process
+/// fills its share again after each receive.
+#[test]
+fn long_message_is_received_while_another_process_fills_its_share() {
+    for scheme in ["tcp://", "shm://"] {
+        run(async {
+            let ep = Endpoint::bind(scheme).await.unwrap();
+            let name = ep.name().to_string();
+            let _attacker = TestPeer::start("budget send_unexpected_from_many", &name);
+            let is_full = |stats: &EndpointStats| stats.unexpected_bytes > BUDGET / 3;
+            wait_until(&ep, is_full).await;
+            // Through the ring: a single copy is done by the receiver.
+            let options = Endpoint::options().single_copy_threshold(usize::MAX);
+            let sender = options.bind(scheme).await.unwrap();
+            let peer = sender.add_peer(ep.name()).await.unwrap();
+            let long = sender.send(peer, vec![7u8; LONG_LEN]).tag(ATTACK_TAG);
+            let receiving = async {
+                let mut events = ep.take_events().unwrap();
+                loop {
+                    let event = events.read().await.kind;
+                    if matches!(event, EventKind::PeerHeldBack { len: LONG_LEN, .. }) {
+                        break;
+                    }
+                }
+                // The messages that are buffered, those that are held, and the long one.
+                let older = ep.stats().unexpected + ENDPOINTS + 1;
+                for _ in 0..older {
+                    if ep.recv().tag(ATTACK_TAG).await.unwrap().len() == LONG_LEN {
+                        return;
+                    }
+                    // The attacker fills its share again while the program does something else.
+                    let mut passes = 0;
+                    wait_until(&ep, |stats| {
+                        passes += 1;
+                        is_full(stats) || passes > 20
+                    })
+                    .await;
+                }
+                panic!("{older} messages were received, and not the long one");
+            };
+            let (sent, ()) = tokio::join!(long.into_future(), receiving);
+            sent.unwrap();
+        });
+    }
 }
 
 #[test]

@@ -185,7 +185,7 @@ impl BeforeAttack {
 }
 
 /// Makes progress until the statistics of the endpoint pass this test.
-pub(crate) async fn wait_until(ep: &Endpoint, test: impl Fn(&EndpointStats) -> bool) {
+pub(crate) async fn wait_until(ep: &Endpoint, mut test: impl FnMut(&EndpointStats) -> bool) {
     while !test(&ep.stats()) {
         ep.domain().progress();
         tokio::task::yield_now().await;

@@ -30,7 +30,7 @@ pub struct UnexpectedQueue<M> {
 }
 
 impl<M> UnexpectedQueue<M> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             list: MessageList::new(),
             messages: Vec::new(),
@@ -189,7 +189,7 @@ impl<M> UnexpectedQueue<M> {
         let taken = keys.filter_map(|key| self.messages[key.index()].take());
         let taken = taken.collect();
         if self.messages.len() > MAX_KEPT {
-            self.free_tables();
+            self.free_unused_tables();
         }
         taken
     }
@@ -221,18 +221,25 @@ impl<M> UnexpectedQueue<M> {
 
     fn remove(&mut self, index: usize) -> Option<(Envelope, M)> {
         self.list.remove(index);
-        let message = self.messages[index].take();
-        if self.list.len() == 0 && self.messages.len() > MAX_KEPT {
-            self.free_tables();
+        if self.messages.len() > MAX_KEPT {
+            return self.remove_from_long_table(index);
         }
+        self.messages[index].take()
+    }
+
+    /// Removes a message from its table, and frees the tables if the queue is empty.
+    #[cold]
+    fn remove_from_long_table(&mut self, index: usize) -> Option<(Envelope, M)> {
+        let message = self.messages[index].take();
+        self.free_unused_tables();
         message
     }
 
-    /// Frees the tables of an empty queue.
-    #[cold]
-    fn free_tables(&mut self) {
-        self.messages = Vec::new();
-        self.list.free_table();
+    fn free_unused_tables(&mut self) {
+        if self.list.len() == 0 {
+            self.messages = Vec::new();
+            self.list.free_table();
+        }
     }
 
     fn set_source(&mut self, keys: &[EntryKey], source: Option<FiAddr>) {

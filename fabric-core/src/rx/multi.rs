@@ -212,10 +212,10 @@ impl RxQueue {
         MatchResult::NoReceive
     }
 
-    /// Posts a receive for one message while multi-receives are posted: unexpected messages that
-    /// match an earlier multi-receive are not for this receive.
+    /// Posts a receive for one message while multi-receives are posted, or messages are held.
+    /// Unexpected messages that match an earlier multi-receive are not for this receive.
     #[cold]
-    pub(super) fn post_after_multi(
+    pub(super) fn post_after_others(
         &mut self,
         engine: &mut impl RxEngine,
         op: OpKey,

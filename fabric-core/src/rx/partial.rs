@@ -207,7 +207,7 @@ impl RxQueue {
             }
         };
         engine.on_arriving();
-        envelope.arrival = self.matcher.next_arrival();
+        envelope.arrival = self.arrival_of(envelope.peer);
         let id = self.partials.next_id();
         let mut failed = None;
         let target = match matched {

@@ -196,7 +196,7 @@ impl RxQueue {
         }
         match self.take_match_multi(engine, &envelope) {
             MatchResult::Receive(receive) => {
-                envelope.arrival = self.matcher.next_arrival();
+                envelope.arrival = self.arrival_of(envelope.peer);
                 self.receive_peer_memory(engine, receive, envelope, memory.clone());
                 true
             }

@@ -199,6 +199,7 @@ impl RxQueue {
         {
             envelope.source.get_or_insert(source);
         }
+        self.held.assign_source(peers, source);
         let updated = self.matcher.unexpected.assign_source(peers, source);
         self.match_keys(engine, updated);
         self.check_probes(engine);
@@ -208,6 +209,7 @@ impl RxQueue {
     /// directed to the handle fail.
     pub fn clear_source(&mut self, engine: &mut impl RxEngine, source: FiAddr) {
         self.matcher.unexpected.clear_source(source);
+        self.held.clear_source(source);
         for partial in self.partials.iter_mut() {
             if partial.envelope.source == Some(source) {
                 partial.envelope.source = None;
@@ -245,6 +247,7 @@ impl RxQueue {
         self.peers.disconnect(peer, name, &self.budget);
         self.budget.on_disconnect(peer);
         self.held_back.remove(peer);
+        self.held.remove(peer);
     }
 
     /// Sets the source of a connected peer that the program has not inserted. The peers of one

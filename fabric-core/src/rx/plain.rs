@@ -64,7 +64,7 @@ impl RxQueue {
         engine: &'a mut E,
         peer: (PeerKey, Option<FiAddr>),
     ) -> Option<PlainRun<'a, E::PlainSink<'a>>> {
-        if self.shared || !self.multi_recvs.is_empty() {
+        if self.shared || !self.multi_recvs.is_empty() || !self.held.is_empty() {
             return None;
         }
         let sink = engine.plain_sink(self.ep)?;

@@ -1,6 +1,7 @@
 //! The receive queue, with an engine that keeps its state in maps.
 
 mod changes;
+mod held_messages;
 mod stalled_messages;
 #[path = "../common/test_engine.rs"]
 #[allow(dead_code)] // parts that only `tcp_wire` uses
@@ -40,6 +41,8 @@ impl Fixture {
     fn post(&mut self, tag: Option<u64>) -> OpKey {
         let op = self.new_op();
         self.rx.post(&mut self.engine, op, spec(tag));
+        // No transport holds a message.
+        self.rx.end_next_held(&mut self.engine);
         op
     }
 

@@ -160,6 +160,7 @@ impl TcpReceiver {
             capacity.map_or_else(pooled, |capacity| AnyBuf::Vec(Vec::with_capacity(capacity)));
         let op = self.context.add_op(buf);
         self.rx.post(&mut self.context, op, spec);
+        self.rx.end_next_held(&mut self.context);
         op
     }
 

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `endpoint` | an endpoint: its name, its connections, its receive queue |
 //! | `rx_table` | incoming connections, active, idle and held |
-//! | `held_connections` | incoming connections whose message the receive queue has declined |
 //! | `connection_table` | outgoing connections by address handle, each under a lock of its own |
 //! | `tx_connection`, `rx_connection` | the sending and the receiving end of a connection |
 //! | `tx_settings` | how endpoints send long messages |
@@ -33,7 +32,6 @@ mod doorbell;
 mod endpoint;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;
-mod held_connections;
 mod held_slots;
 mod loans;
 mod mapped_regions;

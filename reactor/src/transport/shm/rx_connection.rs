@@ -116,7 +116,7 @@ pub(crate) enum Polling {
     Active,
     /// In turn: the doorbell is armed.
     Idle,
-    /// When the receive queue may accept the declined message (`held_connections`).
+    /// When the record that was left in the ring may be processed (`held_connections`).
     Held,
 }
 
@@ -659,16 +659,11 @@ impl RxConnection {
         self.held_for.is_some()
     }
 
-    /// Returns whether the receive queue has declined the oldest message in the last pass.
-    pub(crate) fn is_declined(&self) -> bool {
-        self.held_for == Some(HeldFor::RxQueue)
-    }
-
     /// Returns how many bytes of the message that the receive queue has declined are in the first
     /// record of the message: none of a loan, which is in other memory. `None` if no message was
     /// declined.
     pub(crate) fn declined_len(&mut self) -> Option<usize> {
-        if !self.is_declined() {
+        if self.held_for != Some(HeldFor::RxQueue) {
             return None;
         }
         let record = self.ring.peek().ok().flatten()?;
@@ -724,7 +719,7 @@ impl RxConnection {
     pub(crate) fn arm(&mut self) -> bool {
         // A held message does not keep this side awake: a task of this process has to post a
         // receive, free buffer space or drop a guard, and does so with a pass.
-        self.ring.arm() || self.held_for.is_some()
+        self.ring.arm() || self.has_held_record()
     }
 
     /// Disarms the doorbell after this side has slept.

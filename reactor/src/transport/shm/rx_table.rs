@@ -1,12 +1,11 @@
 //! The incoming connections of an endpoint, active, idle and held.
 //!
-//! A pass polls every *active* connection. A connection whose oldest message the receive queue has
-//! declined is *held* (`held_connections`). With more than 8 connections, a connection that has
-//! sent nothing for a long time while others are active becomes *idle*: its doorbell flag stays
-//! armed, so its next message rings the doorbell over the Unix socket. A spinning thread polls
-//! sockets only every 2048 passes, so each pass also polls one idle connection, round-robin. The
-//! cost of a pass is therefore O(active), and arming and disarming the domain does not touch idle
-//! connections.
+//! A pass polls every *active* connection. A connection whose oldest record cannot be processed now
+//! is *held* (`held_connections`). With more than 8 connections, a connection that has sent nothing
+//! for a long time while others are active becomes *idle*: its doorbell flag stays armed, so its
+//! next message rings the doorbell over the Unix socket. A spinning thread polls sockets only every
+//! 2048 passes, so each pass also polls one idle connection, round-robin. The cost of a pass is
+//! therefore O(active), and arming and disarming the domain does not touch idle connections.
 //!
 //! Decision: a bitmap of rings with new records, shared by the senders, was rejected. Every message
 //! would write to a shared cache line, and a sender could clear the bits of the others.
@@ -26,9 +25,9 @@ use fabric_core::Address;
 use fabric_core::matching::PeerKey;
 use slab::Slab;
 
-use super::held_connections::{HeldRxConnections, TRIES_PER_PASS};
 use super::rx_connection::{PendingHandshake, Polling, RxConnection};
 use crate::transport::connection_keys::ConnectionKeys;
+use crate::transport::held_connections::HeldConnections;
 
 /// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
@@ -78,7 +77,7 @@ pub(crate) struct RxConnections {
     /// Idle connections; the front is polled next.
     idle: VecDeque<usize>,
     /// Held connections.
-    held: HeldRxConnections,
+    held: HeldConnections,
     /// Connections whose handshake is pending, oldest first.
     handshaking: VecDeque<usize>,
     /// Number of passes made; wraps.
@@ -167,7 +166,6 @@ impl RxConnections {
         self.by_address.entry(address).or_default().push(rx_index);
         self.keys.insert(key, rx_index);
         self.active.push(rx_index);
-        self.held.reserve(self.slots.len());
         self.update_inline_polls();
     }
 
@@ -355,15 +353,16 @@ impl RxConnections {
         !self.held.is_empty()
     }
 
-    /// Makes the active connections held whose message the receive queue has declined in this pass.
+    /// Makes the active connections held that have left their oldest record in the ring in this
+    /// pass. `changes` is the number of changes before the pass, or less.
     #[cold]
-    pub(crate) fn hold_declined(&mut self) {
+    pub(crate) fn hold_active(&mut self, changes: u64) {
         let mut position = 0;
         while let Some((rx_index, rx)) = self.active_mut(position) {
-            if rx.is_declined() {
+            if rx.has_held_record() {
                 rx.polling = Polling::Held;
                 self.active.swap_remove(position);
-                self.held.push_tried(rx_index);
+                self.held.set(rx_index, Some(changes));
             } else {
                 position += 1;
             }
@@ -371,46 +370,39 @@ impl RxConnections {
         self.update_inline_polls();
     }
 
-    /// Makes all held connections untried.
-    pub(crate) fn retry_held(&mut self) {
-        self.held.retry_all();
-    }
-
-    /// Returns whether a held connection is to be tried, given the count of changes of the receive
-    /// queue.
+    /// Returns the held connection that is to be tried next, if any is due at this number of
+    /// changes.
     #[inline]
-    pub(crate) fn needs_try(&self, change_count: u64) -> bool {
-        self.has_held() && self.held.needs_try(change_count)
+    pub(crate) fn next_due(&self, changes: u64) -> Option<usize> {
+        self.held.next_due(changes)
     }
 
-    /// Polls up to [`TRIES_PER_PASS`] held connections with `poll`, which returns whether the
-    /// connection has progressed. A connection stays held if its message was declined again.
+    /// Polls a held connection with `poll`, which returns whether the connection has progressed.
+    /// The connection stays held if it leaves its record in the ring again. There were `changes`
+    /// before the poll.
     #[cold]
     pub(crate) fn try_held(
         &mut self,
-        change_count: u64,
-        mut poll: impl FnMut(usize, &mut RxConnection) -> bool,
+        (rx_index, changes): (usize, u64),
+        poll: impl FnOnce(usize, &mut RxConnection) -> bool,
     ) {
-        self.held.observe(change_count);
         let passes = self.passes;
-        for _ in 0..TRIES_PER_PASS {
-            let Some(rx_index) = self.held.pop_untried() else {
-                break;
-            };
-            let Some(rx) = self.get_mut(rx_index) else {
-                continue;
-            };
-            if poll(rx_index, rx) {
-                rx.last_active = passes;
-            }
-            if rx.is_declined() {
-                self.held.push_tried(rx_index);
-            } else {
-                rx.polling = Polling::Active;
-                rx.disarm();
-                self.active.push(rx_index);
-            }
+        let Some(rx) = self.get_mut(rx_index) else {
+            return;
+        };
+        if rx.polling != Polling::Held {
+            return;
         }
+        if poll(rx_index, rx) {
+            rx.last_active = passes;
+        }
+        if rx.has_held_record() {
+            return self.held.set(rx_index, Some(changes));
+        }
+        rx.polling = Polling::Active;
+        rx.disarm();
+        self.held.remove(rx_index);
+        self.active.push(rx_index);
         self.update_inline_polls();
     }
 

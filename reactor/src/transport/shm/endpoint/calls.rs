@@ -196,6 +196,12 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         }
     }
 
+    fn receive_held(&mut self, ctx: &mut EndpointContext<'_, E>, peer: PeerKey) {
+        if let Some(rx_index) = self.rx_connections.index_of(peer) {
+            self.receive_held_from(ctx, rx_index);
+        }
+    }
+
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         let rx_index = self.rx_connections.index_of(peer)?;
         self.rx_connections.get(rx_index)?.source
@@ -215,9 +221,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
                 ctx.assign_source(peer.peer_key, addr);
             }
         });
-        // Held messages of the peer may match directed receives now.
         if self.rx_connections.has_held() {
-            self.rx_connections.retry_held();
+            // Held messages of the peer may match directed receives now.
             ctx.request_rearm();
         }
         if let Some(mut tx) = self.tx_connection(addr) {
@@ -302,8 +307,11 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
 
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
         let has_work = ctx.rx_has_work();
-        let needs_try = self.rx_connections.needs_try(ctx.changes_for_held());
-        let mut is_quiet = !(has_work | needs_try) & self.rx_connections.arm();
+        let is_due = self
+            .rx_connections
+            .next_due(ctx.changes_for_held())
+            .is_some();
+        let mut is_quiet = !(has_work | is_due) & self.rx_connections.arm();
         for &tx_index in &self.tx_queued {
             is_quiet &= self
                 .tx_connections

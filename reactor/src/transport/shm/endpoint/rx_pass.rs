@@ -7,6 +7,7 @@ use fabric_core::transport::{EndpointContext, EngineContext};
 use super::super::rx_connection::RxConnection;
 use super::super::rx_table::RxConnections;
 use super::ShmEndpoint;
+use crate::transport::held_connections::TRIES_PER_PASS;
 
 /// Result of a pass over the incoming connections.
 #[derive(Default)]
@@ -45,7 +46,8 @@ impl RxPass {
             position += 1;
         }
         if self.any_held {
-            connections.hold_declined();
+            // An earlier number: the connections are tried once more in this pass.
+            connections.hold_active(ctx.changes_for_held().wrapping_sub(1));
         }
         if connections.has_held() {
             self.try_held((connections, ended), ctx);
@@ -70,7 +72,7 @@ impl RxPass {
         connections.on_idle_polled(rx_index, progressed);
     }
 
-    /// Tries held connections again if the receive queue may accept their messages.
+    /// Tries the held connections that are due, at most [`TRIES_PER_PASS`].
     #[cold]
     #[inline(never)] // inlined, it makes passes over idle connections longer
     fn try_held<E: EngineContext>(
@@ -78,12 +80,29 @@ impl RxPass {
         (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
         ctx: &mut EndpointContext<'_, E>,
     ) {
-        let change_count = ctx.changes_for_held();
-        connections.try_held(change_count, |rx_index, peer| {
+        for _ in 0..TRIES_PER_PASS {
+            let changes = ctx.changes_for_held();
+            let Some(rx_index) = connections.next_due(changes) else {
+                return;
+            };
+            self.try_one((connections, ended), (rx_index, changes), ctx);
+        }
+        // The others are tried in the next pass.
+        let is_due = connections.next_due(ctx.changes_for_held()).is_some();
+        self.moved += u32::from(is_due);
+    }
+
+    /// Tries one held connection. There were `changes` before.
+    #[cold]
+    fn try_one<E: EngineContext>(
+        &mut self,
+        (connections, ended): (&mut RxConnections, &mut Vec<EndedRx>),
+        (rx_index, changes): (usize, u64),
+        ctx: &mut EndpointContext<'_, E>,
+    ) {
+        connections.try_held((rx_index, changes), |rx_index, peer| {
             self.poll_connection((rx_index, peer), ended, ctx)
         });
-        // The others are tried in the next pass.
-        self.moved += u32::from(connections.needs_try(change_count));
     }
 
     /// Receives records of one connection. Returns whether there were any.
@@ -175,15 +194,28 @@ impl ShmEndpoint {
         }
     }
 
-    /// Tries held connections again because the receive queue may accept messages that it has
-    /// declined. They are tried before the active ones. Otherwise a new message of an active
-    /// connection could take the posted receive before an older held message.
+    /// Tries held connections because the receive queue may accept messages that it has declined.
+    /// They are tried before the active ones. Otherwise a new message of an active connection could
+    /// take the posted receive before an older held message.
     #[cold]
     pub(super) fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        self.rx_connections.retry_held();
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
         let mut pass = RxPass::default();
         pass.try_held(connections, ctx);
+        self.finish_pass(&mut pass, ctx);
+        ctx.request_rearm();
+    }
+
+    /// Tries one held connection, whose message the receive queue accepts now.
+    #[cold]
+    pub(super) fn receive_held_from(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        rx_index: usize,
+    ) {
+        let connections = (&mut self.rx_connections, &mut self.ended_rx);
+        let mut pass = RxPass::default();
+        pass.try_one(connections, (rx_index, ctx.changes_for_held()), ctx);
         self.finish_pass(&mut pass, ctx);
         ctx.request_rearm();
     }

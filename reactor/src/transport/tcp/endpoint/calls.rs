@@ -13,8 +13,8 @@ use fabric_core::transport::{
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::super::connection::{QueuedTxOp, TcpConnection};
-use super::connections::MAX_RETRIES;
 use super::{EndpointKind, TcpEndpoint, TcpToken};
+use crate::transport::held_connections::TRIES_PER_PASS;
 
 impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     fn try_send(
@@ -152,6 +152,12 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         }
         self.fail_recvs_if_disconnected(ctx);
         self.retry_held(ctx);
+    }
+
+    fn receive_held(&mut self, ctx: &mut EndpointContext<'_, E>, peer: PeerKey) {
+        if let Some(connection_index) = self.connections.with_key(peer) {
+            self.receive_held_from(ctx, connection_index);
+        }
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
@@ -349,18 +355,27 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
 }
 
 impl TcpEndpoint {
+    /// Tries a connection that holds a message.
+    fn receive_held_from(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        connection_index: usize,
+    ) {
+        if self.connections.receive(connection_index, ctx) {
+            // The next pass sends replies, and reads on.
+            self.connections.mark_active(connection_index);
+            ctx.request_rearm();
+        }
+    }
+
     /// Tries connections that hold messages, at most as many as a pass tries. The next passes try
     /// the others.
     fn retry_held(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        for _ in 0..MAX_RETRIES {
+        for _ in 0..TRIES_PER_PASS {
             let Some(connection_index) = self.connections.next_due(ctx.changes_for_held()) else {
                 return;
             };
-            if self.connections.receive(connection_index, ctx) {
-                // The next pass sends replies, and reads on.
-                self.connections.mark_active(connection_index);
-                ctx.request_rearm();
-            }
+            self.receive_held_from(ctx, connection_index);
         }
         if self.connections.next_due(ctx.changes_for_held()).is_some() {
             ctx.request_rearm();

@@ -3,20 +3,9 @@
 //! A pass polls the active connections. A connection is active while it has something to send or to
 //! process, and for some passes after input. Its socket reports input to an inactive one.
 //!
-//! A connection *holds* a message or an access that the receive queue, a locked region or a full
-//! completion queue does not accept now. It is tried again after
-//! [`changes_for_held`](EndpointContext::changes_for_held) has grown: at most [`MAX_RETRIES`] of
-//! such connections in a pass, in the order of their last tries.
-//!
-//! **Invariant.** Each connection that holds something is in `held`, with the number of changes
-//! from before its last try. So no change is missed: after a change during or after the try, the
-//! numbers differ, and the connection is *due*. The domain does not sleep while a connection is
-//! due, because `arm` refuses, and passes go on until none is. A change while the domain sleeps is
-//! one of the engine, which reports the change (`on_rx_queue_changed`) or makes a pass; or a call
-//! closes a connection, which requests that the domain is armed again. What a connection has to
-//! send makes it active, whether or not it holds something.
+//! Connections that hold a message or an access are tried as `held_connections` says. What a
+//! connection has to send makes it active, whether or not it holds something.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use fabric_core::Error;
@@ -32,11 +21,8 @@ use super::deadlines::Deadlines;
 use super::inbound_handshakes::{InboundHandshakes, InboundSource};
 use super::verify::Verifications;
 use crate::transport::connection_keys::ConnectionKeys;
+use crate::transport::held_connections::{HeldConnections, TRIES_PER_PASS};
 use crate::transport::inbound_limits::{InboundConnections, InboundLimits};
-
-/// Maximum number of connections with held messages that are tried in a pass, and at a change of
-/// the receive queue.
-pub(super) const MAX_RETRIES: usize = 8;
 
 /// A connection in one of its phases.
 pub(super) enum ConnectionState {
@@ -51,8 +37,6 @@ struct Slot {
     state: ConnectionState,
     /// Whether the connection is in `active`.
     is_active: bool,
-    /// The number of changes before the last try, if the connection is in `held`.
-    held_at: Option<u64>,
 }
 
 /// The connections of an endpoint, by index.
@@ -60,9 +44,8 @@ pub(super) struct Connections {
     slots: Slab<Slot>,
     /// Established connections that every pass polls.
     active: Vec<usize>,
-    /// Established connections that hold a message or an access, each with the number of changes
-    /// before its last try.
-    held: BTreeSet<(u64, usize)>,
+    /// Established connections that hold a message or an access.
+    held: HeldConnections,
     established_count: usize,
     /// The keys of established connections.
     keys: ConnectionKeys,
@@ -83,7 +66,7 @@ impl Connections {
         Self {
             slots: Slab::new(),
             active: Vec::new(),
-            held: BTreeSet::new(),
+            held: HeldConnections::default(),
             established_count: 0,
             keys: ConnectionKeys::default(),
             deadlines: Deadlines::default(),
@@ -111,11 +94,9 @@ impl Connections {
     }
 
     fn insert(&mut self, state: ConnectionState) -> usize {
-        let (is_active, held_at) = (false, None);
         let index = self.slots.insert(Slot {
             state,
-            is_active,
-            held_at,
+            is_active: false,
         });
         self.update_deadline(index);
         index
@@ -224,9 +205,7 @@ impl Connections {
         if slot.is_active {
             self.active.retain(|active| *active != index);
         }
-        if let Some(held_at) = slot.held_at {
-            self.held.remove(&(held_at, index));
-        }
+        self.held.remove(index);
         self.established_count -= 1;
         self.keys.remove(connection.peer_key);
         self.deadlines.remove(index);
@@ -418,13 +397,8 @@ impl Connections {
         }
         let changes = ctx.changes_for_held();
         let received = receive(connection, &mut self.read_memory, ctx);
-        let held_at = connection.has_held_messages().then_some(changes);
-        if slot.held_at != held_at {
-            if let Some(previous) = std::mem::replace(&mut slot.held_at, held_at) {
-                self.held.remove(&(previous, index));
-            }
-            self.held.extend(held_at.map(|changes| (changes, index)));
-        }
+        let is_held = connection.has_held_messages();
+        self.held.set(index, is_held.then_some(changes));
         Some((connection, received))
     }
 
@@ -435,11 +409,10 @@ impl Connections {
 
     /// Returns the connection that is to be tried next, of those that hold messages, if it is due.
     pub(super) fn next_due(&self, changes: u64) -> Option<usize> {
-        let (held_at, index) = *self.held.first()?;
-        (held_at != changes).then_some(index)
+        self.held.next_due(changes)
     }
 
-    /// Makes due connections active, at most [`MAX_RETRIES`], so that this pass tries them.
+    /// Makes due connections active, at most [`TRIES_PER_PASS`], so that this pass tries them.
     #[inline]
     pub(super) fn activate_due(&mut self, changes: u64) {
         if self.next_due(changes).is_some() {
@@ -449,8 +422,7 @@ impl Connections {
 
     #[cold]
     fn activate_all_due(&mut self, changes: u64) {
-        let due = self.held.iter().take_while(|(at, _)| *at != changes);
-        for &(_, index) in due.take(MAX_RETRIES) {
+        for index in self.held.due(changes).take(TRIES_PER_PASS) {
             if let Some(slot) = self.slots.get_mut(index)
                 && !std::mem::replace(&mut slot.is_active, true)
             {
