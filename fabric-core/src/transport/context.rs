@@ -52,7 +52,7 @@ pub trait EngineContext: RxEngine + Sized {
 
     /// Notes that further passes are needed, even if no task of this process waits. The transport
     /// calls this method in every pass after which another one is needed.
-    fn request_progress(&mut self) {}
+    fn request_pass(&mut self) {}
 
     /// Reports an event of the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);

@@ -375,9 +375,9 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.engine.request_rearm();
     }
 
-    /// Requests further passes ([`EngineContext::request_progress`]).
-    pub fn request_progress(&mut self) {
-        self.engine.request_progress();
+    /// Requests further passes ([`EngineContext::request_pass`]).
+    pub fn request_pass(&mut self) {
+        self.engine.request_pass();
     }
 
     /// Returns the region with this key ([`EngineContext::region`]).

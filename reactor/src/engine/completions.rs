@@ -31,7 +31,7 @@ impl EngineState {
         let domain = &mut self.domain;
         let queue = domain.cqs.close(id, &mut domain.deferred)?;
         // The closed queue no longer holds messages back.
-        domain.pending_work.on_cq_space();
+        domain.on_cq_space(id);
         Some(queue)
     }
 }

@@ -505,7 +505,7 @@ impl EngineGuard<'_> {
                         state.domain.arrival_timer.start(&engine.wait_set);
                     }
                 }
-                FollowUp::ResumeProgress => {
+                FollowUp::MakePass => {
                     state.progress_transport();
                     resumed = true;
                 }

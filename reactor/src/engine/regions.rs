@@ -46,7 +46,7 @@ impl DomainHandle {
         let mut locked = self.engine().lock();
         if locked.domain.regions.remove(key) {
             // A response to a peer, or an access, may wait for the region.
-            locked.domain.pending_work.on_region_changed();
+            locked.domain.access_changes.on_region_changed();
             self.engine().wait_set.wake();
         }
     }
@@ -54,7 +54,7 @@ impl DomainHandle {
     /// Resumes remote operations that waited because the region was locked by its owner.
     pub fn region_unlocked(&self) {
         let engine = self.engine();
-        engine.lock().domain.pending_work.on_region_changed();
+        engine.lock().domain.access_changes.on_region_changed();
         engine.progress();
     }
 }

@@ -41,7 +41,7 @@ impl EngineState {
         }
         if declined {
             // A declined message may be accepted now.
-            self.domain.pending_work.push(FollowUp::ResumeProgress);
+            self.domain.pending_work.push(FollowUp::MakePass);
         }
     }
 

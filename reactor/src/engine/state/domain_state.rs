@@ -16,6 +16,7 @@ use fabric_core::transport::{EpId, OpKey, WaitPolicy};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
+use super::access_changes::AccessChanges;
 use super::arrival_timer::ArrivalTimer;
 use super::av::{AddressVectors, Av};
 use super::counter::Counters;
@@ -43,6 +44,7 @@ pub struct DomainState {
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
+    pub(crate) access_changes: AccessChanges,
     pub(crate) arrival_timer: ArrivalTimer,
     pub(crate) multi_recvs: MultiRecvs,
     pub(crate) flushes: Flushes,
@@ -62,6 +64,7 @@ impl DomainState {
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
+            access_changes: AccessChanges::default(),
             arrival_timer: ArrivalTimer::new(),
             multi_recvs: MultiRecvs::default(),
             flushes: Flushes::default(),

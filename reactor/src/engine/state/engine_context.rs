@@ -75,7 +75,7 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn request_progress(&mut self) {
+    fn request_pass(&mut self) {
         self.pending_work.request_pass();
     }
 
@@ -114,7 +114,7 @@ impl EngineContext for DomainState {
     }
 
     fn access_changes(&self) -> u64 {
-        self.pending_work.access_changes()
+        self.access_changes.count()
     }
 
     fn on_remote_access(
@@ -132,7 +132,7 @@ impl EngineContext for DomainState {
             && let Some(queue) = self.cqs.get_mut(bindings.rx_cq)
         {
             if !queue.reserve() {
-                self.pending_work.block_on_cq();
+                self.access_changes.block_on_cq();
                 return false;
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));

@@ -9,10 +9,12 @@
 //! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
-//! | `pending_work`, `arrival_timer` | work that calls leave behind; messages that stop arriving |
+//! | `pending_work`, `access_changes` | work that calls leave behind; retries of what transports hold back |
+//! | `arrival_timer` | messages that stop arriving |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
+mod access_changes;
 pub(crate) mod arrival_timer;
 pub(crate) mod av;
 pub(crate) mod bindings;

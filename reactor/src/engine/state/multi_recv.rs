@@ -288,7 +288,7 @@ impl DomainState {
         let queue = self.endpoints.cq_of(multi.ep, OpKind::Recv);
         *reserved = self.cqs.reserve(queue).is_ok();
         if !*reserved {
-            self.pending_work.block_on_cq();
+            self.access_changes.block_on_cq();
         }
         *reserved
     }
@@ -419,7 +419,7 @@ impl DomainState {
             self.wake_op(op);
         }
         if resumes {
-            self.pending_work.push(FollowUp::ResumeProgress);
+            self.pending_work.push(FollowUp::MakePass);
         }
         self.discard_op(key);
         self.finish_multi_recv(id);
@@ -465,7 +465,7 @@ impl DomainState {
         if let Some(index) = multi.next_complete() {
             let part = multi.messages.remove(index)?.op;
             if multi.resumes() {
-                self.pending_work.push(FollowUp::ResumeProgress);
+                self.pending_work.push(FollowUp::MakePass);
             }
             return self.take_op_result(part).map(MultiRecvItem::Message);
         }

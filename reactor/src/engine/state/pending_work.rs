@@ -19,7 +19,7 @@ pub(crate) enum FollowUp {
     /// Start the timer that checks which arriving messages make progress.
     StartArrivalTimer,
     /// Make a pass: messages or accesses that were held back may be accepted now.
-    ResumeProgress,
+    MakePass,
 }
 
 /// Work that calls leave for the end of the call, for the next pass, or for the driver.
@@ -28,11 +28,8 @@ pub(crate) struct PendingWork {
     follow_ups: VecDeque<FollowUp>,
     needs_pass: bool,
     needs_rearm: bool,
-    blocked_on_cq: bool,
     /// Endpoints that may have batched messages which no pass has sent yet.
     batched: Vec<EpId>,
-    /// The number of changes after which an access that waits may go on.
-    access_changes: u64,
 }
 
 impl PendingWork {
@@ -97,32 +94,5 @@ impl PendingWork {
     #[inline]
     pub(crate) fn take_rearm(&mut self) -> bool {
         std::mem::take(&mut self.needs_rearm)
-    }
-
-    /// Notes that something was held back because a completion queue was full: a remote access by a
-    /// peer, or a message for a multi-receive.
-    pub(crate) fn block_on_cq(&mut self) {
-        self.blocked_on_cq = true;
-    }
-
-    /// Continues what was held back because a completion queue was full.
-    #[inline]
-    pub(crate) fn on_cq_space(&mut self) {
-        if std::mem::take(&mut self.blocked_on_cq) {
-            self.access_changes += 1;
-            self.push(FollowUp::ResumeProgress);
-        }
-    }
-
-    /// Notes that a region was unlocked or closed, for which accesses may wait. The caller makes a
-    /// pass.
-    pub(crate) fn on_region_changed(&mut self) {
-        self.access_changes += 1;
-    }
-
-    /// Returns a number that grows when an access that waits may go on.
-    #[inline]
-    pub(crate) fn access_changes(&self) -> u64 {
-        self.access_changes
     }
 }

@@ -13,6 +13,7 @@ use fabric_core::{Error, FiAddr, Result};
 use super::bindings::CqId;
 use super::domain_state::DomainState;
 use super::ops::CompletionTarget;
+use super::pending_work::FollowUp;
 
 impl DomainState {
     /// Reserves the entry that an operation will report to, and returns the queue.
@@ -150,7 +151,9 @@ impl DomainState {
         if !self.multi_recvs.is_empty() {
             self.reserve_multi_recv_entries(cq);
         }
-        self.pending_work.on_cq_space();
+        if self.access_changes.on_cq_space() {
+            self.pending_work.push(FollowUp::MakePass);
+        }
     }
 
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {

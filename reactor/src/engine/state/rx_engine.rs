@@ -224,7 +224,7 @@ impl RxEngine for DomainState {
         op.waiter.wake(&mut self.deferred);
         // The receive may accept a message of another peer that a transport holds back, and no peer
         // rings for that.
-        self.pending_work.push(FollowUp::ResumeProgress);
+        self.pending_work.push(FollowUp::MakePass);
     }
 
     fn discard_part(&mut self, op: OpKey) {

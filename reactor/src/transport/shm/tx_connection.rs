@@ -461,7 +461,7 @@ impl TxConnection {
         }
         if channel.outstanding.has_relays() {
             // No task of this process waits for the return of a relayed loan, but its owner does.
-            ctx.request_progress();
+            ctx.request_pass();
         }
         if progressed {
             QueueProgress::Progressed

@@ -39,7 +39,7 @@ impl ShmEndpoint {
         self.wake_for_returned_slots(ctx);
         if has_work {
             // The copy must progress even if no local task waits, because the sender waits.
-            ctx.request_progress();
+            ctx.request_pass();
         }
         copied
     }

@@ -188,7 +188,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         self.send_acks(ctx);
         if ctx.rx_has_work() {
             // The copy must progress even if no local task waits, because the sender waits.
-            ctx.request_progress();
+            ctx.request_pass();
             ctx.request_rearm();
         }
         if self.rx_connections.has_held() {

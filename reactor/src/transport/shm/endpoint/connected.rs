@@ -578,7 +578,7 @@ impl ShmEndpoint {
             }
             rx.release_descriptors(ctx);
         }
-        ctx.request_progress();
+        ctx.request_pass();
         ctx.request_rearm();
     }
 
