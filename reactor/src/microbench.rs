@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use fabric_core::buf::{AnyBuf, IoBuf};
-use fabric_core::completion::OpKind;
+use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::transport::EpId;
 
 use crate::engine::state::domain_state::DomainState;
@@ -39,12 +39,12 @@ fn op_slots(recv: bool) -> Work {
                 buf,
             )),
         };
-        if let Some(op) = domain.ops.get_mut(black_box(key))
-            && recv
-        {
-            op.take_recv_place();
+        if let Some(op) = domain.ops.get_mut(black_box(key)) {
+            if recv {
+                op.take_recv_place();
+            }
+            op.finish_ok(Transfer::default(), &mut domain.deferred);
         }
-        domain.complete_future(key);
         let result = domain.take_op_result(key);
         let buf = result.map_or(AnyBuf::None, |result| result.buf);
         spare = Vec::from_any(buf).unwrap_or_default();

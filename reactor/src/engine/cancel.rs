@@ -20,7 +20,7 @@ impl EngineState {
             return false;
         };
         let ep = op.ep;
-        match op.phase {
+        match op.phase() {
             OpPhase::Waiting => {
                 if let Some(bound) = self.domain.endpoints.get_mut(ep) {
                     bound.tx_credits.remove(key);
@@ -31,7 +31,7 @@ impl EngineState {
                 }
                 true
             }
-            OpPhase::InTransport => self.cancel(ep, key),
+            OpPhase::Executing => self.cancel(ep, key),
             OpPhase::Done => false,
         }
     }
@@ -63,51 +63,52 @@ impl EngineState {
             return;
         };
         let (ep, kind) = (op.ep, op.kind);
-        if op.no_transfer {
+        if op.is_condition() {
             self.try_cancel(key);
             self.domain.discard_op(key);
             return;
         }
         let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
-        match op.phase {
+        match op.phase() {
             // The post was not reported as accepted, and the operation is no atomic, which executes
             // even if its future was dropped.
             OpPhase::Waiting
-                if !op.holds_credit() && op.target == CompletionTarget::Future && !is_atomic =>
+                if !op.holds_credit() && op.target() == CompletionTarget::Future && !is_atomic =>
             {
                 self.try_cancel(key);
                 self.domain.discard_op(key);
             }
-            OpPhase::InTransport if kind == OpKind::Recv => {
+            OpPhase::Executing if kind == OpKind::Recv => {
                 self.change_rx(ep, |rx, domain| rx.detach(domain, key));
                 self.domain.discard_op(key);
             }
             // A queued operation with a credit is fenced and was accepted, and so was one that
             // reports to a completion queue: both go on without a result.
-            OpPhase::Waiting | OpPhase::InTransport => {
+            OpPhase::Waiting | OpPhase::Executing => {
                 if let Some(op) = self.domain.ops.get_mut(key) {
-                    op.target = CompletionTarget::Discard;
-                    op.waiter.clear(&mut self.domain.deferred);
+                    op.detach(&mut self.domain.deferred);
                 }
             }
             OpPhase::Done => {
-                let outcome = &op.outcome;
-                let placed = outcome.transfer.len;
-                let message = match outcome.error.as_deref() {
-                    None => Some(outcome.transfer.envelope(0)),
-                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(*lost)),
-                    Some(_) => None,
-                };
-                if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
+                let message = op.outcome().and_then(|Outcome { transfer, error }| {
+                    let lost = match error.as_deref() {
+                        None => 0,
+                        Some(Error::Truncated { lost, .. }) => *lost,
+                        Some(_) => return None,
+                    };
+                    Some((transfer.envelope(lost), transfer.len))
+                });
+                if let Some((envelope, placed)) = message.filter(|_| kind == OpKind::Recv) {
                     let (source, bytes) = (envelope.source, self.domain.take_received(key, placed));
                     self.requeue_message(ep, envelope, bytes);
                     self.domain.on_message_consumed(source);
                 }
-                if let Some(op) = self.domain.discard_op(key)
+                if let Some(mut op) = self.domain.discard_op(key)
                     && kind != OpKind::Recv
                 {
                     let peer = op.tx_op.map(|tx_op| tx_op.peer);
-                    self.domain.report_failure(ep, peer, op.outcome.error);
+                    self.domain
+                        .report_failure(ep, peer, op.take_outcome().error);
                 }
             }
         }
@@ -119,7 +120,7 @@ impl DomainState {
     /// first.
     fn posted_with_context(&self, ep: EpId, context: u64) -> Vec<OpKey> {
         let mut keys = self.ops.keys_where(|op| {
-            let (CompletionTarget::Cq(other) | CompletionTarget::CqOnError(other)) = op.target
+            let (CompletionTarget::Cq(other) | CompletionTarget::CqOnError(other)) = op.target()
             else {
                 return false;
             };

@@ -23,7 +23,7 @@ impl EngineState {
         }
         let domain = &self.domain;
         let reporting = domain.ops.keys_where(|op| {
-            op.target.reserves_cq_entry() && domain.endpoints.cq_of(op.ep, op.kind) == Some(id)
+            op.target().reserves_cq_entry() && domain.endpoints.cq_of(op.ep, op.kind) == Some(id)
         });
         for key in reporting {
             self.detach(key);

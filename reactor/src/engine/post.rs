@@ -236,7 +236,7 @@ impl EngineState {
         };
         let phase = match awaits {
             Some(_) => OpPhase::Waiting,
-            None => OpPhase::InTransport,
+            None => OpPhase::Executing,
         };
         let op = OpState::queued(ep, tx_op, target, buf.into_any(), phase, has_credit);
         let key = self.domain.ops.insert(op);
@@ -440,8 +440,8 @@ impl DomainHandle {
         self.engine().poll(
             cx.waker(),
             |domain| {
-                let op = domain.ops.get(key).filter(|op| op.phase == OpPhase::Done)?;
-                Some(op.outcome.error.as_deref().cloned().map_or(Ok(()), Err))
+                let outcome = domain.ops.get(key)?.outcome()?;
+                Some(outcome.error.as_deref().cloned().map_or(Ok(()), Err))
             },
             |domain, waker| domain.register_op_waker(key, waker),
         )

@@ -44,7 +44,6 @@ use fabric_core::transport::{
 
 use super::endpoint_table::EndpointTable;
 use super::state::domain_state::DomainState;
-use super::state::ops::OpPhase;
 use super::state::pending_work::FollowUp;
 use super::wait_policy::PollSpinner;
 use crate::sys::EpollSet;
@@ -607,11 +606,11 @@ impl EngineState {
     fn grant_credits(&mut self, ep: EpId) {
         loop {
             let DomainState { endpoints, ops, .. } = &mut self.domain;
-            let has_in_transport = |peer| ops.has_ops_in_transport_to(ep, peer);
+            let has_executing = |peer| ops.has_executing_ops_to(ep, peer);
             let Some(ep_state) = endpoints.get_mut(ep) else {
                 return;
             };
-            let Some(key) = ep_state.tx_credits.next_ready(has_in_transport) else {
+            let Some(key) = ep_state.tx_credits.next_ready(has_executing) else {
                 return;
             };
             self.post_with_credit(ep, key);
@@ -622,11 +621,11 @@ impl EngineState {
         let Some(op) = self.domain.ops.grant_credit(key) else {
             return;
         };
-        if op.no_transfer {
+        if op.is_condition() {
             // A permit keeps its credit until it is used or dropped.
-            return self.domain.complete_future(key);
+            return self.domain.end_condition(key);
         }
-        op.phase = OpPhase::InTransport;
+        op.execute();
         let Some(tx_op) = op.tx_op else { return };
         let queued =
             self.with_transport(ep, |transport, ctx| transport.queue_send(ctx, key, &tx_op));

@@ -129,7 +129,7 @@ impl EngineState {
     /// Cancels an operation that the transport or a receive queue has. Returns false if it has
     /// begun.
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
-        let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.no_transfer;
+        let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.is_condition();
         if !self.domain.ops.get(op).is_some_and(is_in_queue) {
             let canceled = self.with_transport(ep, |transport, ctx| transport.cancel(ctx, op));
             return canceled == Ok(true);

@@ -90,7 +90,7 @@ pub(super) fn post_op(engine: &Engine, kind: OpKind) -> OpKey {
 /// Returns the oldest receive that waits for a message. A model has no receive queue: the receives
 /// are found among the operations.
 fn oldest_recv(domain: &DomainState) -> Option<OpKey> {
-    let is_waiting = |op: &OpState| op.kind == OpKind::Recv && op.phase == OpPhase::InTransport;
+    let is_waiting = |op: &OpState| op.kind == OpKind::Recv && op.phase() == OpPhase::Executing;
     let mut posted = domain.ops.keys_where(is_waiting);
     domain.ops.sort_by_age(&mut posted);
     posted.first().copied()

@@ -12,7 +12,7 @@ use loom::thread;
 
 use super::mock_transport::{MockConnection, post_op};
 use crate::engine::progress::Engine;
-use crate::engine::state::ops::OpPhase;
+use crate::engine::state::ops::{OpPhase, OpState};
 use fabric_core::transport::WaitPolicy;
 
 /// A waker that takes the domain's lock. If it were called under that lock it would deadlock, which
@@ -137,8 +137,8 @@ fn stale_op_key_never_reaches_a_reused_slot() {
         completer.join().expect("completer panicked");
         let mut locked = engine.lock();
         assert!(matches!(
-            locked.domain.ops.get(fresh).map(|op| &op.phase),
-            Some(OpPhase::InTransport)
+            locked.domain.ops.get(fresh).map(OpState::phase),
+            Some(OpPhase::Executing)
         ));
         assert!(locked.domain.take_op_result(stale).is_none());
         locked.domain.discard_op(fresh);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, BufferPool};
-use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EpId, OpKey, WaitPolicy};
 use fabric_core::tree::Class;
@@ -27,7 +27,7 @@ use super::eq::EventQueues;
 use super::flush::Flushes;
 use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvs;
-use super::ops::{OpPhase, OpResult, OpState, OpTable};
+use super::ops::{OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
 use super::regions::Regions;
 
@@ -183,13 +183,11 @@ impl DomainState {
         }
     }
 
-    /// Marks an operation as done and wakes its future.
-    pub(crate) fn complete_future(&mut self, key: OpKey) {
-        let Some(op) = self.ops.get_mut(key) else {
-            return;
-        };
-        op.phase = OpPhase::Done;
-        op.waiter.wake(&mut self.deferred);
+    /// Ends an operation without a transfer, because its condition holds, and wakes its future.
+    pub(crate) fn end_condition(&mut self, key: OpKey) {
+        if let Some(op) = self.ops.get_mut(key) {
+            op.finish_ok(Transfer::default(), &mut self.deferred);
+        }
     }
 
     /// Takes the result of an operation that has ended, and frees its slot.
@@ -215,7 +213,7 @@ impl DomainState {
     ) -> (B, Transfer, Option<Box<Error>>) {
         let op = self.ops.free_done(key);
         let buf = convert(std::mem::take(&mut op.buf));
-        let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
+        let Outcome { transfer, error } = op.take_outcome();
         let (ep, kind) = (op.ep, op.kind);
         op.waiter.clear(&mut self.deferred);
         if kind == OpKind::Recv && error.is_none() {

@@ -49,7 +49,8 @@ impl EngineContext for DomainState {
             return self.complete(key, outcome);
         };
         let is_loan = matches!(op.buf, AnyBuf::Loan(_));
-        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit(), is_loan)
+        let (CompletionTarget::Cq(context), false, false) =
+            (op.target(), op.holds_credit(), is_loan)
         else {
             return self.complete(key, outcome);
         };
@@ -71,7 +72,7 @@ impl EngineContext for DomainState {
 
     fn on_payload_sent(&mut self, op: OpKey) {
         if let Some(op) = self.ops.get_mut(op) {
-            op.payload_sent = true;
+            op.set_payload_sent();
         }
     }
 

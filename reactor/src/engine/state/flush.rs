@@ -1,6 +1,5 @@
 //! Flushes under way.
 
-use fabric_core::completion::OpKind;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain_state::DomainState;
@@ -25,14 +24,6 @@ struct Flush {
     /// The operations that had not left when the flush began. One that has left is removed when it
     /// is the last in the list.
     waits_for: Vec<OpKey>,
-}
-
-impl OpState {
-    /// Returns whether bytes of a transmit operation have still to be handed over.
-    fn is_unsent(&self) -> bool {
-        let transmits = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
-        transmits && !self.no_transfer && !self.payload_sent && self.phase != OpPhase::Done
-    }
 }
 
 impl DomainState {
@@ -71,7 +62,7 @@ impl DomainState {
             !is_dropped && !waits_for.is_empty()
         });
         for key in ended {
-            self.complete_future(key);
+            self.end_condition(key);
         }
     }
 }

@@ -61,8 +61,8 @@ impl DomainState {
                 continue;
             };
             let has_freed = loan_waiters.freed_before != Some(allocator.times_freed());
-            if op.phase == OpPhase::Waiting && has_freed {
-                self.complete_future(first);
+            if op.phase() == OpPhase::Waiting && has_freed {
+                self.end_condition(first);
             }
             return;
         }
@@ -72,7 +72,7 @@ impl DomainState {
     /// Wakes all that wait for memory, because the domain is closed.
     pub(crate) fn end_loan_waits(&mut self) {
         for key in std::mem::take(&mut self.loan_waiters.queue) {
-            self.complete_future(key);
+            self.end_condition(key);
         }
         if let Some(allocator) = &self.loan_waiters.allocator {
             allocator.set_awaited(false);
@@ -82,7 +82,7 @@ impl DomainState {
     /// Waits again, as the first, after an attempt in vain.
     pub(crate) fn retry_loan_wait(&mut self, key: OpKey, freed_before: u64) {
         if let Some(op) = self.ops.get_mut(key) {
-            op.phase = OpPhase::Waiting;
+            op.wait_again();
         }
         self.loan_waiters.freed_before = Some(freed_before);
     }

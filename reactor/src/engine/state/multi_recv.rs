@@ -24,7 +24,7 @@ use slab::Slab;
 
 use super::bindings::CqId;
 use super::domain_state::DomainState;
-use super::ops::{CompletionTarget, OpPhase, OpResult};
+use super::ops::{CompletionTarget, OpResult};
 use super::pending_work::FollowUp;
 
 /// Where the messages of a multi-receive are reported.
@@ -262,7 +262,7 @@ impl DomainState {
 
     /// Returns the id of the multi-receive that was posted as this operation.
     fn multi_recv_id(&self, key: OpKey) -> Option<u32> {
-        match self.ops.get(key)?.target {
+        match self.ops.get(key)?.target() {
             CompletionTarget::MultiRecv(id) => Some(id),
             _ => None,
         }
@@ -383,8 +383,7 @@ impl DomainState {
                     part.complete = true;
                 }
                 if let Some(op) = self.ops.get_mut(key) {
-                    op.outcome = outcome;
-                    op.phase = OpPhase::Done;
+                    op.finish(outcome, &mut self.deferred);
                 }
                 self.wake_op(op);
             }

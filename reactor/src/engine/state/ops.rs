@@ -81,8 +81,8 @@ pub(crate) enum OpPhase {
     /// The operation waits for a credit or behind a fence, or is a permit, a flush or a wait for
     /// memory of loans; the transport has not seen it.
     Waiting,
-    /// The transport executes the operation.
-    InTransport,
+    /// The transport executes the operation, or a receive queue has it: a receive or a probe.
+    Executing,
     /// The operation has ended with its outcome, and its future has not taken the result.
     Done,
 }
@@ -93,10 +93,10 @@ pub(crate) struct OpState {
     generation: u32,
     pub(crate) ep: EpId,
     pub(crate) kind: OpKind,
-    pub(crate) phase: OpPhase,
-    /// The outcome, once the phase is `Done`.
-    pub(crate) outcome: Outcome,
-    pub(crate) target: CompletionTarget,
+    phase: OpPhase,
+    /// The outcome, once the phase is `Done`; until then without an error.
+    outcome: Outcome,
+    target: CompletionTarget,
     /// The transmit operation; none for receives and probes.
     pub(crate) tx_op: Option<TxOp>,
     /// Whether the operation holds a transmit credit, or a place among the posted receives, which
@@ -104,9 +104,9 @@ pub(crate) struct OpState {
     holds_credit: bool,
     /// Whether this is a permit, a probe, a flush or a wait for memory of loans: it transfers
     /// nothing and ends when a condition holds.
-    pub(crate) no_transfer: bool,
+    is_condition: bool,
     /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
-    pub(crate) payload_sent: bool,
+    payload_sent: bool,
     pub(crate) buf: AnyBuf,
     /// The task that waits for the operation.
     pub(crate) waiter: WakerSlot,
@@ -118,12 +118,12 @@ impl OpState {
             generation: 0,
             ep,
             kind,
-            phase: OpPhase::InTransport,
+            phase: OpPhase::Executing,
             outcome: Outcome::ok(Transfer::default()),
             target,
             tx_op: None,
             holds_credit: false,
-            no_transfer: false,
+            is_condition: false,
             payload_sent: false,
             buf,
             waiter: WakerSlot::EMPTY,
@@ -169,7 +169,7 @@ impl OpState {
         let op = Self::new(ep, OpKind::Send, CompletionTarget::Future, AnyBuf::None);
         Self {
             phase,
-            no_transfer: true,
+            is_condition: true,
             ..op
         }
     }
@@ -178,6 +178,80 @@ impl OpState {
     #[inline]
     pub(crate) fn holds_credit(&self) -> bool {
         self.holds_credit
+    }
+
+    /// Returns the progress of the operation.
+    pub(crate) fn phase(&self) -> OpPhase {
+        self.phase
+    }
+
+    /// Returns where the completion of the operation is reported.
+    #[inline]
+    pub(crate) fn target(&self) -> CompletionTarget {
+        self.target
+    }
+
+    /// Returns whether this is a permit, a probe, a flush or a wait for memory of loans.
+    pub(crate) fn is_condition(&self) -> bool {
+        self.is_condition
+    }
+
+    /// Returns the outcome of an operation that has ended.
+    #[inline]
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
+        (self.phase == OpPhase::Done).then_some(&self.outcome)
+    }
+
+    /// Returns whether bytes of a transmit operation have still to be handed over.
+    pub(crate) fn is_unsent(&self) -> bool {
+        let transmits = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
+        transmits && !self.is_condition && !self.payload_sent && self.phase != OpPhase::Done
+    }
+
+    /// Notes that the payload was handed over: the operation waits only for the peer's ack.
+    pub(crate) fn set_payload_sent(&mut self) {
+        self.payload_sent = true;
+    }
+
+    /// Notes that the transport executes an operation that has waited for a credit or a fence.
+    pub(crate) fn execute(&mut self) {
+        self.phase = OpPhase::Executing;
+    }
+
+    /// Ends the operation with this outcome, and wakes its future.
+    pub(crate) fn finish(&mut self, outcome: Outcome, deferred: &mut Deferred) {
+        self.outcome.error = outcome.error;
+        self.finish_ok(outcome.transfer, deferred);
+    }
+
+    /// Ends the operation successfully, and wakes its future.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn finish_ok(&mut self, transfer: Transfer, deferred: &mut Deferred) {
+        self.outcome.transfer = transfer;
+        self.phase = OpPhase::Done;
+        self.waiter.wake(deferred);
+    }
+
+    /// Takes the outcome of an operation that has ended.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn take_outcome(&mut self) -> Outcome {
+        Outcome {
+            transfer: self.outcome.transfer,
+            error: self.outcome.error.take(),
+        }
+    }
+
+    /// Lets an operation without a transfer, which has ended, wait for its condition again.
+    pub(crate) fn wait_again(&mut self) {
+        debug_assert!(self.is_condition);
+        self.phase = OpPhase::Waiting;
+    }
+
+    /// Detaches an operation, which goes on, from its future or completion queue: only its failure
+    /// is reported, as an event.
+    pub(crate) fn detach(&mut self, deferred: &mut Deferred) {
+        self.target = CompletionTarget::Discard;
+        self.waiter.clear(deferred);
     }
 
     /// Takes the place of a receive among the posted receives. Returns whether it had one.
@@ -190,7 +264,7 @@ impl OpState {
     /// Returns whether this is a transmit operation, other than a permit, that holds a credit: the
     /// transport has not finished it.
     fn is_pending_send(&self) -> bool {
-        self.holds_credit && self.kind != OpKind::Recv && !self.no_transfer
+        self.holds_credit && self.kind != OpKind::Recv && !self.is_condition
     }
 
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
@@ -281,11 +355,11 @@ impl OpTable {
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = kind;
-        slot.phase = OpPhase::InTransport;
+        slot.phase = OpPhase::Executing;
         slot.target = target;
         slot.tx_op = tx_op.copied();
         slot.holds_credit = holds_credit;
-        slot.no_transfer = false;
+        slot.is_condition = false;
         slot.payload_sent = false;
         // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
@@ -333,7 +407,7 @@ impl OpTable {
     /// Returns whether an operation has ended and its result was not taken.
     #[inline]
     pub(crate) fn is_done(&self, key: OpKey) -> bool {
-        self.get(key).is_some_and(|op| op.phase == OpPhase::Done)
+        self.get(key).is_some_and(|op| op.outcome().is_some())
     }
 
     /// Removes an operation and returns it, with its buffer and its waker.
@@ -481,9 +555,9 @@ impl OpTable {
 
     /// Returns whether the transport executes an operation to this peer. Scans all operations, so
     /// it is for fenced operations only.
-    pub(crate) fn has_ops_in_transport_to(&self, ep: EpId, peer: FiAddr) -> bool {
+    pub(crate) fn has_executing_ops_to(&self, ep: EpId, peer: FiAddr) -> bool {
         self.iter().any(|(_, op)| {
-            op.phase == OpPhase::InTransport
+            op.phase == OpPhase::Executing
                 && op.ep == ep
                 && op.tx_op.is_some_and(|tx_op| tx_op.peer == peer)
         })
@@ -492,7 +566,7 @@ impl OpTable {
     /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
     #[inline]
     pub(crate) fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
-        tx_op.fence && self.has_ops_in_transport_to(ep, tx_op.peer)
+        tx_op.fence && self.has_executing_ops_to(ep, tx_op.peer)
     }
 
     /// Returns the operations that match a predicate.
@@ -518,8 +592,8 @@ impl OpTable {
     /// taken.
     pub(crate) fn has_unconsumed(&self, endpoints: &[EpId], source: FiAddr) -> bool {
         self.iter().any(|(_, op)| {
-            op.phase == OpPhase::Done
-                && op.outcome.transfer.source == Some(source)
+            let outcome = op.outcome();
+            outcome.is_some_and(|outcome| outcome.transfer.source == Some(source))
                 && endpoints.contains(&op.ep)
         })
     }

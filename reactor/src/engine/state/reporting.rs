@@ -40,11 +40,8 @@ impl DomainState {
             return;
         };
         let (ep, kind, ok) = (op.ep, op.kind, outcome.error.is_none());
-        match op.target {
-            CompletionTarget::Future => {
-                op.outcome = outcome;
-                self.complete_future(key);
-            }
+        match op.target() {
+            CompletionTarget::Future => op.finish(outcome, &mut self.deferred),
             CompletionTarget::CqOnError(_) if ok => {
                 self.on_message_consumed(outcome.transfer.source);
                 self.discard_op(key);

@@ -16,7 +16,7 @@ use super::cq::CqState;
 use super::deferred::Deferred;
 use super::domain_state::DomainState;
 use super::endpoints::EndpointState;
-use super::ops::{CompletionTarget, OpPhase, OpTable};
+use super::ops::{CompletionTarget, OpTable};
 use super::pending_work::FollowUp;
 
 impl RxEngine for DomainState {
@@ -80,7 +80,7 @@ impl RxEngine for DomainState {
                 return self.complete(key, outcome);
             }
         };
-        let target = op.target;
+        let target = op.target();
         if !matches!(target, CompletionTarget::Future | CompletionTarget::Cq(_))
             || placed < envelope.len
         {
@@ -101,9 +101,7 @@ impl RxEngine for DomainState {
             let outcome = Outcome::ok(Transfer::received(envelope, placed));
             self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
         } else {
-            op.outcome.transfer = Transfer::received(envelope, placed);
-            op.phase = OpPhase::Done;
-            op.waiter.wake(&mut self.deferred);
+            op.finish_ok(Transfer::received(envelope, placed), &mut self.deferred);
             let ep = op.ep;
             if self.endpoints.has_shared_senders() {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
@@ -240,8 +238,8 @@ impl RxEngine for DomainState {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        let (ep, kind, target) = (op.ep, op.kind, op.target);
-        let (no_transfer, held_credit) = (op.no_transfer, op.holds_credit());
+        let (ep, kind, target) = (op.ep, op.kind, op.target());
+        let (is_condition, held_credit) = (op.is_condition(), op.holds_credit());
         if kind.fills_buffer() {
             op.buf.finish(outcome.transfer.len);
         }
@@ -257,7 +255,7 @@ impl RxEngine for DomainState {
             // A batched message holds no credit, and a fenced operation may wait for it.
             self.pending_work.push(FollowUp::GrantCredits(ep));
         }
-        if !no_transfer {
+        if !is_condition {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
@@ -348,7 +346,7 @@ impl PlainSink for PlainDeliveries<'_> {
         let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
             return false;
         };
-        match (op.target, &mut self.cq) {
+        match (op.target(), &mut self.cq) {
             (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
                 let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
                 entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
@@ -359,9 +357,7 @@ impl PlainSink for PlainDeliveries<'_> {
             }
             (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
                 self.ep.release_recv(op.take_recv_place());
-                op.outcome.transfer = transfer;
-                op.phase = OpPhase::Done;
-                op.waiter.wake(self.deferred);
+                op.finish_ok(transfer, self.deferred);
                 self.completed += 1;
             }
             _ => return false,

@@ -161,12 +161,9 @@ impl TxCredits {
     ///
     /// If there is none, the caller has queued all earlier ones in the transport. Only then is the
     /// fast path unblocked, unless others wait.
-    pub(crate) fn next_ready(
-        &mut self,
-        has_in_transport: impl Fn(FiAddr) -> bool,
-    ) -> Option<OpKey> {
+    pub(crate) fn next_ready(&mut self, has_executing: impl Fn(FiAddr) -> bool) -> Option<OpKey> {
         let index = (self.free > 0 || self.fences > 0)
-            .then(|| (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_in_transport)))
+            .then(|| (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_executing)))
             .flatten();
         let Some(next) = index.and_then(|index| self.waiters.remove(index)) else {
             self.update_fast_path();
@@ -179,7 +176,7 @@ impl TxCredits {
         Some(next.op)
     }
 
-    fn is_ready(&self, index: usize, has_in_transport: &impl Fn(FiAddr) -> bool) -> bool {
+    fn is_ready(&self, index: usize, has_executing: &impl Fn(FiAddr) -> bool) -> bool {
         let waiter = self.waiters[index];
         let peer = waiter.peer;
         let mut earlier = self.waiters.range(..index);
@@ -187,7 +184,7 @@ impl TxCredits {
             return false;
         }
         let has_credit = waiter.has_credit() || self.has_free_credit_for(peer);
-        has_credit && !(waiter.is_fenced() && has_in_transport(peer))
+        has_credit && !(waiter.is_fenced() && has_executing(peer))
     }
 
     /// Removes and returns all waiters, when the endpoint closes.

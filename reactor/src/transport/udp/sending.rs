@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::engine::state::bindings::Bindings;
     use crate::engine::state::domain_state::DomainState;
-    use crate::engine::state::ops::{CompletionTarget, OpState};
+    use crate::engine::state::ops::CompletionTarget;
     use crate::transport::net::SocketConfig;
 
     /// A [`WaitSet`] that records the last interest.
@@ -257,20 +257,16 @@ mod tests {
             let ops = &self.domain_state.ops;
             self.batched
                 .iter()
-                .filter(|op| ops.is_done(**op) && ops.get(**op).unwrap().outcome.error.is_none())
+                .filter_map(|op| ops.get(*op).unwrap().outcome())
+                .filter(|outcome| outcome.error.is_none())
                 .count()
         }
 
         fn queue_send(&mut self, byte: u8) -> OpKey {
             let tx_op = self.tx_op(false);
-            let mut op = OpState::new(
-                self.ep,
-                OpKind::Send,
-                CompletionTarget::Future,
-                AnyBuf::Vec(vec![byte]),
-            );
-            op.tx_op = Some(tx_op);
-            let key = self.domain_state.ops.insert(op);
+            let (target, buf) = (CompletionTarget::Future, AnyBuf::Vec(vec![byte]));
+            let ops = &mut self.domain_state.ops;
+            let key = ops.insert_tx(self.ep, &tx_op, target, buf, false);
             self.call(|udp, ctx| udp.queue_send(ctx, key, &tx_op))
                 .unwrap();
             key
@@ -386,7 +382,7 @@ mod tests {
                 Error::StaleAddress(fixture.own_addr)
             };
             let ended = fixture.domain_state.ops.get(key).unwrap();
-            assert_eq!(ended.outcome.error.as_deref(), Some(&error));
+            assert_eq!(ended.outcome().unwrap().error.as_deref(), Some(&error));
             let batched = fixture.domain_state.ops.is_done(fixture.batched[0]);
             assert_eq!(
                 batched, close,
