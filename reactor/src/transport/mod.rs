@@ -4,17 +4,17 @@
 //! | module | subject |
 //! |---|---|
 //! | `shm`, `tcp`, `udp`, `sim` | the transports |
-//! | `connection_keys` | keys of the established connections of an endpoint |
 //! | `held_connections` | connections that hold a message which is not accepted now |
 //! | `inbound_limits` | limits of connections of peers that the program has not inserted |
 //! | `info_templates` | common attributes of offers |
 //! | `net` | options and addresses of sockets |
+//! | `peer_keys` | keys of the peers of an endpoint |
 
-mod connection_keys;
 mod held_connections;
 mod inbound_limits;
 mod info_templates;
 mod net;
+mod peer_keys;
 pub mod shm;
 pub mod sim;
 pub mod tcp;

@@ -26,8 +26,8 @@ use fabric_core::matching::PeerKey;
 use slab::Slab;
 
 use super::rx_connection::{PendingHandshake, Polling, RxConnection};
-use crate::transport::connection_keys::ConnectionKeys;
 use crate::transport::held_connections::HeldConnections;
+use crate::transport::peer_keys::PeerKeys;
 
 /// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
@@ -71,7 +71,7 @@ pub(crate) struct RxConnections {
     /// Established connections by name of the peer. A name may have several connections.
     by_address: HashMap<Address, Vec<usize>>,
     /// The keys of the established connections.
-    keys: ConnectionKeys,
+    keys: PeerKeys,
     /// Active connections.
     active: Vec<usize>,
     /// Idle connections; the front is polled next.
@@ -154,7 +154,7 @@ impl RxConnections {
 
     /// Returns the index of the established connection with this key.
     pub(crate) fn index_of(&self, key: PeerKey) -> Option<usize> {
-        self.keys.connection(key)
+        self.keys.index_of(key)
     }
 
     /// Adds an established connection, which is active and has its key, at an index that is

@@ -17,6 +17,8 @@ use fabric_core::transport::{EndpointContext, EngineContext, Incarnation};
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
 
+use crate::transport::peer_keys::PeerKeys;
+
 /// The incarnation of every sender: datagrams do not tell whether the process at a socket address
 /// was restarted.
 const SOCKET_INCARNATION: Incarnation = Incarnation(0);
@@ -28,10 +30,8 @@ const MAX_KNOWN: usize = MAX_SENDERS / 4 * 3;
 /// The senders of an endpoint.
 #[derive(Debug)]
 pub(super) struct Senders {
-    next_peer_key: u32,
-    /// Whether `next_peer_key` has wrapped.
-    keys_repeat: bool,
     entries: Slab<Sender>,
+    keys: PeerKeys,
     by_socket_addr: HashMap<SocketAddr, usize>,
     /// Indices of new senders, by their number; the first is the oldest.
     new: BTreeMap<u64, usize>,
@@ -68,9 +68,8 @@ enum SenderState {
 impl Senders {
     pub(super) fn new() -> Self {
         Self {
-            next_peer_key: 0,
-            keys_repeat: false,
             entries: Slab::new(),
+            keys: PeerKeys::default(),
             by_socket_addr: HashMap::new(),
             new: BTreeMap::new(),
             next_new: 0,
@@ -129,7 +128,7 @@ impl Senders {
 
     /// Adds a sender, which the program may have inserted. Returns its key.
     fn add(&mut self, from: SocketAddr, source: Option<FiAddr>, is_inserted: bool) -> PeerKey {
-        let peer_key = self.unused_peer_key();
+        let peer_key = self.keys.generate();
         let number = self.next_new;
         let index = self.entries.insert(Sender {
             socket_addr: from,
@@ -138,6 +137,7 @@ impl Senders {
             addr_at_first_datagram: source,
             state: SenderState::New(number),
         });
+        self.keys.insert(peer_key, index);
         self.by_socket_addr.insert(from, index);
         self.new.insert(number, index);
         self.next_new += 1;
@@ -145,21 +145,6 @@ impl Senders {
             self.set_known(index);
         }
         peer_key
-    }
-
-    /// Returns a key that no recorded sender has. The counter may wrap, because every new source
-    /// port of a peer takes a key.
-    fn unused_peer_key(&mut self) -> PeerKey {
-        loop {
-            let key = PeerKey(self.next_peer_key);
-            let (next, wraps) = self.next_peer_key.overflowing_add(1);
-            self.next_peer_key = next;
-            self.keys_repeat |= wraps;
-            let mut used = self.entries.iter().map(|(_, sender)| sender.peer_key);
-            if !self.keys_repeat || used.all(|used| used != key) {
-                return key;
-            }
-        }
     }
 
     /// Removes a sender from the full table.
@@ -171,6 +156,7 @@ impl Senders {
             oldest_new.or_else(|| self.take_idle_known())
         }?;
         let evicted = self.entries.remove(index);
+        self.keys.remove(evicted.peer_key);
         self.by_socket_addr.remove(&evicted.socket_addr);
         Some(evicted)
     }
@@ -212,11 +198,7 @@ impl Senders {
 
     /// Returns the address handle of the sender with this key.
     pub(super) fn fi_addr(&self, key: PeerKey) -> Option<FiAddr> {
-        self.entries
-            .iter()
-            .find(|(_, sender)| sender.peer_key == key)?
-            .1
-            .source
+        self.entries[self.keys.index_of(key)?].source
     }
 
     /// Reports every sender as disconnected.
@@ -246,6 +228,9 @@ mod tests {
         }
         let is_full = senders.entries.len() >= MAX_SENDERS;
         let evicted = is_full.then(|| senders.evict().expect("a candidate"));
+        if let Some(evicted) = &evicted {
+            assert_eq!(senders.keys.index_of(evicted.peer_key), None);
+        }
         senders.add(socket_addr(port), None, false);
         assert!(senders.entries.len() <= MAX_SENDERS);
         let queued = senders.new.len() + senders.known.len();
@@ -277,9 +262,9 @@ mod tests {
         let name = Address::from_socket_addr(Scheme::Udp, socket_addr(1)).unwrap();
         let addr = AddressTable::new().insert(name);
         let key = senders.on_address_inserted(socket_addr(1), addr, true);
-        assert_eq!(key, Some(PeerKey(0)));
-        let key = senders.on_address_inserted(socket_addr(2), addr, false);
         assert_eq!(key, Some(PeerKey(1)));
+        let key = senders.on_address_inserted(socket_addr(2), addr, false);
+        assert_eq!(key, Some(PeerKey(2)));
         for port in 1000..4000 {
             receive(&mut senders, port);
         }
@@ -302,17 +287,5 @@ mod tests {
         // New senders find room when all senders are known.
         assert_eq!(receive(&mut senders, 5000).map(|port| port > 1), Some(true));
         assert!(senders.by_socket_addr.contains_key(&socket_addr(5000)));
-    }
-
-    #[test]
-    fn peer_keys_of_recorded_senders_are_not_reused() {
-        let mut senders = Senders::new();
-        for port in 1..=3 {
-            senders.add(socket_addr(port), None, false);
-        }
-        senders.entries.remove(1);
-        senders.next_peer_key = u32::MAX;
-        let keys = [0; 3].map(|_| senders.unused_peer_key());
-        assert_eq!(keys, [PeerKey(u32::MAX), PeerKey(1), PeerKey(3)]);
     }
 }

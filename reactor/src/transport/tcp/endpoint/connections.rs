@@ -20,9 +20,9 @@ use super::super::read_memory::ReadMemory;
 use super::deadlines::Deadlines;
 use super::inbound_handshakes::{InboundHandshakes, InboundSource};
 use super::verify::Verifications;
-use crate::transport::connection_keys::ConnectionKeys;
 use crate::transport::held_connections::{HeldConnections, TRIES_PER_PASS};
 use crate::transport::inbound_limits::{InboundConnections, InboundLimits};
+use crate::transport::peer_keys::PeerKeys;
 
 /// A connection in one of its phases.
 pub(super) enum ConnectionState {
@@ -48,7 +48,7 @@ pub(super) struct Connections {
     held: HeldConnections,
     established_count: usize,
     /// The keys of established connections.
-    keys: ConnectionKeys,
+    keys: PeerKeys,
     deadlines: Deadlines,
     /// Inbound connections that count towards a limit.
     inbound: InboundConnections<InboundSource>,
@@ -68,7 +68,7 @@ impl Connections {
             active: Vec::new(),
             held: HeldConnections::default(),
             established_count: 0,
-            keys: ConnectionKeys::default(),
+            keys: PeerKeys::default(),
             deadlines: Deadlines::default(),
             inbound: InboundConnections::new(limits),
             inbound_handshakes: InboundHandshakes::new(max_handshakes),
@@ -234,7 +234,7 @@ impl Connections {
 
     /// Returns the index of the established connection with this key.
     pub(super) fn with_key(&self, key: PeerKey) -> Option<usize> {
-        self.keys.connection(key)
+        self.keys.index_of(key)
     }
 
     pub(super) fn established_count(&self) -> usize {
