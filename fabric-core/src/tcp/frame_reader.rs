@@ -37,10 +37,6 @@ pub struct FrameReader {
     body: Option<FrameBody>,
     /// What the current frame's access to memory of this side waits for.
     blocked_on: Option<BlockedOn>,
-    /// Requests of this side without a response.
-    pub pending: PendingRequests,
-    /// Responses that are due to the peer.
-    pub responses: ResponseQueue,
     /// RXM: messages are packets within frames.
     rxm: Option<Box<RxmReceiver>>,
     /// RXM messages that wait without blocking the frames behind them.
@@ -88,6 +84,28 @@ enum FrameBody {
 
 /// Key and address handle of the sender.
 type SenderId = (PeerKey, Option<FiAddr>);
+
+/// What a call of [`FrameReader::read`] uses, and its outcome so far.
+struct ReadCall<'a, 'e, E> {
+    sender: SenderId,
+    pending: &'a mut PendingRequests,
+    responses: &'a mut ResponseQueue,
+    ctx: &'a mut EndpointContext<'e, E>,
+    outcome: ReadOutcome,
+}
+
+impl<E> ReadCall<'_, '_, E> {
+    /// Stops before a frame that cannot be accepted now. Returns false, as its callers do.
+    fn hold(&mut self) -> bool {
+        self.outcome.stop_reason = StopReason::Held;
+        false
+    }
+
+    /// Sends an ack to the peer, after the responses that are due.
+    fn send_ack(&mut self, due: Option<AckDue>) {
+        self.outcome.acks_due.extend(self.responses.queue_ack(due));
+    }
+}
 
 /// A frame at the start of the received bytes.
 #[derive(Clone, Copy)]
@@ -137,8 +155,6 @@ impl FrameReader {
             accepts_tagged: true,
             body: None,
             blocked_on: None,
-            pending: PendingRequests::default(),
-            responses: ResponseQueue::new(),
             rxm: None,
             set_aside: SetAsideFrames::default(),
             unexpected_policy: UnexpectedPolicy::Buffer,
@@ -169,10 +185,11 @@ impl FrameReader {
     }
 
     /// Returns the next remote range of a rendezvous message to read; `None` if there is none, or
-    /// too many reads are in flight. The caller must send a read request for the range.
-    pub fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {
+    /// too many reads are in flight. The caller must send a read request for the range, which is
+    /// among the pending requests from now on.
+    pub fn next_rendezvous_read(&mut self, pending: &mut PendingRequests) -> Option<WireRmaIov> {
         let iov = self.rxm.as_mut()?.next_read()?;
-        self.pending.expect_rendezvous_read(iov.len as usize);
+        pending.expect_rendezvous_read(iov.len as usize);
         Some(iov)
     }
 
@@ -182,25 +199,14 @@ impl FrameReader {
         self.accepts_tagged = false;
     }
 
-    /// Sets the endpoint that accesses to memory of this side are reported for, whether peers may
-    /// access memory through the endpoint, and whether the endpoint wants an event for every
-    /// access.
-    pub fn enable_rma_target(&mut self, is_target: bool, rma_events: bool) {
-        (self.responses.is_target, self.responses.rma_events) = (is_target, rma_events);
-    }
-
-    /// Notes that the peer is of this library and understands its vendor-specific frames.
-    pub fn set_same_implementation(&mut self) {
-        self.responses.is_same_implementation = true;
-    }
-
     /// Sets whether unexpected messages stay unread until the next pass.
     pub fn set_unexpected_policy(&mut self, policy: UnexpectedPolicy) {
         self.unexpected_policy = policy;
     }
 
     /// Reads as many frames as can be accepted: first those that were set aside, then those in
-    /// `bytes`.
+    /// `bytes`. Responses complete the pending requests, and requests of the peer are queued for
+    /// responses.
     ///
     /// # Errors
     /// [`ProtocolViolation`]; everything before the violation has been accepted.
@@ -208,17 +214,23 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
+        (pending, responses): (&mut PendingRequests, &mut ResponseQueue),
         ctx: &mut EndpointContext<'_, E>,
     ) -> Result<ReadOutcome, ProtocolViolation> {
-        let source = sender.1;
-        let mut outcome = ReadOutcome::default();
+        let mut call = ReadCall {
+            sender,
+            pending,
+            responses,
+            ctx,
+            outcome: ReadOutcome::default(),
+        };
         self.blocked_on = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
-            self.read_set_aside(sender, ctx, &mut outcome)?;
+            self.read_set_aside(&mut call)?;
         }
         loop {
-            let rest = &bytes[outcome.consumed..];
+            let rest = &bytes[call.outcome.consumed..];
             // The rest of a frame whose header was read before.
             if let Some(body) = &mut self.body {
                 let FrameBody::Message {
@@ -227,29 +239,28 @@ impl FrameReader {
                     ack_due,
                 } = body
                 else {
-                    if self.read_body(rest, source, &mut outcome, ctx)? {
+                    if self.read_body(rest, &mut call)? {
                         continue;
                     }
-                    return Ok(outcome);
+                    return Ok(call.outcome);
                 };
                 let count = (*remaining).min(rest.len());
                 if count == 0 {
-                    return Ok(outcome);
+                    return Ok(call.outcome);
                 }
-                ctx.append(*id, &&rest[..count]);
+                call.ctx.append(*id, &&rest[..count]);
                 *remaining -= count;
-                outcome.consumed += count;
+                call.outcome.consumed += count;
                 if *remaining == 0 {
-                    let due = ack_due.take();
+                    call.send_ack(ack_due.take());
                     self.body = None;
-                    outcome.acks_due.extend(self.responses.queue_ack(due));
                 }
                 continue;
             }
             // The header of the next frame.
             let Some((frame, header_len)) = Frame::decode_for(rest, self.byte_order, is_rxm)?
             else {
-                return Ok(outcome);
+                return Ok(call.outcome);
             };
             let received = ReceivedFrame {
                 frame: &frame,
@@ -263,18 +274,16 @@ impl FrameReader {
                     ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
-                    self.read_or_set_aside(&received, sender, ctx, &mut outcome)?
+                    self.read_or_set_aside(&received, &mut call)?
                 }
-                FrameKind::Message | FrameKind::Tagged(_) => self.read_message(
-                    &received,
-                    frame_envelope(&frame, sender)?,
-                    ctx,
-                    &mut outcome,
-                ),
-                _ => self.read_one_sided(&frame, (rest, header_len), source, &mut outcome, ctx)?,
+                FrameKind::Message | FrameKind::Tagged(_) => {
+                    let envelope = frame_envelope(&frame, sender)?;
+                    self.read_message(&received, envelope, &mut call)
+                }
+                _ => self.read_one_sided(&frame, (rest, header_len), &mut call)?,
             };
             if !proceed {
-                return Ok(outcome);
+                return Ok(call.outcome);
             }
         }
     }
@@ -286,8 +295,7 @@ impl FrameReader {
         &mut self,
         received: &ReceivedFrame<'_>,
         envelope: Envelope,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, E>,
     ) -> bool {
         let len = envelope.len;
         if let Some(message) = received
@@ -297,30 +305,28 @@ impl FrameReader {
         {
             match self.unexpected_policy {
                 UnexpectedPolicy::Buffer => {}
-                _ if ctx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
+                _ if call.ctx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
                 UnexpectedPolicy::DeferredOnce => {}
                 UnexpectedPolicy::Defer => {
-                    outcome.stop_reason = StopReason::Deferred;
+                    call.outcome.stop_reason = StopReason::Deferred;
                     return false;
                 }
             }
-            if !ctx.deliver(envelope, &message) {
-                outcome.stop_reason = StopReason::Held;
-                return false;
+            if !call.ctx.deliver(envelope, &message) {
+                return call.hold();
             }
-            outcome.consumed += received.header_len + len;
+            call.outcome.consumed += received.header_len + len;
             if let Some(due) = received.frame.ack_due() {
-                outcome.acks_due.extend(self.responses.queue_ack(Some(due)));
+                call.send_ack(Some(due));
             }
         } else {
             if received.bytes.len() - received.header_len < MIN_BEGINNING {
                 return false;
             }
-            let Some(id) = ctx.begin_partial(envelope) else {
-                outcome.stop_reason = StopReason::Held;
-                return false;
+            let Some(id) = call.ctx.begin_partial(envelope) else {
+                return call.hold();
             };
-            outcome.consumed += received.header_len;
+            call.outcome.consumed += received.header_len;
             self.body = Some(FrameBody::Message {
                 id,
                 remaining: len,
@@ -337,27 +343,24 @@ impl FrameReader {
         &mut self,
         frame: &Frame,
         (bytes, header_len): (&[u8], usize),
-        source: Option<FiAddr>,
-        outcome: &mut ReadOutcome,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> Result<bool, ProtocolViolation> {
         let iovs =
             |count| RmaIovList::decode(&bytes[..header_len], usize::from(count), self.byte_order);
         match frame.kind {
             FrameKind::Message | FrameKind::Tagged(_) => {}
-            FrameKind::Ack => self.pending.on_ack(ctx)?,
-            FrameKind::Read(_) | FrameKind::Atomic(_) if self.responses.is_full() => {
-                outcome.stop_reason = StopReason::ResponsesFull;
+            FrameKind::Ack => call.pending.on_ack(call.ctx)?,
+            FrameKind::Read(_) | FrameKind::Atomic(_) if call.responses.is_full() => {
+                call.outcome.stop_reason = StopReason::ResponsesFull;
                 return Ok(false);
             }
-            FrameKind::Read(count) => self.responses.on_read(&iovs(count), ctx)?,
+            FrameKind::Read(count) => call.responses.on_read(&iovs(count), call.ctx)?,
             FrameKind::Write(count) => {
-                match IncomingWrite::begin(frame, &iovs(count), &self.responses, ctx)? {
+                match IncomingWrite::begin(frame, &iovs(count), call.responses, call.ctx)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
                     Err(blocked_on) => {
-                        (self.blocked_on, outcome.stop_reason) =
-                            (Some(blocked_on), StopReason::Held);
-                        return Ok(false);
+                        self.blocked_on = Some(blocked_on);
+                        return Ok(call.hold());
                     }
                 }
             }
@@ -373,19 +376,18 @@ impl FrameReader {
                     (frame, spec),
                     &iovs(1),
                     operands,
-                    source,
-                    &mut self.responses,
-                    ctx,
+                    call.sender.1,
+                    call.responses,
+                    call.ctx,
                 )? {
                     WriteProgress::Done(used, due) => {
-                        outcome.consumed += used;
-                        outcome.acks_due.extend(self.responses.queue_ack(due));
+                        call.outcome.consumed += used;
+                        call.send_ack(due);
                     }
                     WriteProgress::More(_) => return Ok(false),
                     WriteProgress::Blocked(.., blocked_on) => {
-                        (self.blocked_on, outcome.stop_reason) =
-                            (Some(blocked_on), StopReason::Held);
-                        return Ok(false);
+                        self.blocked_on = Some(blocked_on);
+                        return Ok(call.hold());
                     }
                 }
             }
@@ -398,46 +400,43 @@ impl FrameReader {
                     .ok_or(ProtocolViolation(
                         "read response shorter than its status field",
                     ))?;
-                let len = self.pending.begin_read_response(len, is_checked)?;
+                let len = call.pending.begin_read_response(len, is_checked)?;
                 self.body = Some(FrameBody::ReadResponse {
                     received: 0,
                     len,
                     is_checked,
                 });
             }
-            FrameKind::Nack(ref nack) => self.pending.on_nack(**nack, ctx)?,
+            FrameKind::Nack(ref nack) => call.pending.on_nack(**nack, call.ctx)?,
         }
-        outcome.consumed += header_len;
+        call.outcome.consumed += header_len;
         Ok(true)
     }
 
     /// Reads the payload of a frame that is not a message. Returns false when the payload is
     /// incomplete or has to wait.
     #[cold]
-    fn read_body<E: EngineContext>(
+    fn read_body(
         &mut self,
         bytes: &[u8],
-        source: Option<FiAddr>,
-        outcome: &mut ReadOutcome,
-        ctx: &mut EndpointContext<'_, E>,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> Result<bool, ProtocolViolation> {
         match &mut self.body {
             Some(FrameBody::Write(write)) => {
-                match write.write(bytes, source, &self.responses, ctx)? {
+                match write.write(bytes, call.sender.1, call.responses, call.ctx)? {
                     WriteProgress::More(used) => {
-                        outcome.consumed += used;
+                        call.outcome.consumed += used;
                         return Ok(false);
                     }
                     WriteProgress::Done(used, due) => {
-                        outcome.consumed += used;
-                        outcome.acks_due.extend(self.responses.queue_ack(due));
+                        call.outcome.consumed += used;
+                        call.send_ack(due);
                     }
                     WriteProgress::Blocked(used, due, blocked_on) => {
-                        outcome.consumed += used;
-                        outcome.acks_due.extend(self.responses.queue_ack(due));
-                        (self.blocked_on, outcome.stop_reason) =
-                            (Some(blocked_on), StopReason::Held);
-                        return Ok(false);
+                        call.outcome.consumed += used;
+                        call.send_ack(due);
+                        self.blocked_on = Some(blocked_on);
+                        return Ok(call.hold());
                     }
                 }
             }
@@ -449,15 +448,15 @@ impl FrameReader {
                 let count = bytes.len().min(*len - *received);
                 if count > 0 {
                     let is_written =
-                        self.pending
-                            .write_read_response(*received, &bytes[..count], ctx);
+                        call.pending
+                            .write_read_response(*received, &bytes[..count], call.ctx);
                     if !is_written
                         && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.oldest_read())
                     {
-                        ctx.append(id, &&bytes[..count]);
+                        call.ctx.append(id, &&bytes[..count]);
                     }
                     *received += count;
-                    outcome.consumed += count;
+                    call.outcome.consumed += count;
                 }
                 if *received < *len {
                     return Ok(false);
@@ -474,12 +473,12 @@ impl FrameReader {
                         .map(|word| self.byte_order.decode_u64(*word));
                     let mut next = || words.next().unwrap_or_default();
                     status = decode_status([next(), next()]);
-                    outcome.consumed += STATUS_LEN;
+                    call.outcome.consumed += STATUS_LEN;
                 }
-                if !self.pending.end_read_response(status, ctx)
+                if !call.pending.end_read_response(status, call.ctx)
                     && let Some(rxm) = &mut self.rxm
                 {
-                    outcome
+                    call.outcome
                         .rendezvous_done
                         .extend(rxm.on_read_response(*len as u64));
                 }
@@ -516,6 +515,7 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
+        responses: &ResponseQueue,
         ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
         match (&self.blocked_on, &mut self.body) {
@@ -527,7 +527,7 @@ impl FrameReader {
                 return is_accessible || !memory.is_open();
             }
             (Some(BlockedOn::CqFull), Some(FrameBody::Write(write))) => {
-                return write.notify(sender.1, &self.responses, ctx);
+                return write.notify(sender.1, responses, ctx);
             }
             _ => {}
         }

@@ -46,7 +46,7 @@ pub(super) struct CheckedSegment {
 }
 
 /// The responses that are due to a peer, in order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ResponseQueue {
     /// The endpoint wants an event for every access of its peers.
     pub(super) rma_events: bool,
@@ -105,18 +105,15 @@ pub enum ResponseStatus {
 }
 
 impl ResponseQueue {
-    /// Returns the empty queue of a connection.
-    #[must_use]
-    pub(super) fn new() -> Self {
-        Self {
-            rma_events: false,
-            is_target: false,
-            is_same_implementation: false,
-            rendezvous: RendezvousSends::default(),
-            queue: VecDeque::new(),
-            buffered_bytes: 0,
-            position: None,
-        }
+    /// Sets whether peers may access memory of the domain, and whether the endpoint wants an event
+    /// for every access.
+    pub fn enable_rma_target(&mut self, is_target: bool, rma_events: bool) {
+        (self.is_target, self.rma_events) = (is_target, rma_events);
+    }
+
+    /// Notes that the peer is of this library and understands its vendor-specific frames.
+    pub fn set_same_implementation(&mut self) {
+        self.is_same_implementation = true;
     }
 
     /// Returns whether no response is due.
@@ -481,7 +478,7 @@ mod tests {
     /// A peer that sends requests and reads no responses uses a bounded amount of memory.
     #[test]
     fn buffered_responses_are_bounded_by_bytes_and_count() {
-        let mut responses = ResponseQueue::new();
+        let mut responses = ResponseQueue::default();
         while !responses.is_full() {
             responses.push_fetched(vec![0; 4096]);
         }

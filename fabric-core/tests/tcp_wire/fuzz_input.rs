@@ -70,7 +70,7 @@ fn run_stream(bytes: &[u8], receiver: impl Fn(usize) -> TcpReceiver) -> bool {
 fn native_receiver(budget: usize, is_same: bool) -> TcpReceiver {
     let mut receiver = TcpReceiver::new(ByteOrder::Little, budget);
     if is_same {
-        receiver.reader.set_same_implementation();
+        receiver.responses.set_same_implementation();
     }
     // One response may arrive.
     receiver.expect_read(8);
@@ -191,7 +191,7 @@ impl FuzzedConnection {
         };
         self.unread.drain(..outcome.consumed);
         self.message_held = outcome.stop_reason == StopReason::Held;
-        while self.receiver.reader.next_rendezvous_read().is_some() {}
+        while self.receiver.next_rendezvous_read().is_some() {}
         self.receiver
             .take_responses(&mut self.writer, 1 << 16)
             .is_ok()
@@ -201,17 +201,14 @@ impl FuzzedConnection {
     /// be receivable.
     fn finish(mut self) {
         let TcpReceiver {
-            reader,
             rx,
+            reader,
+            pending,
+            responses,
             context,
-            ..
         } = &mut self.receiver;
-        reader
-            .pending
-            .fail(&mut context_of(rx, context), &Error::Canceled);
-        reader
-            .responses
-            .fail(&mut context_of(rx, context), &Error::Canceled);
+        pending.fail(&mut context_of(rx, context), &Error::Canceled);
+        responses.fail(&mut context_of(rx, context), &Error::Canceled);
         for partial in reader.abort() {
             rx.fail_partial(context, partial, Error::Canceled);
         }

@@ -12,7 +12,8 @@ use fabric_core::mr::{LocalMemory, Region, RegionTable};
 use fabric_core::rx::{PartialId, RxQueue};
 use fabric_core::tcp::rxm::RxmReceiver;
 use fabric_core::tcp::{
-    ByteOrder, FrameReader, FrameWriter, ProtocolViolation, ReadOutcome, ResponseStatus,
+    ByteOrder, FrameReader, FrameWriter, PendingRequests, ProtocolViolation, ReadOutcome,
+    ResponseQueue, ResponseStatus, WireRmaIov,
 };
 use fabric_core::transport::{
     EndpointContext, EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, TxOp,
@@ -42,6 +43,8 @@ pub(crate) const PEER: (PeerKey, Option<FiAddr>) = (PeerKey(1), None);
 pub(crate) struct TcpReceiver {
     pub(crate) rx: RxQueue,
     pub(crate) reader: FrameReader,
+    pub(crate) pending: PendingRequests,
+    pub(crate) responses: ResponseQueue,
     pub(crate) context: TcpTestContext,
 }
 
@@ -85,11 +88,13 @@ impl TcpReceiver {
             regions.insert(memory, access, Some(key), false).unwrap();
         }
         context.services.regions = Some(regions);
-        let mut reader = FrameReader::new(order);
-        reader.enable_rma_target(true, false);
+        let mut responses = ResponseQueue::default();
+        responses.enable_rma_target(true, false);
         Self {
             rx: RxQueue::new(EpId(0), budget, pool),
-            reader,
+            reader: FrameReader::new(order),
+            pending: PendingRequests::default(),
+            responses,
             context,
         }
     }
@@ -101,8 +106,7 @@ impl TcpReceiver {
 
     /// Turns the receiver into that of an RXM connection with this id.
     pub(crate) fn into_rxm(self, connection: u32) -> Self {
-        let mut reader = FrameReader::with_rxm(ByteOrder::NATIVE, RxmReceiver::new(connection));
-        reader.enable_rma_target(true, false);
+        let reader = FrameReader::with_rxm(ByteOrder::NATIVE, RxmReceiver::new(connection));
         Self { reader, ..self }
     }
 
@@ -114,12 +118,9 @@ impl TcpReceiver {
     /// Adds an operation whose rendezvous message of `len` bytes the peer may read.
     pub(crate) fn start_rendezvous(&mut self, len: usize) -> OpKey {
         let op = self.new_send_op(&vec![1; len]);
-        self.reader.responses.rendezvous.add(
-            op,
-            None,
-            len,
-            &context_of(&mut self.rx, &mut self.context),
-        );
+        self.responses
+            .rendezvous
+            .add(op, None, len, &context_of(&mut self.rx, &mut self.context));
         op
     }
 
@@ -127,6 +128,7 @@ impl TcpReceiver {
         self.reader.read(
             bytes,
             PEER,
+            (&mut self.pending, &mut self.responses),
             &mut context_of(&mut self.rx, &mut self.context),
         )
     }
@@ -142,8 +144,14 @@ impl TcpReceiver {
         self.reader.try_resume(
             bytes,
             PEER,
+            &self.responses,
             &mut context_of(&mut self.rx, &mut self.context),
         )
+    }
+
+    /// Returns the next remote range of a rendezvous message to read.
+    pub(crate) fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {
+        self.reader.next_rendezvous_read(&mut self.pending)
     }
 
     /// Returns whether the frames that are set aside can be accepted now.
@@ -173,8 +181,7 @@ impl TcpReceiver {
     /// Adds a pending read of `len` bytes.
     pub(crate) fn expect_read(&mut self, len: usize) -> OpKey {
         let op = self.new_op();
-        self.reader
-            .pending
+        self.pending
             .expect_read_response(op, tx_op(OpKind::Read, len), len);
         op
     }
@@ -182,7 +189,7 @@ impl TcpReceiver {
     /// Adds a pending write of `len` bytes.
     pub(crate) fn expect_write_ack(&mut self, len: usize) -> OpKey {
         let op = self.new_op();
-        self.reader.pending.expect_ack(
+        self.pending.expect_ack(
             op,
             tx_op(OpKind::Write, len),
             len,
@@ -196,8 +203,7 @@ impl TcpReceiver {
         let op = self.new_op();
         (
             op,
-            self.reader
-                .pending
+            self.pending
                 .expect_atomic_response(op, tx_op(kind, len), len),
         )
     }
@@ -218,7 +224,7 @@ impl TcpReceiver {
     ) -> Result<(Vec<u8>, ResponseStatus), ProtocolViolation> {
         let mut bytes = Vec::new();
         loop {
-            let status = self.reader.responses.write_responses(
+            let status = self.responses.write_responses(
                 writer,
                 (limit, usize::MAX),
                 PEER,

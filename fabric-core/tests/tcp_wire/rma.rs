@@ -41,7 +41,7 @@ pub(crate) fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
 pub(crate) fn rma_target(is_same: bool) -> TcpReceiver {
     let mut receiver = TcpReceiver::with_region_len(ByteOrder::Little, 1 << 20, REGION_LEN);
     if is_same {
-        receiver.reader.set_same_implementation();
+        receiver.responses.set_same_implementation();
     }
     receiver
 }
@@ -160,7 +160,7 @@ fn read_is_answered_at_every_split() {
             let op = initiator.expect_read(8);
             read_split(&mut initiator, &response, at).unwrap();
             assert_eq!(initiator.received(op).1, b"abcdefgh", "cut at {at}");
-            assert!(initiator.reader.pending.is_empty());
+            assert!(initiator.pending.is_empty());
         }
     }
 }
@@ -381,14 +381,14 @@ fn inconsistent_headers_close_connection() {
 #[test]
 fn ack_that_precedes_its_operation_completes_it() {
     let mut initiator = rma_target(false);
-    initiator.reader.pending.begin_acked_send();
+    initiator.pending.begin_acked_send();
     initiator.read(&hex(crate::frames::ACK)).unwrap();
     let op = initiator.expect_write_ack(5);
     assert_eq!(
         initiator.outcome(op).map(|outcome| outcome.error.is_none()),
         Some(true)
     );
-    initiator.reader.pending.begin_acked_send();
+    initiator.pending.begin_acked_send();
     initiator.read(&hex(crate::frames::ACK)).unwrap();
     assert!(initiator.read(&hex(crate::frames::ACK)).is_err());
 }
@@ -401,7 +401,7 @@ fn pending_requests_fail_with_the_connection() {
     // Half of the response has arrived.
     initiator.read(&hex(READ_RSP_BYTES)[..20]).unwrap();
     assert_eq!(initiator.reader.abort(), []);
-    initiator.reader.pending.fail(
+    initiator.pending.fail(
         &mut context_of(&mut initiator.rx, &mut initiator.context),
         &Error::Canceled,
     );
@@ -430,7 +430,6 @@ fn queued_read_requests_are_bounded() {
         let source: Option<FiAddr> = None;
         let sender = (fabric_core::matching::PeerKey(1), source);
         let status = target
-            .reader
             .responses
             .write_responses(
                 &mut writer,
@@ -446,7 +445,7 @@ fn queued_read_requests_are_bounded() {
         "{largest}"
     );
     // Further requests are not read before the queue has room; then they are.
-    target.reader.responses.clear();
+    target.responses.clear();
     assert_eq!(
         target
             .read(&stream[outcome.consumed..])
@@ -469,7 +468,7 @@ fn responder_yields_between_responses() {
     let mut writer = FrameWriter::new(ByteOrder::Little);
     let sender = (fabric_core::matching::PeerKey(1), None);
     let mut write_responses = |limit, turn| {
-        let responses = &mut target.reader.responses;
+        let responses = &mut target.responses;
         let status = responses
             .write_responses(
                 &mut writer,
@@ -524,7 +523,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         assert!(
             status == ResponseStatus::RegionLocked
                 && sent.is_empty()
-                && target.reader.responses.is_blocked_on_region()
+                && target.responses.is_blocked_on_region()
         );
         let stream = encode_write(&iovs, None, b"abcd");
         let outcome = target.read(&stream).unwrap();
@@ -545,7 +544,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         } else {
             memory.put_back(buf);
         }
-        assert!(!target.reader.responses.is_blocked_on_region() && target.try_resume(&stream));
+        assert!(!target.responses.is_blocked_on_region() && target.try_resume(&stream));
         let (response, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
         assert_eq!(status, ResponseStatus::Idle);
         let acks = target
@@ -610,7 +609,7 @@ fn region_close_mid_transfer_is_nacked() {
         let mut writer = FrameWriter::new(ByteOrder::Little);
         let sender = (fabric_core::matching::PeerKey(1), None);
         assert_eq!(
-            target.reader.responses.write_responses(
+            target.responses.write_responses(
                 &mut writer,
                 (100, usize::MAX),
                 sender,
@@ -675,7 +674,7 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     );
     // With RMA events the owner gets one for each remote range, and the CQ data with the last.
     target.context.services.remote_accesses.clear();
-    target.reader.enable_rma_target(true, true);
+    target.responses.enable_rma_target(true, true);
     target.read(&stream).unwrap();
     target
         .read(&encode_read(&[rma_iov(READ_WRITE_KEY, 0, 3)]))
@@ -777,7 +776,7 @@ fn request_without_remote_range_closes_connection() {
             let ProtocolViolation(rule) = target.read(&stream).unwrap_err();
             assert!(rule.contains("is not 1 to 4"), "{what}: {rule}");
             assert!(target.context.services.remote_accesses.is_empty(), "{what}");
-            assert!(target.reader.responses.is_empty(), "{what}");
+            assert!(target.responses.is_empty(), "{what}");
         }
     }
 }
@@ -800,7 +799,7 @@ fn write_with_data_and_no_valid_key_is_refused() {
         ] {
             let mut target = rma_target(is_same);
             if !is_target {
-                target.reader.enable_rma_target(false, false);
+                target.responses.enable_rma_target(false, false);
             }
             match target.read(&encode_write(&iovs, Some(5), b"")) {
                 Err(ProtocolViolation(what)) => {

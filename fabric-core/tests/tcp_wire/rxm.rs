@@ -117,8 +117,8 @@ fn packets_match_libfabric_bytes() {
         len: 20_000,
         key: 0x8000_0000,
     };
-    assert_eq!(receiver.reader.next_rendezvous_read(), Some(iov));
-    assert_eq!(receiver.reader.next_rendezvous_read(), None);
+    assert_eq!(receiver.next_rendezvous_read(), Some(iov));
+    assert_eq!(receiver.next_rendezvous_read(), None);
     let mut writer = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
     assert!(writer.push_message(None, None, Payload::Contiguous(&b"0123456789"[..])));
     assert_eq!(writer.pending(), hex(EAGER_BYTES));
@@ -180,7 +180,7 @@ impl RxmPeer {
             return None;
         }
         let op = self.receiver.new_send_op(bytes);
-        let iov = self.receiver.reader.responses.rendezvous.add(
+        let iov = self.receiver.responses.rendezvous.add(
             op,
             tag,
             bytes.len(),
@@ -194,7 +194,7 @@ impl RxmPeer {
     fn progress(&mut self, limit: usize) -> Vec<u8> {
         let (mut reads, no_bytes) = (0, Payload::Contiguous(&[]));
         while !self.writer.is_open()
-            && let Some(iov) = self.receiver.reader.next_rendezvous_read()
+            && let Some(iov) = self.receiver.next_rendezvous_read()
         {
             let iovs = RmaIovList::from_rma_iovs(&[iov.to_rma_iov()]).unwrap();
             assert!(self.writer.push_frame(&Frame::read(&iovs), &iovs, no_bytes));
@@ -202,13 +202,12 @@ impl RxmPeer {
         }
         self.max_reads = self.max_reads.max(reads);
         let TcpReceiver {
-            reader,
             rx,
+            responses,
             context,
             ..
         } = &mut self.receiver;
-        reader
-            .responses
+        responses
             .write_responses(
                 &mut self.writer,
                 (64 << 10, usize::MAX),
@@ -299,8 +298,9 @@ proptest! {
             prop_assert_eq!(peers[from].receiver.received(op).0.len, len);
         }
         for peer in &mut peers {
-            let reader = &mut peer.receiver.reader;
-            prop_assert!(reader.abort().is_empty() && reader.responses.rendezvous.is_empty());
+            let receiver = &mut peer.receiver;
+            prop_assert!(receiver.reader.abort().is_empty());
+            prop_assert!(receiver.responses.rendezvous.is_empty());
             prop_assert!(peer.max_reads <= MAX_READS_IN_FLIGHT);
         }
     }
@@ -404,7 +404,7 @@ fn packet_is_read_at_every_split() {
             );
             if is_rendezvous {
                 assert_eq!(
-                    receiver.reader.next_rendezvous_read(),
+                    receiver.next_rendezvous_read(),
                     Some(WireRmaIov {
                         addr: 0,
                         len: 8,
@@ -624,9 +624,7 @@ fn length_in_a_header_allocates_no_memory() {
             assert!(outcome.stop_reason != StopReason::Held && outcome.consumed == bytes.len());
         });
         assert!(largest < 4096, "{largest}");
-        assert!(
-            receiver.reader.has_set_aside() && receiver.reader.next_rendezvous_read().is_none()
-        );
+        assert!(receiver.reader.has_set_aside() && receiver.next_rendezvous_read().is_none());
         let _ = receiver.post_recv(UNTAGGED, None);
         let largest = largest_allocation(|| assert_eq!(receiver.read(b"").unwrap().consumed, 0));
         assert_eq!(largest, len as usize);
@@ -695,7 +693,7 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     // A peer that disconnects fails the send.
     let [mut a, _] = RxmPeer::connected_pair();
     let op = a.send(Some(3), None, &[0; 20_000]).unwrap();
-    a.receiver.reader.responses.fail(
+    a.receiver.responses.fail(
         &mut context_of(&mut a.receiver.rx, &mut a.receiver.context),
         &Error::Canceled,
     );

@@ -154,7 +154,7 @@ fn violation_of(kind: OpKind, bytes: &[u8]) -> &'static str {
     let mut receiver = rxm_receiver();
     let (op, _) = receiver.expect_atomic(kind, 8);
     let ProtocolViolation(what) = receiver.read(bytes).unwrap_err();
-    receiver.reader.pending.fail(
+    receiver.pending.fail(
         &mut context_of(&mut receiver.rx, &mut receiver.context),
         &Error::Canceled,
     );
@@ -202,7 +202,7 @@ fn atomic_packets_match_libfabric_bytes() {
         assert_eq!(ops[2].1, 2);
         read_split(&mut receiver, &hex(RESPONSE_BYTES), at);
         assert_eq!(receiver.received(ops[2].0).1, hex("4648474e555c636a"));
-        assert!(receiver.outcome(ops[0].0).is_none() && receiver.reader.pending.has_atomics());
+        assert!(receiver.outcome(ops[0].0).is_none() && receiver.pending.has_atomics());
     }
     for at in 0..hex(ERROR_RESPONSE_BYTES).len() {
         let mut receiver = rxm_receiver();
@@ -276,7 +276,7 @@ proptest! {
         });
         prop_assert!(largest <= 64 << 10, "{largest}");
         let mut ctx = context_of(&mut receiver.rx, &mut receiver.context);
-        receiver.reader.pending.fail(&mut ctx, &Error::Canceled);
+        receiver.pending.fail(&mut ctx, &Error::Canceled);
         prop_assert!(receiver.outcome(op).is_some());
     }
 }
@@ -476,7 +476,7 @@ fn responses_match_operations_by_id() {
     let error = |op| receiver.outcome(op).unwrap().error.as_deref().cloned();
     assert!(matches!(error(ops[3]), Some(Error::NotSupported(_))));
     assert_eq!(error(ops[0]), Some(Error::os("fi_atomic of the peer", 5)));
-    assert!(receiver.reader.pending.is_empty());
+    assert!(receiver.pending.is_empty());
 }
 
 /// A failed operation changes no remote range, and the operation behind it is executed.
@@ -578,7 +578,7 @@ fn failed_atomic_returns_error_and_changes_nothing() {
     }
     // An endpoint that is no RMA target exposes no memory.
     let mut receiver = rxm_receiver();
-    receiver.reader.enable_rma_target(false, false);
+    receiver.responses.enable_rma_target(false, false);
     receiver
         .read(&encode_atomic_on(FETCH_SUM, 1, iov, &one))
         .unwrap();
@@ -591,7 +591,7 @@ fn failed_atomic_returns_error_and_changes_nothing() {
 fn atomic_arrays_span_several_segments() {
     let mut receiver =
         TcpReceiver::with_region_len(ByteOrder::NATIVE, 1 << 20, 20_000).into_rxm(CONNECTION_ID);
-    receiver.reader.enable_rma_target(true, true);
+    receiver.responses.enable_rma_target(true, true);
     let values: Vec<u8> = (0..MAX_OPERAND_BYTES).map(|at| at as u8).collect();
     let bytes = AtomicSpec {
         datatype: Datatype::U8,
@@ -819,7 +819,7 @@ fn rma_frames_interleave_with_packets() {
         assert!(what.contains("may not access"), "{what}");
         // A same-implementation peer gets a nack, and the connection stays.
         let mut receiver = rxm_receiver();
-        receiver.reader.set_same_implementation();
+        receiver.responses.set_same_implementation();
         assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
     }
     let mut receiver = rxm_receiver();

@@ -6,9 +6,9 @@ use crate::tcp::rxm::{
     RendezvousRead, RxmPacket, SegmentType, decode_rendezvous,
 };
 use crate::tcp::{Frame, MAX_MESSAGE, ProtocolViolation, atomics};
-use crate::transport::{EndpointContext, EngineContext};
+use crate::transport::EngineContext;
 
-use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
+use super::{FrameBody, FrameReader, ReadCall, ReceivedFrame, SenderId, StopReason};
 
 /// A packet whose packet header has arrived.
 struct ParsedPacket<'a> {
@@ -33,14 +33,22 @@ impl<'a> ParsedPacket<'a> {
     }
 }
 
+impl<E> ReadCall<'_, '_, E> {
+    /// Consumes a complete packet. An ack that the frame requests is sent after the responses that
+    /// are queued already. Always returns true, because the next packet can be read.
+    fn finish_packet(&mut self, received: &ReceivedFrame<'_>, parsed: &ParsedPacket<'_>) -> bool {
+        self.outcome.consumed += parsed.headers_len + parsed.payload_len;
+        self.send_ack(received.frame.ack_due());
+        true
+    }
+}
+
 impl FrameReader {
     /// Reads a packet. Returns false when the packet is incomplete or has to wait.
     pub(super) fn read_packet<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, E>,
     ) -> Result<bool, ProtocolViolation> {
         let Some(parsed) = parse_packet(received.frame, received.header_len, received.bytes)?
         else {
@@ -51,7 +59,7 @@ impl FrameReader {
         };
         let packet = parsed.packet;
         rxm.check_connection(&packet)?;
-        let envelope = rxm_envelope(&packet, sender)?;
+        let envelope = rxm_envelope(&packet, call.sender)?;
         match packet.kind {
             PacketKind::Eager if parsed.payload_len != envelope.len => Err(ProtocolViolation(
                 "eager message whose length field is wrong",
@@ -61,19 +69,18 @@ impl FrameReader {
                     header_len: parsed.headers_len,
                     ..*received
                 };
-                Ok(self.read_message(&received, envelope, ctx, outcome))
+                Ok(self.read_message(&received, envelope, call))
             }
             PacketKind::Segment(segment_type, ..) => {
                 if segment_type == SegmentType::First {
                     rxm.check_first_segment(&packet, parsed.payload_len as u64)?;
-                    let Some(id) = ctx.begin_partial(envelope) else {
-                        outcome.stop_reason = StopReason::Held;
-                        return Ok(false);
+                    let Some(id) = call.ctx.begin_partial(envelope) else {
+                        return Ok(call.hold());
                     };
                     rxm.begin_segmented(&packet, id);
                 }
                 let id = rxm.next_segment(&packet, segment_type, parsed.payload_len as u64)?;
-                outcome.consumed += parsed.headers_len;
+                call.outcome.consumed += parsed.headers_len;
                 self.body = Some(FrameBody::Message {
                     id,
                     remaining: parsed.payload_len,
@@ -90,12 +97,11 @@ impl FrameReader {
                 };
                 let iovs = decode_rendezvous(encoded_iovs, packet.len)?;
                 if rxm.peer_stopped_responding() {
-                    outcome.consumed += parsed.headers_len + parsed.payload_len;
+                    call.outcome.consumed += parsed.headers_len + parsed.payload_len;
                     return Ok(true);
                 }
-                let Some(id) = ctx.begin_partial(envelope) else {
-                    outcome.stop_reason = StopReason::Held;
-                    return Ok(false);
+                let Some(id) = call.ctx.begin_partial(envelope) else {
+                    return Ok(call.hold());
                 };
                 rxm.begin_rendezvous_read(RendezvousRead::new(
                     id,
@@ -103,26 +109,27 @@ impl FrameReader {
                     iovs,
                     packet.len,
                 ));
-                Ok(self.finish_packet(received, &parsed, outcome))
+                Ok(call.finish_packet(received, &parsed))
             }
             PacketKind::Atomic(atomic) => {
-                self.execute_atomic_packet(received, &parsed, atomic, sender, ctx, outcome)
+                self.execute_atomic_packet(received, &parsed, atomic, call)
             }
             PacketKind::AtomicResponse(_) => {
                 let Some(payload) = parsed.complete_atomic_payload()? else {
                     return Ok(false);
                 };
                 let response = AtomicStatus::decode(payload)?;
-                self.pending
-                    .on_atomic_response(packet.message_id, response, ctx)?;
-                Ok(self.finish_packet(received, &parsed, outcome))
+                call.pending
+                    .on_atomic_response(packet.message_id, response, call.ctx)?;
+                Ok(call.finish_packet(received, &parsed))
             }
             PacketKind::RendezvousDone if parsed.payload_len > 0 => Err(ProtocolViolation(
                 "rendezvous acknowledgement with a payload",
             )),
             PacketKind::RendezvousDone => {
-                self.responses.on_rendezvous_done(packet.message_id, ctx)?;
-                Ok(self.finish_packet(received, &parsed, outcome))
+                call.responses
+                    .on_rendezvous_done(packet.message_id, call.ctx)?;
+                Ok(call.finish_packet(received, &parsed))
             }
         }
     }
@@ -134,12 +141,10 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         parsed: &ParsedPacket<'_>,
         atomic: AtomicHeader,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> Result<bool, ProtocolViolation> {
-        if self.responses.is_full() {
-            outcome.stop_reason = StopReason::ResponsesFull;
+        if call.responses.is_full() {
+            call.outcome.stop_reason = StopReason::ResponsesFull;
             return Ok(false);
         }
         let Some(payload) = parsed.complete_atomic_payload()? else {
@@ -148,30 +153,15 @@ impl FrameReader {
         let blocked_on = atomics::execute_rxm(
             (&parsed.packet, atomic),
             payload,
-            sender.1,
-            &mut self.responses,
-            ctx,
+            call.sender.1,
+            call.responses,
+            call.ctx,
         )?;
         if blocked_on.is_some() {
-            (self.blocked_on, outcome.stop_reason) = (blocked_on, StopReason::Held);
-            return Ok(false);
+            self.blocked_on = blocked_on;
+            return Ok(call.hold());
         }
-        Ok(self.finish_packet(received, parsed, outcome))
-    }
-
-    /// Consumes a complete packet. An ack that the frame requests is sent after the responses that
-    /// are queued already. Always returns true, because the next packet can be read.
-    fn finish_packet(
-        &mut self,
-        received: &ReceivedFrame<'_>,
-        parsed: &ParsedPacket<'_>,
-        outcome: &mut ReadOutcome,
-    ) -> bool {
-        outcome.consumed += parsed.headers_len + parsed.payload_len;
-        outcome
-            .acks_due
-            .extend(self.responses.queue_ack(received.frame.ack_due()));
-        true
+        Ok(call.finish_packet(received, parsed))
     }
 
     /// Returns the envelope of the message that begins with this frame; `None` while the packet

@@ -13,7 +13,7 @@ use crate::tcp::rxm::{EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RxmPacket, Seg
 use crate::tcp::{Frame, FrameKind, MAX_HEADER_LEN, ProtocolViolation};
 use crate::transport::{EndpointContext, EngineContext, PartialId};
 
-use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId, StopReason};
+use super::{FrameBody, FrameReader, ReadCall, ReceivedFrame, SenderId, StopReason};
 
 /// Bytes that each connection may set aside without a charge. A peer that has no budget left is
 /// able to send this much before it handles a read request. A frame beyond that and beyond the
@@ -141,11 +141,9 @@ impl FrameReader {
     }
 
     /// Reads messages that were set aside as far as they can be accepted.
-    pub(super) fn read_set_aside<E: EngineContext>(
+    pub(super) fn read_set_aside(
         &mut self,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         if !self.has_set_aside() {
             return Ok(());
@@ -156,28 +154,26 @@ impl FrameReader {
         // Messages that were set aside have waited already, so they are buffered if no receive
         // matches.
         let policy = std::mem::take(&mut self.unexpected_policy);
-        let result = self.read_all_set_aside(sender, ctx, outcome);
+        let result = self.read_all_set_aside(call);
         (self.body, self.unexpected_policy) = (body, policy);
         result
     }
 
     /// Reads frames that were set aside in order, until the receive queue declines one.
-    fn read_all_set_aside<E: EngineContext>(
+    fn read_all_set_aside(
         &mut self,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> Result<(), ProtocolViolation> {
         while let Some(bytes) = self.set_aside.frames.pop_front() {
-            let mut frame_outcome = ReadOutcome::default();
-            let is_read = self.read_set_aside_frame(&bytes, sender, ctx, &mut frame_outcome);
-            outcome.acks_due.append(&mut frame_outcome.acks_due);
-            if !is_read? {
+            let is_read = self.read_set_aside_frame(&bytes, call)?;
+            // What was set aside is not among the bytes of this call, and does not stop it.
+            (call.outcome.consumed, call.outcome.stop_reason) = (0, StopReason::NeedsBytes);
+            if !is_read {
                 self.set_aside.frames.push_front(bytes);
                 break;
             }
             let bytes = self.set_aside.bytes - bytes.len();
-            self.set_aside.set_bytes(bytes, sender, ctx);
+            self.set_aside.set_bytes(bytes, call.sender, call.ctx);
         }
         Ok(())
     }
@@ -187,19 +183,17 @@ impl FrameReader {
     pub(super) fn read_or_set_aside<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, E>,
     ) -> Result<bool, ProtocolViolation> {
         if self.must_set_aside(received) {
-            return Ok(self.set_frame_aside(received, sender, ctx, outcome));
+            return Ok(self.set_frame_aside(received, call));
         }
-        let proceed = self.read_packet_or_tagged(received, sender, ctx, outcome)?;
+        let proceed = self.read_packet_or_tagged(received, call)?;
         // A blocked atomic operation is not a message: it blocks the connection.
         Ok(proceed
-            || outcome.stop_reason == StopReason::Held
+            || call.outcome.stop_reason == StopReason::Held
                 && self.blocked_on.is_none()
-                && self.set_frame_aside(received, sender, ctx, outcome))
+                && self.set_frame_aside(received, call))
     }
 
     /// Reads a message: a packet, or a tagged frame of the tcp provider itself. Returns false when
@@ -207,28 +201,22 @@ impl FrameReader {
     fn read_packet_or_tagged<E: EngineContext>(
         &mut self,
         received: &ReceivedFrame<'_>,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, E>,
     ) -> Result<bool, ProtocolViolation> {
         match received.frame.kind {
-            FrameKind::Message => self.read_packet(received, sender, ctx, outcome),
-            _ => Ok(self.read_message(
-                received,
-                super::frame_envelope(received.frame, sender)?,
-                ctx,
-                outcome,
-            )),
+            FrameKind::Message => self.read_packet(received, call),
+            _ => {
+                let envelope = super::frame_envelope(received.frame, call.sender)?;
+                Ok(self.read_message(received, envelope, call))
+            }
         }
     }
 
     /// Reads a frame that was set aside. Returns false when the frame stays set aside.
-    fn read_set_aside_frame<E: EngineContext>(
+    fn read_set_aside_frame(
         &mut self,
         bytes: &[u8],
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, E>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;
         let (frame, header_len) =
@@ -238,11 +226,11 @@ impl FrameReader {
             header_len,
             bytes,
         };
-        let is_read = self.read_packet_or_tagged(&received, sender, ctx, outcome)?;
+        let is_read = self.read_packet_or_tagged(&received, call)?;
         // The payload of a segment is in the same bytes.
         if let Some(FrameBody::Message { id, ack_due, .. }) = self.body.take() {
-            ctx.append(id, &&bytes[outcome.consumed..]);
-            outcome.acks_due.extend(self.responses.queue_ack(ack_due));
+            call.ctx.append(id, &&bytes[call.outcome.consumed..]);
+            call.send_ack(ack_due);
         }
         Ok(is_read)
     }
@@ -278,29 +266,28 @@ impl FrameReader {
     fn set_frame_aside(
         &mut self,
         received: &ReceivedFrame<'_>,
-        sender: SenderId,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        outcome: &mut ReadOutcome,
+        call: &mut ReadCall<'_, '_, impl EngineContext>,
     ) -> bool {
         let len = usize::try_from(received.frame.payload_len)
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
         if len > MAX_SET_ASIDE_FRAME {
-            outcome.stop_reason = StopReason::Held;
-            return false;
+            return call.hold();
         }
         let Some(bytes) = received.bytes.get(..len) else {
-            outcome.stop_reason = StopReason::NeedsBytes;
+            call.outcome.stop_reason = StopReason::NeedsBytes;
             return false;
         };
         let bytes_set_aside = self.set_aside.bytes + len;
-        if !self.set_aside.set_bytes(bytes_set_aside, sender, ctx) {
-            outcome.stop_reason = StopReason::Held;
-            return false;
+        if !self
+            .set_aside
+            .set_bytes(bytes_set_aside, call.sender, call.ctx)
+        {
+            return call.hold();
         }
-        outcome.stop_reason = StopReason::NeedsBytes;
+        call.outcome.stop_reason = StopReason::NeedsBytes;
         self.set_aside.frames.push_back(bytes.into());
-        outcome.consumed += len;
+        call.outcome.consumed += len;
         true
     }
 }

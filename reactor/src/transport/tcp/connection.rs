@@ -24,7 +24,9 @@ use std::time::Instant;
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::tcp::rxm::{RxmReceiver, RxmSender};
-use fabric_core::tcp::{ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps};
+use fabric_core::tcp::{
+    ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps, PendingRequests, ResponseQueue,
+};
 use fabric_core::transport::{
     EndpointContext, EngineContext, Incarnation, Interest, TxOp, WaitSet,
 };
@@ -78,6 +80,10 @@ pub(crate) struct TcpConnection {
     token: u64,
     reader: FrameReader,
     writer: FrameWriter,
+    /// Requests of this side without a response.
+    pending: PendingRequests,
+    /// Responses that are due to the peer.
+    responses: ResponseQueue,
     unwritten: UnwrittenOps,
     rx: RxState,
     tx: TxState,
@@ -101,6 +107,7 @@ impl TcpConnection {
         uring: Option<SharedUring>,
     ) -> Self {
         let (mut reader, mut writer) = (FrameReader::new(byte_order), FrameWriter::new(byte_order));
+        let mut responses = ResponseQueue::default();
         let peer_caps = match negotiated {
             Negotiated::Native { peer_caps } => peer_caps,
             Negotiated::Rxm {
@@ -114,7 +121,7 @@ impl TcpConnection {
             }
         };
         if peer_caps.is_same_implementation() {
-            reader.set_same_implementation();
+            responses.set_same_implementation();
         }
         Self {
             peer,
@@ -129,6 +136,8 @@ impl TcpConnection {
             token,
             reader,
             writer,
+            pending: PendingRequests::default(),
+            responses,
             unwritten: UnwrittenOps::default(),
             rx: RxState::new(unconsumed),
             tx: TxState::new(),
@@ -294,7 +303,7 @@ impl TcpConnection {
     fn close_write(&mut self) {
         self.tx.close();
         self.writer.clear();
-        self.reader.responses.clear();
+        self.responses.clear();
         self.update_interest();
     }
 
@@ -302,8 +311,8 @@ impl TcpConnection {
     /// behind the pending bytes: no other message may follow them. Returns whether there was such a
     /// message.
     pub(crate) fn abort_message(&mut self) -> bool {
-        let is_partly_sent = self.writer.is_open() && !self.reader.responses.is_partial();
-        if self.write_closed() || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
+        let is_partly_sent = self.writer.is_open() && !self.responses.is_partial();
+        if self.write_closed() || !is_partly_sent && self.responses.rendezvous.is_empty() {
             return false;
         }
         self.tx.abort();
@@ -318,7 +327,7 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, E>,
         error: &Error,
     ) {
-        self.reader.pending.fail(ctx, error);
+        self.pending.fail(ctx, error);
         self.fail_rendezvous_sends(ctx, error);
         for partial in self.reader.abort() {
             ctx.fail_partial(partial, error.clone());

@@ -94,7 +94,7 @@ impl TcpConnection {
     /// Sets whether the peer may access memory of the domain, and whether the endpoint wants an
     /// event for each access.
     pub(crate) fn enable_rma_target(&mut self, is_target: bool, rma_events: bool) {
-        self.reader.enable_rma_target(is_target, rma_events);
+        self.responses.enable_rma_target(is_target, rma_events);
     }
 
     /// Fails the pending requests, because the peer's address handle is no longer valid. The
@@ -104,13 +104,13 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
     ) {
-        self.reader.pending.fail_ops_keep_requests(ctx, error);
+        self.pending.fail_ops_keep_requests(ctx, error);
     }
 
     /// Returns whether there is work without new input: responses to be sent, or bytes to be
     /// parsed.
     pub(crate) fn has_local_work(&self) -> bool {
-        let responses = &self.reader.responses;
+        let responses = &self.responses;
         // A peer that is gone may have sent messages that are still unread, but gets no response.
         let can_write = self.tx.can_write() && !self.is_uring_sending();
         let has_responses = can_write && !responses.is_empty() && !responses.is_blocked_on_region();
@@ -123,12 +123,12 @@ impl TcpConnection {
     /// Returns whether nothing can be sent because a response is partly sent, and the program has
     /// locked the registered buffer of its next bytes.
     pub(crate) fn is_response_stalled(&self) -> bool {
-        self.reader.responses.is_partial() && self.reader.responses.is_blocked_on_region()
+        self.responses.is_partial() && self.responses.is_blocked_on_region()
     }
 
     /// Returns whether responses to the peer are pending.
     pub(crate) fn has_pending_responses(&self) -> bool {
-        !self.reader.responses.is_empty()
+        !self.responses.is_empty()
     }
 
     /// Fails the pending requests.
@@ -137,7 +137,7 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
     ) {
-        self.reader.pending.fail(ctx, error);
+        self.pending.fail(ctx, error);
     }
 
     /// Handles that an operation of `len` payload bytes was given to the frame writer or the socket
@@ -156,7 +156,7 @@ impl TcpConnection {
             (trigger == CompletionTrigger::Transmitted).then_some((len, tx_op.tag)),
         );
         self.complete_written(ctx);
-        let pending = &mut self.reader.pending;
+        let pending = &mut self.pending;
         let total = tx_op.remote.map_or(len, |remote| remote.len);
         let total = tx_op
             .rma_iov_id
@@ -176,7 +176,7 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let (mut any, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
-        while bytes_left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
+        while bytes_left > 0 && (!self.writer.is_open() || self.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
             let sender = (self.peer_key, self.source);
             let quantum = if operations_wait {
@@ -184,7 +184,7 @@ impl TcpConnection {
             } else {
                 usize::MAX
             };
-            let status = match self.reader.responses.write_responses(
+            let status = match self.responses.write_responses(
                 &mut self.writer,
                 (WRITE_BUFFER_LIMIT, quantum),
                 sender,

@@ -33,8 +33,11 @@ impl TcpConnection {
         let phase = self.rx.phase();
         // A held message needs a receive or room to buffer; a backlog of responses needs the peer
         // to read.
-        if phase == RxPhase::Held && !self.reader.try_resume(self.rx.unconsumed(), sender, ctx) {
-            return false;
+        if phase == RxPhase::Held {
+            let held = self.rx.unconsumed();
+            if !self.reader.try_resume(held, sender, &self.responses, ctx) {
+                return false;
+            }
         }
         let has_resumable =
             self.reader.has_set_aside() && self.reader.try_resume_set_aside(sender, ctx);
@@ -79,7 +82,8 @@ impl TcpConnection {
         } else {
             &scratch[..len]
         };
-        let (consumed, next_phase) = match self.reader.read(bytes, sender, ctx) {
+        let requests = (&mut self.pending, &mut self.responses);
+        let (consumed, next_phase) = match self.reader.read(bytes, sender, requests, ctx) {
             Ok(outcome) => {
                 let next = (outcome.consumed, outcome.stop_reason.into());
                 self.queue_replies(outcome);
@@ -121,7 +125,7 @@ impl TcpConnection {
     /// Queues the acks and reports that the frame reader owes the peer, if they can be sent.
     fn queue_replies(&mut self, outcome: ReadOutcome) {
         if self.tx.phase() != TxPhase::Open {
-            return self.reader.responses.clear();
+            return self.responses.clear();
         }
         for ack in outcome.acks_due {
             self.writer.push_ack(ack);
@@ -153,16 +157,16 @@ impl TcpConnection {
     pub(crate) fn process_deferred<E: EngineContext>(&mut self, ctx: &mut EndpointContext<'_, E>) {
         if self.rx.phase() == RxPhase::Deferred {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
+            let requests = (&mut self.pending, &mut self.responses);
+            let (bytes, sender) = (self.rx.unconsumed(), (self.peer_key, self.source));
             // The connection is being closed, so a protocol violation or a lack of room is ignored.
-            let _ = self
-                .reader
-                .read(self.rx.unconsumed(), (self.peer_key, self.source), ctx);
+            let _ = self.reader.read(bytes, sender, requests, ctx);
         }
     }
 
     /// Returns whether so many responses wait for the peer that no more requests are read.
     pub(super) fn is_backlogged(&self) -> bool {
-        self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
+        self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.responses.is_full()
     }
 
     /// Returns whether this side reads from the socket.

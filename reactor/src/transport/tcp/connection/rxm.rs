@@ -2,8 +2,8 @@
 //! peers.
 //!
 //! A message of more than 16 KiB is a rendezvous: the operation moves from the queue to
-//! `RendezvousSends`, and a packet names the message's length and a key. The frame reader holds the
-//! rendezvous sends (`reader.responses.rendezvous`), because it answers the peer's reads from them.
+//! `RendezvousSends`, and a packet names the message's length and a key. The response queue holds
+//! the rendezvous sends, because it answers the peer's reads from them.
 //! The receiver begins the message in its receive queue and requests reads of the message, two at a
 //! time (`send_rendezvous_reads`); the bytes of the responses are appended to the message. A packet
 //! from the receiver then reports the end, and the sender's operation completes. The sender answers
@@ -54,7 +54,7 @@ impl TcpConnection {
         else {
             return false;
         };
-        tx_op.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(tx_op)
+        tx_op.remote.is_some() && self.pending.has_atomics() && !self.is_rxm_packet(tx_op)
     }
 
     /// Returns whether a read request for a rendezvous message can be sent.
@@ -71,7 +71,7 @@ impl TcpConnection {
         while self.can_read_rendezvous()
             && let Some(iovs) = self
                 .reader
-                .next_rendezvous_read()
+                .next_rendezvous_read(&mut self.pending)
                 .and_then(|iov| RmaIovList::from_rma_iovs(&[iov.to_rma_iov()]))
         {
             any |= self
@@ -112,11 +112,7 @@ impl TcpConnection {
         }
         if len > EAGER_LIMIT {
             // The operation completes when the peer reports that it has read all bytes.
-            let iov = self
-                .reader
-                .responses
-                .rendezvous
-                .add(op, tx_op.tag, len, ctx);
+            let iov = self.responses.rendezvous.add(op, tx_op.tag, len, ctx);
             queue.pop_front();
             let is_pushed = self.writer.push_rendezvous(iov, tx_op.tag, tx_op.data);
             debug_assert!(is_pushed, "no frame is open");
@@ -150,10 +146,7 @@ impl TcpConnection {
         if self.writer.is_open() || !self.reserve_write_buffer(len) {
             return None;
         }
-        let request_id = self
-            .reader
-            .pending
-            .expect_atomic_response(op, tx_op, remote.len);
+        let request_id = self.pending.expect_atomic_response(op, tx_op, remote.len);
         // The length of an RXM atomic's remote range counts values, not bytes.
         let values = (remote.len / atomic.datatype.size()) as u64;
         let iov = WireRmaIov {
@@ -201,8 +194,8 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         error: &Error,
     ) {
-        if !self.reader.responses.rendezvous.is_empty() {
-            self.reader.responses.fail(ctx, error);
+        if !self.responses.rendezvous.is_empty() {
+            self.responses.fail(ctx, error);
         }
     }
 }

@@ -154,17 +154,15 @@ impl TcpConnection {
             TxPhase::Aborting => return self.write_pending(),
             TxPhase::Closed => return false,
         }
-        let has_nothing_queued = queue.is_empty()
-            && self.reader.responses.is_empty()
-            && self.writer.pending().is_empty();
+        let has_nothing_queued =
+            queue.is_empty() && self.responses.is_empty() && self.writer.pending().is_empty();
         if self.is_uring_sending() || has_nothing_queued && !self.reader.wants_rendezvous_read() {
             return false;
         }
         let (mut moved, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
-        if !self.reader.responses.is_empty() {
+        if !self.responses.is_empty() {
             moved = self.send_responses(!queue.is_empty(), ctx);
-            if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed()
-            {
+            if self.responses.is_partial() || self.is_uring_sending() || self.write_closed() {
                 return moved;
             }
         }
@@ -192,7 +190,7 @@ impl TcpConnection {
     fn yields_to_responses(&self, bytes_left: usize) -> bool {
         bytes_left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
             && !self.writer.is_open()
-            && !self.reader.responses.is_empty()
+            && !self.responses.is_empty()
     }
 
     /// Progresses the first operation of the queue, a long one by at most `max_bytes`. Returns how
@@ -278,7 +276,7 @@ impl TcpConnection {
                 return None;
             }
             if CompletionTrigger::of(tx_op) != CompletionTrigger::Transmitted {
-                self.reader.pending.begin_acked_send();
+                self.pending.begin_acked_send();
             }
         }
         let from = *bytes_sent.get_or_insert(0);
