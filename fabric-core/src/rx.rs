@@ -16,7 +16,7 @@
 //! | `multi` | multi-receives (`FI_MULTI_RECV`) |
 //! | `claim` | probes and claims |
 //! | `peer_memory` | messages in the memory of their sender |
-//! | `peers` | senders that connect and disconnect |
+//! | `peers` | peers that connect and disconnect |
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
 //! | `held_messages` | messages that the budget has declined, in the order of arrival |

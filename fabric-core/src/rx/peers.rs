@@ -1,4 +1,4 @@
-//! Senders that connect and disconnect, and the address handles of their messages.
+//! Peers that connect and disconnect, and the address handles of their messages.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -243,7 +243,7 @@ impl RxQueue {
 
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
-    pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
+    pub fn disconnect_peer(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name, &self.budget);
         self.budget.on_disconnect(peer);
         self.held_back.remove(peer);
@@ -252,14 +252,14 @@ impl RxQueue {
 
     /// Sets the source of a connected peer that the program has not inserted. The peers of one
     /// source share a part of the budget for unexpected messages.
-    pub fn set_sender_source(&mut self, peer: PeerKey, source: PeerSource) {
+    pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {
         self.budget.set_source(peer, source);
     }
 
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if
     /// the budget has no room for this peer.
     #[must_use]
-    pub fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {
+    pub fn charge_peer(&mut self, peer: PeerKey, bytes: usize) -> bool {
         let fits = self.budget.fits(peer, bytes);
         if fits {
             self.budget.charge(peer, bytes);
@@ -267,8 +267,8 @@ impl RxQueue {
         fits
     }
 
-    /// Returns bytes that were charged with [`charge_sender`](Self::charge_sender).
-    pub fn release_sender(&mut self, peer: PeerKey, bytes: usize) {
+    /// Returns bytes that were charged with [`charge_peer`](Self::charge_peer).
+    pub fn release_peer(&mut self, peer: PeerKey, bytes: usize) {
         self.budget.release(peer, bytes);
     }
 

@@ -44,7 +44,7 @@ impl RxQueue {
     /// Records that a peer has connected to `ep`, which identifies the peer by `peer`. Returns the
     /// key to use for the peer: endpoints that share a queue must not use the same keys.
     #[must_use]
-    pub fn add_sender(
+    pub fn connect_peer(
         &mut self,
         engine: &mut impl RxEngine,
         ep: EpId,
@@ -91,7 +91,7 @@ impl RxQueue {
             for id in lost {
                 self.fail_partial(engine, id, error.clone());
             }
-            self.remove_sender(key, name);
+            self.disconnect_peer(key, name);
         }
     }
 }

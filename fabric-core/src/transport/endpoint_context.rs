@@ -218,26 +218,26 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// Returns the key to use for the peer: endpoints that share a queue must not use the same
     /// keys.
     #[must_use]
-    pub fn add_sender(&mut self, peer: PeerKey, name: &Address) -> PeerKey {
-        self.rx.add_sender(self.engine, self.ep, peer, name)
+    pub fn connect_peer(&mut self, peer: PeerKey, name: &Address) -> PeerKey {
+        self.rx.connect_peer(self.engine, self.ep, peer, name)
     }
 
     /// Sets the source of a connected peer that the program has not inserted, before its first
     /// message. The peers of one source share a part of the budget for unexpected messages.
-    pub fn set_sender_source(&mut self, peer: PeerKey, source: PeerSource) {
-        self.rx.set_sender_source(peer, source);
+    pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {
+        self.rx.set_peer_source(peer, source);
     }
 
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
     /// Returns false, with nothing charged, if the budget has no room for this peer.
     #[must_use]
-    pub fn charge_sender(&mut self, peer: PeerKey, bytes: usize) -> bool {
-        self.rx.charge_sender(peer, bytes)
+    pub fn charge_peer(&mut self, peer: PeerKey, bytes: usize) -> bool {
+        self.rx.charge_peer(peer, bytes)
     }
 
-    /// Returns bytes that were charged with [`charge_sender`](Self::charge_sender) to the budget.
-    pub fn release_sender(&mut self, peer: PeerKey, bytes: usize) {
-        self.rx.release_sender(peer, bytes);
+    /// Returns bytes that were charged with [`charge_peer`](Self::charge_peer) to the budget.
+    pub fn release_peer(&mut self, peer: PeerKey, bytes: usize) {
+        self.rx.release_peer(peer, bytes);
     }
 
     /// Returns whether the budget has held back peers that no event has reported.
@@ -273,8 +273,8 @@ impl<E: EngineContext> EndpointContext<'_, E> {
 
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
-    pub fn remove_sender(&mut self, peer: PeerKey, name: Address) {
-        self.rx.remove_sender(peer, name);
+    pub fn disconnect_peer(&mut self, peer: PeerKey, name: Address) {
+        self.rx.disconnect_peer(peer, name);
     }
 
     /// Assigns a handle to the messages without a source of this peer, and offers the unexpected

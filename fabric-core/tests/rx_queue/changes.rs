@@ -84,7 +84,7 @@ impl Model {
         let mut fixture = Fixture::with_budget(BUDGET);
         for peer in 1..3 {
             let source = PeerSource(7);
-            fixture.rx.set_sender_source(PeerKey(peer), source);
+            fixture.rx.set_peer_source(PeerKey(peer), source);
         }
         Self {
             fixture,
@@ -169,12 +169,12 @@ impl Model {
     fn call_for_peer(&mut self, call: Call) {
         let Fixture { rx, engine, .. } = &mut self.fixture;
         match call {
-            Call::Charge(peer, bytes) if rx.charge_sender(PeerKey(peer), bytes) => {
+            Call::Charge(peer, bytes) if rx.charge_peer(PeerKey(peer), bytes) => {
                 self.charged.push((PeerKey(peer), bytes));
             }
             Call::Release(at) if at < self.charged.len() => {
                 let (peer, bytes) = self.charged.swap_remove(at);
-                rx.release_sender(peer, bytes);
+                rx.release_peer(peer, bytes);
             }
             Call::Leave(peer) => {
                 let peer = PeerKey(peer);
@@ -182,7 +182,7 @@ impl Model {
                 for (_, id, _) in self.arriving.extract_if(.., of_peer) {
                     rx.fail_partial(engine, id, Error::Canceled);
                 }
-                rx.remove_sender(peer, self.name.clone());
+                rx.disconnect_peer(peer, self.name.clone());
                 self.left.push(peer);
             }
             Call::AssignSource(peer) => rx.assign_source(engine, PeerKey(peer), self.addr),

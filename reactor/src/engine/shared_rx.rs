@@ -5,8 +5,8 @@
 //! and limits. An endpoint that shares the context is called a *sharer*: the transport delivers the
 //! messages of its peers to the context's receive queue (`endpoint_table`).
 //!
-//! The engine records at which endpoint each sender is connected, and assigns each sender a key in
-//! the context. So senders are distinguished, and the completion can say which endpoint received.
+//! The engine records at which endpoint each peer is connected, and assigns each peer a key in the
+//! context. So peers are distinguished, and the completion can say which endpoint received.
 //!
 //! Decision: the context has a completion queue of its own. libfabric reports a receive at the
 //! endpoint where the message arrives. Here a queue entry is reserved when the receive is posted,

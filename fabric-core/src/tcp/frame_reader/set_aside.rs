@@ -42,11 +42,11 @@ impl SetAsideFrames {
     ) -> bool {
         let charge = bytes.saturating_sub(SET_ASIDE_ALLOWANCE);
         if charge > self.charged {
-            if !ctx.charge_sender(sender.0, charge - self.charged) {
+            if !ctx.charge_peer(sender.0, charge - self.charged) {
                 return false;
             }
         } else {
-            ctx.release_sender(sender.0, self.charged - charge);
+            ctx.release_peer(sender.0, self.charged - charge);
         }
         (self.bytes, self.charged) = (bytes, charge);
         true

@@ -103,19 +103,19 @@ impl EndpointState {
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     by_id: IdMap<EndpointState>,
-    /// The endpoint at which each sender to a shared receive context has connected, at the sender's
+    /// The endpoint at which each peer of a shared receive context has connected, at the peer's
     /// key less one.
     ///
     /// A few bytes are kept for each connection ever made: messages from it may still wait
     /// somewhere.
-    shared_senders: Vec<EpId>,
+    shared_peers: Vec<EpId>,
 }
 
 impl Endpoints {
     pub(crate) const fn new() -> Self {
         Self {
             by_id: IdMap::new(),
-            shared_senders: Vec::new(),
+            shared_peers: Vec::new(),
         }
     }
 
@@ -208,24 +208,24 @@ impl Endpoints {
         }
     }
 
-    /// Adds a sender to a shared context that has connected to this endpoint. Returns the key of
-    /// the sender, which is unique in the domain.
-    pub(crate) fn add_shared_sender(&mut self, ep: EpId) -> PeerKey {
-        self.shared_senders.push(ep);
-        PeerKey(self.shared_senders.len() as u32)
+    /// Adds a peer of a shared context that has connected to this endpoint. Returns the key of the
+    /// peer, which is unique in the domain.
+    pub(crate) fn add_shared_peer(&mut self, ep: EpId) -> PeerKey {
+        self.shared_peers.push(ep);
+        PeerKey(self.shared_peers.len() as u32)
     }
 
     /// Returns whether any peer has connected to an endpoint that shares a context.
     #[inline]
-    pub(crate) fn has_shared_senders(&self) -> bool {
-        !self.shared_senders.is_empty()
+    pub(crate) fn has_shared_peers(&self) -> bool {
+        !self.shared_peers.is_empty()
     }
 
     /// Returns the endpoint that a peer is or was connected to, if the endpoint shares this
     /// context.
     pub(crate) fn arrival_endpoint(&self, context: EpId, peer: PeerKey) -> Option<EpId> {
         let index = (peer.0 as usize).checked_sub(1)?;
-        let sharer = *self.shared_senders.get(index)?;
+        let sharer = *self.shared_peers.get(index)?;
         (self.rx_context_of(sharer) == Some(context)).then_some(sharer)
     }
 
@@ -239,7 +239,7 @@ impl Endpoints {
         if let Some(ep) = self.get_mut(ep) {
             ep.record_message(transfer.len);
         }
-        if self.has_shared_senders() {
+        if self.has_shared_peers() {
             self.record_at_arrival_endpoint(ep, transfer.peer(), transfer.len);
         }
     }

@@ -93,7 +93,7 @@ impl RxEngine for DomainState {
             ep.record_message(placed);
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
-            if self.endpoints.has_shared_senders() {
+            if self.endpoints.has_shared_peers() {
                 let peer = envelope.peer;
                 self.endpoints.record_at_arrival_endpoint(ep, peer, placed);
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
@@ -103,7 +103,7 @@ impl RxEngine for DomainState {
         } else {
             op.finish_ok(Transfer::received(envelope, placed), &mut self.deferred);
             let ep = op.ep;
-            if self.endpoints.has_shared_senders() {
+            if self.endpoints.has_shared_peers() {
                 self.count_recv_at_arrival_endpoint(ep, envelope.peer, true);
             }
         }
@@ -259,7 +259,7 @@ impl RxEngine for DomainState {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
-                if self.endpoints.has_shared_senders() {
+                if self.endpoints.has_shared_peers() {
                     self.count_recv_at_arrival_endpoint(ep, transfer.peer(), ok);
                 }
                 if ok && !self.multi_recvs.may_abandon_message(target) {
@@ -291,7 +291,7 @@ impl RxEngine for DomainState {
     }
 
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
-        self.endpoints.add_shared_sender(ep)
+        self.endpoints.add_shared_peer(ep)
     }
 
     fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {

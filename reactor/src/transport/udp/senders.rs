@@ -113,7 +113,7 @@ impl Senders {
             && let Some(evicted) = self.evict()
         {
             if let Ok(address) = Address::from_socket_addr(Scheme::Udp, evicted.socket_addr) {
-                ctx.remove_sender(evicted.peer_key, address);
+                ctx.disconnect_peer(evicted.peer_key, address);
             }
             ctx.peer_disconnected(evicted.addr_at_first_datagram);
         }

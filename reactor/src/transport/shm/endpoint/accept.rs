@@ -210,11 +210,11 @@ impl ShmEndpoint {
         peer.addr_at_connect = ctx.peer_connected(&peer.peer_address, incarnation);
         peer.source = peer.addr_at_connect;
         let (name, source) = (peer.peer_address.clone(), peer.source);
-        peer.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &name);
+        peer.peer_key = ctx.connect_peer(self.rx_connections.generate_key(), &name);
         if !is_exempt {
             self.rx_limits.add(rx_index, process);
             if let Some(source) = budget_source(process) {
-                ctx.set_sender_source(peer.peer_key, source);
+                ctx.set_peer_source(peer.peer_key, source);
             }
         }
         self.rx_connections.insert_established(rx_index, peer);

@@ -472,7 +472,7 @@ impl ShmEndpoint {
             self.rx_connections.release(rx_index);
             return Err(error);
         }
-        rx.peer_key = ctx.add_sender(self.rx_connections.generate_key(), &peer);
+        rx.peer_key = ctx.connect_peer(self.rx_connections.generate_key(), &peer);
         self.rx_connections
             .insert_established(rx_index, Box::new(rx));
         let rx = self.rx_connections.get_mut(rx_index).map(|rx| &*rx);

@@ -190,7 +190,7 @@ impl ShmEndpoint {
         };
         let gone = Error::PeerGone(peer.peer_address.clone());
         peer.fail_partial(ctx, gone.clone());
-        ctx.remove_sender(peer.peer_key, peer.peer_address.clone());
+        ctx.disconnect_peer(peer.peer_key, peer.peer_address.clone());
         peer.unwatch();
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();

@@ -23,7 +23,7 @@ impl TcpEndpoint {
         let token = TcpToken::Socket(self.connections.next_index() as u32).pack(self.id);
         let own_key = self.connections.generate_key();
         // A shared receive queue assigns another key.
-        let peer_key = ctx.add_sender(own_key, &self.peers[peer].address);
+        let peer_key = ctx.connect_peer(own_key, &self.peers[peer].address);
         let mut connection = TcpConnection::new(
             (peer, peer_key),
             socket,
@@ -89,7 +89,7 @@ impl TcpEndpoint {
         connection.fail_unwritten(ctx, &error);
         connection.process_deferred(ctx);
         connection.fail_all(ctx, &error);
-        ctx.remove_sender(connection.peer_key, name.clone());
+        ctx.disconnect_peer(connection.peer_key, name.clone());
         // The program gets an event.
         let source = connection.source.or_else(|| ctx.fi_addr_of(&name));
         let is_msg = matches!(self.kind, EndpointKind::Msg(_));
