@@ -18,7 +18,7 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
-use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::matching::Envelope;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
     EndpointContext, EngineContext, Incarnation, PartialId, RemoteAccess, WaitSet,
@@ -40,6 +40,7 @@ use super::rma_bounce::{REQUEST_LEN, RmaRequest};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmSocket};
 use crate::sys::mapping::{MappedRange, SharedMapping};
+use crate::transport::connected_peer::ConnectedPeer;
 use granted_regions::GrantedRegions;
 
 pub(crate) use pending_handshake::{
@@ -125,14 +126,8 @@ pub(crate) enum Polling {
 pub(crate) struct RxConnection {
     /// Name of the peer's endpoint.
     pub(crate) peer_address: Address,
-    /// Identifies the connection in the receive queue; the default key until the connection is
-    /// added there.
-    pub(crate) peer_key: PeerKey,
-    /// Address handle of the peer, which completions report as source; `None` if the peer is not in
-    /// the address vector.
-    pub(crate) source: Option<FiAddr>,
-    /// Address handle of the peer when it connected.
-    pub(crate) addr_at_connect: Option<FiAddr>,
+    /// The peer in the receive queue and the engine; the default until it is added there.
+    pub(crate) peer: ConnectedPeer,
     pub(crate) identity: PeerIdentity,
     local: LocalEndpoint,
     /// `None` once the peer has hung up and is down: a connection whose ring still has messages
@@ -191,9 +186,7 @@ impl RxConnection {
         }
         let mut rx = Self {
             peer_address,
-            peer_key: PeerKey::default(),
-            source: None,
-            addr_at_connect: None,
+            peer: ConnectedPeer::default(),
             identity: PeerIdentity {
                 process: credentials.process,
                 incarnation,
@@ -259,7 +252,7 @@ impl RxConnection {
         let end_position = self.ring.position() + LINES_PER_PASS;
         let mut received = 0;
         if self.partial.is_none()
-            && let Some(mut run) = ctx.begin_plain_run((self.peer_key, self.source))
+            && let Some(mut run) = ctx.begin_plain_run(self.peer.sender())
         {
             while received < RECORDS_PER_PASS {
                 let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
@@ -332,7 +325,7 @@ impl RxConnection {
             Peeked::Plain { start, len, lines } if self.partial.is_none() => (start, len, lines),
             _ => return ControlFlow::Break(None),
         };
-        if from.is_some() && from != self.source {
+        if from.is_some() && from != self.peer.source() {
             return ControlFlow::Break(None);
         }
         let at = plain_payload_offset(len);
@@ -348,7 +341,7 @@ impl RxConnection {
         }
         self.held_for = None;
         self.deferred_passes = 0;
-        ControlFlow::Break(Some((placed, self.source)))
+        ControlFlow::Break(Some((placed, self.peer.source())))
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
@@ -443,8 +436,8 @@ impl RxConnection {
     fn envelope(&self, record: RecordRef, layout: RecordLayout, len: usize) -> Envelope {
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
         Envelope {
-            peer: self.peer_key,
-            source: self.source,
+            peer: self.peer.key(),
+            source: self.peer.source(),
             tag: layout.tag.map(word),
             len,
             data: layout.data.map(word),
@@ -520,7 +513,7 @@ impl RxConnection {
                     ));
                 }
                 let len = usize::try_from(full_len.unwrap_or(0)).unwrap_or(usize::MAX);
-                let transfer = Transfer::written(len, data, self.source);
+                let transfer = Transfer::written(len, data, self.peer.source());
                 Ok(ctx.on_remote_access(key, access, transfer))
             }
             RMA_REQUEST => {

@@ -161,7 +161,7 @@ impl RxConnections {
     /// reserved.
     pub(crate) fn insert_established(&mut self, rx_index: usize, mut rx: Box<RxConnection>) {
         rx.last_active = self.passes;
-        let (address, key) = (rx.peer_address.clone(), rx.peer_key);
+        let (address, key) = (rx.peer_address.clone(), rx.peer.key());
         self.slots[rx_index] = RxSlot::Established(rx);
         self.by_address.entry(address).or_default().push(rx_index);
         self.keys.insert(key, rx_index);
@@ -172,7 +172,7 @@ impl RxConnections {
     /// Removes an established connection.
     pub(crate) fn remove(&mut self, rx_index: usize) -> Option<RxConnection> {
         let rx = self.slots.get(rx_index)?.established()?;
-        self.keys.remove(rx.peer_key);
+        self.keys.remove(rx.peer.key());
         if let Some(connections) = self.by_address.get_mut(&rx.peer_address) {
             connections.retain(|open| *open != rx_index);
             if connections.is_empty() {

@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_core::event::DownReason;
-use fabric_core::matching::PeerKey;
 use fabric_core::tcp::rxm::{RxmReceiver, RxmSender};
 use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps, PendingRequests, ResponseQueue,
@@ -34,6 +33,7 @@ use fabric_core::{Error, FiAddr, Result};
 
 use super::socket::TcpSocket;
 use crate::sys::uring::SharedUring;
+use crate::transport::connected_peer::ConnectedPeer;
 use crate::transport::net::SocketConfig;
 
 mod limits;
@@ -61,13 +61,8 @@ use rx_state::{RxPhase, RxState};
 /// An established connection.
 pub(crate) struct TcpConnection {
     /// Position in the endpoint's list of peers.
-    pub(crate) peer: usize,
-    pub(crate) peer_key: PeerKey,
-    /// The peer's address handle now, as source of its messages. `None` for a connected endpoint,
-    /// whose messages have no source.
-    pub(crate) source: Option<FiAddr>,
-    /// The peer's address handle when it connected.
-    pub(crate) addr_at_connect: Option<FiAddr>,
+    pub(crate) peer_index: usize,
+    pub(crate) peer: ConnectedPeer,
     /// The random instance number of the peer's endpoint; `None` for a connected endpoint, and for
     /// peers that send none.
     pub(crate) peer_instance: Option<u32>,
@@ -99,7 +94,7 @@ impl TcpConnection {
     /// Returns a connection after the handshake. `unconsumed` are bytes that followed the peer's
     /// control message.
     pub(crate) fn new(
-        (peer, peer_key): (usize, PeerKey),
+        (peer_index, peer): (usize, ConnectedPeer),
         socket: TcpSocket,
         (wait_set, token): (Arc<dyn WaitSet>, u64),
         (negotiated, byte_order): (Negotiated, ByteOrder),
@@ -124,10 +119,8 @@ impl TcpConnection {
             responses.set_same_implementation();
         }
         Self {
+            peer_index,
             peer,
-            peer_key,
-            source: None,
-            addr_at_connect: None,
             peer_instance: None,
             expects_simultaneous_request: false,
             peer_caps,
@@ -288,7 +281,7 @@ impl TcpConnection {
         ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let expected = ctx.incarnation_of(addr);
-        expected.is_none() || expected == self.incarnation() || self.addr_at_connect == Some(addr)
+        expected.is_none() || expected == self.incarnation() || self.peer.had_at_connect(addr)
     }
 
     /// Ends the connection: nothing more is read from the socket or sent. The first reason counts.

@@ -20,6 +20,7 @@ use crate::sys::closer;
 use crate::sys::fd_limit::part_of_descriptors;
 use crate::sys::fd_reserve;
 use crate::sys::os_error::os_error;
+use crate::transport::connected_peer::ConnectedPeer;
 
 /// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
 const ACCEPTS_PER_POLL: usize = 64;
@@ -205,19 +206,18 @@ impl ShmEndpoint {
             hello.reject_for_resources();
             return Err(error);
         }
-        let mut peer = hello.accept(self.local.clone())?;
-        let incarnation = Some(peer.identity.into());
-        peer.addr_at_connect = ctx.peer_connected(&peer.peer_address, incarnation);
-        peer.source = peer.addr_at_connect;
-        let (name, source) = (peer.peer_address.clone(), peer.source);
-        peer.peer_key = ctx.connect_peer(self.rx_connections.generate_key(), &name);
+        let mut rx = hello.accept(self.local.clone())?;
+        let (name, incarnation) = (rx.peer_address.clone(), rx.identity.into());
+        rx.peer = ConnectedPeer::connect(ctx, self.rx_connections.generate_key(), &name);
+        rx.peer.report_connected(ctx, &name, Some(incarnation));
+        let source = rx.peer.source();
         if !is_exempt {
             self.rx_limits.add(rx_index, process);
             if let Some(source) = budget_source(process) {
-                ctx.set_peer_source(peer.peer_key, source);
+                ctx.set_peer_source(rx.peer.key(), source);
             }
         }
-        self.rx_connections.insert_established(rx_index, peer);
+        self.rx_connections.insert_established(rx_index, rx);
         ctx.event(EventKind::PeerConnected { peer: name, source });
         Ok(())
     }

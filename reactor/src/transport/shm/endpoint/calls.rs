@@ -204,7 +204,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         let rx_index = self.rx_connections.index_of(peer)?;
-        self.rx_connections.get(rx_index)?.source
+        self.rx_connections.get(rx_index)?.peer.source()
     }
 
     fn address_inserted(
@@ -214,11 +214,9 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         address: &Address,
     ) {
         let expected = ctx.incarnation_of(addr);
-        self.rx_connections.for_each_at(address, |_, peer| {
-            let is_expected = expected.is_none_or(|expected| expected == peer.identity.into());
-            if peer.source.is_none() && is_expected {
-                peer.source = Some(addr);
-                ctx.assign_source(peer.peer_key, addr);
+        self.rx_connections.for_each_at(address, |_, rx| {
+            if expected.is_none_or(|expected| expected == rx.identity.into()) {
+                rx.peer.assign_source(ctx, addr);
             }
         });
         if self.rx_connections.has_held() {
@@ -232,8 +230,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     }
 
     fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
-        for peer in self.rx_connections.established_mut() {
-            peer.source = peer.source.filter(|source| *source != addr);
+        for rx in self.rx_connections.established_mut() {
+            rx.peer.on_address_removed(addr);
         }
         let tx_index = addr.index();
         if self.tx_connection(addr).is_some()
@@ -340,8 +338,8 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             .established()
             .for_each(RxConnection::stop_cma);
         self.send_acks(ctx);
-        for peer in self.rx_connections.established() {
-            ctx.peer_disconnected(peer.addr_at_connect);
+        for rx in self.rx_connections.established() {
+            rx.peer.report_disconnected(ctx);
         }
         let announcement = self.close_announcement();
         self.for_each_tx(|tx| end_tx_connection(tx, ctx, &Error::Canceled, announcement));

@@ -33,6 +33,7 @@ use super::{ShmConfig, ShmEndpoint, ShmEndpointKind};
 use crate::sys::closer::PeerFd;
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
+use crate::transport::connected_peer::ConnectedPeer;
 
 /// The connection of a connected endpoint.
 pub(super) struct MsgConnection {
@@ -472,7 +473,7 @@ impl ShmEndpoint {
             self.rx_connections.release(rx_index);
             return Err(error);
         }
-        rx.peer_key = ctx.connect_peer(self.rx_connections.generate_key(), &peer);
+        rx.peer = ConnectedPeer::connect(ctx, self.rx_connections.generate_key(), &peer);
         self.rx_connections
             .insert_established(rx_index, Box::new(rx));
         let rx = self.rx_connections.get_mut(rx_index).map(|rx| &*rx);
@@ -574,7 +575,7 @@ impl ShmEndpoint {
             if rx.mark_down(reason) {
                 rx.stop_cma();
                 let gone = Error::PeerGone(rx.peer_address.clone());
-                ctx.fail_unmapped_from(rx.peer_key, &gone);
+                ctx.fail_unmapped_from(rx.peer.key(), &gone);
             }
             rx.release_descriptors(ctx);
         }

@@ -57,7 +57,7 @@ impl ShmEndpoint {
             });
         }
         let mut peers = self.rx_connections.established();
-        if !peers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
+        if !peers.any(|rx| rx.peer_address == name && rx.peer.source() == Some(addr)) {
             let gone = Error::PeerGone(name.clone());
             ctx.fail_directed_to_disconnected(addr, &name, &gone);
         }
@@ -75,26 +75,23 @@ impl ShmEndpoint {
         }
         // The peer's memory is gone, so records that refer to it are not held any more.
         self.rx_connections.activate(rx_index);
-        let Some(peer) = self.rx_connections.get_mut(rx_index) else {
+        let Some(rx) = self.rx_connections.get_mut(rx_index) else {
             return;
         };
         // A socket that has hung up stays readable and would keep the domain awake.
-        peer.unwatch();
-        if !peer.mark_down(reason) {
+        rx.unwatch();
+        if !rx.mark_down(reason) {
             return;
         }
-        let (name, identity, source) = (peer.peer_address.clone(), peer.identity, peer.source);
+        let (name, identity, source) = (rx.peer_address.clone(), rx.identity, rx.peer.source());
         // Memory of the peer that was not copied yet is gone with its process, or may be reused by
         // the peer.
-        peer.stop_cma();
-        ctx.fail_unmapped_from(peer.peer_key, &Error::PeerGone(name.clone()));
-        let Some(peer) = self.rx_connections.get_mut(rx_index) else {
-            return;
-        };
+        rx.stop_cma();
+        ctx.fail_unmapped_from(rx.peer.key(), &Error::PeerGone(name.clone()));
         // The caller removes a connection that has violated the protocol.
         let has_descriptors =
-            matches!(reason, DownReason::Protocol(_)) || !peer.release_descriptors(ctx);
-        let has_disconnected = peer.has_disconnected();
+            matches!(reason, DownReason::Protocol(_)) || !rx.release_descriptors(ctx);
+        let has_disconnected = rx.has_disconnected();
         self.rx_limits.on_peer_ended(rx_index, has_descriptors);
         self.limit_undrained_exempt(ctx);
         let ends_both_directions = !has_disconnected && !matches!(reason, DownReason::Protocol(_));
@@ -185,29 +182,29 @@ impl ShmEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         rx_index: usize,
     ) {
-        let Some(mut peer) = self.rx_connections.remove(rx_index) else {
+        let Some(mut rx) = self.rx_connections.remove(rx_index) else {
             return;
         };
-        let gone = Error::PeerGone(peer.peer_address.clone());
-        peer.fail_partial(ctx, gone.clone());
-        ctx.disconnect_peer(peer.peer_key, peer.peer_address.clone());
-        peer.unwatch();
-        self.counters.doorbells += peer.doorbells;
-        self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();
+        let gone = Error::PeerGone(rx.peer_address.clone());
+        rx.fail_partial(ctx, gone.clone());
+        ctx.disconnect_peer(rx.peer.key(), rx.peer_address.clone());
+        rx.unwatch();
+        self.counters.doorbells += rx.doorbells;
+        self.counters.single_copy_rx += rx.cma_stats().unwrap_or_default();
         // While another connection from that peer exists, its directed receives stay posted.
+        let source = rx.peer.source();
         let mut others = self.rx_connections.established();
-        if let Some(source) = peer
-            .source
-            .filter(|source| others.all(|other| other.source != Some(*source)))
-            .filter(|source| !self.leads_elsewhere(*source, peer.identity))
+        if let Some(source) = source
+            .filter(|_| others.all(|other| other.peer.source() != source))
+            .filter(|source| !self.leads_elsewhere(*source, rx.identity))
         {
-            ctx.fail_directed_to_disconnected(source, &peer.peer_address, &gone);
+            ctx.fail_directed_to_disconnected(source, &rx.peer_address, &gone);
         }
         drop(others);
-        ctx.peer_disconnected(peer.addr_at_connect);
+        rx.peer.report_disconnected(ctx);
         self.rx_limits.on_removed(rx_index);
         if let ShmEndpointKind::Msg(_) = self.kind {
-            self.on_msg_drained(ctx, peer.down_reason().unwrap_or(DownReason::Closed));
+            self.on_msg_drained(ctx, rx.down_reason().unwrap_or(DownReason::Closed));
         }
     }
 }

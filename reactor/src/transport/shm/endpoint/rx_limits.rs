@@ -196,7 +196,7 @@ impl ShmEndpoint {
     ) {
         if let Some(rx) = self.rx_connections.get_mut(rx_index) {
             if let Some(len) = rx.declined_len() {
-                ctx.on_held_discarded(rx.peer_address.clone(), rx.source, len);
+                ctx.on_held_discarded(rx.peer_address.clone(), rx.peer.source(), len);
             }
             rx.close(ControlMessage::Disconnect);
         }

@@ -177,8 +177,8 @@ impl ShmEndpoint {
     fn report_held_back(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         ctx.report_held_back(|key| {
             let rx_index = self.rx_connections.index_of(key)?;
-            let peer = self.rx_connections.get(rx_index)?;
-            Some((peer.peer_address.clone(), peer.source))
+            let rx = self.rx_connections.get(rx_index)?;
+            Some((rx.peer_address.clone(), rx.peer.source()))
         });
     }
 

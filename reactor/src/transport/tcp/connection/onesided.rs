@@ -178,7 +178,7 @@ impl TcpConnection {
         let (mut any, mut bytes_left) = (false, MAX_BYTES_PER_PASS);
         while bytes_left > 0 && (!self.writer.is_open() || self.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
-            let sender = (self.peer_key, self.source);
+            let sender = self.peer.sender();
             let quantum = if operations_wait {
                 self.tx.response_quantum()
             } else {

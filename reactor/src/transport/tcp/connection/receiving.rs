@@ -29,7 +29,7 @@ impl TcpConnection {
         memory: &mut ReadMemory,
         ctx: &mut EndpointContext<'_, E>,
     ) -> bool {
-        let sender = (self.peer_key, self.source);
+        let sender = self.peer.sender();
         let phase = self.rx.phase();
         // A held message needs a receive or room to buffer; a backlog of responses needs the peer
         // to read.
@@ -158,7 +158,7 @@ impl TcpConnection {
         if self.rx.phase() == RxPhase::Deferred {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             let requests = (&mut self.pending, &mut self.responses);
-            let (bytes, sender) = (self.rx.unconsumed(), (self.peer_key, self.source));
+            let (bytes, sender) = (self.rx.unconsumed(), self.peer.sender());
             // The connection is being closed, so a protocol violation or a lack of room is ignored.
             let _ = self.reader.read(bytes, sender, requests, ctx);
         }

@@ -175,7 +175,7 @@ impl TcpConnection {
         ctx: &mut EndpointContext<'_, E>,
         error: &Error,
     ) {
-        let sender = (self.peer_key, self.source);
+        let sender = self.peer.sender();
         for partial in self.reader.end_rendezvous_reads(sender, ctx) {
             ctx.fail_partial(partial, error.clone());
         }
@@ -183,8 +183,7 @@ impl TcpConnection {
 
     /// Discards the messages that are set aside, because the connection or its endpoint closes.
     pub(crate) fn discard_set_aside(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        self.reader
-            .discard_set_aside((self.peer_key, self.source), ctx);
+        self.reader.discard_set_aside(self.peer.sender(), ctx);
     }
 
     /// Fails the sends of rendezvous messages that the peer will not read. If there is such a send,

@@ -265,7 +265,7 @@ impl TcpEndpoint {
         }
         for index in self.connections.next_to_check(source) {
             if let Some(connection) = self.connections.established(index)
-                && (self.peers[connection.peer].is_replaced(index)
+                && (self.peers[connection.peer_index].is_replaced(index)
                     || connection.has_held_messages() && connection.is_closed_by_peer())
             {
                 self.close_and_discard_held(ctx, index);
@@ -288,7 +288,7 @@ impl TcpEndpoint {
     ) {
         self.connections.count_inbound(connection_index, source);
         if let Some(connection) = self.connections.established(connection_index) {
-            ctx.set_peer_source(connection.peer_key, source.into());
+            ctx.set_peer_source(connection.peer.key(), source.into());
         }
     }
 

@@ -162,7 +162,10 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {
         let connection_index = self.connections.with_key(peer)?;
-        self.connections.established(connection_index)?.source
+        self.connections
+            .established(connection_index)?
+            .peer
+            .source()
     }
 
     fn address_inserted(
@@ -177,11 +180,9 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         // Only connections with this peer are visited, so inserting n addresses takes O(n) time.
         for &connection_index in peer.map_or(&[][..], |peer| self.peers[peer].established()) {
             if let Some(connection) = self.connections.established_mut(connection_index)
-                && connection.source.is_none()
                 && (expected.is_none() || expected == connection.incarnation())
             {
-                connection.source = Some(addr);
-                ctx.assign_source(connection.peer_key, addr);
+                connection.peer.assign_source(ctx, addr);
             }
         }
         self.on_rx_queue_changed(ctx);
@@ -189,7 +190,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
 
     fn address_removed(&mut self, ctx: &mut EndpointContext<'_, E>, addr: FiAddr) {
         for connection in self.connections.all_established_mut() {
-            connection.source = connection.source.filter(|source| *source != addr);
+            connection.peer.on_address_removed(addr);
         }
         if let Some(peer_index) = self.peers.with_fi_addr(addr) {
             self.peers.clear_fi_addr(peer_index);
@@ -215,7 +216,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         while let Some((connection_index, connection, received)) =
             self.connections.receive_active(position, ctx)
         {
-            let peer = connection.peer;
+            let peer = connection.peer_index;
             // Only one connection with a peer sends its queue: an endpoint that sends to itself has
             // a second connection, which only receives.
             let mut no_sends = VecDeque::new();
@@ -272,7 +273,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
     fn arm(&mut self, ctx: &mut EndpointContext<'_, E>) -> bool {
         // No descriptor reports that bytes or queued operations could be sent now.
         let can_wait = |index, connection: &TcpConnection| {
-            let peer = &self.peers[connection.peer];
+            let peer = &self.peers[connection.peer_index];
             !connection.can_write_pending()
                 && !connection.has_local_work()
                 && (peer.tx_connection() != Some(index)
@@ -319,7 +320,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         for connection in self.connections.all_established_mut() {
             connection.fail_requests(ctx, &Error::Canceled);
             connection.discard_set_aside(ctx);
-            ctx.peer_disconnected(connection.addr_at_connect);
+            connection.peer.report_disconnected(ctx);
         }
     }
 

@@ -186,7 +186,7 @@ impl Connections {
 
     /// Adds an established connection, which is active. Returns its index.
     pub(super) fn add_established(&mut self, connection: TcpConnection) -> usize {
-        let (key, kept) = (connection.peer_key, connection.unconsumed_len());
+        let (key, kept) = (connection.peer.key(), connection.unconsumed_len());
         let index = self.insert(ConnectionState::Established(Box::new(connection)));
         self.established_count += 1;
         self.keys.insert(key, index);
@@ -207,7 +207,7 @@ impl Connections {
         }
         self.held.remove(index);
         self.established_count -= 1;
-        self.keys.remove(connection.peer_key);
+        self.keys.remove(connection.peer.key());
         self.deadlines.remove(index);
         self.inbound.remove(index);
         self.read_memory.set_kept(connection.unconsumed_len(), 0);

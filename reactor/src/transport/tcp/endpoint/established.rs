@@ -9,6 +9,7 @@ use super::super::connection::TcpConnection;
 use super::super::linger;
 use super::super::socket::TcpSocket;
 use super::{EndpointKind, TcpEndpoint, TcpToken};
+use crate::transport::connected_peer::ConnectedPeer;
 
 impl TcpEndpoint {
     /// Adds an established connection, and reports the peer to the engine. Returns its index.
@@ -22,10 +23,9 @@ impl TcpEndpoint {
     ) -> usize {
         let token = TcpToken::Socket(self.connections.next_index() as u32).pack(self.id);
         let own_key = self.connections.generate_key();
-        // A shared receive queue assigns another key.
-        let peer_key = ctx.connect_peer(own_key, &self.peers[peer].address);
+        let name = self.peers[peer].address.clone();
         let mut connection = TcpConnection::new(
-            (peer, peer_key),
+            (peer, ConnectedPeer::connect(ctx, own_key, &name)),
             socket,
             (self.wait_set.clone(), token),
             negotiated,
@@ -37,18 +37,17 @@ impl TcpEndpoint {
         let options = &self.socket_config.options;
         connection.set_zero_copy_threshold(options.zero_copy_threshold, options.force_zero_copy);
         connection.update_interest();
-        let name = self.peers[peer].address.clone();
         if matches!(self.kind, EndpointKind::Msg(_)) {
             if self.rejects_tagged() {
                 connection.reject_tagged();
             }
         } else {
-            connection.addr_at_connect = ctx.peer_connected(&name, connection.incarnation());
-            connection.source = connection.addr_at_connect;
+            let incarnation = connection.incarnation();
+            connection.peer.report_connected(ctx, &name, incarnation);
             self.fail_stale_sends(ctx, &connection);
             ctx.event(EventKind::PeerConnected {
                 peer: name,
-                source: connection.source,
+                source: connection.peer.source(),
             });
         }
         let connection_index = self.connections.add_established(connection);
@@ -64,8 +63,8 @@ impl TcpEndpoint {
         ctx.report_held_back(|key| {
             let connection_index = self.connections.with_key(key)?;
             let connection = self.connections.established(connection_index)?;
-            let name = self.peers[connection.peer].address.clone();
-            Some((name, connection.source))
+            let name = self.peers[connection.peer_index].address.clone();
+            Some((name, connection.peer.source()))
         });
     }
 
@@ -78,7 +77,10 @@ impl TcpEndpoint {
         let Some(mut connection) = self.connections.remove_established(connection_index) else {
             return;
         };
-        let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
+        let (peer, name) = (
+            connection.peer_index,
+            self.peers[connection.peer_index].address.clone(),
+        );
         let has_sent = self.peers[peer].remove_established(connection_index);
         if has_sent {
             connection.cancel_uring_send(&mut self.peers[peer].tx_queue, ctx);
@@ -89,9 +91,10 @@ impl TcpEndpoint {
         connection.fail_unwritten(ctx, &error);
         connection.process_deferred(ctx);
         connection.fail_all(ctx, &error);
-        ctx.disconnect_peer(connection.peer_key, name.clone());
+        ctx.disconnect_peer(connection.peer.key(), name.clone());
         // The program gets an event.
-        let source = connection.source.or_else(|| ctx.fi_addr_of(&name));
+        let source = connection.peer.source();
+        let source = source.or_else(|| ctx.fi_addr_of(&name));
         let is_msg = matches!(self.kind, EndpointKind::Msg(_));
         ctx.event(match name.clone() {
             peer if is_msg => EventKind::Shutdown { peer, reason },
@@ -107,14 +110,14 @@ impl TcpEndpoint {
         }
         let serves_source = |index: &usize| {
             let other = self.connections.established(*index);
-            other.is_some_and(|other| other.source == source)
+            other.is_some_and(|other| other.peer.source() == source)
         };
         if let Some(source) = source
             && !self.peers[peer].established().iter().any(serves_source)
         {
             ctx.fail_directed_to_disconnected(source, &name, &error);
         }
-        ctx.peer_disconnected(connection.addr_at_connect);
+        connection.peer.report_disconnected(ctx);
         let (socket, unsent) = connection.into_socket();
         linger::close(socket, &unsent);
         self.drop_unused_peer(peer);
@@ -133,7 +136,7 @@ impl TcpEndpoint {
         let Some(connection) = self.connections.established(connection_index) else {
             return;
         };
-        let peer = connection.peer;
+        let peer = connection.peer_index;
         let error = self.peers[peer].connection_error(connection);
         self.fail_sends(ctx, peer, &error);
         self.peers[peer].end_tx_connection(connection_index);

@@ -321,7 +321,7 @@ impl TcpEndpoint {
         let Some(connection) = self.connections.established_mut(connection_index) else {
             return;
         };
-        let peer = &mut self.peers[connection.peer];
+        let peer = &mut self.peers[connection.peer_index];
         let mut no_sends = VecDeque::new();
         connection.on_uring_completion(
             completion,

@@ -53,7 +53,7 @@ impl TcpEndpoint {
     ) {
         if let Some(connection) = self.connections.established_mut(connection_index) {
             connection.set_replaced(Instant::now() + REPLACED_CHECK_INTERVAL);
-            let error = self.peers[connection.peer].connection_error(connection);
+            let error = self.peers[connection.peer_index].connection_error(connection);
             connection.fail_requests_keep_slots(ctx, &error);
         }
         self.on_write_closed(ctx, connection_index);
@@ -86,8 +86,9 @@ impl TcpEndpoint {
     ) {
         if let Some(connection) = self.connections.drain_received(connection_index, ctx) {
             if connection.has_held_messages() {
-                let name = self.peers[connection.peer].address.clone();
-                ctx.on_held_discarded(name, connection.source, connection.unconsumed_len());
+                let name = self.peers[connection.peer_index].address.clone();
+                let source = connection.peer.source();
+                ctx.on_held_discarded(name, source, connection.unconsumed_len());
             }
             self.close_connection(ctx, connection_index);
         }

@@ -52,7 +52,7 @@ impl TcpEndpoint {
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection: &TcpConnection,
     ) {
-        let peer = &mut self.peers[connection.peer];
+        let peer = &mut self.peers[connection.peer_index];
         let stale: Vec<_> = peer
             .tx_queue
             .iter()
@@ -64,9 +64,9 @@ impl TcpEndpoint {
             // Nothing of the operation was sent: it was queued after the last connection had ended.
             ctx.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
-        let addr = self.peers.fi_addr(connection.peer);
+        let addr = self.peers.fi_addr(connection.peer_index);
         if addr.is_some_and(|addr| !connection.serves_addr(addr, ctx)) {
-            self.peers.clear_fi_addr(connection.peer);
+            self.peers.clear_fi_addr(connection.peer_index);
         }
     }
 

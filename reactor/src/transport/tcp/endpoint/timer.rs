@@ -99,7 +99,7 @@ impl TcpEndpoint {
                 self.remove_inbound(ctx, connection_index, Some(error));
             }
             Some(ConnectionState::Established(connection))
-                if self.peers[connection.peer].is_replaced(connection_index) =>
+                if self.peers[connection.peer_index].is_replaced(connection_index) =>
             {
                 self.check_replaced(ctx, connection_index);
             }
