@@ -110,17 +110,6 @@ enum HeldFor {
     RemoteAccess,
 }
 
-/// When passes poll a connection (`rx_table`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Polling {
-    /// In every pass.
-    Active,
-    /// In turn: the doorbell is armed.
-    Idle,
-    /// When the record that was left in the ring may be processed (`held_connections`).
-    Held,
-}
-
 /// The receiving end of a connection.
 #[derive(Debug)]
 pub(crate) struct RxConnection {
@@ -162,10 +151,6 @@ pub(crate) struct RxConnection {
     down_reason: Option<DownReason>,
     /// Number of doorbells rung at the peer.
     pub(crate) doorbells: u64,
-    /// Number of the pass in which a record of this connection was last received.
-    pub(crate) last_active: u32,
-    /// Whether passes poll this connection.
-    pub(crate) polling: Polling,
 }
 
 impl RxConnection {
@@ -207,8 +192,6 @@ impl RxConnection {
             announced_end: None,
             down_reason: None,
             doorbells: 0,
-            last_active: 0,
-            polling: Polling::Active,
         };
         rx.update_loan_refusal();
         rx

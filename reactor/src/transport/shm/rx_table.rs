@@ -25,7 +25,7 @@ use fabric_core::Address;
 use fabric_core::matching::PeerKey;
 use slab::Slab;
 
-use super::rx_connection::{PendingHandshake, Polling, RxConnection};
+use super::rx_connection::{PendingHandshake, RxConnection};
 use crate::transport::held_connections::HeldConnections;
 use crate::transport::peer_keys::PeerKeys;
 
@@ -40,24 +40,44 @@ const MIN_IDLE_PASSES: usize = 64;
 
 /// An incoming connection, before or after its handshake.
 #[derive(Debug)]
-pub(crate) enum RxSlot {
+enum RxSlot {
     /// The index is in use, and the caller that has reserved it has the connection.
     Reserved,
     Handshaking(PendingHandshake),
-    Established(Box<RxConnection>),
+    Established(EstablishedRx),
+}
+
+/// An established connection, and how passes poll it.
+#[derive(Debug)]
+pub(crate) struct EstablishedRx {
+    pub(crate) rx: Box<RxConnection>,
+    polling: Polling,
+    /// Number of the pass in which a record of this connection was last received.
+    pub(crate) last_active: u32,
+}
+
+/// When passes poll a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Polling {
+    /// In every pass.
+    Active,
+    /// In turn: the doorbell is armed.
+    Idle,
+    /// When the record that was left in the ring may be processed (`held_connections`).
+    Held,
 }
 
 impl RxSlot {
-    pub(crate) fn established(&self) -> Option<&RxConnection> {
+    fn established(&self) -> Option<&RxConnection> {
         match self {
-            Self::Established(rx) => Some(rx),
+            Self::Established(established) => Some(&established.rx),
             Self::Reserved | Self::Handshaking(_) => None,
         }
     }
 
-    fn established_mut(&mut self) -> Option<&mut RxConnection> {
+    fn established_mut(&mut self) -> Option<&mut EstablishedRx> {
         match self {
-            Self::Established(rx) => Some(rx),
+            Self::Established(established) => Some(established),
             Self::Reserved | Self::Handshaking(_) => None,
         }
     }
@@ -159,10 +179,13 @@ impl RxConnections {
 
     /// Adds an established connection, which is active and has its key, at an index that is
     /// reserved.
-    pub(crate) fn insert_established(&mut self, rx_index: usize, mut rx: Box<RxConnection>) {
-        rx.last_active = self.passes;
+    pub(crate) fn insert_established(&mut self, rx_index: usize, rx: Box<RxConnection>) {
         let (address, key) = (rx.peer_address.clone(), rx.peer.key());
-        self.slots[rx_index] = RxSlot::Established(rx);
+        self.slots[rx_index] = RxSlot::Established(EstablishedRx {
+            rx,
+            polling: Polling::Active,
+            last_active: self.passes,
+        });
         self.by_address.entry(address).or_default().push(rx_index);
         self.keys.insert(key, rx_index);
         self.active.push(rx_index);
@@ -184,7 +207,7 @@ impl RxConnections {
         self.held.remove(rx_index);
         self.update_inline_polls();
         match self.slots.try_remove(rx_index)? {
-            RxSlot::Established(rx) => Some(*rx),
+            RxSlot::Established(established) => Some(*established.rx),
             RxSlot::Reserved | RxSlot::Handshaking(_) => None,
         }
     }
@@ -196,6 +219,10 @@ impl RxConnections {
 
     /// Returns the established connection with this index.
     pub(crate) fn get_mut(&mut self, rx_index: usize) -> Option<&mut RxConnection> {
+        self.established_slot(rx_index).map(|slot| &mut *slot.rx)
+    }
+
+    fn established_slot(&mut self, rx_index: usize) -> Option<&mut EstablishedRx> {
         self.slots.get_mut(rx_index)?.established_mut()
     }
 
@@ -212,9 +239,9 @@ impl RxConnections {
     ) {
         let connections = self.by_address.get(address);
         for &at in connections.map_or(&[][..], Vec::as_slice) {
-            let rx = self.slots.get_mut(at).and_then(RxSlot::established_mut);
-            if let Some(rx) = rx {
-                act(at, rx);
+            let slot = self.slots.get_mut(at).and_then(RxSlot::established_mut);
+            if let Some(slot) = slot {
+                act(at, &mut slot.rx);
             }
         }
     }
@@ -223,14 +250,14 @@ impl RxConnections {
     pub(crate) fn established_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {
         self.slots
             .iter_mut()
-            .filter_map(|(_, slot)| slot.established_mut())
+            .filter_map(|(_, slot)| slot.established_mut().map(|slot| &mut *slot.rx))
     }
 
     /// Calls `act` with every established connection and its index.
     pub(crate) fn for_each_established(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
         for (rx_index, slot) in &mut self.slots {
-            if let RxSlot::Established(rx) = slot {
-                act(rx_index, rx);
+            if let RxSlot::Established(established) = slot {
+                act(rx_index, &mut established.rx);
             }
         }
     }
@@ -246,12 +273,9 @@ impl RxConnections {
 
     /// Returns the active connection at this position of `active`, and its index.
     #[inline]
-    pub(crate) fn active_mut(&mut self, position: usize) -> Option<(usize, &mut RxConnection)> {
+    pub(crate) fn active_mut(&mut self, position: usize) -> Option<(usize, &mut EstablishedRx)> {
         let rx_index = *self.active.get(position)?;
-        match self.slots.get_mut(rx_index) {
-            Some(RxSlot::Established(rx)) => Some((rx_index, rx)),
-            _ => None,
-        }
+        Some((rx_index, self.established_slot(rx_index)?))
     }
 
     /// Returns the position in `active` behind this one, round-robin.
@@ -286,10 +310,10 @@ impl RxConnections {
             let position = self.next_position;
             self.next_position = self.position_after(position);
             let passes = self.passes;
-            if let Some((_, peer)) = self.active_mut(position)
-                && let ControlFlow::Break(message) = poll(peer)
+            if let Some((_, slot)) = self.active_mut(position)
+                && let ControlFlow::Break(message) = poll(&mut slot.rx)
             {
-                peer.last_active = passes;
+                slot.last_active = passes;
                 return message;
             }
         }
@@ -307,16 +331,16 @@ impl RxConnections {
     #[cold]
     pub(crate) fn on_idle_polled(&mut self, rx_index: usize, progressed: bool) {
         let passes = self.passes;
-        let Some(rx) = self.get_mut(rx_index) else {
+        let Some(slot) = self.established_slot(rx_index) else {
             return;
         };
-        if !progressed && rx.may_become_idle() {
+        if !progressed && slot.rx.may_become_idle() {
             self.idle.push_back(rx_index);
             return;
         }
-        rx.polling = Polling::Active;
-        rx.disarm();
-        rx.last_active = passes;
+        slot.polling = Polling::Active;
+        slot.rx.disarm();
+        slot.last_active = passes;
         self.active.push(rx_index);
         self.update_inline_polls();
     }
@@ -325,15 +349,15 @@ impl RxConnections {
     /// peer has ended.
     pub(crate) fn activate(&mut self, rx_index: usize) {
         let passes = self.passes;
-        let Some(rx) = self.get_mut(rx_index) else {
+        let Some(slot) = self.established_slot(rx_index) else {
             return;
         };
-        match std::mem::replace(&mut rx.polling, Polling::Active) {
+        match std::mem::replace(&mut slot.polling, Polling::Active) {
             Polling::Active => return,
             Polling::Idle | Polling::Held => {}
         }
-        rx.disarm();
-        rx.last_active = passes;
+        slot.rx.disarm();
+        slot.last_active = passes;
         self.idle.retain(|idle| *idle != rx_index);
         self.held.remove(rx_index);
         self.active.push(rx_index);
@@ -358,9 +382,9 @@ impl RxConnections {
     #[cold]
     pub(crate) fn hold_active(&mut self, changes: u64) {
         let mut position = 0;
-        while let Some((rx_index, rx)) = self.active_mut(position) {
-            if rx.has_held_record() {
-                rx.polling = Polling::Held;
+        while let Some((rx_index, slot)) = self.active_mut(position) {
+            if slot.rx.has_held_record() {
+                slot.polling = Polling::Held;
                 self.active.swap_remove(position);
                 self.held.set(rx_index, Some(changes));
             } else {
@@ -387,20 +411,20 @@ impl RxConnections {
         poll: impl FnOnce(usize, &mut RxConnection) -> bool,
     ) {
         let passes = self.passes;
-        let Some(rx) = self.get_mut(rx_index) else {
+        let Some(slot) = self.established_slot(rx_index) else {
             return;
         };
-        if rx.polling != Polling::Held {
+        if slot.polling != Polling::Held {
             return;
         }
-        if poll(rx_index, rx) {
-            rx.last_active = passes;
+        if poll(rx_index, &mut slot.rx) {
+            slot.last_active = passes;
         }
-        if rx.has_held_record() {
+        if slot.rx.has_held_record() {
             return self.held.set(rx_index, Some(changes));
         }
-        rx.polling = Polling::Active;
-        rx.disarm();
+        slot.polling = Polling::Active;
+        slot.rx.disarm();
         self.held.remove(rx_index);
         self.active.push(rx_index);
         self.update_inline_polls();
@@ -421,20 +445,20 @@ impl RxConnections {
             .max(MIN_IDLE_PASSES) as u32;
         self.demotion_cursor = self.position_after(self.demotion_cursor);
         let passes = self.passes;
-        let Some((rx_index, rx)) = self.active_mut(self.demotion_cursor) else {
+        let Some((rx_index, slot)) = self.active_mut(self.demotion_cursor) else {
             return false;
         };
-        if passes.wrapping_sub(rx.last_active) < idle_passes || !rx.may_become_idle() {
+        if passes.wrapping_sub(slot.last_active) < idle_passes || !slot.rx.may_become_idle() {
             return false;
         }
-        if rx.arm() {
-            rx.polling = Polling::Idle;
+        if slot.rx.arm() {
+            slot.polling = Polling::Idle;
             self.active.swap_remove(self.demotion_cursor);
             self.idle.push_back(rx_index);
             self.update_inline_polls();
             return false;
         }
-        rx.disarm();
+        slot.rx.disarm();
         true
     }
 
@@ -445,8 +469,8 @@ impl RxConnections {
     pub(crate) fn arm(&mut self) -> bool {
         let mut may_sleep = true;
         let mut position = 0;
-        while let Some((_, rx)) = self.active_mut(position) {
-            may_sleep &= rx.arm();
+        while let Some((_, slot)) = self.active_mut(position) {
+            may_sleep &= slot.rx.arm();
             position += 1;
         }
         may_sleep
@@ -455,8 +479,8 @@ impl RxConnections {
     /// Disarms the doorbells of active connections after this side has slept.
     pub(crate) fn disarm(&mut self) {
         let mut position = 0;
-        while let Some((_, rx)) = self.active_mut(position) {
-            rx.disarm();
+        while let Some((_, slot)) = self.active_mut(position) {
+            slot.rx.disarm();
             position += 1;
         }
     }

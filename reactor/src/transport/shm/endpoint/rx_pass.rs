@@ -39,9 +39,9 @@ impl RxPass {
     ) {
         let mut position = 0;
         let pass_id = connections.begin_pass();
-        while let Some((rx_index, peer)) = connections.active_mut(position) {
-            if self.poll_connection((rx_index, peer), ended, ctx) {
-                peer.last_active = pass_id;
+        while let Some((rx_index, slot)) = connections.active_mut(position) {
+            if self.poll_connection((rx_index, &mut slot.rx), ended, ctx) {
+                slot.last_active = pass_id;
             }
             position += 1;
         }
