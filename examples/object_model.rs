@@ -4,7 +4,7 @@
 //! `cargo run --release --example object_model`
 
 use fabric_async::{
-    Access, Caps, CounterBind, CqBind, EpType, Error, Fabric, Hints, Result, discover,
+    Access, Caps, CounterBind, CqBind, Domain, EpType, Error, Fabric, Hints, Result, discover,
 };
 use futures_util::StreamExt;
 
@@ -15,7 +15,7 @@ async fn main() -> Result<()> {
         .provider("shm")
         .ep_type(EpType::Rdm)
         .caps(Caps::MSG | Caps::TAGGED | Caps::SOURCE);
-    let info = discover(&hints)?.swap_remove(0);
+    let mut info = discover(&hints)?.swap_remove(0);
     println!(
         "found {} {:?}, messages up to {} bytes",
         info.fabric.provider, info.caps, info.ep.max_msg_size
@@ -24,7 +24,9 @@ async fn main() -> Result<()> {
         println!("no provider offers triggered operations:\n{no_match}");
     }
 
-    // fi_fabric, fi_domain, fi_eq_open, fi_domain_bind.
+    // fi_fabric, fi_domain, fi_eq_open, fi_domain_bind. The domain cannot have more queues and
+    // endpoints than the info that it is opened with says.
+    (info.domain.cq_cnt, info.domain.ep_cnt) = (4, 128);
     let fabric = Fabric::open(&info)?;
     let domain = fabric.domain_builder(&info).context(42).open()?;
     let eq = fabric.event_queue(16)?;
@@ -73,7 +75,13 @@ async fn main() -> Result<()> {
     // fi_mr_reg: a memory region with the bytes of a buffer.
     let region = domain.alloc_from(vec![0u8; 4096], Access::REMOTE_READ, None)?;
     println!("{region:?}");
+    print_fid_domain(&domain);
     println!("{domain:#?}");
+
+    // fi_getinfo restricted to the open domain: what endpoints of it can be.
+    for info in discover(&Hints::new().within(&domain))? {
+        println!("the domain can have {:?} endpoints", info.ep.ep_type);
+    }
 
     // fi_close: children first. A refused close names the open children.
     let domain = match domain.close() {
@@ -95,4 +103,22 @@ async fn main() -> Result<()> {
     fabric.close()?;
     println!("all closed");
     Ok(())
+}
+
+/// Prints the fields of a `fid_domain`.
+fn print_fid_domain(domain: &Domain) {
+    let info = domain.info();
+    println!("fid_domain {{");
+    println!("    fid_type      : {}", domain.class());
+    println!("    fid           : {:#x}", domain.id());
+    println!("    parent_fid    : {:#x}", domain.fabric().id());
+    println!("    provider      : {:?}", info.fabric.provider);
+    println!("    caps          : {:#018x}", info.caps.bits());
+    println!("    mode          : {:#018x}", info.mode.bits());
+    println!("    mr_key_size   : {}", info.domain.mr_key_size);
+    println!("    cq_cnt        : {}", info.domain.cq_cnt);
+    println!("    ep_cnt        : {}", info.domain.ep_cnt);
+    println!("    ref_count     : {}", domain.children().total());
+    println!("    context       : {}", domain.context());
+    println!("}}");
 }

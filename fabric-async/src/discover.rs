@@ -4,6 +4,8 @@ use fabric_core::info::{Hints, Info, select};
 use fabric_core::{Error, Result};
 use fabric_reactor::registry;
 
+use crate::open_domains;
+
 /// Returns what the providers offer for these hints (`fi_getinfo`), best first.
 ///
 /// The result has one info for each offer that satisfies the hints, adjusted to the hints. A
@@ -21,6 +23,23 @@ use fabric_reactor::registry;
 /// [`Hints::domain_name`] and [`Hints::source`] choose one; [`Hints::dest`] omits networks of the
 /// other address family, and does not consult routes. The same offers follow for [connected
 /// endpoints](crate::guide::connected_endpoints), which [`Hints::ep_type`] chooses.
+///
+/// # Open objects
+///
+/// [`Hints::within`] restricts the offers to those of an open fabric or domain. An info has the id
+/// of the first open instance of its domain in [`DomainAttr::domain`](crate::info::DomainAttr), if
+/// there is one. Opening a domain from the info opens another instance.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{discover, EpType, Fabric, Hints};
+/// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+/// let fabric = Fabric::open(&info)?;
+/// let domain = fabric.domain(&info)?;
+/// let of_domain = discover(&Hints::new().within(&domain).ep_type(EpType::Msg))?;
+/// assert_eq!(of_domain[0].domain.domain, Some(domain.id()));
+/// # Ok(()) }
+/// ```
 ///
 /// # The provider `sim`
 ///
@@ -71,7 +90,10 @@ pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
         .iter()
         .filter(|provider| hints.admits_provider(provider.name()))
         .filter(|provider| hints.provider.is_some() || !provider.is_offered_by_name_only());
-    let offers: Vec<Info> = candidates.flat_map(|provider| provider.offers()).collect();
+    let mut offers: Vec<Info> = candidates.flat_map(|provider| provider.offers()).collect();
+    for offer in &mut offers {
+        open_domains::enter_instance(offer, hints.domain);
+    }
     Ok(select(hints, &offers)?)
 }
 

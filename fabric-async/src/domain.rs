@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
-use fabric_core::info::{Info, Progress};
+use fabric_core::info::{self, Hints, Info, Progress, Scope};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, SocketIo, WaitPolicy};
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
@@ -27,6 +27,7 @@ use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::flush::flush;
 use crate::mr::{Allocated, MemoryRegion};
+use crate::open_domains;
 use crate::registered::RegisteredBuffer;
 use crate::thread_model::{Shared, ThreadModel};
 use crate::try_wait::TryWait;
@@ -261,13 +262,16 @@ impl<'a> DomainBuilder<'a> {
             driver::spawn(&engine)?;
         }
         node.attach_to_parent()?;
-        let state = DomainCore {
+        let state = Arc::new(DomainCore {
             node,
             engine,
             fabric: self.fabric.clone(),
             info: self.info.clone(),
             context: self.context,
-        };
+        });
+        if class == Class::Domain {
+            open_domains::add(&state);
+        }
         Ok(Arc::new(DomainInner::new(state)))
     }
 }
@@ -276,12 +280,13 @@ impl<M: ThreadModel> Domain<M> {
     /// Returns a builder for an endpoint (`fi_endpoint`).
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric;
-    /// [`Error::NoMatch`] when `info` asks for more than the provider offers.
+    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric, or
+    /// states an attribute of the domain that this domain does not serve, such as automatic
+    /// progress in a domain with manual progress; [`Error::NoMatch`] when `info` asks for more than
+    /// the provider offers.
     #[doc(alias = "fi_endpoint")]
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
-        self.inner.node.check_open()?;
-        self.inner.fabric.check_info(info)?;
+        self.check_child(info)?;
         Ok(EndpointBuilder::new(
             self.clone(),
             info.clone(),
@@ -296,9 +301,15 @@ impl<M: ThreadModel> Domain<M> {
     /// As [`endpoint`](Self::endpoint).
     #[doc(alias = "fi_srx_context")]
     pub fn shared_rx_context(&self, info: &Info) -> Result<SharedRxContextBuilder<M>> {
+        self.check_child(info)?;
+        Ok(SharedRxContextBuilder::new(self.clone(), info.clone()))
+    }
+
+    /// Checks that an object of this domain may be opened from `info`.
+    fn check_child(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
         self.inner.fabric.check_info(info)?;
-        Ok(SharedRxContextBuilder::new(self.clone(), info.clone()))
+        info::check_child(&self.inner.info, info)
     }
 
     /// Opens a completion queue for up to `capacity` completions (`fi_cq_open`).
@@ -500,13 +511,28 @@ impl<M: ThreadModel> Domain<M> {
         flush(&self.inner, None).await
     }
 
-    /// Returns the attributes this domain was opened with.
+    /// Returns the id of the domain, unique among the objects of this process.
+    #[must_use]
+    #[doc(alias = "fid")]
+    pub fn id(&self) -> u64 {
+        self.inner.node.id()
+    }
+
+    /// Returns the class of the object, [`Class::Domain`] (`fid_type`).
+    #[must_use]
+    #[doc(alias = "fclass")]
+    pub fn class(&self) -> Class {
+        self.inner.node.class()
+    }
+
+    /// Returns the info that this domain was opened with: provider, capabilities, mode bits and
+    /// limits.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.inner.info
     }
 
-    /// Returns the fabric of this domain.
+    /// Returns the fabric of this domain, its parent in the object tree.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.inner.fabric
@@ -518,8 +544,10 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.context
     }
 
-    /// Returns the number of open children, by class.
+    /// Returns the number of open children, by class. Their total is the reference count of the
+    /// domain: it can be closed when the total is 0.
     #[must_use]
+    #[doc(alias = "ref_count")]
     pub fn children(&self) -> Children {
         self.inner.node.children()
     }
@@ -535,6 +563,14 @@ impl<M: ThreadModel> Domain<M> {
         domain.inner.unbind_eq();
         domain.inner.engine.end_loan_waits();
         Ok(())
+    }
+}
+
+impl<M: ThreadModel> Scope for Domain<M> {
+    fn restrict(&self, hints: Hints) -> Hints {
+        let domain = &self.inner.info.domain;
+        let hints = self.inner.fabric.restrict(hints);
+        hints.domain_name(&domain.name).domain(self.id())
     }
 }
 

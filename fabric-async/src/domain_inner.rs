@@ -39,9 +39,9 @@ pub(crate) struct DomainCore {
 }
 
 impl DomainInner {
-    pub(crate) fn new(state: DomainCore) -> Self {
+    pub(crate) fn new(state: Arc<DomainCore>) -> Self {
         Self {
-            state: Arc::new(state),
+            state,
             eq: Mutex::new(None),
         }
     }

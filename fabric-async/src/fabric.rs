@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fabric_core::info::{FabricAttr, Hints, Info, NoMatch};
+use fabric_core::info::{FabricAttr, Hints, Info, NoMatch, Scope};
 use fabric_core::tree::{Children, Class, ObjectNode};
 use fabric_core::{Result, info};
 use fabric_reactor::{EngineTransport, registry};
@@ -77,6 +77,20 @@ impl Fabric {
         &self.inner.attr
     }
 
+    /// Returns the id of the fabric, unique among the objects of this process.
+    #[must_use]
+    #[doc(alias = "fid")]
+    pub fn id(&self) -> u64 {
+        self.inner.node.id()
+    }
+
+    /// Returns the class of the object, [`Class::Fabric`].
+    #[must_use]
+    #[doc(alias = "fclass")]
+    pub fn class(&self) -> Class {
+        self.inner.node.class()
+    }
+
     /// Returns the number of open children, by class.
     #[must_use]
     pub fn children(&self) -> Children {
@@ -107,6 +121,13 @@ impl Fabric {
             }
         }
         Err(NoMatch { mismatches }.into())
+    }
+}
+
+impl Scope for Fabric {
+    fn restrict(&self, hints: Hints) -> Hints {
+        let FabricAttr { name, provider, .. } = &self.inner.attr;
+        hints.provider(provider).fabric_name(name)
     }
 }
 

@@ -123,6 +123,7 @@ mod loan;
 mod mr;
 mod multicast;
 mod op;
+mod open_domains;
 pub mod ops;
 mod passive;
 mod registered;
@@ -161,7 +162,7 @@ pub use fabric_core::buf::{Loan, LoanedBuf, PooledBuf};
 pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
 pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, OpFlags};
-pub use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
+pub use fabric_core::info::{EpType, Hints, Info, Progress, Protocol, Scope};
 pub use fabric_core::transport::{MAX_PRIVATE_DATA, SocketIo, WaitPolicy};
 pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{

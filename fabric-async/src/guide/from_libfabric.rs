@@ -25,6 +25,8 @@
 //! | `fi_fabric` | [`Fabric::open`] |
 //! | `prov_name` `"tcp;ofi_rxm"`, `FI_PROTO_RXM` | [`Hints::provider`], [`Protocol::Rxm`]; see [`tcp`](super::tcp#the-rxm-protocol) |
 //! | `fi_domain`, `fi_domain2` | [`Fabric::domain`], [`Fabric::domain_builder`] |
+//! | `domain_attr->domain`, `fabric_attr->fabric` in hints | [`Hints::within`] an open [`Domain`] or [`Fabric`] |
+//! | fields of a `fid_domain` | [`Domain::class`], [`Domain::id`], [`Domain::fabric`], [`Domain::info`], [`Domain::children`], [`Domain::context`] |
 //! | `fi_domain_bind` | [`Domain::bind_eq`] |
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_...` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
@@ -142,7 +144,6 @@
 //! | providers | all but `shm`, `tcp`, `udp`, `sim` (for tests inside one process); dynamically loaded and third-party ones; layered ones (LNX, multi-rail, `ofi_rxd`), peers (`FI_PEER`) | [`Error::UnknownProvider`], [`Error::BadAddress`]; `caps` refused |
 //! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, parameters and `FI_*` environment variables, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
-//! | [`Hints::domain`] | an open domain in the hints: no offer names one | always refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_open_ops`, `fi_set_ops`; `FI_REG_MR` of `fi_domain_bind`; resource domains | no call |
 //! | thread models | `FI_THREAD_DOMAIN` and others without locks | served as `FI_THREAD_SAFE` |

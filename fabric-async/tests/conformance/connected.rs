@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use fabric_async::buf::{Gather, Scatter};
 use fabric_async::{
     Access, Caps, Class, ConnectedEndpoint, CounterBind, DownReason, Endpoint, EpType, Error,
-    EventKind, Hints, OpKind, PassiveEndpoint, discover,
+    EventKind, Hints, OpKind, PassiveEndpoint, Resource, discover,
 };
 use futures_util::StreamExt;
 
@@ -328,6 +328,71 @@ pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
 }
 
 /// Under automatic progress, messages are buffered although no task polls.
+/// The transmit and receive context and the completion queue refuse posts while they are full.
+pub(crate) async fn full_queues_refuse_posts(setup: Setup) {
+    // Beyond the budget, so that the message waits for its receive.
+    const UNBUFFERED: usize = 17 << 20;
+    let (mut here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&setup).await,
+    );
+    (here.info.tx.size, here.info.rx.size) = (2, 2);
+    here.cq = here.domain.completion_queue(3).unwrap();
+    let mut pep = there.listen(&setup);
+    let (a, b) = here.connect_to(&there, &mut pep).await;
+
+    // The transmit context.
+    let mut sends = Vec::new();
+    let refused = loop {
+        match a.send(vec![sends.len() as u8; UNBUFFERED]).start() {
+            Ok(send) => sends.push(send),
+            Err(refused) => break refused,
+        }
+    };
+    let limit = sends.len();
+    assert!((1..=2).contains(&limit), "{limit} sends");
+    let Error::WouldBlock(Resource::TransmitCredit { in_use, .. }) = refused.error else {
+        panic!("{}", refused.error)
+    };
+    assert_eq!((in_use, refused.buf.len()), (limit, UNBUFFERED));
+    for (number, send) in sends.into_iter().enumerate() {
+        let (sent, got) = tokio::join!(send.into_future(), b.recv());
+        sent.unwrap();
+        assert_bytes(&got.unwrap(), &vec![number as u8; UNBUFFERED]);
+    }
+    let (sent, got) = tokio::join!(a.send("credits are free").start().unwrap(), b.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"credits are free");
+
+    // The receive context.
+    let receives = [(); 2].map(|()| a.recv_into(vec![0; 8]).start().unwrap());
+    let refused = a.recv_into(vec![7; 8]).start().unwrap_err();
+    let entry = Error::WouldBlock(Resource::ReceiveEntry { limit: 2 });
+    assert_eq!((refused.error, refused.buf), (entry, vec![7; 8]));
+    for receive in receives {
+        let (sent, got) = tokio::join!(b.send("x"), receive);
+        sent.unwrap();
+        assert_eq!(&got.unwrap()[..], b"x");
+    }
+
+    // The completion queue, of sends and of receives.
+    let full = Error::WouldBlock(Resource::CompletionEntry { capacity: 3 });
+    a.recv_into(vec![0; 8]).context(1).post().unwrap();
+    for context in 2..4 {
+        a.send("y").context(context).post().unwrap();
+        assert_eq!(&b.recv().await.unwrap()[..], b"y");
+    }
+    let refused = a.send("refused").post().unwrap_err();
+    assert_eq!((refused.error, refused.buf), (full.clone(), "refused"));
+    assert_eq!(a.recv_into(vec![0; 8]).post().unwrap_err().error, full);
+    for context in 2..4 {
+        assert_eq!(here.cq.next().await.unwrap().context, context);
+    }
+    b.send("z").await.unwrap();
+    assert_eq!(here.cq.next().await.unwrap().context, 1);
+    a.recv_into(vec![0; 8]).post().unwrap();
+}
+
 pub(crate) async fn auto_progress_receives_without_polling(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for number in 0..5u8 {

@@ -1,6 +1,9 @@
 //! The object tree: close and drop, open children, and which objects can be bound.
 
-use fabric_async::{Access, Address, Caps, Class, CounterBind, CqBind, Error, FiAddr};
+use fabric_async::{
+    Access, Address, Caps, Class, CounterBind, CqBind, Error, FiAddr, Hints, Info, Progress,
+    discover,
+};
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::setup::Setup;
@@ -15,12 +18,7 @@ pub(crate) async fn objects_beyond_the_counts_are_refused(setup: Setup) {
     info.domain.ep_cnt = 1;
     info.domain.cntr_cnt = 0;
     info.domain.mr_cnt = info.domain.mr_cnt.min(1);
-    let domain = fabric
-        .domain_builder(&info)
-        .wait_policy(setup.wait_policy)
-        .socket_io(setup.socket_io)
-        .open()
-        .unwrap();
+    let domain = setup.open_domain(&fabric, &info);
     let av = domain.address_vector().unwrap();
     let queues = [(); 2].map(|()| domain.completion_queue(8).unwrap());
     let bound = CqBind::TRANSMIT | CqBind::RECV;
@@ -51,6 +49,125 @@ pub(crate) async fn objects_beyond_the_counts_are_refused(setup: Setup) {
     let ep = open_endpoint().unwrap();
     assert_eq!(domain.children().of(Class::Endpoint), 1);
     drop(ep);
+}
+
+/// The fields of a `fid_domain`, one by one.
+pub(crate) async fn domain_states_what_it_was_opened_with(setup: Setup) {
+    let (fabric, mut info) = setup.fabric().await;
+    (info.domain.cq_cnt, info.domain.ep_cnt) = (4, 128);
+    let builder = fabric.domain_builder(&info).socket_io(setup.socket_io);
+    let domain = builder.context(42).open().unwrap();
+    let other = setup.open_domain(&fabric, &info);
+    assert_eq!(
+        (domain.class(), fabric.class()),
+        (Class::Domain, Class::Fabric)
+    );
+    // Ids are of one space.
+    let ids = [fabric.id(), domain.id(), other.id()];
+    assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+    assert_eq!(domain.fabric().id(), fabric.id());
+    let opened = domain.info();
+    assert_eq!(opened.fabric.provider, fabric.attr().provider);
+    assert_eq!((opened.caps, opened.mode), (info.caps, info.mode));
+    assert_eq!(opened.domain.mr_key_size, info.domain.mr_key_size);
+    assert_eq!((opened.domain.cq_cnt, opened.domain.ep_cnt), (4, 128));
+    assert_eq!(domain.context(), 42);
+    assert_eq!(domain.children().total(), 0);
+    let cq = domain.completion_queue(8).unwrap();
+    assert_eq!(domain.children().total(), 1);
+    // Each domain counts its own children, and the fabric counts both domains.
+    assert_eq!(other.children().total(), 0);
+    assert_eq!(fabric.children().of(Class::Domain), 2);
+    // `Debug` prints the same fields.
+    let debug = format!("{domain:?}");
+    for field in [
+        "class: Domain".to_owned(),
+        format!("id: {}", domain.id()),
+        format!("parent: Some({})", fabric.id()),
+        format!("provider: {:?}", opened.fabric.provider),
+        format!("caps: {:?}", opened.caps),
+        format!("mode: {:?}", opened.mode),
+        format!("mr_key_size: {}", opened.domain.mr_key_size),
+        "cq_cnt: 4".to_owned(),
+        "ep_cnt: 128".to_owned(),
+        "children: 1 completion queue".to_owned(),
+        "context: 42".to_owned(),
+    ] {
+        assert!(debug.contains(&field), "{field} in {debug}");
+    }
+    cq.close().unwrap();
+    domain.close().unwrap();
+    assert_eq!(fabric.children().of(Class::Domain), 1);
+}
+
+pub(crate) async fn children_use_the_attributes_of_their_domain(setup: Setup) {
+    let (fabric, mut info) = setup.fabric().await;
+    info.domain.cntr_cnt = 8;
+    let domain = setup.open_domain(&fabric, &info);
+    let refused = |change: fn(&mut Info)| {
+        let mut info = info.clone();
+        change(&mut info);
+        [
+            domain.endpoint(&info).err(),
+            domain.shared_rx_context(&info).err(),
+        ]
+    };
+    // The provider offers more than this domain was opened with.
+    for error in refused(|info| info.domain.cntr_cnt = 9) {
+        let error = error.unwrap();
+        assert_eq!(error.errno(), 22);
+        assert!(error.to_string().contains("cntr_cnt 9"), "{error}");
+        assert!(error.to_string().contains("opened with 8"), "{error}");
+    }
+    if info.domain.data_progress == Progress::Manual {
+        for error in refused(|info| info.domain.data_progress = Progress::Auto) {
+            let error = error.unwrap().to_string();
+            assert!(error.contains("data_progress"), "{error}");
+        }
+    }
+    assert_eq!(domain.children().total(), 0);
+    let _ = domain.endpoint(&info).unwrap();
+}
+
+/// An info has the id of the first open instance of its domain, or of the one that the hints name.
+pub(crate) async fn discovery_finds_open_domains(setup: Setup) {
+    let (fabric, mut info) = setup.fabric().await;
+    info.domain.cntr_cnt = 8;
+    let first = setup.open_domain(&fabric, &info);
+    let second = setup.open_domain(&fabric, &info);
+    let ep_type = info.ep.ep_type;
+    let of_fabric = discover(&Hints::new().within(&fabric).ep_type(ep_type)).unwrap();
+    assert!(
+        of_fabric
+            .iter()
+            .all(|info| info.fabric.name == fabric.attr().name)
+    );
+    let same_name = |found: &&Info| found.domain.name == info.domain.name;
+    let instance = of_fabric.iter().find(same_name).unwrap().domain.domain;
+    // Other tests open instances, too.
+    assert!(instance.is_some_and(|instance| instance <= first.id()));
+    for domain in [&first, &second] {
+        let within = || Hints::new().within(domain).ep_type(ep_type);
+        for found in discover(&within()).unwrap() {
+            assert_eq!(found.domain.domain, Some(domain.id()));
+            assert_eq!(found.domain.cntr_cnt, 8);
+            let _ = domain.endpoint(&found).unwrap();
+            // The instance is no attribute of another domain.
+            setup.open_domain(&fabric, &found).close().unwrap();
+        }
+        let Err(Error::NoMatch(refused)) = discover(&within().cntr_cnt(9)) else {
+            panic!("the domain was opened for 8 counters");
+        };
+        assert!(refused.mismatches.iter().any(|m| m.attribute == "cntr_cnt"));
+    }
+    let within_second = Hints::new().within(&second);
+    let clone = second.clone();
+    second.close().unwrap();
+    let Err(Error::NoMatch(refused)) = discover(&within_second) else {
+        panic!("the domain is closed, although a handle exists");
+    };
+    assert!(refused.mismatches.iter().any(|m| m.attribute == "domain"));
+    drop(clone);
 }
 
 pub(crate) async fn busy_domain_reports_open_children(setup: Setup) {

@@ -95,6 +95,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         ops_report_to_cqs_counters_and_event_queues: CONNECTED,
         shutdown_or_close_of_either_side_disconnects: CONNECTED,
         shutdown_mid_message_fails_send_and_receive: CONNECTED,
+        full_queues_refuse_posts: CONNECTED,
         auto_progress_receives_without_polling: CONNECTED.auto_progress(),
         buffered_messages_survive_peer_close: CONNECTED,
         buffered_message_survives_local_shutdown: CONNECTED,
@@ -520,6 +521,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     objects {
         busy_domain_reports_open_children: ANY_EP_TYPE,
         objects_beyond_the_counts_are_refused: ANY_EP_TYPE,
+        domain_states_what_it_was_opened_with: ANY_EP_TYPE,
+        children_use_the_attributes_of_their_domain: ANY_EP_TYPE,
+        discovery_finds_open_domains: ANY_EP_TYPE,
         queues_and_avs_are_busy_while_bound: ANY_EP_TYPE,
         closing_an_endpoint_closes_all_clones: ANY_EP_TYPE,
         close_releases_bindings_despite_clones: ANY_EP_TYPE,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Caps, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, SocketOptions, WaitPolicy,
-    discover,
+    Caps, Domain, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, SocketOptions,
+    WaitPolicy, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -340,6 +340,16 @@ impl Setup {
     }
 
     /// Opens an endpoint with a domain of its own, at an unused address.
+    /// Opens a domain from this info.
+    pub(crate) fn open_domain(&self, fabric: &Fabric, info: &Info) -> Domain {
+        fabric
+            .domain_builder(info)
+            .wait_policy(self.wait_policy)
+            .socket_io(self.socket_io)
+            .open()
+            .unwrap()
+    }
+
     pub(crate) async fn open_endpoint(&self) -> EndpointFixture {
         self.open_endpoint_with(EndpointConfig::default()).await
     }

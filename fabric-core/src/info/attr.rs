@@ -63,7 +63,9 @@ pub struct FabricAttr {
 #[non_exhaustive]
 #[doc(alias = "fi_domain_attr")]
 pub struct DomainAttr {
-    /// The id of an open instance of this domain, if there is one.
+    /// The id of an open instance of this domain, if there is one: in hints the instance that is
+    /// asked for, in an info the one asked for or else the one that was opened first. The id says
+    /// nothing about later times: the instance can be closed.
     pub domain: Option<u64>,
     /// The name of the domain; equal names mean the same device.
     pub name: String,

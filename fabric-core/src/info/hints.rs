@@ -227,6 +227,12 @@ impl Hints {
         self
     }
 
+    /// Restricts the offers to those of an open fabric or domain. Those of a domain have its
+    /// attributes, so that endpoints can be opened from them in that domain.
+    pub fn within(self, scope: &impl Scope) -> Self {
+        scope.restrict(self)
+    }
+
     /// Sets the API version that the application was written for. An offer of an older version is
     /// refused.
     pub fn api_version(mut self, major: u16, minor: u16) -> Self {
@@ -308,9 +314,16 @@ impl Hints {
     }
 }
 
+/// An open object to which [`Hints::within`] restricts offers.
+pub trait Scope {
+    /// Returns hints that only offers of this object satisfy.
+    fn restrict(&self, hints: Hints) -> Hints;
+}
+
 impl From<&Info> for Hints {
-    /// Requests exactly what `info` says: its numbers as minimums, its mode bits as agreed to. A
-    /// provider uses this to check an `Info` that an application passes back.
+    /// Requests exactly what `info` says: its numbers as minimums, its mode bits as agreed to, and
+    /// no open instance of its domain. A provider uses this to check an `Info` that an application
+    /// passes back.
     fn from(info: &Info) -> Self {
         let Info {
             fabric,
@@ -336,7 +349,7 @@ impl From<&Info> for Hints {
             dest_addr: info.dest_addr.clone(),
             api_version: Some(fabric.api_version),
             provider_version: Some(fabric.provider_version),
-            domain: domain.domain,
+            domain: None,
             threading: Some(domain.threading),
             control_progress: Some(domain.control_progress),
             data_progress: Some(domain.data_progress),

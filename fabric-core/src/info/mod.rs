@@ -48,7 +48,7 @@ use crate::flags::{Caps, Mode};
 pub use attr::{
     API_VERSION, DomainAttr, EpAttr, FabricAttr, RxAttr, SHARED_CONTEXT, TxAttr, Version,
 };
-pub use hints::Hints;
+pub use hints::{Hints, Scope};
 pub use level::{
     AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass,
 };
@@ -163,6 +163,21 @@ pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()>
     Ok(())
 }
 
+/// Checks that an endpoint or a receive context may be opened from `info` in a domain that was
+/// opened from the info `of_domain`: the domain serves every attribute that `info` states for it.
+///
+/// # Errors
+/// [`Error::Invalid`], with the first attribute that the domain does not serve.
+pub fn check_child(of_domain: &Info, info: &Info) -> Result<()> {
+    negotiate::check_domain_attr(&Hints::from(info), of_domain).map_err(|mismatch| Error::Invalid {
+        what: "info",
+        why: format!(
+            "the info states {} {}, but the domain was opened with {}",
+            mismatch.attribute, mismatch.asked, mismatch.offered
+        ),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +195,46 @@ mod tests {
             assert!(error.to_string().contains(what), "{error}");
             assert_eq!(error.errno(), 22);
         }
+    }
+
+    #[test]
+    fn children_use_the_attributes_of_their_domain() {
+        let mut of_domain = Info::template("p", "f", "d");
+        (of_domain.domain.cntr_cnt, of_domain.domain.mr_cnt) = (8, 8);
+        of_domain.domain.av_type = Some(AvType::Map);
+        assert_eq!(check_child(&of_domain, &of_domain), Ok(()));
+        let refused = |change: fn(&mut DomainAttr)| {
+            let mut info = of_domain.clone();
+            change(&mut info.domain);
+            let error = check_child(&of_domain, &info).unwrap_err();
+            assert_eq!(error.errno(), 22);
+            error.to_string()
+        };
+        for (error, attribute) in [
+            (refused(|domain| domain.name = "e".into()), "domain_name"),
+            (
+                refused(|domain| domain.data_progress = Progress::Auto),
+                "data_progress",
+            ),
+            (
+                refused(|domain| domain.av_type = Some(AvType::Table)),
+                "av_type",
+            ),
+            (refused(|domain| domain.cq_data_size += 1), "cq_data_size"),
+            (refused(|domain| domain.cntr_cnt += 1), "cntr_cnt"),
+            (refused(|domain| domain.mr_cnt += 1), "mr_cnt"),
+            (refused(|domain| domain.max_err_data = 1), "max_err_data"),
+            (
+                refused(|domain| domain.caps = Caps::SHARED_AV),
+                "domain_caps",
+            ),
+        ] {
+            assert!(error.contains(attribute), "{attribute}: {error}");
+        }
+        // The open instance is not an attribute.
+        let mut info = of_domain.clone();
+        info.domain.domain = Some(7);
+        assert_eq!(check_child(&of_domain, &info), Ok(()));
     }
 
     #[test]

@@ -202,7 +202,8 @@ fn check_domain_name(hints: &Hints, offer: &Info) -> CheckResult {
     )
 }
 
-fn check_domain_attr(hints: &Hints, offer: &Info) -> CheckResult {
+/// Checks the attributes of the domain.
+pub(super) fn check_domain_attr(hints: &Hints, offer: &Info) -> CheckResult {
     let offered = &offer.domain;
     let api = hints.api_version.unwrap_or(offer.fabric.api_version);
 
