@@ -134,11 +134,9 @@ const LAP_SHIFT: u32 = 40;
 const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
 
 impl RecordHeader {
-    fn pack(self, lap: u64) -> u64 {
-        u64::from(self.kind)
-            | u64::from(self.flags) << 8
-            | u64::from(self.len) << LEN_SHIFT
-            | lap << LAP_SHIFT
+    /// Returns the header word without the lap.
+    fn pack(self) -> u64 {
+        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << LEN_SHIFT
     }
 
     fn unpack(word: u64) -> Self {
@@ -179,6 +177,11 @@ pub(crate) struct Producer<M> {
     position: u64,
     /// Position up to which the consumer had released lines when that was last read.
     released: u64,
+    /// The lap of `position`, in the bits that it has in a header.
+    lap_bits: u64,
+    /// Position up to which records can be published with this lap: in released lines, with a free
+    /// line behind them, and in front of the end of the array.
+    limit: u64,
     /// Bitmap of the lines that hold payload behind their record's first line.
     dirty_lines: Box<[u64]>,
     /// Position at which no line is dirty any more, unless another record of several lines is
@@ -196,6 +199,9 @@ impl<M: RingMemory> Producer<M> {
             geometry,
             position: 0,
             released: 0,
+            // Set before the first record.
+            lap_bits: 0,
+            limit: 0,
             dirty_lines,
             clean_from: 0,
         }
@@ -234,7 +240,7 @@ impl<M: RingMemory> Producer<M> {
             flags,
             len: len as u32,
         };
-        let word = header.pack(geometry.lap(position));
+        let word = header.pack() | self.lap_bits;
         fill(RecordWriter {
             memory: &self.memory,
             start: first_line * LINE_LEN,
@@ -251,16 +257,28 @@ impl<M: RingMemory> Producer<M> {
     /// needed. Returns false if the ring has no room now.
     #[inline(always)] // fast path of small messages
     fn reserve_lines(&mut self, lines: usize) -> bool {
+        self.position + lines as u64 <= self.limit || self.advance_limit(lines)
+    }
+
+    /// Reserves lines as [`reserve_lines`](Self::reserve_lines) does, beyond `limit`: after the
+    /// consumer has released lines, or in the next lap.
+    #[cold]
+    fn advance_limit(&mut self, lines: usize) -> bool {
         let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
-        if lines > rest {
-            return self.pad(rest, lines);
-        }
-        self.has_room(lines)
+        let has_room = if lines > rest {
+            self.pad(rest, lines)
+        } else {
+            self.has_room(lines)
+        };
+        let RingGeometry { lines } = self.geometry;
+        self.lap_bits = self.geometry.lap(self.position) << LAP_SHIFT;
+        let lap_end = (self.position | (lines - 1)) + 1;
+        self.limit = lap_end.min(self.position + self.free_lines().saturating_sub(1));
+        has_room
     }
 
     /// Publishes a pad record of `rest` lines, up to the end of the array, if the ring also has
     /// room for `lines` lines behind it. Returns false if the ring has no room.
-    #[cold]
     fn pad(&mut self, rest: usize, lines: usize) -> bool {
         let has_room = self.has_room(rest + lines);
         if has_room {
@@ -273,7 +291,7 @@ impl<M: RingMemory> Producer<M> {
             if rest > 1 || self.position < self.clean_from {
                 self.mark_dirty(header, first_line, rest);
             }
-            let word = header.pack(self.geometry.lap(self.position));
+            let word = header.pack() | self.lap_bits;
             self.publish(word, first_line, self.position + rest as u64);
         }
         has_room
@@ -355,28 +373,24 @@ impl<M: RingMemory> Producer<M> {
         self.memory.producer_waiting().swap(0, Ordering::Relaxed);
     }
 
-    /// Returns whether `lines` lines from `position` on are free, and one line behind them.
-    #[inline]
+    /// Returns whether `lines` lines from `position` on are free, and one line behind them, which
+    /// may have to be zeroed.
     fn has_room(&mut self, lines: usize) -> bool {
-        // The line behind the record may have to be zeroed.
-        let used = self
-            .position
-            .wrapping_sub(self.released)
-            .saturating_add(lines as u64);
-        used < self.geometry.lines || self.reload_released(lines)
+        let lines = lines as u64;
+        if self.free_lines() <= lines {
+            // SYNC: pairs with the release in `Consumer::release`: the consumer's reads of these
+            // lines precede the producer's writes.
+            self.released = self.memory.released().load(Ordering::Acquire);
+        }
+        self.free_lines() > lines
     }
 
-    /// Reads the position up to which the consumer has released lines. Returns as `has_room` does.
-    #[cold]
-    fn reload_released(&mut self, lines: usize) -> bool {
-        // SYNC: pairs with the release in `Consumer::release`: the consumer's reads of these lines
-        // precede the producer's writes.
-        self.released = self.memory.released().load(Ordering::Acquire);
+    /// Returns the number of free lines from `position` on, as far as the producer knows.
+    fn free_lines(&self) -> u64 {
         // If a hostile consumer releases more than was published, the difference wraps and the ring
         // counts as full.
         let used = self.position.wrapping_sub(self.released);
-        let free = self.geometry.lines.saturating_sub(used) as usize;
-        free > lines
+        self.geometry.lines.saturating_sub(used)
     }
 
     /// Publishes a record, whose other bytes are written already, by its header. `end` is the
