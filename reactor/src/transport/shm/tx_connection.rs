@@ -31,6 +31,7 @@ use fabric_core::transport::{
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::control::{self, ControlMessage};
+use super::record::ALIGN_PAYLOAD_FROM;
 use super::rx_connection::PeerIdentity;
 use super::socket::{PeerCredentials, ShmSocket};
 use super::tx_settings::TxSettings;
@@ -266,6 +267,20 @@ impl TxConnection {
             Some(channel) => channel.push_short(bytes, more),
             None => PushOutcome::WouldBlock,
         }
+    }
+
+    /// Sends messages as [`push_short`](Self::push_short) with `FI_MORE` does, until one is not sent
+    /// or is not short. Returns how many were sent.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn push_short_together(&mut self, messages: &[&[u8]]) -> usize {
+        let Some(channel) = self.ready_channel() else {
+            return 0;
+        };
+        let sent = messages.iter().take_while(|message| {
+            message.len() < ALIGN_PAYLOAD_FROM
+                && channel.push_short(message, true) == PushOutcome::Pushed
+        });
+        sent.count()
     }
 
     /// Wakes the peer after messages with `FI_MORE`, which do not wake the peer when they are sent.

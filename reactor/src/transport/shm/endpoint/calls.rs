@@ -42,15 +42,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         let Some(mut tx) = self.tx_connection(peer) else {
             return 0;
         };
-        let mut sent = 0;
-        for message in messages {
-            if message.len() >= ALIGN_PAYLOAD_FROM
-                || tx.push_short(message, true) != PushOutcome::Pushed
-            {
-                break;
-            }
-            sent += 1;
-        }
+        let sent = tx.push_short_together(messages);
         drop(tx);
         if sent > 0 {
             self.mark_unflushed(peer.index());
