@@ -12,19 +12,30 @@ pub struct OpStats {
 }
 
 impl OpStats {
+    /// Returns the statistics of one operation of `len` bytes.
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub fn one(len: usize) -> Self {
+        Self {
+            count: 1,
+            bytes: len as u64,
+        }
+    }
+
     /// Counts an operation of `len` bytes.
     #[doc(hidden)]
     #[inline]
     pub fn record(&mut self, len: usize) {
-        self.count += 1;
-        // A peer reports the length of its own operations: saturate, in case the value is bogus.
-        self.bytes = self.bytes.saturating_add(len as u64);
+        *self += Self::one(len);
     }
 }
 
 impl std::ops::AddAssign for OpStats {
+    #[inline]
     fn add_assign(&mut self, other: Self) {
         self.count += other.count;
+        // A peer reports the length of its own operations: saturate, in case the value is bogus.
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 }
@@ -99,10 +110,10 @@ pub struct EndpointStats {
 }
 
 impl EndpointStats {
-    /// Counts a successful operation.
+    /// Counts successful operations of one kind.
     #[doc(hidden)]
     #[inline]
-    pub fn record(&mut self, kind: OpKind, len: usize) {
+    pub fn record(&mut self, kind: OpKind, ops: OpStats) {
         let stats = match kind {
             OpKind::Send => &mut self.sent,
             OpKind::Recv => &mut self.received,
@@ -112,7 +123,7 @@ impl EndpointStats {
             OpKind::RemoteWrite => &mut self.remote_ops,
             OpKind::Connect | OpKind::MultiRecvRelease => return,
         };
-        stats.record(len);
+        *stats += ops;
     }
 
     /// Adds other counters, such as those of another connection.

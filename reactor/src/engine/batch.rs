@@ -13,6 +13,7 @@ use std::fmt;
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
+use fabric_core::stats::OpStats;
 use fabric_core::transport::{EpId, RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
@@ -177,12 +178,12 @@ impl PostBatch<'_> {
         let ops = &ops[..too_long.unwrap_or(ops.len())];
         let transport = endpoints.transport_mut(self.ep);
         let executed = transport.map_or(0, |transport| execute(transport, ops));
-        for op in &ops[..executed] {
-            ep.record_inline(kind, len(op));
-        }
+        let bytes = ops[..executed].iter().map(|op| len(op) as u64).sum();
+        let count = executed as u64;
+        ep.record_inline(kind, OpStats { count, bytes });
         if let Some(counter) = ep.bindings().counters.for_op(kind) {
             let deferred = &mut domain.deferred;
-            domain.counters.add(counter, executed as u64, 0, deferred);
+            domain.counters.add(counter, count, 0, deferred);
         }
         self.posts += executed as u32;
         executed

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Payload, restore_buffer};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
+use fabric_core::stats::OpStats;
 use fabric_core::transport::{EndpointContext, EpId, OpKey, RxEngine, TrySend, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Resource, Result};
@@ -351,7 +352,7 @@ impl DomainState {
         let Some(ep) = self.endpoints.get_mut(ep) else {
             return;
         };
-        ep.record_inline(kind, len);
+        ep.record_inline(kind, OpStats::one(len));
         let counter = ep.bindings().counters.for_op(kind);
         self.counters.count(counter, true, &mut self.deferred);
     }

@@ -56,14 +56,14 @@ impl EndpointState {
     /// Counts a successful operation in the statistics.
     #[inline]
     pub(crate) fn record(&mut self, kind: OpKind, len: usize) {
-        self.stats.record(kind, len);
+        self.stats.record(kind, OpStats::one(len));
     }
 
-    /// Counts an operation in the statistics that was completed by its post.
+    /// Counts operations in the statistics that were completed by their post.
     #[inline]
-    pub(crate) fn record_inline(&mut self, kind: OpKind, len: usize) {
-        self.stats.record(kind, len);
-        self.stats.inline += 1;
+    pub(crate) fn record_inline(&mut self, kind: OpKind, ops: OpStats) {
+        self.stats.record(kind, ops);
+        self.stats.inline += ops.count;
     }
 
     /// Counts a received message in the statistics.
