@@ -392,42 +392,18 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// A vacant entry; for the progress engine.
-    #[doc(hidden)]
-    pub const VACANT: Self = Self {
-        context: 0,
-        kind: OpKind::Send,
-        transfer: Transfer {
-            len: 0,
-            tag: None,
-            source: None,
-            data: None,
-            peer: PeerKey(0),
-            arrival: 0,
-        },
-        error: None,
-        buf: AnyBuf::None,
-    };
-
-    /// Fills a vacant entry; for the progress engine.
-    #[doc(hidden)]
-    #[inline(always)] // on the small-message path
-    pub fn fill(&mut self, context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) {
-        debug_assert!(self.error.is_none() && matches!(self.buf, AnyBuf::None));
-        self.context = context;
-        self.kind = kind;
-        self.transfer = outcome.transfer;
-        // A vacant entry has nothing to drop; `forget` saves the check.
-        std::mem::forget(std::mem::replace(&mut self.error, outcome.error));
-        std::mem::forget(std::mem::replace(&mut self.buf, buf));
-    }
-
-    /// Moves the completion out of an entry, which becomes vacant; for the progress engine.
+    /// Creates an entry; for the progress engine.
     #[doc(hidden)]
     #[inline(always)] // on the small-message path
     #[must_use]
-    pub fn take(&mut self) -> Self {
-        std::mem::replace(self, Self::VACANT)
+    pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
+        Self {
+            context,
+            kind,
+            transfer: outcome.transfer,
+            error: outcome.error,
+            buf,
+        }
     }
 
     /// Returns the valid bytes of the operation's buffer; none for a vector of buffers, which

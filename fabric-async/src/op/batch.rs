@@ -253,11 +253,13 @@ fn report<O, B: IoBuf>(
 ) {
     posts.report(
         kind,
-        executed.iter_mut().filter_map(|queued| {
-            let buf = queued.buf.take()?;
-            let len = buf.payload().len();
-            Some((queued.completion_options.context, len, buf.into_any()))
-        }),
+        executed.iter_mut().map(
+            #[inline(always)] // on the small-message path
+            |queued| {
+                let len = queued.buf.as_ref().map_or(0, |buf| buf.payload().len());
+                (queued.completion_options.context, len, queued.take_buf())
+            },
+        ),
     );
 }
 
@@ -292,14 +294,20 @@ pub(super) fn post_receives_together<O, B: IoBuf>(
 }
 
 impl<O, B: IoBuf> QueuedRequest<O, B> {
+    /// Takes the buffer.
+    #[inline(always)] // on the small-message path
+    fn take_buf(&mut self) -> AnyBuf {
+        match self.buf.take() {
+            Some(buf) => buf.into_any(),
+            None => AnyBuf::None,
+        }
+    }
+
     /// Takes the buffer of a receive, and returns the target too.
     #[inline(always)] // on the small-message path
     fn take(&mut self, is_selective: bool) -> (AnyBuf, CompletionTarget) {
-        let buf = match self.buf.take() {
-            Some(buf) => buf.into_any(),
-            None => AnyBuf::None,
-        };
-        (buf, self.completion_options.target(is_selective))
+        let target = self.completion_options.target(is_selective);
+        (self.take_buf(), target)
     }
 }
 

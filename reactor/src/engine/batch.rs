@@ -11,7 +11,7 @@
 use std::fmt;
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
-use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{EpId, RmaIov, TxOp};
@@ -121,16 +121,24 @@ impl PostBatch<'_> {
 
     /// Reports operations that were executed together: the context, the length and the buffer of
     /// each.
-    pub fn report(&mut self, kind: OpKind, executed: impl Iterator<Item = (u64, usize, AnyBuf)>) {
+    #[inline(always)] // on the small-message path
+    pub fn report(
+        &mut self,
+        kind: OpKind,
+        executed: impl ExactSizeIterator<Item = (u64, usize, AnyBuf)>,
+    ) {
         let domain = &mut self.engine.domain;
         let tx_cq = domain.endpoints.cq_of(self.ep, kind);
         let Some(queue) = domain.cqs.get_mut(tx_cq) else {
             return;
         };
-        for (context, len, buf) in executed {
-            let outcome = Outcome::ok(Transfer::sent(len, None));
-            queue.next_entry().fill(context, kind, outcome, buf);
-        }
+        queue.extend(executed.map(
+            #[inline(always)] // on the small-message path
+            |(context, len, buf)| {
+                let outcome = Outcome::ok(Transfer::sent(len, None));
+                Completion::new(context, kind, outcome, buf)
+            },
+        ));
         queue.reader.wake(&mut domain.deferred);
     }
 

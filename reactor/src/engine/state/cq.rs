@@ -1,5 +1,7 @@
 //! Completion queues.
 
+use std::collections::VecDeque;
+
 use fabric_core::completion::Completion;
 use fabric_core::tree::Class;
 use fabric_core::{Error, Resource, Result};
@@ -62,34 +64,26 @@ impl CompletionQueues {
 
 /// A completion queue. It cannot overrun: every operation that will report to it reserved its entry
 /// when it was posted.
-///
-/// The entries are a ring, which is filled in place, because an entry is large. It grows as needed.
 #[derive(Debug)]
 pub(crate) struct CqState {
-    /// Vacant entries and completions; a power of two in number, or none.
+    /// The newest completions. A reader that takes all of them gets the vector.
     entries: Vec<Completion>,
-    /// The index of the oldest completion.
-    head: usize,
-    /// The number of completions.
-    len: usize,
-    /// The number of completions that the last reader got with their memory.
-    last_len: usize,
+    /// The completions before `entries`, which a short read has left.
+    older: VecDeque<Completion>,
     reserved: usize,
     capacity: usize,
     /// The task that waits for completions.
     pub(crate) reader: WakerSlot,
 }
 
-/// The number of entries of a queue that has held few completions.
-const MIN_ENTRIES: usize = 16;
+/// The number of completions from which a reader gets them with their memory.
+const MIN_WITH_MEMORY: usize = 16;
 
 impl CqState {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             entries: Vec::new(),
-            head: 0,
-            len: 0,
-            last_len: 0,
+            older: VecDeque::new(),
             reserved: 0,
             capacity,
             reader: WakerSlot::EMPTY,
@@ -101,16 +95,25 @@ impl CqState {
         self.capacity
     }
 
+    /// Returns the number of completions.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.older.len() + self.entries.len()
+    }
+
+    /// Returns whether no completion is in the queue.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Reserves an entry; returns false when none is free.
     pub(crate) fn reserve(&mut self) -> bool {
-        let free = self.reserved + self.len < self.capacity;
-        self.reserved += usize::from(free);
-        free
+        self.reserve_up_to(1) == 1
     }
 
     /// Reserves up to `count` entries; returns how many.
     pub(crate) fn reserve_up_to(&mut self, count: usize) -> usize {
-        let free = self.capacity.saturating_sub(self.reserved + self.len);
+        let free = self.capacity.saturating_sub(self.reserved + self.len());
         let reserved = free.min(count);
         self.reserved += reserved;
         reserved
@@ -121,62 +124,39 @@ impl CqState {
         self.reserved -= count;
     }
 
-    /// Returns the next reserved entry, which the caller fills.
-    #[inline(always)] // on the small-message path
-    pub(crate) fn next_entry(&mut self) -> &mut Completion {
-        if self.len == self.entries.len() {
-            self.add_entries();
-        }
-        let index = (self.head + self.len) & (self.entries.len() - 1);
-        self.reserved -= 1;
-        self.len += 1;
-        &mut self.entries[index]
-    }
-
-    /// Doubles the number of entries, all of which hold completions.
-    #[cold]
-    fn add_entries(&mut self) {
-        self.entries.rotate_left(self.head);
-        self.head = 0;
-        let count = (2 * self.len).max(MIN_ENTRIES);
-        self.entries
-            .reserve_exact(count.max(self.last_len) - self.len);
-        self.entries.resize_with(count, || Completion::VACANT);
-    }
-
-    /// Returns whether no completion is in the queue.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Adds completions, in reserved entries. They are built where they stay if the iterator builds
+    /// them.
+    #[inline(always)] // on the small-message path, and an entry is large
+    pub(crate) fn extend(&mut self, completions: impl ExactSizeIterator<Item = Completion>) {
+        self.reserved -= completions.len();
+        self.entries.extend(completions);
     }
 
     /// Moves up to `max` completions out.
     pub(crate) fn drain_into(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let count = self.len.min(max);
-        let gives_memory = count >= MIN_ENTRIES && 2 * count > self.entries.len();
-        if gives_memory && count == self.len && self.head == 0 && out.is_empty() {
-            // The reader gets the memory with the completions. This queue goes on with the
-            // reader's.
-            self.entries.truncate(count);
-            std::mem::swap(&mut self.entries, out);
-            (self.last_len, self.len) = (count, 0);
-            return count;
+        let len = self.entries.len();
+        if self.older.is_empty() && len <= max {
+            if out.is_empty() && len >= MIN_WITH_MEMORY && 2 * len > self.entries.capacity() {
+                // The reader gets the memory with the completions. This queue goes on with the
+                // reader's, and expects as many completions again.
+                std::mem::swap(&mut self.entries, out);
+                self.entries.reserve(len);
+            } else {
+                out.append(&mut self.entries);
+            }
+            return len;
         }
-        let (newer, older) = self.entries.split_at_mut(self.head);
-        let from_older = count.min(older.len());
-        out.extend(older[..from_older].iter_mut().map(Completion::take));
-        out.extend(newer[..count - from_older].iter_mut().map(Completion::take));
-        self.len -= count;
-        self.head = match self.len {
-            // The entries that were filled last are in the cache.
-            0 => 0,
-            _ => (self.head + count) & (self.entries.len() - 1),
-        };
+        self.older.extend(self.entries.drain(..));
+        let count = self.older.len().min(max);
+        out.extend(self.older.drain(..count));
         count
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::iter::once;
+
     use fabric_core::buf::AnyBuf;
     use fabric_core::completion::{OpKind, Outcome, Transfer};
 
@@ -189,9 +169,8 @@ mod tests {
         for round in 0..200_usize {
             while queue.reserve() {
                 let done = Outcome::ok(Transfer::default());
-                queue
-                    .next_entry()
-                    .fill(next, OpKind::Send, done, AnyBuf::None);
+                let entry = Completion::new(next, OpKind::Send, done, AnyBuf::None);
+                queue.extend(once(entry));
                 next += 1;
                 if next % (1 + round as u64 % 7) == 0 {
                     break;

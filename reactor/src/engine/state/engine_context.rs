@@ -1,7 +1,9 @@
 //! The domain's state as a transport sees it: the implementation of [`EngineContext`].
 
+use std::iter::once;
+
 use fabric_core::buf::{AnyBuf, Payload};
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::mr::Region;
 use fabric_core::transport::{
@@ -137,7 +139,7 @@ impl EngineContext for DomainState {
                 return false;
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
-            queue.next_entry().fill(0, kind, outcome, AnyBuf::None);
+            queue.extend(once(Completion::new(0, kind, outcome, AnyBuf::None)));
             queue.reader.wake(&mut self.deferred);
             self.on_message_consumed(transfer.source);
         }

@@ -1,6 +1,7 @@
 //! Reporting of operations that have ended: to futures, completion queues, multi-receives, counters
 //! and statistics.
 
+use std::iter::once;
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, Loan};
@@ -92,7 +93,7 @@ impl DomainState {
         let Some(queue) = self.cqs.get_mut(queue) else {
             return self.deferred.drop_buffer(buf);
         };
-        queue.next_entry().fill(context, kind, outcome, buf);
+        queue.extend(once(Completion::new(context, kind, outcome, buf)));
         queue.reader.wake(&mut self.deferred);
     }
 

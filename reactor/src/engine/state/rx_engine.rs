@@ -1,7 +1,7 @@
 //! Deliveries of received messages: the implementation of [`RxEngine`].
 
 use fabric_core::buf::{AnyBuf, CopySource, PooledBuf};
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::rx::DiscardedMessages;
@@ -348,8 +348,14 @@ impl PlainSink for PlainDeliveries<'_> {
         };
         match (op.target(), &mut self.cq) {
             (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
-                let (entry, outcome) = (cq.next_entry(), Outcome::ok(transfer));
-                entry.fill(context, OpKind::Recv, outcome, std::mem::take(&mut op.buf));
+                let buf = &mut op.buf;
+                cq.extend((0..1).map(
+                    #[inline(always)] // on the small-message path
+                    |_| {
+                        let (outcome, buf) = (Outcome::ok(transfer), std::mem::take(buf));
+                        Completion::new(context, OpKind::Recv, outcome, buf)
+                    },
+                ));
                 self.ep.release_recv(op.holds_credit());
                 op.free(key, free_slots);
                 self.reported.count += 1;
