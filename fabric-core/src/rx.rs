@@ -69,7 +69,7 @@ pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use held_back::HeldBackPeer;
 pub use partial::PartialId;
 pub use peers::DiscardedMessages;
-pub use plain::{PlainRun, PlainSink};
+pub use plain::{PlainDelivery, PlainRun, PlainSink};
 
 /// The receive queue of one endpoint, or of the endpoints that share it.
 ///

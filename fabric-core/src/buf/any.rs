@@ -233,15 +233,23 @@ impl AnyBuf {
     /// Receives a whole message, if it fits and memory is available; returns whether it was
     /// received.
     #[doc(hidden)]
-    #[inline]
+    #[inline(always)] // on the small-message path
     pub fn receive_whole(&mut self, source: &impl CopySource) -> bool {
         let len = source.len();
-        match self {
-            Self::Vec(buf) if len <= buf.capacity() => append(buf, 0, source, 0, len),
-            Self::Boxed(buf) if len <= buf.len() => source.copy_to_init(0, &mut buf[..len]),
-            _ => return matches!(self.receive_slow(source), Ok(count) if count == len),
+        // One test after the other: a `match` finds out first which of all variants this is.
+        if let Self::Vec(buf) = self
+            && len <= buf.capacity()
+        {
+            append(buf, 0, source, 0, len);
+            return true;
         }
-        true
+        if let Self::Boxed(buf) = self
+            && len <= buf.len()
+        {
+            source.copy_to_init(0, &mut buf[..len]);
+            return true;
+        }
+        matches!(self.receive_slow(source), Ok(count) if count == len)
     }
 
     fn receive_slow(&mut self, source: &dyn CopySource) -> Result<usize> {

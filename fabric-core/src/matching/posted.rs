@@ -161,15 +161,17 @@ impl<R: Copy> PostedList<R> {
         }
     }
 
-    /// Removes the first used entry.
+    /// Removes the first used entry. Returns whether there are others.
     #[inline(always)] // on the fast path of small messages
-    fn remove_first(&mut self) {
+    fn remove_first(&mut self) -> bool {
         self.head += 1;
         self.len -= 1;
-        if self.head == self.entries.len() {
+        let has_others = self.head < self.entries.len();
+        if !has_others {
             self.entries.clear();
             self.head = 0;
         }
+        has_others
     }
 
     /// Skips vacant entries at the head.
@@ -425,10 +427,11 @@ impl<R: Copy> PostedQueue<R> {
         self.peek_first(source)
     }
 
-    /// Takes the receive that [`peek_first`](Self::peek_first) has returned. O(1).
+    /// Takes the receive that [`peek_first`](Self::peek_first) has returned. Returns whether other
+    /// untagged receives are queued. O(1).
     #[inline(always)] // on the fast path of small messages
-    pub fn take_first(&mut self) {
-        self.lists[QueueKind::Untagged as usize].remove_first();
+    pub fn take_first(&mut self) -> bool {
+        self.lists[QueueKind::Untagged as usize].remove_first()
     }
 
     /// Returns the receive that [`take_match`](Self::take_match) would take; it stays posted.

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 
 use crate::address::FiAddr;
 use crate::buf::CopySource;
-use crate::completion::Transfer;
 use crate::matching::PeerKey;
 use crate::op::OpKey;
 
@@ -14,16 +13,41 @@ use super::engine::RxEngine;
 /// The receives of a queue as a run of plain messages fills them. The engine looks up what the
 /// messages have in common once, and reports them together when the sink is dropped.
 pub trait PlainSink {
-    /// Delivers a whole message to a receive, and completes the receive. Returns false if the
-    /// receive needs more than a copy of the message: it stays posted.
-    fn deliver(&mut self, op: OpKey, transfer: Transfer, bytes: &(impl CopySource + Copy)) -> bool;
+    /// Delivers a whole message to a receive, and completes the receive. The message is given by
+    /// its peer, its arrival number and its bytes. Returns false if the receive needs more than a
+    /// copy of the message: it stays posted.
+    fn deliver(
+        &mut self,
+        op: OpKey,
+        peer: &(PeerKey, Option<FiAddr>),
+        arrival: u64,
+        bytes: &(impl CopySource + Copy),
+    ) -> bool;
 }
 
 /// For an engine without plain runs.
 impl PlainSink for Infallible {
-    fn deliver(&mut self, _: OpKey, _: Transfer, _: &(impl CopySource + Copy)) -> bool {
+    fn deliver(
+        &mut self,
+        _: OpKey,
+        _: &(PeerKey, Option<FiAddr>),
+        _: u64,
+        _: &(impl CopySource + Copy),
+    ) -> bool {
         match *self {}
     }
+}
+
+/// What has become of a message of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainDelivery {
+    /// The first receive does not accept the message, or needs more than a copy of it: the message
+    /// is delivered with [`RxQueue::deliver`] after the run.
+    Declined,
+    /// The message was delivered.
+    Delivered,
+    /// The message was delivered, and no untagged receive is left.
+    ToLastReceive,
 }
 
 /// *Plain* messages of one peer on their way to the receives at the head of a queue. A plain
@@ -36,22 +60,23 @@ pub struct PlainRun<'a, S> {
 }
 
 impl<S: PlainSink> PlainRun<'_, S> {
-    /// Delivers the next message. Returns false if the first receive does not accept the message,
-    /// or needs more than a copy of it: the message is delivered with [`RxQueue::deliver`] after
-    /// the run.
+    /// Delivers the next message.
     #[inline(always)] // on the fast path of small messages
-    pub fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> bool {
+    pub fn deliver(&mut self, bytes: &(impl CopySource + Copy)) -> PlainDelivery {
         let matcher = &mut self.rx.matcher;
         let Some(op) = matcher.posted.peek_first(self.peer.1) else {
-            return false;
+            return PlainDelivery::Declined;
         };
-        let transfer = Transfer::received_plain(self.peer, matcher.peek_arrival(), bytes.len());
-        let delivered = self.sink.deliver(op, transfer, bytes);
-        if delivered {
-            matcher.posted.take_first();
-            matcher.next_arrival();
+        let arrival = matcher.peek_arrival();
+        if !self.sink.deliver(op, &self.peer, arrival, bytes) {
+            return PlainDelivery::Declined;
         }
-        delivered
+        matcher.next_arrival();
+        if matcher.posted.take_first() {
+            PlainDelivery::Delivered
+        } else {
+            PlainDelivery::ToLastReceive
+        }
     }
 }
 

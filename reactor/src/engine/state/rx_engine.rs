@@ -28,14 +28,17 @@ impl RxEngine for DomainState {
             return None;
         }
         let ep = self.endpoints.get_mut(queue)?;
+        let cq = self.cqs.get_mut(ep.bindings().rx_cq);
+        let reported_before = cq.as_ref().map_or(0, |cq| cq.len());
         Some(PlainDeliveries {
-            cq: self.cqs.get_mut(ep.bindings().rx_cq),
+            cq,
             ep,
             ops: &mut self.ops,
             counters: &mut self.counters,
             deferred: &mut self.deferred,
             completed: 0,
-            reported: OpStats::default(),
+            reported_before,
+            reported_bytes: 0,
         })
     }
 
@@ -327,8 +330,10 @@ pub struct PlainDeliveries<'a> {
     deferred: &'a mut Deferred,
     /// Number of messages whose receives have futures.
     completed: u64,
-    /// Messages that were reported to the completion queue.
-    reported: OpStats,
+    /// The number of completions that were in the queue before.
+    reported_before: usize,
+    /// Bytes of the messages that were reported to the completion queue.
+    reported_bytes: u64,
 }
 
 impl PlainSink for PlainDeliveries<'_> {
@@ -336,37 +341,41 @@ impl PlainSink for PlainDeliveries<'_> {
     fn deliver(
         &mut self,
         key: OpKey,
-        transfer: Transfer,
+        peer: &(PeerKey, Option<FiAddr>),
+        arrival: u64,
         bytes: &(impl CopySource + Copy),
     ) -> bool {
         let len = bytes.len();
+        let transfer = || Transfer::received_plain(*peer, arrival, len);
         if len > self.ep.bindings().max_msg_size {
             return false;
         }
         let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
             return false;
         };
-        match (op.target(), &mut self.cq) {
-            (CompletionTarget::Cq(context), Some(cq)) if op.buf.receive_whole(bytes) => {
-                let buf = &mut op.buf;
-                cq.extend((0..1).map(
-                    #[inline(always)] // on the small-message path
-                    |_| {
-                        let (outcome, buf) = (Outcome::ok(transfer), std::mem::take(buf));
-                        Completion::new(context, OpKind::Recv, outcome, buf)
-                    },
-                ));
-                self.ep.release_recv(op.holds_credit());
-                op.free(key, free_slots);
-                self.reported.count += 1;
-                self.reported.bytes += len as u64;
-            }
-            (CompletionTarget::Future, _) if op.buf.receive_whole(bytes) => {
-                self.ep.release_recv(op.take_recv_place());
-                op.finish_ok(transfer, self.deferred);
-                self.completed += 1;
-            }
+        let report_to = match (op.target(), &mut self.cq) {
+            (CompletionTarget::Cq(context), Some(cq)) => Some((context, cq)),
+            (CompletionTarget::Future, _) => None,
             _ => return false,
+        };
+        if !op.buf.receive_whole(bytes) {
+            return false;
+        }
+        self.ep.release_recv(op.take_recv_place());
+        if let Some((context, cq)) = report_to {
+            let buf = &mut op.buf;
+            cq.extend((0..1).map(
+                #[inline(always)] // on the small-message path
+                |_| {
+                    let (outcome, buf) = (Outcome::ok(transfer()), std::mem::take(buf));
+                    Completion::new(context, OpKind::Recv, outcome, buf)
+                },
+            ));
+            op.free(key, free_slots);
+            self.reported_bytes += len as u64;
+        } else {
+            op.finish_ok(transfer(), self.deferred);
+            self.completed += 1;
         }
         true
     }
@@ -375,14 +384,17 @@ impl PlainSink for PlainDeliveries<'_> {
 impl Drop for PlainDeliveries<'_> {
     #[inline(always)] // on the small-message path
     fn drop(&mut self) {
-        if self.reported.count > 0 {
-            self.ep.record_messages(self.reported);
-            if let Some(cq) = &mut self.cq {
-                cq.reader.wake(self.deferred);
-            }
+        let mut reported = OpStats::default();
+        if let Some(cq) = &mut self.cq
+            && cq.len() > self.reported_before
+        {
+            reported.count = (cq.len() - self.reported_before) as u64;
+            reported.bytes = self.reported_bytes;
+            self.ep.record_messages(reported);
+            cq.reader.wake(self.deferred);
         }
         if let Some(counter) = self.ep.bindings().counters.recv {
-            let received = self.completed + self.reported.count;
+            let received = self.completed + reported.count;
             self.counters.add(counter, received, 0, self.deferred);
         }
     }
@@ -393,7 +405,7 @@ mod tests {
     use fabric_core::Error;
     use fabric_core::buf::IoBuf;
     use fabric_core::matching::RecvSpec;
-    use fabric_core::rx::RxQueue;
+    use fabric_core::rx::{PlainDelivery, RxQueue};
 
     use super::*;
     use crate::engine::state::bindings::Bindings;
@@ -416,11 +428,11 @@ mod tests {
         };
         rx.post(&mut domain, op, any);
         let peer = (PeerKey(1), None);
-        let taken = rx
+        let delivery = rx
             .begin_plain_run(&mut domain, peer)
-            .unwrap()
-            .deliver(&&b"message"[..]);
-        assert!(!taken && !domain.ops.is_done(op) && rx.has_posted());
+            .map(|mut run| run.deliver(&&b"message"[..]));
+        assert_eq!(delivery, Some(PlainDelivery::Declined));
+        assert!(!domain.ops.is_done(op) && rx.has_posted());
         let envelope = Transfer::received_plain(peer, 0, 7).envelope(0);
         assert!(rx.deliver(&mut domain, envelope, &&b"message"[..]));
         let result = domain.take_op_result(op).unwrap();

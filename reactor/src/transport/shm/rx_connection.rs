@@ -19,6 +19,7 @@ use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::Envelope;
+use fabric_core::rx::PlainDelivery;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
     EndpointContext, EngineContext, Incarnation, PartialId, RemoteAccess, WaitSet,
@@ -232,44 +233,75 @@ impl RxConnection {
         if self.ring.is_empty() {
             return Ok(false);
         }
+        self.receive(ctx)
+    }
+
+    /// Receives as [`poll_ring`](Self::poll_ring) does, from a ring that is not empty.
+    #[inline(never)] // inlined, the loop over messages has too few registers
+    fn receive<E: EngineContext>(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+    ) -> Result<bool, ShmProtocolViolation> {
         let end_position = self.ring.position() + LINES_PER_PASS;
-        let mut received = 0;
-        if self.partial.is_none()
-            && let Some(mut run) = ctx.begin_plain_run(self.peer.sender())
-        {
-            while received < RECORDS_PER_PASS {
-                let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
-                    Peeked::Empty => return Ok(received > 0),
-                    Peeked::Plain { start, len, lines } => (start, len, lines),
-                    Peeked::Other => break,
-                };
-                let memory = self.ring.memory();
-                let mut payload_at = HEADER_LEN;
-                if lines > 1 {
-                    if self.ring.position() >= end_position {
-                        return Ok(true);
-                    }
-                    memory.prefetch(start, len);
-                    payload_at = plain_payload_offset(len);
-                }
-                let payload = memory.payload(start + payload_at, len - payload_at);
-                let Some(payload) = payload else {
-                    break;
-                };
-                if !run.deliver(&payload) {
-                    break;
-                }
-                received += 1;
-                self.deferred_passes = 0;
-                if self.ring.consume_lines(u64::from(lines)) {
-                    self.ring_doorbell();
-                }
-            }
-            if received == RECORDS_PER_PASS {
-                return Ok(true);
-            }
+        match self.receive_plain(ctx, end_position) {
+            ControlFlow::Break(progressed) => Ok(progressed),
+            ControlFlow::Continue(received) => self.poll_unmatched(ctx, (received, end_position)),
         }
-        self.poll_unmatched(ctx, (received, end_position))
+    }
+
+    /// Receives plain messages up to `end_position` of the ring. Breaks with the result of
+    /// [`poll_ring`](Self::poll_ring), or continues with the number of messages if a record is next
+    /// that is not plain, or that the first posted receive does not match.
+    #[inline(always)] // fast path of small messages
+    fn receive_plain<E: EngineContext>(
+        &mut self,
+        ctx: &mut EndpointContext<'_, E>,
+        end_position: u64,
+    ) -> ControlFlow<bool, usize> {
+        let mut run = match self.partial {
+            None => ctx.begin_plain_run(self.peer.sender()),
+            Some(_) => None,
+        };
+        // Used where it is: a run is large.
+        let Some(run) = &mut run else {
+            return ControlFlow::Continue(0);
+        };
+        let mut received = 0;
+        let polled = loop {
+            let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
+                Peeked::Empty => break ControlFlow::Break(received > 0),
+                Peeked::Plain { start, len, lines } => (start, len, lines),
+                Peeked::Other => break ControlFlow::Continue(received),
+            };
+            let memory = self.ring.memory();
+            let mut payload_at = HEADER_LEN;
+            if lines > 1 {
+                if self.ring.position() >= end_position {
+                    break ControlFlow::Break(true);
+                }
+                memory.prefetch(start, len);
+                payload_at = plain_payload_offset(len);
+            }
+            let Some(payload) = memory.payload(start + payload_at, len - payload_at) else {
+                break ControlFlow::Continue(received);
+            };
+            let delivery = run.deliver(&payload);
+            if delivery == PlainDelivery::Declined {
+                break ControlFlow::Continue(received);
+            }
+            received += 1;
+            if self.ring.consume_lines(u64::from(lines)) {
+                self.ring_doorbell();
+            }
+            // Without a receive, the next message would only be deferred.
+            if delivery == PlainDelivery::ToLastReceive || received == RECORDS_PER_PASS {
+                break ControlFlow::Break(true);
+            }
+        };
+        if received > 0 {
+            self.deferred_passes = 0;
+        }
+        polled
     }
 
     /// Continues [`poll_ring`](Self::poll_ring) with a record that is not plain, or that the first
