@@ -45,7 +45,7 @@ impl EngineState {
 
     /// Polls the active endpoints, and distributes first what has arrived for them on a shared
     /// descriptor.
-    #[inline]
+    #[inline(always)] // on the small-message path
     pub(crate) fn poll_endpoints(&mut self) -> bool {
         let mut moved = self.endpoints.shares_descriptor() && self.collect_shared();
         let active_count = self.endpoints.active_count();
