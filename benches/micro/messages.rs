@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use fabric_async::{
-    Completion, CompletionQueue, Done, Endpoint, Failed, FiAddr, Result, WaitPolicy,
+    Access, Completion, CompletionQueue, Done, Endpoint, Failed, FiAddr, Result, WaitPolicy,
 };
 use fabric_bench::instructions::Section;
 use tokio::runtime::Runtime;
@@ -49,6 +49,7 @@ pub(crate) fn all() -> Vec<Microbench> {
         bench("receives posted one by one", || {
             stream(Injected, MESSAGES, 0)
         }),
+        bench("written in a batch", write_batches),
     ]
 }
 
@@ -285,5 +286,33 @@ fn stream(mode: SendMode, batch: usize, receives: usize) -> Work {
             "the queue has room for all"
         );
         receiver.drain_receiving_side()
+    })
+}
+
+/// Writes to memory of the peer in batches, and takes the completions.
+fn write_batches() -> Work {
+    let (runtime, pair) = open_pair();
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let region = pair.receiver.domain().alloc(8 * MESSAGES, access);
+    let region = region.expect("shared memory");
+    let remote = region.remote();
+    let mapped = runtime.block_on(async {
+        let first = pair.sender.write(pair.peer, remote.at(0), &[0; 8]);
+        first.await.map(drop)
+    });
+    mapped.expect("the region is mapped by the first access");
+    let queue = pair.sender.take_completions();
+    let mut queue = queue.expect("the endpoint has a queue of its own");
+    let mut entries = Vec::new();
+    Box::new(move || {
+        let _keeps_open = (&runtime, &pair, &region);
+        let bytes = black_box(&[7u8; 8]);
+        let writes =
+            (0..MESSAGES as u64).map(|at| pair.sender.write(pair.peer, remote.at(8 * at), bytes));
+        let written = pair.sender.post_all(writes);
+        let written = written.expect("the queue has room for all");
+        queue.try_read_batch(&mut entries, MESSAGES);
+        entries.clear();
+        written
     })
 }
