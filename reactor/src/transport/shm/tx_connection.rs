@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::mr::DirectRegion;
+use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
     EndpointContext, EngineContext, FastPathResult, Incarnation, OpKey, TxOp, WaitSet,
@@ -281,6 +281,28 @@ impl TxConnection {
                 && channel.push_short(message, true) == PushOutcome::Pushed
         });
         sent.count()
+    }
+
+    /// Executes writes without completion data as [`try_send`](Self::try_send) does with `FI_MORE`,
+    /// until one is not executed. Returns how many were executed.
+    pub(crate) fn write_together(&mut self, writes: &[(RmaIov, &[u8])]) -> usize {
+        let mut tx_op = TxOp {
+            more: true,
+            ..TxOp::new(OpKind::Write, self.addr)
+        };
+        let Some(channel) = self.ready_channel() else {
+            return 0;
+        };
+        let executed = writes.iter().take_while(|(remote, bytes)| {
+            tx_op.remote = Some(*remote);
+            let payload = Payload::Contiguous(bytes);
+            let pushed = channel.try_access(&tx_op, bytes.len(), true, |region, at, _| {
+                region.write(at, payload);
+            });
+            // An error is found again when the write is posted by itself.
+            pushed == Ok(PushOutcome::Pushed)
+        });
+        executed.count()
     }
 
     /// Wakes the peer after messages with `FI_MORE`, which do not wake the peer when they are sent.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
-use fabric_core::completion::OpKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
@@ -54,15 +53,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         let Some(mut tx) = self.tx_connection(peer) else {
             return 0;
         };
-        let executed = writes.iter().take_while(|(remote, bytes)| {
-            let tx_op = TxOp {
-                more: true,
-                ..TxOp::one_sided(OpKind::Write, peer, *remote)
-            };
-            // An error is found again when the write is posted by itself.
-            tx.try_send(&tx_op, Payload::Contiguous(bytes), true) == Ok(PushOutcome::Pushed)
-        });
-        let executed = executed.count();
+        let executed = tx.write_together(writes);
         drop(tx);
         if executed > 0 {
             self.mark_unflushed(peer.index());
