@@ -8,12 +8,11 @@ use crate::open_domains;
 
 /// Returns what the providers offer for these hints (`fi_getinfo`), best first.
 ///
-/// The result has one info for each offer that satisfies the hints, adjusted to the hints. A
-/// provider makes each offer twice, with manual and with automatic progress. The order is fixed,
-/// nothing is measured: `shm`, `tcp`, `udp`, and manual before automatic progress (without a hint,
-/// progress is manual). The provider `sim`, which is for tests, is offered only to hints that [name
-/// `sim`](Hints::provider). Use the first info, unless you need an alternative. Offers that are
-/// equal once they are adjusted to the hints, as with a hint for manual progress, yield one info.
+/// The result has one info for each offer that satisfies the hints, adjusted to the hints. Without
+/// a hint for progress, each offer gives two infos: manual progress first, then automatic progress.
+/// With such a hint it gives one. The order is fixed, nothing is measured: `shm`, `tcp`, `udp`. The
+/// provider `sim`, which is for tests, is offered only to hints that [name `sim`](Hints::provider).
+/// Use the first info, unless you need an alternative.
 ///
 /// `tcp` first offers the fabric and domain `tcp`, which stand for any network; an endpoint without
 /// an address of its own gets a loopback address. The next offers of `tcp` are the networks of this
@@ -26,9 +25,10 @@ use crate::open_domains;
 ///
 /// # Open objects
 ///
-/// [`Hints::within`] restricts the offers to those of an open fabric or domain. An info has the id
-/// of the first open instance of its domain in [`DomainAttr::domain`](crate::info::DomainAttr), if
-/// there is one. Opening a domain from the info opens another instance.
+/// [`Hints::within`] restricts the offers to those of an open fabric or domain. Without it, an info
+/// has the id of the first open domain of the same fabric and name, if there is one, in
+/// [`DomainAttr::domain`](crate::info::DomainAttr). Opening a domain from the info opens another
+/// instance.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -212,7 +212,7 @@ impl<'a> DomainBuilder<'a> {
     /// Opens the domain (`fi_domain`).
     ///
     /// The steps are: check `info` against this fabric and against the offers of its provider, as
-    /// [`discover`](crate::discover()) does; let the provider allocate; start the driver; add the
+    /// [`discover`](crate::discover()) does; let the provider allocate; spawn the driver; add the
     /// domain to the object tree. If a step fails, all earlier steps are undone.
     ///
     /// The driver is a task on the current Tokio runtime under manual progress, and a thread under

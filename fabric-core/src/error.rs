@@ -165,7 +165,8 @@ pub enum Error {
     /// address again: retry after a pause.
     #[error("no endpoint listens at {0}; start the peer, or retry later")]
     NoSuchPeer(Address),
-    /// The peer was connected, and closed its endpoint, died or lost the connection.
+    /// The connection to the peer has ended: the peer closed its endpoint, died or became
+    /// unreachable, or one side disconnected the other or ended a stalled connection.
     /// `FI_ECONNRESET`.
     ///
     /// A request that was sent may have been executed: repeat it only if executing it twice does no

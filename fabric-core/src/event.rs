@@ -45,18 +45,23 @@ pub enum EventKind {
     PeerDown {
         /// The peer's name.
         peer: Address,
-        /// The peer's handle in the address vector, if it had one. `None` if the connection of this
-        /// handle leads to another process, so that this one had only claimed the name.
+        /// The peer's handle in the address vector, if it had one. `None` also if the process that
+        /// has disconnected had the name of another process, to which the handle leads.
         source: Option<FiAddr>,
         /// Why the connection ended.
         reason: DownReason,
     },
-    /// A message of a peer was declined: no receive takes the message, and the budget for
-    /// unexpected messages has no room for it. The message waits in the connection, and with it all
-    /// further messages and sends of the peer, whatever their tags, until a receive takes the
-    /// message or buffered ones, or the program disconnects the peer. Reported once per connection;
+    /// The endpoint does not read the next message of a peer: no posted receive accepts the
+    /// message, and the budget for unexpected messages has no room for it.
+    ///
+    /// Everything behind the message in the connection waits: messages with other tags, remote
+    /// accesses, and over `tcp` also acknowledgements and responses to operations of this side. The
+    /// endpoint reads on when a receive takes the message or room in the budget is freed. The
+    /// program can end the connection with `Endpoint::disconnect`.
+    ///
+    /// Reported once per connection, for the first such message.
     /// [`EndpointStats::held_back`](crate::stats::EndpointStats::held_back) counts the connections
-    /// that wait.
+    /// that wait now, without names.
     PeerHeldBack {
         /// The peer's name.
         peer: Address,
@@ -64,8 +69,9 @@ pub enum EventKind {
         source: Option<FiAddr>,
         /// The length of the declined message, in bytes.
         len: usize,
-        /// What buffered messages of the peer use of the budget, in bytes. If this is little, other
-        /// peers of the same source use the share of the source.
+        /// What buffered messages of the peer use of the budget, in bytes. If this is little, the
+        /// message is longer than the share of the peer, or other peers of the same source use the
+        /// share of the source.
         buffered: usize,
     },
     /// A peer requests a connection to this passive endpoint (`FI_CONNREQ`). The passive endpoint
@@ -107,7 +113,7 @@ pub enum EventKind {
     /// the same other user, are counted in it. An event queue holds up to 16 of these events beside
     /// its capacity, so refused peers cannot fill the queue.
     InboundRefused {
-        /// The reason of the first refusal, which names its peer.
+        /// The reason of the first refusal. It names the peer, except at a limit of connections.
         error: Error,
         /// The number of refused connections.
         count: u64,

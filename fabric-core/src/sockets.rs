@@ -128,7 +128,9 @@ impl SocketOptions {
     /// Further connections are refused, with an
     /// [`InboundRefused`](crate::event::EventKind::InboundRefused) event, and counted
     /// ([`EndpointStats::inbound_refused`](crate::stats::EndpointStats::inbound_refused)). Peers
-    /// that the program has inserted are exempt. With 0, only these are accepted.
+    /// that the program has inserted are exempt. With 0, only these are accepted. The refused side
+    /// gets `ConnectionRefused` with the reason `Resources`. Over TCP all clients of one machine
+    /// share the limit of [`max_inbound_per_source`](Self::max_inbound_per_source) too.
     #[must_use]
     pub fn max_inbound(mut self, connections: usize) -> Self {
         self.max_inbound = Some(connections);
@@ -136,10 +138,10 @@ impl SocketOptions {
     }
 
     /// Sets how many of the connections of [`max_inbound`](Self::max_inbound) one source may have;
-    /// by default half of `max_inbound`, or half of the limit of the process if that is smaller, so
-    /// that no source takes the place of all others. Over TCP, a source is an IPv4 address or an
-    /// IPv6 network of 64 bits. The IPv4 loopback addresses are one source, which all local peers
-    /// share. Over shared memory, a source is a process.
+    /// by default half of `max_inbound`, rounded up, or half of the limit of the process if that is
+    /// smaller, so that no source takes the place of all others. Over TCP, a source is an IPv4
+    /// address or an IPv6 network of 64 bits. The IPv4 loopback addresses are one source, which all
+    /// local peers share. Over shared memory, a source is a process.
     #[must_use]
     pub fn max_inbound_per_source(mut self, connections: usize) -> Self {
         self.max_inbound_per_source = Some(connections);

@@ -40,8 +40,8 @@ impl std::ops::AddAssign for OpStats {
     }
 }
 
-/// Counters of an endpoint since it was enabled, and its current load: `peers`, `unexpected` and
-/// `unexpected_bytes`.
+/// Counters of an endpoint since it was enabled, and its load as of the last progress: `peers`,
+/// `held_back`, `unexpected` and `unexpected_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
@@ -61,8 +61,8 @@ pub struct EndpointStats {
     /// Operations of peers on local memory of which this side is notified: writes with remote
     /// completion data, and operations on regions whose owner counts remote accesses.
     pub remote_ops: OpStats,
-    /// Operations that completed inside the posting call, of all operations started here. The
-    /// others took a slot and a transmit credit.
+    /// Operations that completed inside the posting call, of all operations started here. They
+    /// took no transmit credit.
     pub inline: u64,
     /// Operations that failed.
     pub failed: u64,
@@ -97,10 +97,11 @@ pub struct EndpointStats {
     /// [`SocketOptions::max_inbound`](crate::SocketOptions::max_inbound).
     pub inbound_refused: u64,
 
-    /// Peers that are connected to this endpoint now.
+    /// Peers that are connected to this endpoint now. Over shared memory, those that have sent
+    /// something or have called `add_peer`: each direction has a connection of its own.
     pub peers: usize,
-    /// Connections whose next message waits now, because the budget for unexpected messages has no
-    /// room for it or its receive waits for room in a completion queue. See
+    /// Connections whose next message or remote access waits now, because the budget for unexpected
+    /// messages or a completion queue has no room for it. See
     /// [`EventKind::PeerHeldBack`](crate::event::EventKind::PeerHeldBack).
     pub held_back: usize,
     /// Unexpected messages that wait for a receive now.

@@ -119,7 +119,7 @@ impl BindOptions {
         self
     }
 
-    /// Sets the time after which a message that makes no progress ends its connection, as
+    /// Sets the time after which an arriving message that makes no progress ends its connection, as
     /// [`DomainBuilder::progress_timeout`](crate::DomainBuilder::progress_timeout).
     pub fn progress_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.config.progress_timeout = Some(timeout);

@@ -18,9 +18,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// the kernel's socket buffer has all its bytes. The completion does not prove that a receive
     /// has taken the message, or over `tcp` and `udp` that the peer has it: see
     /// [`delivery_complete`](Request::delivery_complete). A message below 64 KiB completes
-    /// without help of the peer as long as its ring has room; a [longer
+    /// without help of the peer as long as the ring has room. A [longer
     /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
-    /// within its budget; under manual progress, the peer does either only while one of its tasks
+    /// within its budget. Under manual progress, the peer does either only while one of its tasks
     /// waits for something of the domain. A message above
     /// [`Info::ep`](crate::Info::ep)`.max_msg_size` fails with
     /// [`Error::TooLong`](crate::Error::TooLong).

@@ -261,14 +261,18 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Ends the connections with a peer, in both directions, and discards what the peer has sent
     /// and no receive has taken. Returns whether there was a connection.
     ///
-    /// The name is that of [`EventKind::PeerConnected`](crate::EventKind::PeerConnected), or of
-    /// [`lookup`](crate::AddressVector::lookup) for a handle. Queued operations for the peer, and
-    /// receives from its handle, fail with [`Error::PeerGone`](crate::Error::PeerGone). A receive
-    /// from any source in which a message of the peer was arriving waits for another message. The
-    /// event is a [`PeerDown`](crate::EventKind::PeerDown) with the reason
+    /// Pass the `peer` field of an event such as [`PeerHeldBack`](crate::EventKind::PeerHeldBack),
+    /// or the name that [`lookup`](crate::AddressVector::lookup) returns for a handle. Messages of
+    /// the peer that the peer saw complete can be lost; those that were buffered are reported by
+    /// [`MessagesDiscarded`](crate::EventKind::MessagesDiscarded). An auto-inserted handle of the
+    /// peer becomes invalid. Queued operations for the peer, and receives from its handle, fail
+    /// with [`Error::PeerGone`](crate::Error::PeerGone). A receive from any source in which a
+    /// message of the peer was arriving waits for another message. The event is a
+    /// [`PeerDown`](crate::EventKind::PeerDown) with the reason
     /// [`DownReason::Disconnected`](crate::DownReason::Disconnected). The peer is not barred: its
-    /// next operation connects again, and so does the next one here. Over `udp` there is no
-    /// connection.
+    /// next operation connects again, and so does the next one here. Only
+    /// [`max_inbound`](crate::SocketOptions::max_inbound) refuses it: with 0, peers that the
+    /// program has not inserted cannot connect. Over `udp` there is no connection.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -4,9 +4,9 @@
 //! one slow receiver from stopping the others.
 //!
 //! Backpressure drops no message over `shm` and `tcp`; [`udp`](super::udp#delivery) drops messages.
-//! Only the number of awaited sends has no limit. A message that does not fit into the peer's ring
-//! at once takes a *transmit credit*; an operation whose completion goes to a queue takes a *queue
-//! entry*. The post takes both, or fails.
+//! A message that does not fit into the peer's ring at once takes a *transmit credit*. An operation
+//! whose completion goes to a queue takes a *queue entry*. `.start()`, `.post()` and `inject` take
+//! both, or fail. `.await` waits for the credit, so the number of awaited sends has no limit.
 //!
 //! | call | without a credit |
 //! |---|---|
@@ -112,6 +112,36 @@
 //! taken; a multi-receive that is posted to a queue reserves one entry for the next message and one
 //! for the release of its buffer. When the stream or the queue is full, further messages wait at
 //! their senders, as do [unexpected messages](super::memory#unexpected-messages) beyond the budget.
+//!
+//! # A receiver that is behind
+//!
+//! An endpoint buffers messages that no receive accepts within a budget, of which each peer has a
+//! share: see [unexpected messages](super::memory#unexpected-messages). When the share is used up,
+//! the endpoint does not read on from that peer's connection. The event [`EventKind::PeerHeldBack`]
+//! names the peer, and [`EndpointStats::held_back`] counts such connections. The program can post
+//! receives, or end the connection with [`Endpoint::disconnect`].
+//!
+//! # A peer that takes nothing
+//!
+//! A send has no time limit of its own. Await it with [`tokio::time::timeout`]; a send that has not
+//! begun is withdrawn if it was made with [`cancel_on_drop`](Request::cancel_on_drop). To end one
+//! that has begun, disconnect the peer:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use std::time::Duration;
+//! use fabric_async::{Endpoint, Error};
+//! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_b = a.add_peer(b.name()).await?;
+//! let mut send = a.send(to_b, vec![0; 32 << 20]).start()?;          // b does not receive
+//! if tokio::time::timeout(Duration::from_millis(10), &mut send).await.is_err() {
+//!     a.disconnect(&a.address_vector().lookup(to_b)?)?;
+//!     let failed = send.await.unwrap_err();
+//!     assert!(matches!(failed.error, Error::PeerGone(_)));
+//!     assert_eq!(failed.buf.len(), 32 << 20);
+//! }
+//! # Ok(()) }
+//! ```
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -153,7 +153,7 @@
 //! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |
 //! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, an injected message, a loan or private data beyond its limit |
 //! | [`OutOfBounds`](Error::OutOfBounds) | `FI_EMSGSIZE` | 90 | an access that leaves its memory region |
-//! | [`TooMany`](Error::TooMany) | `FI_EMSGSIZE` | 90 | more buffers or remote ranges than `iov_limit` or `rma_iov_limit` |
+//! | [`TooMany`](Error::TooMany) | `FI_EMSGSIZE` | 90 | more buffers or remote ranges than `iov_limit` or `rma_iov_limit`; more objects than the counts of the domain's info; more connections than a limit |
 //! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
 //! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | an open endpoint or another program's socket has the address |
 //! | [`AddressNotLocal`](Error::AddressNotLocal), [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | an address of another machine to bind to; a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |

@@ -58,7 +58,7 @@
 //! # Without Tokio
 //!
 //! [`DomainBuilder::driven_by_event_loop`] opens a domain with manual progress and no driver. No
-//! runtime is needed. Only `prepare_wait`, reads of completion queues, [`Domain::progress`] and
+//! runtime is needed. Only `prepare_wait`, reads of queues and counters, [`Domain::progress`] and
 //! polls of futures make progress: between two such calls no message is received, no queued send is
 //! written, and no connection is accepted. The descriptor of a queue or counter then also becomes
 //! readable when progress is due, so a loop that watches the descriptors of the queues it reads

@@ -249,28 +249,29 @@
 //!
 //! Each message is charged to its sender, so one peer does not use up the budget:
 //!
-//! * A peer may use at most half of what the other peers leave, of seven eighths of the budget. One
-//!   peer alone gets 7 MiB, and n peers that send all they can leave one (n + 1)th to the next one.
-//!   The peer of a [`ConnectedEndpoint`] gets the whole budget, unless
-//!   the endpoint has a shared receive context.
-//! * The peers of one source that the program has not inserted together use at most half of what
-//!   the others leave, because one machine can have many connections. A source is an IPv4 address
-//!   or an IPv6 network of 64 bits over `tcp`, and another process over `shm`. Insert the addresses
-//!   of peers that you rely on.
-//! * An eighth is a reserve: a peer beyond its share may still use 4 KiB of the reserve, and the
-//!   peers of one source half of the reserve.
+//! * 2 MiB of the 16 MiB are a reserve. Of the other 14 MiB, a peer may use half of what the other
+//!   peers leave: one peer alone gets 7 MiB, the next one 3.5 MiB. The peer of a
+//!   [`ConnectedEndpoint`] gets the whole budget, unless the endpoint has a shared receive context.
+//! * A peer that has used its share can use 4 KiB of the reserve.
+//! * A *source* is an IPv4 address or an IPv6 network of 64 bits over `tcp`, and another process
+//!   over `shm`. All peers of a source that the program has not inserted share one limit: half of
+//!   what the others leave of the 14 MiB, and 1 MiB of the reserve. Insert the addresses of peers
+//!   that you rely on.
 //! * Messages of peers that have left stay, and count. When the reserve is used up too, or a limit
 //!   of connections is reached, messages of the peers that use most are discarded, which
 //!   [`EventKind::MessagesDiscarded`] and [`EndpointStats::discarded`] report.
 //!
-//! * Everything behind the message in its ring waits too, even a message that a posted receive
-//!   accepts. A program that waits for tag 2 while a sender floods tag 1 beyond the budget waits
-//!   for ever. Post receives for what peers may send, or agree on limits. The event
-//!   [`EventKind::PeerHeldBack`] names such a peer, once per connection, and
-//!   [`EndpointStats::held_back`] counts the connections that wait now.
+//! What follows for a message that has no room:
+//!
+//! * Everything behind the message in its ring or its stream waits too, even a message that a
+//!   posted receive accepts. Over `shm`, a message that is [copied once](#single-copy) has room
+//!   longer: only 320 bytes of it count until it is buffered. A program that waits for tag 2 while
+//!   a sender floods tag 1 beyond the budget waits for ever. Post receives for what peers may send,
+//!   or agree on limits. The event [`EventKind::PeerHeldBack`] names such a peer, once per
+//!   connection, and [`EndpointStats::held_back`] counts the connections that wait now.
 //! * Posting a receive that accepts the message takes it out of the ring. A
-//!   [probe](Endpoint::probe) finds the message; a message that a probe has found is buffered
-//!   beyond the budget, unless another one beyond the budget is buffered.
+//!   [probe](Endpoint::probe) finds the message. The endpoint then buffers it beyond the budget; of
+//!   one such message at a time.
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
 //! * A receive takes the message that has arrived first of those that it accepts, whether that
 //!   message is buffered or waits in its connection. So a message that waits is received even while
@@ -282,12 +283,14 @@
 //!
 //! A message that arrives in pieces fills a receive or a buffer from its first piece on; over `tcp`
 //! from the first 4 KiB on. If less than 4 KiB of it follow in 100 milliseconds, a whole message of
-//! another peer may take the receive; what has arrived goes to another receive or is buffered
-//! within the share of its sender, and the rest is awaited. The connection ends with
-//! [`DownReason::Stalled`] after the [progress timeout](crate::BindOptions::progress_timeout) (30
-//! seconds by default) without progress, or after an eighth of it when a message waits for the
-//! receive and the stalled one is longer than the share. [`Endpoint::disconnect`] ends the
-//! connections with a peer at once.
+//! another peer may take the receive. What has arrived then goes to another receive, or is buffered
+//! within the share of its sender; the rest may still arrive.
+//!
+//! The connection of a message without progress ends with [`DownReason::Stalled`] after the
+//! [progress timeout](crate::BindOptions::progress_timeout), 30 seconds by default. It ends after
+//! an eighth of that time if another message waits for the receive, and the stalled message is
+//! longer than the share of its sender. [`Endpoint::disconnect`] ends the connections with a peer
+//! at once.
 //!
 //! # Cleanup after a crash
 //!

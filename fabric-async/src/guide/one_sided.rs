@@ -47,8 +47,8 @@
 //! # Who executes an operation
 //!
 //! Over `shm` the initiator executes an operation on the mapped memory of an allocated region with
-//! [`Access::REMOTE_READ`], even if the owner is busy or blocked. The owner takes part in two
-//! cases:
+//! [`Access::REMOTE_READ`], even if the owner is busy or blocked, unless an earlier operation to
+//! that peer still waits. The owner takes part in two cases:
 //!
 //! * **First use of a key.** The initiator requests the descriptor of the memory, and the owner
 //!   replies when it makes [progress](super::progress). The operation waits, and later operations
@@ -111,10 +111,10 @@
 //!
 //! The entry is not reserved. When the queue is full, the notification waits in the ring, or over
 //! `tcp` in the socket, with everything its sender sends later, ordinary messages too. No error or
-//! event reports this: writes with data complete at the sender until the ring is full, and then
-//! wait. An endpoint of [`Endpoint::bind`] has a queue of 1024 entries: read it
-//! ([`Endpoint::take_completions`]), or take and drop it. An endpoint without a receive queue only
-//! counts.
+//! event reports this, and [`EndpointStats::held_back`] counts the connection: writes with data
+//! complete at the sender until the ring is full, and then wait. An endpoint of [`Endpoint::bind`]
+//! has a queue of 1024 entries: read it ([`Endpoint::take_completions`]), or take and drop it. An
+//! endpoint without a receive queue only counts.
 //!
 //! # Large transfers
 //!

@@ -20,7 +20,7 @@
 //!
 //! | provider | not ordered | `info.tx.msg_order` has no | to order them |
 //! |---|---|---|---|
-//! | `shm` | a read or write after a message: the memory is accessed at once, while the message waits for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](Request::delivery_complete), and [fence](#fences) the read or write |
+//! | `shm` | a read or write after a message: the memory is accessed when the ring has taken the message, which may still wait for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](Request::delivery_complete), and [fence](#fences) the read or write |
 //! | `tcp`, `sim` | a write or message after a read: the peer reads its memory when it sends the response | [`WAR`](MsgOrder::WAR), [`SAR`](MsgOrder::SAR) | [fence](#fences) the write or message |
 //!
 //! # Matching

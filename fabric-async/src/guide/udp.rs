@@ -44,7 +44,8 @@
 //!
 //! # Unexpected messages
 //!
-//! Unexpected messages are buffered within a budget of 8 MiB. Messages beyond the budget are
+//! Unexpected messages are buffered within a budget of 8 MiB, of which one sender can use 3.5 MiB.
+//! Messages beyond the budget are
 //! discarded and counted in [`EndpointStats::dropped`]. Datagrams that the kernel discards are not
 //! counted there.
 //!

@@ -19,8 +19,8 @@ pub enum RefusalReason {
     /// The peer could not parse the handshake.
     Malformed,
     /// The peer is out of memory or descriptors, or at its limit of connections. Over `tcp` also:
-    /// the address is that of a passive endpoint, whose program rejected the connection; the wire
-    /// format does not tell.
+    /// the peer is a passive endpoint whose program rejected the connection, because the wire
+    /// format has one code for both.
     Resources,
     /// The peer's endpoint is of another type than this side's. Use `Endpoint::add_peer` to reach a
     /// connectionless endpoint (`FI_EP_RDM`), and `ConnectedEndpoint::connect` to reach a passive

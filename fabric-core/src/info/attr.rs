@@ -63,9 +63,11 @@ pub struct FabricAttr {
 #[non_exhaustive]
 #[doc(alias = "fi_domain_attr")]
 pub struct DomainAttr {
-    /// The id of an open instance of this domain, if there is one: in hints the instance that is
-    /// asked for, in an info the one asked for or else the one that was opened first. The id says
-    /// nothing about later times: the instance can be closed.
+    /// The id of an open instance, if there was one at discovery: the one that the hints ask for,
+    /// or else the one of this fabric and domain name that was opened first. Other attributes of
+    /// the info need not be those of that instance, unless the hints ask for it. The info of an
+    /// open domain has the value that it was opened with: use `Domain::id` for the id of the
+    /// domain.
     pub domain: Option<u64>,
     /// The name of the domain; equal names mean the same device.
     pub name: String,

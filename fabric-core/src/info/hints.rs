@@ -119,7 +119,8 @@ define_hints! {
     max_ep_stx_ctx: usize,
     /// Number of endpoints that will share a receive context. Advice: never refused.
     max_ep_srx_ctx: usize,
-    /// Number of counters that will be opened. Refused above the offer; no later open is refused.
+    /// Number of counters that will be opened. Refused above the offer. Limits nothing: the count
+    /// of the info that a domain is opened with does.
     cntr_cnt: usize,
     /// Number of memory segments in one registration.
     mr_iov_limit: usize,
@@ -227,8 +228,9 @@ impl Hints {
         self
     }
 
-    /// Restricts the offers to those of an open fabric or domain. Those of a domain have its
-    /// attributes, so that endpoints can be opened from them in that domain.
+    /// Restricts the offers to those of an open fabric or domain. The infos have the attributes of
+    /// the open domain, so `Domain::endpoint` accepts each of them. Replaces the hints for
+    /// provider, fabric name, domain name and open domain as far as the scope determines them.
     pub fn within(self, scope: &impl Scope) -> Self {
         scope.restrict(self)
     }

@@ -269,8 +269,8 @@ impl TxConnection {
         }
     }
 
-    /// Sends messages as [`push_short`](Self::push_short) with `FI_MORE` does, until one is not sent
-    /// or is not short. Returns how many were sent.
+    /// Sends messages as [`push_short`](Self::push_short) with `FI_MORE` does, until one is not
+    /// sent or is not short. Returns how many were sent.
     #[inline(always)] // fast path of small messages
     pub(crate) fn push_short_together(&mut self, messages: &[&[u8]]) -> usize {
         let Some(channel) = self.ready_channel() else {
