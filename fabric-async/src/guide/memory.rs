@@ -255,8 +255,8 @@
 //! * A peer that has used its share can use 4 KiB of the reserve.
 //! * A *source* is an IPv4 address or an IPv6 network of 64 bits over `tcp`, and another process
 //!   over `shm`. All peers of a source that the program has not inserted share one limit: half of
-//!   what the others leave of the 14 MiB, and 1 MiB of the reserve. Insert the addresses of peers
-//!   that you rely on.
+//!   what the others leave of the 14 MiB, and 1 MiB of the reserve. Over `shm` so do inserted peers
+//!   that this endpoint has not connected to. Insert the addresses of peers that you rely on.
 //! * Messages of peers that have left stay, and count. When the reserve is used up too, or a limit
 //!   of connections is reached, messages of the peers that use most are discarded, which
 //!   [`EventKind::MessagesDiscarded`] and [`EndpointStats::discarded`] report.
@@ -273,9 +273,10 @@
 //!   [probe](Endpoint::probe) finds the message. The endpoint then buffers it beyond the budget; of
 //!   one such message at a time.
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
-//! * A receive takes the message that has arrived first of those that it accepts, whether that
-//!   message is buffered or waits in its connection. So a message that waits is received even while
-//!   other peers fill the budget again after each receive.
+//! * A receive takes a buffered message before one that waits in its connection. But a message that
+//!   waits is passed by later messages of other peers only a limited number of times: it is
+//!   received even while they fill the budget again after each receive. Multi-receives and claims
+//!   have no such limit.
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric_async::stats::EndpointStats;
-use fabric_async::{Endpoint, EventKind, FiAddr};
+use fabric_async::{Address, Endpoint, EventKind, FiAddr};
 use futures_util::FutureExt;
 
 use crate::leak_check::{BeforeAttack, run_in_own_process, wait_until};
@@ -38,7 +38,10 @@ pub(crate) async fn send_unexpected_forever(name: &str) {
 
 /// Sends messages of these lengths that no receive takes, forever.
 async fn send_unexpected(name: &str, lens: &[usize]) {
-    let (ep, peer) = client_of(name).await;
+    send_unexpected_of(client_of(name).await, lens).await;
+}
+
+async fn send_unexpected_of((ep, peer): (Endpoint, FiAddr), lens: &[usize]) {
     for &len in lens.iter().cycle() {
         let sent = ep.send(peer, vec![0; len]).tag(ATTACK_TAG).await;
         if sent.is_err() {
@@ -51,6 +54,22 @@ async fn send_unexpected(name: &str, lens: &[usize]) {
 /// that over shm the receiver does not copy them from this process when it receives.
 pub(crate) async fn send_unexpected_from_many(name: &str) {
     futures_util::future::join_all((0..ENDPOINTS).map(|_| send_unexpected(name, &[1000]))).await;
+}
+
+/// As [`send_unexpected_from_many`], from endpoints with the names that [`inserted_name`] returns.
+pub(crate) async fn send_unexpected_from_names(name: &str) {
+    let send = async |number| {
+        let ep = Endpoint::bind(&inserted_name(name, number)[..]).await;
+        let ep = ep.expect("bind");
+        let peer = ep.add_peer(name).await.expect("add_peer");
+        send_unexpected_of((ep, peer), &[1000]).await;
+    };
+    futures_util::future::join_all((0..ENDPOINTS).map(send)).await;
+}
+
+/// Returns the name of a peer that the endpoint of this name has inserted.
+fn inserted_name(name: &str, number: usize) -> String {
+    format!("{name}-inserted-{number}")
 }
 
 /// Connects again and again, and each time leaves messages that no receive takes.
@@ -167,8 +186,8 @@ fn peers_that_fill_the_budget_do_not_block_another_peer() {
     );
 }
 
-/// A message that no budget has room for is received in its turn, while another process
-/// fills its share again after each receive.
+/// A message that no budget has room for is received in its turn, while another process fills its
+/// share again after each receive.
 #[test]
 fn long_message_is_received_while_another_process_fills_its_share() {
     for scheme in ["tcp://", "shm://"] {
@@ -191,9 +210,10 @@ fn long_message_is_received_while_another_process_fills_its_share() {
                         break;
                     }
                 }
-                // The messages that are buffered, those that are held, and the long one.
-                let older = ep.stats().unexpected + ENDPOINTS + 1;
-                for _ in 0..older {
+                // The messages that are buffered and held now, and 64 receives for a turn of each
+                // held one.
+                let receives = ep.stats().unexpected + ENDPOINTS + 64 * (ENDPOINTS + 1);
+                for _ in 0..receives {
                     if ep.recv().tag(ATTACK_TAG).await.unwrap().len() == LONG_LEN {
                         return;
                     }
@@ -205,7 +225,7 @@ fn long_message_is_received_while_another_process_fills_its_share() {
                     })
                     .await;
                 }
-                panic!("{older} messages were received, and not the long one");
+                panic!("{receives} messages were received, and not the long one");
             };
             let (sent, ()) = tokio::join!(long.into_future(), receiving);
             sent.unwrap();
@@ -233,6 +253,24 @@ fn connections_of_one_process_share_a_part_of_the_budget() {
             }
         },
     );
+}
+
+/// A process has the names of inserted peers that are not running.
+#[test]
+fn names_of_inserted_peers_share_a_part_of_the_budget() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let name = ep.name().to_string();
+        for number in 0..ENDPOINTS {
+            let address: Address = inserted_name(&name, number).parse().unwrap();
+            ep.address_vector().insert(&address).unwrap();
+        }
+        let _attacker = TestPeer::start("budget send_unexpected_from_names", &name);
+        wait_until(&ep, |stats| stats.held_back == ENDPOINTS).await;
+        let used = ep.stats().unexpected_bytes;
+        assert!((BUDGET / 4..=BUDGET / 2).contains(&used), "{used}");
+        serve_honest_peer(&ep).await;
+    });
 }
 
 #[test]

@@ -192,6 +192,9 @@ pub(crate) fn run_role() {
         "budget send_unexpected_from_many" => {
             run(crate::budget_attacks::send_unexpected_from_many(&name))
         }
+        "budget send_unexpected_from_names" => {
+            run(crate::budget_attacks::send_unexpected_from_names(&name))
+        }
         "budget leave_unexpected" => run(crate::budget_attacks::leave_unexpected(&name)),
         "budget send_in_reverse" => run(crate::budget_attacks::send_in_reverse(&name)),
         "connect_many" => run(crate::shm_limits::connect_many(&name)),

@@ -1,10 +1,14 @@
 //! Messages that the budget has declined, and that transports hold: one of each peer.
 //!
-//! A held message keeps its place in the order of arrival. When a receive is posted that accepts a
-//! held message, and every buffered message that the receive accepts has arrived later, the held
-//! message is *next*: the transport delivers it to the receive. Otherwise a peer whose messages
-//! fill its share would get each receive for a buffered message, and the room for a new one, and
-//! the held message of another peer would wait without end.
+//! A held message keeps its place in the order of arrival. A posted receive that accepts it and no
+//! buffered message is for the held message that has arrived first: the transport delivers it.
+//! Buffered messages that have arrived later pass it. But of the receives that they and it could
+//! take, one in [`MIN_INTERVAL`] is for the held message: otherwise a peer whose messages fill its
+//! share would get each receive for a buffered message, and the room for a new one, and the held
+//! message of another peer would wait without end.
+//!
+//! A held message may stop after its beginning, and keep its receive for a part of the progress
+//! timeout. Each one that does makes the interval longer.
 
 use std::collections::HashMap;
 
@@ -15,12 +19,23 @@ use crate::op::OpKey;
 use super::RxQueue;
 use super::engine::RxEngine;
 
+/// Of this number of receives that a held message and a later buffered one accept, one is for the
+/// held message.
+const MIN_INTERVAL: u32 = 64;
+/// The number after many messages have stalled.
+const MAX_INTERVAL: u32 = 1 << 16;
+
 /// The held messages of a queue.
 pub(super) struct HeldMessages {
     queue: UnexpectedQueue<()>,
     keys: HashMap<PeerKey, UnexpectedKey>,
     /// The receive that the next held message is for, while the transport delivers the message.
     next: Option<NextHeld>,
+    /// The number of receives between [`MIN_INTERVAL`] and [`MAX_INTERVAL`] of which one is for a
+    /// held message.
+    interval: u32,
+    /// Receives that buffered messages have taken since the last one for a held message.
+    passed: u32,
 }
 
 /// A held message that is next, and its receive, which is queued.
@@ -38,6 +53,8 @@ impl HeldMessages {
             queue: UnexpectedQueue::new(),
             keys: HashMap::new(),
             next: None,
+            interval: MIN_INTERVAL,
+            passed: 0,
         }
     }
 
@@ -62,6 +79,23 @@ impl HeldMessages {
     pub(super) fn remove(&mut self, peer: PeerKey) -> Option<u64> {
         let key = self.keys.remove(&peer)?;
         self.queue.take(key).map(|(envelope, ())| envelope.arrival)
+    }
+
+    /// Counts a receive for which a later buffered message competes with a held one. Returns
+    /// whether the receive is for the held message.
+    fn takes_turn(&mut self) -> bool {
+        self.passed += 1;
+        let takes = self.passed >= self.interval;
+        if takes {
+            self.passed = 0;
+            self.interval = (self.interval / 2).max(MIN_INTERVAL);
+        }
+        takes
+    }
+
+    /// Notes that a message has stalled, and its connection ends because another message waits.
+    pub(super) fn on_stalled(&mut self) {
+        self.interval = (self.interval * 4).min(MAX_INTERVAL);
     }
 
     /// Sets the source of messages of these peers that have none.
@@ -116,11 +150,12 @@ impl RxQueue {
         spec: &RecvSpec,
     ) -> Option<(PeerKey, UnexpectedKey)> {
         let held = self.held.queue.peek(spec)?;
+        let (peer, arrival) = (held.peer, held.arrival);
+        let departing = spec.from.and_then(|from| engine.departing_address(from));
         let buffered = self.matcher.unexpected.peek(spec);
-        let is_departing = |from| engine.departing_address(from).is_some();
-        let is_next = buffered.is_none_or(|message| message.arrival > held.arrival)
-            && !spec.from.is_some_and(is_departing);
-        is_next.then_some((held.peer, *self.held.keys.get(&held.peer)?))
+        let is_next = departing.is_none()
+            && buffered.is_none_or(|buffered| buffered.arrival > arrival && self.held.takes_turn());
+        is_next.then_some((peer, *self.held.keys.get(&peer)?))
     }
 
     /// Returns the peer whose held message is for the receive that was just posted: the transport

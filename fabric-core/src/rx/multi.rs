@@ -234,7 +234,7 @@ impl RxQueue {
                     .place(key)
                     .map_or(OnLoss::Fail, OnLoss::for_receive);
                 self.matcher.posted.remove(key);
-                self.deliver_buffered(engine, (op, on_loss), envelope, message);
+                self.deliver_to_receive(engine, (op, on_loss), envelope, message);
             }
             None => self.record_queued(engine, op, spec, key),
         }

@@ -250,6 +250,11 @@ impl RxQueue {
         self.held.remove(peer);
     }
 
+    /// Notes that the transport has dropped a message of this peer that was declined.
+    pub fn on_dropped(&mut self, peer: PeerKey) {
+        self.held.remove(peer);
+    }
+
     /// Sets the source of a connected peer that the program has not inserted. The peers of one
     /// source share a part of the budget for unexpected messages.
     pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {

@@ -93,6 +93,7 @@ impl RxQueue {
         self.other_changes += u64::from(self.partials.has_stalled);
         for (id, peer, may_end) in stalled {
             if !self.give_receive_to_waiting(engine, id) && may_end {
+                self.held.on_stalled();
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             }
         }
@@ -154,7 +155,15 @@ impl RxQueue {
         if !self.partials.has_stalled {
             return None;
         }
-        let id = self.stalled_receive_for(envelope)?;
+        let mut id = self.stalled_receive_for(envelope)?;
+        loop {
+            self.give_receive_to_waiting(engine, id);
+            let next = self.stalled_receive_for(envelope)?;
+            if next == id {
+                break;
+            }
+            id = next;
+        }
         let (receive, released) = self.release_stalled(engine, id)?;
         self.match_or_buffer(engine, released.0, released.1);
         Some(receive)

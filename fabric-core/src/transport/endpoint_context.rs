@@ -228,6 +228,11 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.set_peer_source(peer, source);
     }
 
+    /// Notes that a message of this peer was declined and is dropped.
+    pub fn on_dropped(&mut self, peer: PeerKey) {
+        self.rx.on_dropped(peer);
+    }
+
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
     /// Returns false, with nothing charged, if the budget has no room for this peer.
     #[must_use]

@@ -260,3 +260,18 @@ proptest! {
         prop_assert_eq!(fixture.rx.unexpected(), (0, 0));
     }
 }
+
+/// A message that completes in its buffer gets the receive of a stalled one before a later message
+/// of its peer.
+#[test]
+fn messages_of_a_slow_peer_stay_in_order() {
+    let mut fixture = Fixture::new();
+    let stalled = fixture.begin(1, 1, 5000, 100);
+    let op = fixture.post(None);
+    let first = fixture.begin(2, 1, 6000, 100);
+    fixture.check(3);
+    assert!(fixture.append(first, 5900));
+    assert!(fixture.deliver(2, 1, b"second"));
+    assert_eq!(fixture.received_len(op), Some(6000));
+    fixture.append(stalled, 4900);
+}

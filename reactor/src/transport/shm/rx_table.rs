@@ -401,9 +401,9 @@ impl RxConnections {
         self.held.next_due(changes)
     }
 
-    /// Polls a held connection with `poll`, which returns whether the connection has progressed.
-    /// The connection stays held if it leaves its record in the ring again. There were `changes`
-    /// before the poll.
+    /// Polls a held or active connection with `poll`, which returns whether the connection has
+    /// progressed. The connection stays held if it leaves its record in the ring again. There were
+    /// `changes` before the poll.
     #[cold]
     pub(crate) fn try_held(
         &mut self,
@@ -414,11 +414,15 @@ impl RxConnections {
         let Some(slot) = self.established_slot(rx_index) else {
             return;
         };
-        if slot.polling != Polling::Held {
+        if slot.polling == Polling::Idle {
             return;
         }
         if poll(rx_index, &mut slot.rx) {
             slot.last_active = passes;
+        }
+        if slot.polling == Polling::Active {
+            // The next pass holds the connection if its record waits.
+            return;
         }
         if slot.rx.has_held_record() {
             return self.held.set(rx_index, Some(changes));

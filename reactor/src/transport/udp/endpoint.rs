@@ -150,8 +150,10 @@ impl UdpEndpoint {
                 arrival: 0,
                 ack: None,
             };
-            let is_accepted = ctx.deliver(envelope, &datagram.bytes);
-            self.dropped += u64::from(!is_accepted);
+            if !ctx.deliver(envelope, &datagram.bytes) {
+                ctx.on_dropped(peer);
+                self.dropped += 1;
+            }
         }
         count > 0
     }

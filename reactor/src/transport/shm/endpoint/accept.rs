@@ -206,6 +206,9 @@ impl ShmEndpoint {
             hello.reject_for_resources();
             return Err(error);
         }
+        // A process can have the names of inserted peers that are not running.
+        let addr = ctx.fi_addr_of(hello.from());
+        let has_own_share = addr.is_some_and(|addr| self.leads_to(addr, process));
         let mut rx = hello.accept(self.local.clone())?;
         let (name, incarnation) = (rx.peer_address.clone(), rx.identity.into());
         rx.peer = ConnectedPeer::connect(ctx, self.rx_connections.generate_key(), &name);
@@ -213,9 +216,9 @@ impl ShmEndpoint {
         let source = rx.peer.source();
         if !is_exempt {
             self.rx_limits.add(rx_index, process);
-            if let Some(source) = budget_source(process) {
-                ctx.set_peer_source(rx.peer.key(), source);
-            }
+        }
+        if !has_own_share && let Some(source) = budget_source(process) {
+            ctx.set_peer_source(rx.peer.key(), source);
         }
         self.rx_connections.insert_established(rx_index, rx);
         ctx.event(EventKind::PeerConnected { peer: name, source });

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use fabric_core::transport::{EndpointContext, EngineContext};
-use fabric_core::{Error, SocketOptions};
+use fabric_core::{Error, FiAddr, SocketOptions};
 
 use super::super::control::ControlMessage;
 use super::super::rx_connection::ReceivedHello;
@@ -128,12 +128,14 @@ impl ShmEndpoint {
         if undrained >= MAX_UNDRAINED_OF_NAME {
             return false;
         }
-        let leads_here = || {
-            let tx = self.tx_connection(addr);
-            let identity = tx.and_then(|tx| tx.identity());
-            process.is_some() && identity.is_some_and(|peer| peer.process == process)
-        };
-        !has_other || !has_own && leads_here()
+        !has_other || !has_own && self.leads_to(addr, process)
+    }
+
+    /// Returns whether the endpoint has connected to a process by this handle.
+    pub(super) fn leads_to(&self, addr: FiAddr, process: Option<u64>) -> bool {
+        let tx = self.tx_connection(addr);
+        let identity = tx.and_then(|tx| tx.identity());
+        process.is_some() && identity.is_some_and(|peer| peer.process == process)
     }
 
     /// Checks that one more connection of a process may be established. At a limit, a connection is
