@@ -25,6 +25,8 @@ use crate::skip::{self, Facility};
 
 /// The test that fails when a scenario runs nowhere.
 const TABLE_CHECK: &str = "table::every_scenario_is_offered";
+/// The test that fails when `docs/fi_domain.md` names a test that does not exist.
+const PAGE_CHECK: &str = "table::tests_of_fi_domain_exist";
 
 /// Runs the suite with these command-line arguments, which are those of libtest.
 pub(crate) fn run_suite(mut args: Arguments) -> Conclusion {
@@ -186,34 +188,69 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
         }
         rows.push(row);
     }
-    tests.push(table_check(args, &mut rows, &is_offered));
+    let missing = SCENARIOS.iter().zip(is_offered);
+    let missing = missing.filter(|(_, offered)| !*offered);
+    let missing: Vec<_> = missing.map(|(scenario, _)| scenario.name).collect();
+    let offered = move || {
+        assert!(
+            missing.is_empty(),
+            "no combination offers what these scenarios require: {missing:?}"
+        );
+    };
+    tests.push(table_check(args, &mut rows, TABLE_CHECK, offered));
+    tests.push(table_check(args, &mut rows, PAGE_CHECK, || {
+        check_page(include_str!("../../../docs/fi_domain.md"));
+    }));
     (tests, rows)
 }
 
-/// Returns the test that every scenario of the table is offered by some combination.
-fn table_check(args: &Arguments, rows: &mut Vec<Row>, is_offered: &[bool]) -> Test {
-    let is_selected = is_selected(args, TABLE_CHECK) && !args.ignored;
+/// Checks that each test exists that a table of this page names. A name in backquotes with `::` is
+/// that of a scenario; one with `core:` is that of a negotiation test.
+fn check_page(page: &str) {
+    const CORE: [&str; 4] = [
+        include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),
+        include_str!("../../../fabric-core/tests/negotiation/properties.rs"),
+        include_str!("../../../fabric-core/tests/negotiation/result.rs"),
+        include_str!("../../../fabric-core/tests/negotiation/rules.rs"),
+    ];
+    let rows = page.lines().filter(|line| line.starts_with('|'));
+    let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+    let mut checked = 0;
+    for name in names {
+        let is_test = if let Some(name) = name.strip_prefix("core:") {
+            let definition = format!("fn {name}(");
+            CORE.iter().any(|tests| tests.contains(&definition))
+        } else if let Some((module, _)) = name.split_once("::")
+            && module.starts_with(char::is_lowercase)
+        {
+            SCENARIOS.iter().any(|scenario| scenario.name == name)
+        } else {
+            continue;
+        };
+        assert!(is_test, "docs/fi_domain.md names {name}, which is no test");
+        checked += 1;
+    }
+    assert!(checked > 50, "{checked} names");
+}
+
+/// Returns a test of the tables themselves.
+fn table_check(
+    args: &Arguments,
+    rows: &mut Vec<Row>,
+    name: &str,
+    check: impl FnOnce() + Send + 'static,
+) -> Test {
+    let is_selected = is_selected(args, name) && !args.ignored;
     rows.push(Row {
-        combination: TABLE_CHECK.to_owned(),
+        combination: name.to_owned(),
         run: AtomicUsize::new(usize::from(is_selected)),
         skipped: AtomicUsize::new(0),
         not_offered: 0,
     });
-    let missing: Vec<_> = SCENARIOS
-        .iter()
-        .zip(is_offered)
-        .filter(|(_, offered)| !**offered)
-        .map(|(scenario, _)| scenario.name)
-        .collect();
     Test {
-        name: TABLE_CHECK.to_owned(),
+        name: name.to_owned(),
         verdict: Verdict::Runs,
-        run: Box::new(move || {
-            assert!(
-                missing.is_empty(),
-                "no combination offers what these scenarios require: {missing:?}"
-            );
-        }),
+        run: Box::new(check),
         is_selected,
     }
 }
