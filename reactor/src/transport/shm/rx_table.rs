@@ -37,6 +37,8 @@ pub(crate) const ALWAYS_ACTIVE: usize = 8;
 const IDLE_PASSES: usize = 1024;
 /// Minimum of that number.
 const MIN_IDLE_PASSES: usize = 64;
+/// Pending handshakes that an endpoint may have, however many other endpoints of the process have.
+const MIN_HANDSHAKES: usize = 4;
 
 /// An incoming connection, before or after its handshake.
 #[derive(Debug)]
@@ -148,10 +150,14 @@ impl RxConnections {
         }
     }
 
-    /// Makes room for another handshake if `max_pending` are pending: drops the oldest handshake if
-    /// it is older than `timeout`. Returns false if there is no room.
-    pub(crate) fn make_handshake_room(&mut self, max_pending: usize, timeout: Duration) -> bool {
-        if self.handshaking.len() < max_pending {
+    /// Makes room for another handshake if `max_of_process` of this process are pending, and
+    /// [`MIN_HANDSHAKES`] of this endpoint: drops the endpoint's oldest handshake if it is older
+    /// than `timeout`. Returns false if there is no room.
+    pub(crate) fn make_handshake_room(&mut self, max_of_process: usize, timeout: Duration) -> bool {
+        let own = self.handshaking.len();
+        let of_others = PendingHandshake::count_of_process().saturating_sub(own);
+        let max_pending = max_of_process.saturating_sub(of_others);
+        if own < max_pending.max(MIN_HANDSHAKES) {
             return true;
         }
         let Some(&oldest) = self.handshaking.front() else {

@@ -24,8 +24,8 @@ use crate::transport::connected_peer::ConnectedPeer;
 
 /// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
 const ACCEPTS_PER_POLL: usize = 64;
-/// Returns the limit of pending handshakes: 64, or less if the process may have fewer than 1,024
-/// descriptors. At the limit further connections stay in the backlog until a
+/// Returns the limit of pending handshakes of the process: 64, or less if the process may have
+/// fewer than 1,024 descriptors. At the limit further connections stay in the backlog until a
 /// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is
 /// evicted.
 fn max_pending_handshakes() -> usize {
@@ -68,7 +68,7 @@ impl ShmEndpoint {
     /// A handshake takes a round trip, so many may be pending at once. At the limit of pending
     /// handshakes the listener stays readable and keeps the domain awake.
     pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        let max_pending = max_pending_handshakes();
+        let max_of_process = max_pending_handshakes();
         let mut refused = 0;
         for _ in 0..ACCEPTS_PER_POLL {
             let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
@@ -79,7 +79,7 @@ impl ShmEndpoint {
             }
             if !self
                 .rx_connections
-                .make_handshake_room(max_pending, HANDSHAKE_TIMEOUT)
+                .make_handshake_room(max_of_process, HANDSHAKE_TIMEOUT)
             {
                 return;
             }

@@ -6,6 +6,7 @@
 //! endpoint accepts within its limits. `rx_table` keeps the pending handshakes; `passive` uses
 //! [`accept`] and [`Rejection`] for connection requests too.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_core::{Address, Error, RefusalReason, Scheme};
@@ -23,6 +24,26 @@ pub(crate) struct PendingHandshake {
     socket: ShmSocket,
     peer: PeerCredentials,
     accepted_at: Instant,
+    _counted: CountedHandshake,
+}
+
+/// Counts a pending handshake of this process.
+#[derive(Debug)]
+struct CountedHandshake;
+
+static PENDING: AtomicUsize = AtomicUsize::new(0);
+
+impl CountedHandshake {
+    fn new() -> Self {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for CountedHandshake {
+    fn drop(&mut self) {
+        PENDING.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Result of [`PendingHandshake::poll_handshake`].
@@ -44,7 +65,13 @@ impl PendingHandshake {
             socket,
             peer,
             accepted_at: Instant::now(),
+            _counted: CountedHandshake::new(),
         }
+    }
+
+    /// Returns the number of pending handshakes of all endpoints of this process.
+    pub(crate) fn count_of_process() -> usize {
+        PENDING.load(Ordering::Relaxed)
     }
 
     /// Returns the time since the socket was accepted.
