@@ -206,6 +206,13 @@ impl RxQueue {
                 return None;
             }
         };
+        let mut buffer = matched.is_none().then(|| PooledBuf::empty(&self.pool));
+        if let Some(buffer) = &mut buffer
+            && buffer.begin_fill(envelope.len).is_err()
+        {
+            self.decline();
+            return None;
+        }
         engine.on_arriving();
         envelope.arrival = self.arrival_of(envelope.peer);
         let id = self.partials.next_id();
@@ -227,17 +234,12 @@ impl RxQueue {
                 }
             }
             None => {
-                let mut bytes = PooledBuf::empty(&self.pool);
-                if bytes.begin_fill(envelope.len).is_err() {
-                    self.decline();
-                    return None;
-                }
                 self.budget
                     .charge(envelope.peer, message_cost(envelope.len));
                 PartialTarget::Buffer(self.matcher.unexpected.insert(
                     envelope.clone(),
                     UnexpectedMessage {
-                        bytes,
+                        bytes: buffer.unwrap_or_else(|| PooledBuf::empty(&self.pool)),
                         peer_memory: None,
                         partial: Some(id),
                     },
