@@ -59,7 +59,8 @@ pub enum EventKind {
     /// endpoint reads on when a receive takes the message or room in the budget is freed. The
     /// program can end the connection with `Endpoint::disconnect`.
     ///
-    /// Reported once per connection, for the first such message.
+    /// Reported once, and again if the endpoint holds back a message of the peer after all buffered
+    /// messages of the peer were received.
     /// [`EndpointStats::held_back`](crate::stats::EndpointStats::held_back) counts the connections
     /// that wait now, without names.
     PeerHeldBack {

@@ -430,11 +430,13 @@ impl RxQueue {
     /// Declines a message for which the budget has no room.
     #[cold]
     fn hold_back(&mut self, envelope: &Envelope) -> bool {
-        self.held_back.add(HeldBackPeer {
+        let held_back = HeldBackPeer {
             peer: envelope.peer,
             len: envelope.len,
             buffered: self.budget.used_by(envelope.peer),
-        });
+        };
+        let account = self.budget.account_number(envelope.peer);
+        self.held_back.add(held_back, account);
         self.held.add(envelope, || self.matcher.next_arrival());
         self.decline()
     }
@@ -447,8 +449,8 @@ impl RxQueue {
     }
 
     /// Calls `report` with each peer that the budget has held back and that no event has reported.
-    /// `report` returns whether it has reported the peer. Each peer is reported once while it is
-    /// connected.
+    /// `report` returns whether it has reported the peer. A connected peer is reported again after
+    /// all its buffered messages were received.
     pub fn report_held_back(&mut self, report: impl FnMut(HeldBackPeer) -> bool) {
         self.held_back.take_reported(report);
     }

@@ -48,6 +48,8 @@ pub(super) struct UnexpectedBudget {
     used_by_source: HashMap<PeerSource, usize>,
     /// The number of changes after which a declined message may fit.
     changes: u64,
+    /// The number of accounts that were opened.
+    accounts: u64,
 }
 
 /// Where a peer that the program has not inserted connects from, as a number that its transport
@@ -60,6 +62,8 @@ pub struct PeerSource(pub u128);
 struct PeerAccount {
     used: usize,
     state: PeerState,
+    /// The number of the account: a peer gets another one after all its bytes were returned.
+    number: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,6 +97,7 @@ impl UnexpectedBudget {
             sources: HashMap::new(),
             used_by_source: HashMap::new(),
             changes: 0,
+            accounts: 0,
         }
     }
 
@@ -185,9 +190,25 @@ impl UnexpectedBudget {
         }
     }
 
+    /// Returns the number of the account of this peer, which changes after the peer has used
+    /// nothing; 0 if it uses nothing now.
+    pub(super) fn account_number(&self, peer: PeerKey) -> u64 {
+        if self.current.0 == peer {
+            self.current.1.number
+        } else {
+            self.others.get(&peer).map_or(0, |account| account.number)
+        }
+    }
+
     /// Charges a message to this peer.
     pub(super) fn charge(&mut self, peer: PeerKey, cost: usize) {
         self.used += cost;
+        let next_number = self.accounts + 1;
+        let account = self.account(peer);
+        if account.number == 0 {
+            account.number = next_number;
+            self.accounts = next_number;
+        }
         let account = self.account(peer);
         account.used += cost;
         if account.state == PeerState::Disconnected {
@@ -204,6 +225,9 @@ impl UnexpectedBudget {
         self.used = self.used.saturating_sub(cost);
         let account = self.account(peer);
         account.used = account.used.saturating_sub(cost);
+        if account.used == 0 {
+            account.number = 0;
+        }
         let (left, state) = (account.used, account.state);
         if state == PeerState::Disconnected {
             self.disconnected_used = self.disconnected_used.saturating_sub(cost);
@@ -280,6 +304,7 @@ impl UnexpectedBudget {
         *self = Self {
             single_peer: self.single_peer,
             changes: self.changes + 1,
+            accounts: self.accounts,
             ..Self::new(self.limit)
         };
     }

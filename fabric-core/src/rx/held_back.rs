@@ -1,10 +1,11 @@
-//! Peers whose messages the budget has declined. Each is reported once while it is connected.
+//! Peers whose messages the budget has declined. Each is reported while it is connected, and again
+//! when its messages have all been received and then fill its share again.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use crate::matching::PeerKey;
 
-/// A peer whose message the budget has declined for the first time.
+/// A peer whose message the budget has declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldBackPeer {
     /// The key of the peer.
@@ -18,24 +19,32 @@ pub struct HeldBackPeer {
 /// The peers that a budget has held back.
 #[derive(Debug, Default)]
 pub(super) struct HeldBackPeers {
-    /// All of them that are connected.
-    all: HashSet<PeerKey>,
+    /// All of them that are connected, each with the number of its account in the budget
+    /// ([`UnexpectedBudget::account_number`]) when it was added last.
+    ///
+    /// [`UnexpectedBudget::account_number`]: super::budget::UnexpectedBudget::account_number
+    all: HashMap<PeerKey, u64>,
     /// Those that no event has reported yet.
     unreported: Vec<HeldBackPeer>,
 }
 
 impl HeldBackPeers {
-    /// Adds a peer, unless it was added before.
+    /// Adds a peer, unless it was added before with this account. A peer that has no account was
+    /// added with any.
     #[cold]
-    pub(super) fn add(&mut self, held_back: HeldBackPeer) {
-        if self.all.insert(held_back.peer) {
-            self.unreported.push(held_back);
+    pub(super) fn add(&mut self, held_back: HeldBackPeer, account: u64) {
+        let previous = self.all.get(&held_back.peer).copied();
+        if previous.is_some_and(|previous| account == 0 || account == previous) {
+            return;
         }
+        self.all.insert(held_back.peer, account);
+        self.unreported.retain(|other| other.peer != held_back.peer);
+        self.unreported.push(held_back);
     }
 
     /// Removes a peer that has disconnected.
     pub(super) fn remove(&mut self, peer: PeerKey) {
-        if self.all.remove(&peer) {
+        if self.all.remove(&peer).is_some() {
             self.unreported.retain(|other| other.peer != peer);
         }
     }
@@ -73,22 +82,27 @@ mod tests {
     }
 
     #[test]
-    fn connected_peer_is_reported_once() {
+    fn connected_peer_is_reported_once_for_each_account() {
         let mut peers = HeldBackPeers::default();
         assert!(!peers.has_unreported());
         [1, 2, 1]
             .into_iter()
-            .for_each(|peer| peers.add(held_back(peer)));
+            .for_each(|peer| peers.add(held_back(peer), 5));
         peers.take_reported(|held_back| held_back.peer == PeerKey(2));
         assert_eq!(take(&mut peers), [1]);
         [1, 2, 3]
             .into_iter()
-            .for_each(|peer| peers.add(held_back(peer)));
+            .for_each(|peer| peers.add(held_back(peer), 5));
         // A peer that has left is not reported, and another peer gets its key.
         peers.remove(PeerKey(3));
         assert!(!peers.has_unreported());
         peers.remove(PeerKey(1));
-        peers.add(held_back(1));
+        peers.add(held_back(1), 5);
+        assert_eq!(take(&mut peers), [1]);
+        // It uses nothing any more, and then has another account.
+        peers.add(held_back(1), 0);
+        assert_eq!(take(&mut peers), []);
+        peers.add(held_back(1), 6);
         assert_eq!(take(&mut peers), [1]);
     }
 }

@@ -252,9 +252,9 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.has_held_back()
     }
 
-    /// Reports the peers that the budget has held back
-    /// ([`EventKind::PeerHeldBack`]), each once while it is connected. `peer_of` returns the name
-    /// and the handle of a peer; `None` for a peer of another endpoint that shares the queue.
+    /// Reports the peers that the budget has held back ([`EventKind::PeerHeldBack`]). `peer_of`
+    /// returns the name and the handle of a peer; `None` for a peer of another endpoint that shares
+    /// the queue.
     pub fn report_held_back(
         &mut self,
         mut peer_of: impl FnMut(PeerKey) -> Option<(Address, Option<FiAddr>)>,
