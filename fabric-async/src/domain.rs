@@ -262,16 +262,16 @@ impl<'a> DomainBuilder<'a> {
             driver::spawn(&engine)?;
         }
         node.attach_to_parent()?;
-        let state = Arc::new(DomainCore {
+        if class == Class::Domain {
+            open_domains::add(node.id(), self.info.clone());
+        }
+        let state = DomainCore {
             node,
             engine,
             fabric: self.fabric.clone(),
             info: self.info.clone(),
             context: self.context,
-        });
-        if class == Class::Domain {
-            open_domains::add(&state);
-        }
+        };
         Ok(Arc::new(DomainInner::new(state)))
     }
 }
@@ -560,6 +560,7 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let domain = close_object(self, |domain| &domain.inner.node)?;
+        open_domains::remove(domain.id());
         domain.inner.unbind_eq();
         domain.inner.engine.end_loan_waits();
         Ok(())

@@ -12,6 +12,7 @@ use crate::av::ToAddress;
 use crate::endpoint::set_once;
 use crate::eq::EventQueueInner;
 use crate::fabric::Fabric;
+use crate::open_domains;
 
 /// Keeps a domain open: its handles and its children share one `DomainInner`. The domain closes
 /// when the last reference is dropped.
@@ -39,9 +40,9 @@ pub(crate) struct DomainCore {
 }
 
 impl DomainInner {
-    pub(crate) fn new(state: Arc<DomainCore>) -> Self {
+    pub(crate) fn new(state: DomainCore) -> Self {
         Self {
-            state,
+            state: Arc::new(state),
             eq: Mutex::new(None),
         }
     }
@@ -122,6 +123,7 @@ impl Drop for DetachOnDrop<'_> {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
+        open_domains::remove(self.state.node.id());
         self.state.node.detach_from_parent();
     }
 }

@@ -1,40 +1,44 @@
 //! The open domains of this process, which discovery refers to.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fabric_core::info::Info;
 
-use crate::domain_inner::DomainCore;
+/// The info of each open domain, by id: the domain that was opened first has the lowest one.
+static DOMAINS: Mutex<BTreeMap<u64, Info>> = Mutex::new(BTreeMap::new());
 
-/// All domains that were not dropped, in the order in which they were opened.
-static DOMAINS: Mutex<Vec<Weak<DomainCore>>> = Mutex::new(Vec::new());
+fn domains() -> MutexGuard<'static, BTreeMap<u64, Info>> {
+    DOMAINS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-/// Adds a domain.
-pub(crate) fn add(domain: &Arc<DomainCore>) {
-    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    domains.retain(|other| other.strong_count() > 0);
-    domains.push(Arc::downgrade(domain));
+/// Adds a domain that was opened from this info.
+pub(crate) fn add(id: u64, info: Info) {
+    domains().insert(id, info);
+}
+
+/// Removes a domain that was closed, or whose last handle was dropped.
+pub(crate) fn remove(id: u64) {
+    domains().remove(&id);
 }
 
 /// Enters the open instance of the offer's domain into the offer: the instance with the id `asked`,
 /// whose attributes then replace those of the offer, or else the one that was opened first.
 pub(crate) fn enter_instance(offer: &mut Info, asked: Option<u64>) {
-    let domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    let open = domains.iter().filter_map(Weak::upgrade);
-    let mut instances = open.filter(|open| {
-        let of_domain = &open.info;
-        open.node.check_open().is_ok()
-            && of_domain.fabric.provider == offer.fabric.provider
-            && of_domain.fabric.name == offer.fabric.name
-            && of_domain.domain.name == offer.domain.name
-    });
+    let domains = domains();
+    let is_same_domain = |open: &Info| {
+        open.fabric.provider == offer.fabric.provider
+            && open.fabric.name == offer.fabric.name
+            && open.domain.name == offer.domain.name
+    };
+    let mut instances = domains.iter().filter(|(_, open)| is_same_domain(open));
     match asked {
-        Some(id) => {
-            if let Some(instance) = instances.find(|instance| instance.node.id() == id) {
-                offer.domain = instance.info.domain.clone();
-                offer.domain.domain = Some(id);
+        Some(asked) => {
+            if let Some((_, open)) = instances.find(|(id, _)| **id == asked) {
+                offer.domain = open.domain.clone();
+                offer.domain.domain = Some(asked);
             }
         }
-        None => offer.domain.domain = instances.next().map(|instance| instance.node.id()),
+        None => offer.domain.domain = instances.next().map(|(id, _)| *id),
     }
 }

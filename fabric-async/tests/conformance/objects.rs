@@ -1,8 +1,8 @@
 //! The object tree: close and drop, open children, and which objects can be bound.
 
 use fabric_async::{
-    Access, Address, Caps, Class, CounterBind, CqBind, Error, FiAddr, Hints, Info, Progress,
-    discover,
+    Access, Address, Caps, Class, CounterBind, CqBind, EpType, Error, FiAddr, Hints, Info,
+    Progress, discover,
 };
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
@@ -168,6 +168,21 @@ pub(crate) async fn discovery_finds_open_domains(setup: Setup) {
     };
     assert!(refused.mismatches.iter().any(|m| m.attribute == "domain"));
     drop(clone);
+
+    // A domain ends with its last handle, even while an operation has not ended.
+    let third = setup.open_domain(&fabric, &info);
+    let within_third = Hints::new().within(&third);
+    let av = third.address_vector().unwrap();
+    let ep = third.endpoint(&info).unwrap();
+    let ep = match ep_type {
+        EpType::Msg => None,
+        _ => Some(ep.bind_av(&av).unwrap().enable().unwrap()),
+    };
+    let receive = ep.as_ref().map(|ep| ep.recv().start().unwrap());
+    discover(&within_third).unwrap();
+    drop((ep, av, third));
+    assert!(discover(&within_third).is_err());
+    drop(receive);
 }
 
 pub(crate) async fn busy_domain_reports_open_children(setup: Setup) {
