@@ -153,6 +153,16 @@ async fn serve_honest_peer(ep: &Endpoint) {
     honest.0.wait().unwrap();
 }
 
+/// Receives what attackers have left, until they are disconnected.
+async fn receive_from_attackers(ep: &Endpoint) {
+    while ep.stats().peers > 0 || ep.stats().unexpected > 0 {
+        // A receive that has not completed is cancelled.
+        let receive = ep.recv().tag(ATTACK_TAG);
+        let _ = receive.into_future().now_or_never();
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 fn peers_that_fill_the_budget_do_not_block_another_peer() {
     run_attack(
@@ -246,11 +256,7 @@ fn connections_of_one_process_share_a_part_of_the_budget() {
             assert!((BUDGET / 4..=BUDGET / 2).contains(&used), "{used}");
             serve_honest_peer(ep).await;
             drop(attacker);
-            while ep.stats().peers > 0 || ep.stats().unexpected > 0 {
-                let receive = ep.recv().tag(ATTACK_TAG);
-                let _ = receive.into_future().now_or_never();
-                tokio::task::yield_now().await;
-            }
+            receive_from_attackers(ep).await;
         },
     );
 }
@@ -296,12 +302,7 @@ fn peers_that_left_do_not_block_a_connected_peer() {
             tokio::join!(discarding, counted);
             serve_honest_peer(ep).await;
             drop(attacker);
-            while ep.stats().peers > 0 || ep.stats().unexpected > 0 {
-                // A receive that has not completed is cancelled.
-                let receive = ep.recv().tag(ATTACK_TAG);
-                let _ = receive.into_future().now_or_never();
-                tokio::task::yield_now().await;
-            }
+            receive_from_attackers(ep).await;
         },
     );
 }
