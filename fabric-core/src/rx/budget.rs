@@ -205,15 +205,15 @@ impl UnexpectedBudget {
         self.used += cost;
         let next_number = self.accounts + 1;
         let account = self.account(peer);
-        if account.number == 0 {
-            account.number = next_number;
-            self.accounts = next_number;
-        }
-        let account = self.account(peer);
         account.used += cost;
+        let is_new = account.number == 0;
+        if is_new {
+            account.number = next_number;
+        }
         if account.state == PeerState::Disconnected {
             self.disconnected_used += cost;
         }
+        self.accounts += u64::from(is_new);
         if let Some(source) = self.sources.get(&peer) {
             *self.used_by_source.entry(*source).or_default() += cost;
         }

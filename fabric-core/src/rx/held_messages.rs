@@ -83,14 +83,14 @@ impl HeldMessages {
 
     /// Counts a receive for which a later buffered message competes with a held one. Returns
     /// whether the receive is for the held message.
-    fn takes_turn(&mut self) -> bool {
+    fn take_turn(&mut self) -> bool {
         self.passed += 1;
-        let takes = self.passed >= self.interval;
-        if takes {
+        let is_turn = self.passed >= self.interval;
+        if is_turn {
             self.passed = 0;
             self.interval = (self.interval / 2).max(MIN_INTERVAL);
         }
-        takes
+        is_turn
     }
 
     /// Notes that a message has stalled, and its connection ends because another message waits.
@@ -154,7 +154,7 @@ impl RxQueue {
         let departing = spec.from.and_then(|from| engine.departing_address(from));
         let buffered = self.matcher.unexpected.peek(spec);
         let is_next = departing.is_none()
-            && buffered.is_none_or(|buffered| buffered.arrival > arrival && self.held.takes_turn());
+            && buffered.is_none_or(|buffered| buffered.arrival > arrival && self.held.take_turn());
         is_next.then_some((peer, *self.held.keys.get(&peer)?))
     }
 
