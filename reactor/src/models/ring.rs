@@ -55,8 +55,23 @@ fn check_delivery(
     pushed_before: usize,
     popped_before: usize,
 ) {
+    check_delivery_in(
+        move || LoomRingMemory::new(lines),
+        lens,
+        pushed_before,
+        popped_before,
+    );
+}
+
+/// Checks delivery in this memory.
+fn check_delivery_in(
+    memory: impl Fn() -> LoomRingMemory + Send + Sync + 'static,
+    lens: &'static [usize],
+    pushed_before: usize,
+    popped_before: usize,
+) {
     loom::model(move || {
-        let memory = LoomRingMemory::new(lines);
+        let memory = memory();
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         for (number, &len) in lens[..pushed_before].iter().enumerate() {
             assert!(try_push(&mut producer, number as u8, len));
@@ -130,6 +145,13 @@ fn filler_and_record_wait_for_room_together() {
         7,
         0,
     );
+}
+
+/// A ring of eight lines is full in the middle of its second lap, and has four more at the end of
+/// that lap. The growth record takes the last line.
+#[test]
+fn growing_ring_keeps_the_order_and_reuses_only_released_lines() {
+    check_delivery_in(|| LoomRingMemory::growing(8, 12), &[8; 13], 7, 1);
 }
 
 /// A consumer polls once or twice and closes, while the producer queries whether its record was

@@ -18,6 +18,7 @@ pub(super) struct LoomRingMemory(Arc<LoomRingState>);
 
 struct LoomRingState {
     headers: Vec<AtomicU64>,
+    initial_lines: usize,
     cells: Vec<UnsafeCell<[u8; LINE_LEN]>>,
     released: AtomicU64,
     consumer_waiting: AtomicU32,
@@ -31,7 +32,13 @@ unsafe impl Send for LoomRingState {}
 
 impl LoomRingMemory {
     pub(super) fn new(lines: usize) -> Self {
+        Self::growing(lines, lines)
+    }
+
+    /// Creates the memory of a ring that begins with `initial_lines`.
+    pub(super) fn growing(initial_lines: usize, lines: usize) -> Self {
         Self(Arc::new(LoomRingState {
+            initial_lines,
             headers: (0..lines).map(|_| AtomicU64::new(0)).collect(),
             cells: (0..lines).map(|_| UnsafeCell::new([0; LINE_LEN])).collect(),
             released: AtomicU64::new(0),
@@ -65,6 +72,18 @@ impl LoomRingMemory {
 impl RingMemory for LoomRingMemory {
     fn lines(&self) -> usize {
         self.0.headers.len()
+    }
+
+    fn initial_lines(&self) -> usize {
+        self.0.initial_lines
+    }
+
+    fn allocate_rest(&self) -> bool {
+        true
+    }
+
+    fn is_rest_allocated(&self) -> bool {
+        true
     }
 
     fn header(&self, line: usize) -> &AtomicU64 {

@@ -16,8 +16,8 @@
 //! A mapping that is not writable is never accessed by a store, by a read-modify-write, or by a
 //! load that may be compiled as one: it is only accessed by relaxed loads.
 //!
-//! No access faults if the memory has the mapped size and is sealed against shrinking
-//! (`sys::memfd`).
+//! No access faults if the memory has the mapped size, is allocated or was populated, and is sealed
+//! against shrinking (`sys::memfd`).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -33,7 +33,7 @@ use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
 use fabric_core::buf::CopySource;
 use fabric_core::mr::RegionMemory;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::atomic_copy;
 use super::closer;
@@ -382,6 +382,24 @@ impl WordMapping {
     /// Returns the bytes of the body.
     pub(crate) fn len(&self) -> usize {
         self.body.len
+    }
+
+    /// Populates the pages of the body from byte `start`, a multiple of the page size, to its end.
+    /// If `write`, the pages are also allocated for the file. Returns false if there is no memory,
+    /// or if the kernel is older than Linux 5.14.
+    ///
+    /// # Panics
+    /// If the range is not within the body.
+    pub(crate) fn populate_from(&self, start: usize, write: bool) -> bool {
+        let advice = match write {
+            true => Advice::LinuxPopulateWrite,
+            false => Advice::LinuxPopulateRead,
+        };
+        let len = self.body.len - start;
+        let start = self.body.ptr_at(start, len);
+        // SAFETY: the pages are mapped, by the check in `ptr_at`. Populating pages does not change
+        // their bytes.
+        unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) }.is_ok()
     }
 
     /// Returns the word of eight bytes at this offset of the head.

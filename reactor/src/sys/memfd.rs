@@ -4,7 +4,8 @@
 //! The creator allocates the memory and seals its size. A process maps the memory of a peer only if
 //! it is sealed, has the announced size and is allocated. So no access within the mapping faults,
 //! also when no memory is left, unless a process that can write the memory frees pages of it
-//! (`FALLOC_FL_PUNCH_HOLE`).
+//! (`FALLOC_FL_PUNCH_HOLE`). Of *sparse* memory only the first bytes are allocated; a process
+//! populates the others before it accesses them.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -21,6 +22,14 @@ use super::os_error::os_error;
 /// Errors of the operating system, such as `ENOSPC` if there is not enough memory, and `EFBIG` for
 /// a size above `RLIMIT_FSIZE`. With such a size, the call would raise `SIGXFSZ`.
 pub(crate) fn create(name: &str, size: usize) -> Result<OwnedFd> {
+    create_sparse(name, size, size)
+}
+
+/// Creates memory as [`create`] does, and allocates the first `allocated` bytes.
+///
+/// # Errors
+/// Those of [`create`].
+pub(crate) fn create_sparse(name: &str, size: usize, allocated: usize) -> Result<OwnedFd> {
     let (size, call) = (size as u64, "fallocate");
     if getrlimit(Resource::Fsize)
         .current
@@ -34,7 +43,11 @@ pub(crate) fn create(name: &str, size: usize) -> Result<OwnedFd> {
         .or_else(|_| rustix::fs::memfd_create(name, flags))
         .map_err(os_error("memfd_create"))?;
     // A page that is allocated when it is touched first raises `SIGBUS` if there is no memory.
-    rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, size).map_err(os_error(call))?;
+    rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, allocated as u64)
+        .map_err(os_error(call))?;
+    if size > allocated as u64 {
+        rustix::fs::ftruncate(&memory, size).map_err(os_error("ftruncate"))?;
+    }
     Ok(memory)
 }
 
@@ -59,6 +72,19 @@ pub(crate) fn is_memory(fd: impl AsFd) -> bool {
 /// # Errors
 /// The defect of the memory.
 pub(crate) fn check_received(memory: impl AsFd, size: usize) -> Result<(), &'static str> {
+    check_received_sparse(memory, size, size)
+}
+
+/// Checks a descriptor as [`check_received`] does, except that of the memory only this many bytes
+/// must be allocated.
+///
+/// # Errors
+/// The defect of the memory.
+pub(crate) fn check_received_sparse(
+    memory: impl AsFd,
+    size: usize,
+    min_allocated: usize,
+) -> Result<(), &'static str> {
     let memory = memory.as_fd();
     let seals =
         rustix::fs::fcntl_get_seals(memory).map_err(|_| "shared memory cannot be sealed")?;
@@ -78,7 +104,7 @@ pub(crate) fn check_received(memory: impl AsFd, size: usize) -> Result<(), &'sta
     }
     // Swapped pages count too. The unit is 512 bytes (`stat(3type)`).
     let allocated = u64::try_from(status.st_blocks).unwrap_or(0) * 512;
-    if allocated < size as u64 {
+    if allocated < min_allocated as u64 {
         return Err("shared memory is not allocated");
     }
     Ok(())

@@ -55,21 +55,27 @@ fn received_fd() -> PeerFd {
     fd.into()
 }
 
-/// Consumes the records of a ring whose memory holds these bytes, followed by zeros. Returns the
-/// number of records; `None` after a protocol violation.
+/// Consumes the records of a ring whose memory holds these bytes, followed by zeros, and of a ring
+/// that begins with half of the lines. Returns the number of records of the first ring; `None`
+/// after a protocol violation.
 ///
 /// # Panics
 /// If a record lies outside of the ring or is too short for its parts, or if the records do not
 /// end.
 pub fn ring(bytes: &[u8]) -> Option<usize> {
-    let heap = HeapRing::new(RING_LINES);
+    consume_records(&HeapRing::growing(RING_LINES / 2, RING_LINES, true), bytes);
+    consume_records(&HeapRing::new(RING_LINES), bytes)
+}
+
+/// Consumes the records of one ring.
+fn consume_records(heap: &HeapRing, bytes: &[u8]) -> Option<usize> {
     for (at, word) in bytes.chunks(8).take(RING_LINES * LINE_LEN / 8).enumerate() {
         let mut whole = [0; 8];
         whole[..word.len()].copy_from_slice(word);
         heap.0.words[at].store(u64::from_le_bytes(whole), Ordering::Relaxed);
     }
-    let mut consumer = Consumer::new(heap);
-    // A record takes at least one line, and all headers are of one lap.
+    let mut consumer = Consumer::new(heap.clone());
+    // A record takes at least one line, and each line holds a header of one lap.
     for count in 0..=RING_LINES {
         let Some(record) = consumer.peek().ok()? else {
             return Some(count);

@@ -2,12 +2,21 @@
 //! processes. The sending end of a connection has the [`Producer`], the receiving end the
 //! [`Consumer`].
 //!
-//! The memory is an array of 64-byte lines. A *record* is a contiguous run of lines, at most an
-//! eighth of the ring; its first eight bytes are its header. The header contains the *lap*: how
-//! many times the producer has gone through the array, plus one. Storing a header with the current
-//! lap publishes the record. No index is shared for that, so a message of up to 56 bytes costs one
-//! cache line, and a polling consumer reads from its own cache. A *position* counts lines since the
-//! start and never wraps; `RingGeometry` derives the line and the lap from it.
+//! The memory is an array of 64-byte lines. A *record* is a contiguous run of lines; its first
+//! eight bytes are its header. The header contains the *lap*: how many times the producer has gone
+//! through the array, plus one. Storing a header with the current lap publishes the record. No
+//! index is shared for that, so a message of up to 56 bytes costs one cache line, and a polling
+//! consumer reads from its own cache. A *position* counts lines since the start and never wraps.
+//! Each end has a [`Cursor`] with the position, the lap and the line of its next record.
+//!
+//! # Growth
+//!
+//! A ring begins with a part of its lines, which are allocated when the memory is created. When the
+//! ring has been full, the producer allocates the other lines. At the end of that lap it publishes
+//! a *growth record*: the lap goes on in the other lines, and later laps have all lines. So a
+//! connection of few messages in flight stays in few cache lines, and a stream has room for more.
+//! If there is no memory, the ring stays as it is. A record takes at most an eighth of the first
+//! part.
 //!
 //! # Invariants
 //!
@@ -45,8 +54,15 @@ pub(crate) const HEADER_LEN: usize = 8;
 
 /// The memory of a ring, as both ends access it.
 pub(crate) trait RingMemory {
-    /// Returns the number of lines, a power of two.
+    /// Returns the number of lines.
     fn lines(&self) -> usize;
+    /// Returns the number of lines that the ring begins with; these are allocated.
+    fn initial_lines(&self) -> usize;
+    /// Allocates the other lines, for the producer. Returns false if there is no memory.
+    fn allocate_rest(&self) -> bool;
+    /// Returns whether the other lines can be read, for the consumer: the producer has allocated
+    /// them.
+    fn is_rest_allocated(&self) -> bool;
     /// Returns the first word of a line, which is the header of a record that starts there.
     fn header(&self, line: usize) -> &AtomicU64;
     /// Returns the position up to which the consumer has released lines.
@@ -77,44 +93,62 @@ pub(crate) fn take_producer_waiting<M: RingMemory>(memory: &M) -> bool {
         && memory.producer_waiting().swap(0, Ordering::Relaxed) != 0
 }
 
-/// The geometry of a ring: lines, laps and lengths derived from the number of lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RingGeometry {
-    lines: u64,
+/// Returns how many lines a record of this many bytes takes.
+fn lines_for(bytes: usize) -> usize {
+    bytes.div_ceil(LINE_LEN)
 }
 
-impl RingGeometry {
-    pub(crate) fn new(lines: usize) -> Self {
-        debug_assert!(lines.is_power_of_two());
+/// Where an end of the ring is: its position, and the line and the lap of that position.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    /// Position of the next record.
+    position: u64,
+    /// Position of line 0 in this lap.
+    lap_start: u64,
+    /// The lap, in the bits that it has in a header. The first lap is 1, because new memory holds
+    /// zeros.
+    lap_bits: u64,
+    /// Number of lines of a lap.
+    lap_lines: u64,
+    /// Maximum number of lines of a record.
+    max_record_lines: u64,
+}
+
+impl Cursor {
+    fn new(memory: &impl RingMemory) -> Self {
+        let lap_lines = memory.initial_lines() as u64;
+        debug_assert!(lap_lines > 0 && lap_lines as usize <= memory.lines());
         Self {
-            lines: lines as u64,
+            position: 0,
+            lap_start: 0,
+            lap_bits: 1 << LAP_SHIFT,
+            lap_lines,
+            max_record_lines: (lap_lines / 8).max(1),
         }
     }
 
-    /// Returns the maximum number of lines of a record: an eighth of the ring.
-    fn max_record_lines(self) -> usize {
-        (self.lines / 8).max(1) as usize
+    /// Returns the line of `position`. At the end of a lap, this is the number of lines.
+    #[inline(always)] // fast path of small messages
+    fn line(&self) -> usize {
+        (self.position - self.lap_start) as usize
     }
 
-    /// Returns the maximum bytes of a record, header included.
-    pub(crate) fn max_record_len(self) -> usize {
-        self.max_record_lines() * LINE_LEN
+    /// Returns the position at which the lap ends.
+    fn lap_end(&self) -> u64 {
+        self.lap_start + self.lap_lines
     }
 
-    /// Returns the lap of a position, as stored in headers. The first lap is 1, because new memory
-    /// holds zeros.
-    fn lap(self, position: u64) -> u64 {
-        ((position >> self.lines.trailing_zeros()) + 1) & ((1 << (64 - LAP_SHIFT)) - 1)
+    /// Returns the number of lines from `position` to the end of the lap.
+    fn rest(&self) -> usize {
+        (self.lap_end() - self.position) as usize
     }
 
-    /// Returns the index of the line at a position.
-    fn line_of(self, position: u64) -> usize {
-        (position & (self.lines - 1)) as usize
-    }
-
-    /// Returns how many lines a record of this many bytes takes.
-    fn lines_for(bytes: usize) -> usize {
-        bytes.div_ceil(LINE_LEN)
+    /// Begins the next lap if this one has ended.
+    fn begin_lap_at_end(&mut self) {
+        if self.position == self.lap_end() {
+            self.lap_start = self.position;
+            self.lap_bits = self.lap_bits.wrapping_add(1 << LAP_SHIFT);
+        }
     }
 }
 
@@ -149,7 +183,7 @@ impl RecordHeader {
 }
 
 /// Number of lines ahead of the next record that `prefetch_next` prefetches.
-const PREFETCH_DISTANCE: u64 = 4;
+const PREFETCH_DISTANCE: usize = 4;
 
 /// Value of `consumer_waiting` when the consumer has closed: nothing is read any more.
 const CONSUMER_CLOSED: u32 = 2;
@@ -167,20 +201,31 @@ pub(crate) enum ConsumerState {
 /// Kind of a *pad record*, which fills the end of the array if the next record would wrap. The
 /// consumer skips pad records.
 const PAD: u8 = 0xff;
+/// Kind of the *growth record*, which fills the end of the first lines. The lap goes on in the
+/// others.
+const GROWTH: u8 = 0xfe;
+
+/// Whether a ring has grown, as its producer knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growth {
+    /// The ring has its first lines, and was never full.
+    NotNeeded,
+    /// All lines are allocated. The lap ends with the growth record.
+    Allocated,
+    /// The ring has grown, or there was no memory.
+    Done,
+}
 
 /// The producer end of a ring.
 #[derive(Debug)]
 pub(crate) struct Producer<M> {
     memory: M,
-    geometry: RingGeometry,
-    /// Position of the next record.
-    position: u64,
+    at: Cursor,
+    growth: Growth,
     /// Position up to which the consumer had released lines when that was last read.
     released: u64,
-    /// The lap of `position`, in the bits that it has in a header.
-    lap_bits: u64,
-    /// Position up to which records can be published with this lap: in released lines, with a free
-    /// line behind them, and in front of the end of the array.
+    /// Position up to which records can be published in this lap: in released lines, with a free
+    /// line behind them, and in front of the growth record, if it is to come.
     limit: u64,
     /// Bitmap of the lines that hold payload behind their record's first line.
     dirty_lines: Box<[u64]>,
@@ -192,23 +237,26 @@ pub(crate) struct Producer<M> {
 impl<M: RingMemory> Producer<M> {
     /// Creates the producer of new memory, which must be zeroed.
     pub(crate) fn new(memory: M) -> Self {
-        let geometry = RingGeometry::new(memory.lines());
         let dirty_lines = vec![0; memory.lines().div_ceil(64)].into();
+        let growth = match memory.lines() > memory.initial_lines() {
+            true => Growth::NotNeeded,
+            false => Growth::Done,
+        };
         Self {
+            at: Cursor::new(&memory),
             memory,
-            geometry,
-            position: 0,
+            growth,
             released: 0,
             // Set before the first record.
-            lap_bits: 0,
             limit: 0,
             dirty_lines,
             clean_from: 0,
         }
     }
 
-    pub(crate) fn geometry(&self) -> RingGeometry {
-        self.geometry
+    /// Returns the maximum bytes of a record, header included.
+    pub(crate) fn max_record_len(&self) -> usize {
+        self.at.max_record_lines as usize * LINE_LEN
     }
 
     pub(crate) fn memory(&self) -> &M {
@@ -226,21 +274,21 @@ impl<M: RingMemory> Producer<M> {
         fill: impl FnOnce(RecordWriter<'_, M>),
     ) -> bool {
         debug_assert!(
-            kind != 0 && kind != PAD && len >= HEADER_LEN && len <= self.geometry.max_record_len()
+            !matches!(kind, 0 | PAD | GROWTH)
+                && (HEADER_LEN..=self.max_record_len()).contains(&len)
         );
-        let lines = RingGeometry::lines_for(len);
+        let lines = lines_for(len);
         if !self.reserve_lines(lines) {
             return false;
         }
         // Computed before the record is written: afterwards the fields would be read again.
-        let (position, geometry) = (self.position, self.geometry);
-        let first_line = geometry.line_of(position);
+        let (position, first_line) = (self.at.position, self.at.line());
         let header = RecordHeader {
             kind,
             flags,
             len: len as u32,
         };
-        let word = header.pack() | self.lap_bits;
+        let word = header.pack() | self.at.lap_bits;
         fill(RecordWriter {
             memory: &self.memory,
             start: first_line * LINE_LEN,
@@ -253,46 +301,68 @@ impl<M: RingMemory> Producer<M> {
         true
     }
 
-    /// Makes `position` the start of `lines` free contiguous lines, publishing a pad record if
-    /// needed. Returns false if the ring has no room now.
+    /// Makes `position` the start of `lines` free contiguous lines, ending the lap if needed.
+    /// Returns false if the ring has no room now.
     #[inline(always)] // fast path of small messages
     fn reserve_lines(&mut self, lines: usize) -> bool {
-        self.position + lines as u64 <= self.limit || self.advance_limit(lines)
+        self.at.position + lines as u64 <= self.limit || self.advance_limit(lines)
     }
 
     /// Reserves lines as [`reserve_lines`](Self::reserve_lines) does, beyond `limit`: after the
-    /// consumer has released lines, or in the next lap.
+    /// consumer has released lines, or in the next lap. Allocates the other lines if the first ones
+    /// are full.
     #[cold]
     fn advance_limit(&mut self, lines: usize) -> bool {
-        let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
-        let has_room = if lines > rest {
-            self.pad(rest, lines)
+        self.at.begin_lap_at_end();
+        let has_room = if self.ends_lap(lines) {
+            self.end_lap(lines)
         } else {
             self.has_room(lines)
         };
-        let RingGeometry { lines } = self.geometry;
-        self.lap_bits = self.geometry.lap(self.position) << LAP_SHIFT;
-        let lap_end = (self.position | (lines - 1)) + 1;
-        self.limit = lap_end.min(self.position + self.free_lines().saturating_sub(1));
+        if !has_room && self.growth == Growth::NotNeeded {
+            self.growth = match self.memory.allocate_rest() {
+                true => Growth::Allocated,
+                false => Growth::Done,
+            };
+        }
+        let lap_limit = self.at.lap_end() - u64::from(self.growth == Growth::Allocated);
+        let room_limit = self.at.position + self.free_lines().saturating_sub(1);
+        self.limit = lap_limit.min(room_limit);
         has_room
     }
 
-    /// Publishes a pad record of `rest` lines, up to the end of the array, if the ring also has
+    /// Returns whether a record of `lines` lines does not fit into this lap, because of its end or
+    /// of the growth record.
+    fn ends_lap(&self, lines: usize) -> bool {
+        lines + usize::from(self.growth == Growth::Allocated) > self.at.rest()
+    }
+
+    /// Publishes a pad record or the growth record up to the end of the lap, if the ring also has
     /// room for `lines` lines behind it. Returns false if the ring has no room.
-    fn pad(&mut self, rest: usize, lines: usize) -> bool {
+    fn end_lap(&mut self, lines: usize) -> bool {
+        let rest = self.at.rest();
+        // The room behind the record is the beginning of the array: so all records that were not
+        // released are of this lap, and the lines behind a growth record follow on them.
         let has_room = self.has_room(rest + lines);
         if has_room {
+            let grows = self.growth == Growth::Allocated;
             let header = RecordHeader {
-                kind: PAD,
+                kind: if grows { GROWTH } else { PAD },
                 flags: 0,
                 len: (rest * LINE_LEN) as u32,
             };
-            let first_line = self.geometry.line_of(self.position);
-            if rest > 1 || self.position < self.clean_from {
+            let (first_line, end) = (self.at.line(), self.at.lap_end());
+            if grows {
+                self.growth = Growth::Done;
+                let added = self.memory.lines() as u64 - self.at.lap_lines;
+                self.at.lap_lines += added;
+                self.clean_from += added;
+            }
+            if rest > 1 || self.at.position < self.clean_from {
                 self.mark_dirty(header, first_line, rest);
             }
-            let word = header.pack() | self.lap_bits;
-            self.publish(word, first_line, self.position + rest as u64);
+            self.publish(header.pack() | self.at.lap_bits, first_line, end);
+            self.at.begin_lap_at_end();
         }
         has_room
     }
@@ -300,15 +370,19 @@ impl<M: RingMemory> Producer<M> {
     /// Prefetches, for writing, a line of a record that follows soon.
     #[inline(always)] // fast path of small messages
     pub(crate) fn prefetch_next(&self) {
-        let line = self.geometry.line_of(self.position + PREFETCH_DISTANCE);
-        self.memory.prefetch_for_write(line);
+        self.memory
+            .prefetch_for_write(self.at.line() + PREFETCH_DISTANCE);
     }
 
     /// Returns whether the ring has room now for a record of `len` bytes, header included.
     pub(crate) fn fits(&mut self, len: usize) -> bool {
-        let lines = RingGeometry::lines_for(len);
-        let rest = self.geometry.lines as usize - self.geometry.line_of(self.position);
-        self.has_room(lines + if lines > rest { rest } else { 0 })
+        let lines = lines_for(len);
+        let rest = if self.ends_lap(lines) {
+            self.at.rest()
+        } else {
+            0
+        };
+        self.has_room(rest + lines)
     }
 
     /// Returns the state of the consumer, and clears the flag of a sleeping consumer, which the
@@ -346,7 +420,7 @@ impl<M: RingMemory> Producer<M> {
     /// has thus arrived, and `Closed` otherwise.
     #[cold]
     fn state_after_close(&self) -> ConsumerState {
-        if self.memory.released().load(Ordering::Relaxed) == self.position {
+        if self.memory.released().load(Ordering::Relaxed) == self.at.position {
             ConsumerState::Awake
         } else {
             ConsumerState::Closed
@@ -389,8 +463,8 @@ impl<M: RingMemory> Producer<M> {
     fn free_lines(&self) -> u64 {
         // If a hostile consumer releases more than was published, the difference wraps and the ring
         // counts as full.
-        let used = self.position.wrapping_sub(self.released);
-        self.geometry.lines.saturating_sub(used)
+        let used = self.at.position.wrapping_sub(self.released);
+        self.at.lap_lines.saturating_sub(used)
     }
 
     /// Publishes a record, whose other bytes are written already, by its header. `end` is the
@@ -401,7 +475,7 @@ impl<M: RingMemory> Producer<M> {
         self.memory
             .header(first_line)
             .store(header, Ordering::Release);
-        self.position = end;
+        self.at.position = end;
     }
 
     /// Marks the lines of a record behind its first line as dirty, and zeroes the first word of the
@@ -414,13 +488,17 @@ impl<M: RingMemory> Producer<M> {
             "header published on a dirty line"
         );
         let end = first_line + lines;
-        if header.kind != PAD {
+        if !matches!(header.kind, PAD | GROWTH) {
             (first_line + 1..end).for_each(|line| self.dirty_lines[line / 64] |= 1 << (line % 64));
         }
         if lines > 1 {
-            self.clean_from = self.position + self.geometry.lines + lines as u64;
+            self.clean_from = self.at.position + self.at.lap_lines + lines as u64;
         }
-        let next = self.geometry.line_of(end as u64);
+        let next = if end as u64 == self.at.lap_lines {
+            0
+        } else {
+            end
+        };
         let (word, bit) = (&mut self.dirty_lines[next / 64], 1 << (next % 64));
         if *word & bit != 0 {
             *word &= !bit;
@@ -493,13 +571,10 @@ pub(crate) enum Peeked {
 #[derive(Debug)]
 pub(crate) struct Consumer<M> {
     memory: M,
-    geometry: RingGeometry,
-    /// Position of the next record.
-    position: u64,
+    /// Never at the end of a lap.
+    at: Cursor,
     /// Position up to which lines were released to the producer.
     released: u64,
-    /// The lap of `position`, in the bits that it has in a header.
-    lap_bits: u64,
     /// Position from which lines are to be released, or that begins the next lap.
     checkpoint: u64,
     /// Whether this side has set `consumer_waiting` since the last `disarm`.
@@ -509,13 +584,10 @@ pub(crate) struct Consumer<M> {
 impl<M: RingMemory> Consumer<M> {
     /// Creates the consumer of memory whose first record was not consumed yet.
     pub(crate) fn new(memory: M) -> Self {
-        let geometry = RingGeometry::new(memory.lines());
         let mut consumer = Self {
+            at: Cursor::new(&memory),
             memory,
-            geometry,
-            position: 0,
             released: 0,
-            lap_bits: 0,
             checkpoint: 0,
             armed: false,
         };
@@ -523,19 +595,22 @@ impl<M: RingMemory> Consumer<M> {
         consumer
     }
 
-    /// Sets the lap of `position`, and the next position that changes it or from which lines are to
-    /// be released. Lines are released in batches of an eighth of the ring. The producer does not
-    /// starve, because no record takes more than an eighth.
+    /// Begins the next lap if this one has ended, and sets the next position at which a lap ends or
+    /// from which lines are to be released. Lines are released in batches of an eighth of the ring.
+    /// The producer does not starve, because no record takes more than an eighth.
     #[cold]
     fn set_checkpoint(&mut self) {
-        let RingGeometry { lines } = self.geometry;
-        self.lap_bits = self.geometry.lap(self.position) << LAP_SHIFT;
-        let lap_end = (self.position | (lines - 1)) + 1;
-        self.checkpoint = lap_end.min(self.released + lines / 8);
+        self.at.begin_lap_at_end();
+        self.checkpoint = self.at.lap_end().min(self.released + self.batch());
+    }
+
+    /// Returns the number of lines that are released together.
+    fn batch(&self) -> u64 {
+        self.at.lap_lines / 8
     }
 
     pub(crate) fn position(&self) -> u64 {
-        self.position
+        self.at.position
     }
 
     pub(crate) fn memory(&self) -> &M {
@@ -545,36 +620,31 @@ impl<M: RingMemory> Consumer<M> {
     /// Returns whether the ring has no record that was not consumed.
     #[inline(always)] // fast path of small messages
     pub(crate) fn is_empty(&self) -> bool {
-        let index = self.geometry.line_of(self.position);
         // No bytes of the record are read.
-        let word = self.memory.header(index).load(Ordering::Relaxed);
-        word >> LAP_SHIFT != self.lap_bits >> LAP_SHIFT
+        let word = self.memory.header(self.at.line()).load(Ordering::Relaxed);
+        word >> LAP_SHIFT != self.at.lap_bits >> LAP_SHIFT
     }
 
     /// Peeks at the oldest record: the fast version of [`peek`](Self::peek) for records of `kind`
     /// without flags.
     #[inline(always)] // fast path of small messages
     pub(crate) fn peek_plain(&self, kind: u8) -> Peeked {
-        let index = self.geometry.line_of(self.position);
+        let index = self.at.line();
         // SYNC: pairs with the release in `Producer::publish`.
         let word = self.memory.header(index).load(Ordering::Acquire);
         // Of the expected header only the length remains.
-        let rest = word ^ (self.lap_bits | u64::from(kind));
+        let rest = word ^ (self.at.lap_bits | u64::from(kind));
         let (start, len) = (index * LINE_LEN, (rest >> LEN_SHIFT) as usize);
         if rest & !LEN_MASK != 0 || len < HEADER_LEN {
-            if word >> LAP_SHIFT == self.lap_bits >> LAP_SHIFT {
+            if word >> LAP_SHIFT == self.at.lap_bits >> LAP_SHIFT {
                 return Peeked::Other;
             }
             return Peeked::Empty;
         }
-        let lines = if len <= LINE_LEN {
-            1
-        } else {
-            RingGeometry::lines_for(len)
-        };
+        let lines = if len <= LINE_LEN { 1 } else { lines_for(len) };
         if lines > 1
-            && (lines > self.geometry.max_record_lines()
-                || index + lines > self.geometry.lines as usize)
+            && (lines > self.at.max_record_lines as usize
+                || index + lines > self.at.lap_lines as usize)
         {
             return Peeked::Other;
         }
@@ -586,44 +656,56 @@ impl<M: RingMemory> Consumer<M> {
     }
 
     /// Returns the oldest record that was not consumed; `None` if the ring has none. Skips pad
-    /// records.
+    /// records and the growth record.
     ///
     /// # Errors
-    /// [`ShmProtocolViolation`] if the length of the record is invalid.
+    /// [`ShmProtocolViolation`] if the length of the record is invalid, or if the memory that the
+    /// ring is to grow by cannot be read.
     pub(crate) fn peek(&mut self) -> Result<Option<RecordRef>, ShmProtocolViolation> {
         loop {
-            let index = self.geometry.line_of(self.position);
+            let index = self.at.line();
             // SYNC: pairs with the release in `Producer::publish`.
             let word = self.memory.header(index).load(Ordering::Acquire);
             let Some(header) = self.unpack_published(word) else {
                 return Ok(None);
             };
-            let lines = RingGeometry::lines_for(header.len as usize);
-            let rest = self.geometry.lines as usize - index;
-            if header.kind == PAD {
-                // A pad record is shorter than the record that would wrap, and so than the longest
-                // record. A pad record as long as the ring would make this loop endless.
-                if lines != rest || lines >= self.geometry.max_record_lines() {
-                    return Err(ShmProtocolViolation(
-                        "pad record does not end with the ring",
-                    ));
-                }
-                self.position += lines as u64;
-                self.set_checkpoint();
-                continue;
-            }
+            let (lines, rest) = (lines_for(header.len as usize), self.at.rest());
             if (header.len as usize) < HEADER_LEN
-                || lines > self.geometry.max_record_lines()
+                || lines > self.at.max_record_lines as usize
                 || lines > rest
             {
                 return Err(ShmProtocolViolation("record length out of bounds"));
             }
-            return Ok(Some(RecordRef {
-                header,
-                start: index * LINE_LEN,
-                lines: lines as u32,
-            }));
+            if !matches!(header.kind, PAD | GROWTH) {
+                return Ok(Some(RecordRef {
+                    header,
+                    start: index * LINE_LEN,
+                    lines: lines as u32,
+                }));
+            }
+            // As a pad record takes at most an eighth of a lap, the loop ends.
+            if lines != rest {
+                return Err(ShmProtocolViolation("pad record does not end with the lap"));
+            }
+            if header.kind == GROWTH {
+                self.grow()?;
+            }
+            self.at.position += lines as u64;
+            self.set_checkpoint();
         }
+    }
+
+    /// Makes this lap and later ones as long as the memory.
+    #[cold]
+    fn grow(&mut self) -> Result<(), ShmProtocolViolation> {
+        let lines = self.memory.lines() as u64;
+        if self.at.lap_lines == lines || !self.memory.is_rest_allocated() {
+            return Err(ShmProtocolViolation(
+                "ring grows twice, or by memory that is not allocated",
+            ));
+        }
+        self.at.lap_lines = lines;
+        Ok(())
     }
 
     /// Consumes the record that `peek` returned. Returns true if the producer sleeps and the caller
@@ -637,14 +719,13 @@ impl<M: RingMemory> Consumer<M> {
     /// Returns true if the producer sleeps and the caller must ring the doorbell.
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
-        self.position += lines;
-        self.position >= self.checkpoint && self.pass_checkpoint()
+        self.at.position += lines;
+        self.at.position >= self.checkpoint && self.pass_checkpoint()
     }
 
     #[cold]
     fn pass_checkpoint(&mut self) -> bool {
-        let producer_waits =
-            self.position - self.released >= self.geometry.lines / 8 && self.release();
+        let producer_waits = self.at.position - self.released >= self.batch() && self.release();
         self.set_checkpoint();
         producer_waits
     }
@@ -653,14 +734,14 @@ impl<M: RingMemory> Consumer<M> {
     /// caller must ring the doorbell.
     #[cold]
     pub(crate) fn release(&mut self) -> bool {
-        if self.released == self.position {
+        if self.released == self.at.position {
             return false;
         }
-        self.released = self.position;
+        self.released = self.at.position;
         // SYNC: pairs with the acquire in `Producer::reload_released`.
         self.memory
             .released()
-            .store(self.position, Ordering::Release);
+            .store(self.at.position, Ordering::Release);
         self.take_producer_waiting()
     }
 
@@ -676,10 +757,7 @@ impl<M: RingMemory> Consumer<M> {
         self.memory.consumer_waiting().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Producer::consumer_state`.
         full_fence();
-        let word = self
-            .memory
-            .header(self.geometry.line_of(self.position))
-            .load(Ordering::Relaxed);
+        let word = self.memory.header(self.at.line()).load(Ordering::Relaxed);
         self.unpack_published(word).is_none()
     }
 
@@ -695,7 +773,7 @@ impl<M: RingMemory> Consumer<M> {
     pub(crate) fn close(&self) {
         self.memory
             .released()
-            .store(self.position, Ordering::Release);
+            .store(self.at.position, Ordering::Release);
         // SYNC: pairs with the acquire in `Producer::consumer_state`.
         self.memory
             .consumer_waiting()
@@ -707,6 +785,6 @@ impl<M: RingMemory> Consumer<M> {
     #[inline]
     fn unpack_published(&self, word: u64) -> Option<RecordHeader> {
         let header = RecordHeader::unpack(word);
-        (word >> LAP_SHIFT == self.lap_bits >> LAP_SHIFT && header.kind != 0).then_some(header)
+        (word >> LAP_SHIFT == self.at.lap_bits >> LAP_SHIFT && header.kind != 0).then_some(header)
     }
 }

@@ -15,14 +15,26 @@ pub(super) struct HeapRing(pub(super) Arc<HeapRingWords>);
 #[derive(Debug)]
 pub(super) struct HeapRingWords {
     pub(super) words: Vec<AtomicU64>,
+    initial_lines: usize,
+    /// Whether there is memory for the other lines.
+    can_grow: bool,
     pub(super) released: AtomicU64,
     pub(super) consumer_waiting: AtomicU32,
     pub(super) producer_waiting: AtomicU32,
 }
 
 impl HeapRing {
+    /// Creates the memory of a ring that does not grow.
     pub(super) fn new(lines: usize) -> Self {
+        Self::growing(lines, lines, true)
+    }
+
+    /// Creates the memory of a ring that begins with `initial_lines`, and grows to `lines` if
+    /// `can_grow`.
+    pub(super) fn growing(initial_lines: usize, lines: usize, can_grow: bool) -> Self {
         Self(Arc::new(HeapRingWords {
+            initial_lines,
+            can_grow,
             words: (0..lines * WORDS_PER_LINE)
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -46,6 +58,18 @@ impl HeapRing {
 impl RingMemory for HeapRing {
     fn lines(&self) -> usize {
         self.0.words.len() / WORDS_PER_LINE
+    }
+
+    fn initial_lines(&self) -> usize {
+        self.0.initial_lines
+    }
+
+    fn allocate_rest(&self) -> bool {
+        self.0.can_grow
+    }
+
+    fn is_rest_allocated(&self) -> bool {
+        self.0.can_grow
     }
 
     fn header(&self, line: usize) -> &AtomicU64 {

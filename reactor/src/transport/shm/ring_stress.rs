@@ -27,21 +27,29 @@ fn park_until_woken(role: &str) {
 
 #[test]
 fn ring_between_two_threads_loses_no_record_and_no_wake_up() {
-    const MESSAGES: u64 = 200_000;
-    const LINES: usize = 256;
+    exchange_between_threads(256, 200_000);
+}
+
+#[test]
+fn growing_ring_between_two_threads_loses_no_record_and_no_wake_up() {
+    exchange_between_threads(8192, 20_000);
+}
+
+/// Exchanges this many records of random lengths over a ring in a segment of up to `lines` lines.
+fn exchange_between_threads(lines: usize, messages: u64) {
     let len_of = |number: u64, max_len: usize| match pseudo_random(number) as usize {
         bits if bits.is_multiple_of(4) => HEADER_LEN + bits % (max_len - HEADER_LEN + 1),
         bits => HEADER_LEN + bits % LINE_LEN,
     };
     let byte_of = |number: u64, at: usize| pseudo_random(number).wrapping_add(at as u64) as u8;
 
-    let (segment, _fd) = Segment::create(LINES).unwrap();
+    let (segment, _fd) = Segment::create(lines).unwrap();
     let (mut producer, mut consumer) = (Producer::new(segment.clone()), Consumer::new(segment));
-    let max_len = producer.geometry().max_record_len();
+    let max_len = producer.max_record_len();
     let receiver = thread::current();
     let sender = thread::spawn(move || {
         let mut bytes = vec![0; max_len];
-        for number in 0..MESSAGES {
+        for number in 0..messages {
             let len = len_of(number, max_len);
             bytes[..len - HEADER_LEN]
                 .iter_mut()
@@ -61,7 +69,7 @@ fn ring_between_two_threads_loses_no_record_and_no_wake_up() {
         }
     });
     let mut bytes = vec![0; max_len];
-    for number in 0..MESSAGES {
+    for number in 0..messages {
         let record = loop {
             if let Some(record) = consumer.peek().unwrap() {
                 break record;

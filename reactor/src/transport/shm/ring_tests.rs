@@ -41,12 +41,32 @@ fn any_call() -> impl Strategy<Value = RingCall> {
     ]
 }
 
+/// Lines of a ring: at first, and after the ring has grown; and whether there is memory to grow.
+type RingLines = (usize, usize, bool);
+
+fn any_lines() -> impl Strategy<Value = RingLines> {
+    let growing = || prop_oneof![Just((8, 32)), Just((16, 24)), Just((16, 64))];
+    prop_oneof![
+        2 => prop_oneof![Just(8), Just(16), Just(64)].prop_map(|lines| (lines, lines, true)),
+        3 => growing().prop_map(|(initial, lines)| (initial, lines, true)),
+        1 => growing().prop_map(|(initial, lines)| (initial, lines, false)),
+    ]
+}
+
 /// Model of the ring: positions in lines, and the flags of sleeping ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct RingOracle {
+    /// Lines of this lap.
     lines: u64,
-    /// Records in the ring: number, length, and lines including the pad record before it.
-    records: VecDeque<(u8, usize, u64)>,
+    /// Lines that the ring grows to; `None` if it does not grow, or has grown.
+    grown_lines: Option<u64>,
+    /// Whether the ring was full, so that it grows at the end of this lap.
+    was_full: bool,
+    /// Position at which the lap ends.
+    lap_end: u64,
+    /// Records in the ring: number, length, lines including the pad record or growth record before
+    /// it, and lines of the lap once it is consumed.
+    records: VecDeque<(u8, usize, u64, u64)>,
     pushed: u64,
     popped: u64,
     released: u64,
@@ -55,13 +75,39 @@ struct RingOracle {
 }
 
 impl RingOracle {
-    /// Returns how many lines a record of this length would take now, including a pad record.
+    fn new((initial, lines, can_grow): RingLines) -> Self {
+        Self {
+            lines: initial as u64,
+            grown_lines: (can_grow && lines > initial).then_some(lines as u64),
+            was_full: false,
+            lap_end: initial as u64,
+            records: VecDeque::new(),
+            pushed: 0,
+            popped: 0,
+            released: 0,
+            consumer_waiting: false,
+            producer_waiting: false,
+        }
+    }
+
+    /// Returns whether the growth record is to come.
+    fn grows(&self) -> bool {
+        self.was_full && self.grown_lines.is_some()
+    }
+
+    /// Returns how many lines a record of this length would take now, including a pad record or the
+    /// growth record.
     fn lines_for(&self, len: usize) -> u64 {
-        let (lines, rest) = (
-            len.div_ceil(LINE_LEN) as u64,
-            self.lines - self.pushed % self.lines,
-        );
-        if lines > rest { rest + lines } else { lines }
+        let lines = len.div_ceil(LINE_LEN) as u64;
+        let rest = match self.lap_end - self.pushed {
+            0 => self.lines,
+            rest => rest,
+        };
+        if lines + u64::from(self.grows()) > rest {
+            rest + lines
+        } else {
+            lines
+        }
     }
 
     /// Returns whether a record has room; one line stays free.
@@ -71,7 +117,19 @@ impl RingOracle {
 
     fn push(&mut self, number: u8, len: usize) {
         let lines = self.lines_for(len);
-        self.records.push_back((number, len, lines));
+        if self.pushed == self.lap_end {
+            self.lap_end += self.lines;
+        }
+        if lines > len.div_ceil(LINE_LEN) as u64 {
+            match self.grown_lines.take_if(|_| self.was_full) {
+                Some(grown) => {
+                    self.lap_end += grown - self.lines;
+                    self.lines = grown;
+                }
+                None => self.lap_end += self.lines,
+            }
+        }
+        self.records.push_back((number, len, lines, self.lines));
         self.pushed += lines;
     }
 
@@ -111,21 +169,18 @@ fn header_word(kind: u8, flags: u8, len: u64, lap: u64) -> u64 {
 }
 
 impl RingFixture {
-    fn new(lines: usize) -> Self {
-        let heap = HeapRing::new(lines);
+    fn new((initial, lines, can_grow): RingLines) -> Self {
+        let heap = HeapRing::growing(initial, lines, can_grow);
         Self {
             producer: Producer::new(heap.clone()),
             consumer: Consumer::new(heap),
-            oracle: RingOracle {
-                lines: lines as u64,
-                ..RingOracle::default()
-            },
+            oracle: RingOracle::new((initial, lines, can_grow)),
             number: 0,
         }
     }
 
     fn clamp_len(&self, len: usize) -> usize {
-        len.min(self.producer.geometry().max_record_len())
+        len.min(self.producer.max_record_len())
     }
 
     fn push(&mut self, len: usize) -> bool {
@@ -150,13 +205,14 @@ impl RingFixture {
             );
             assert_eq!(self.producer.consumer_state(), ConsumerState::Awake);
         }
+        self.oracle.was_full |= !has_room;
         has_room
     }
 
     fn pop(&mut self) {
         let record = self.consumer.peek().expect("no protocol violation");
         assert_eq!(self.consumer.peek(), Ok(record), "peek has no effect");
-        let Some((number, len, lines)) = self.oracle.records.pop_front() else {
+        let Some((number, len, lines, lap_lines)) = self.oracle.records.pop_front() else {
             return assert_eq!(record, None);
         };
         let record = record.expect("the oracle has one");
@@ -173,7 +229,7 @@ impl RingFixture {
             payload_of(number, len)
         );
         self.oracle.popped += lines;
-        let releases = self.oracle.popped - self.oracle.released >= self.oracle.lines / 8;
+        let releases = self.oracle.popped - self.oracle.released >= lap_lines / 8;
         let woken = releases && self.oracle.release();
         assert_eq!(
             self.consumer.consume(record),
@@ -226,7 +282,7 @@ enum HostileWrite {
 }
 
 fn any_hostile_write(lines: usize) -> impl Strategy<Value = HostileWrite> {
-    let kind = prop_oneof![Just(0_u8), Just(1), Just(0xff), any::<u8>()];
+    let kind = prop_oneof![Just(0_u8), Just(1), Just(0xff), Just(0xfe), any::<u8>()];
     let multiples = (0..=lines as u64 + 1).prop_map(|lines| lines * LINE_LEN as u64);
     let len = prop_oneof![3 => multiples, 2 => 0..=(LINE_LEN * lines) as u64, 1 => 0..1_u64 << 24];
     let plausible =
@@ -248,7 +304,7 @@ fn apply_bounds_checked(
 ) -> Result<(), ShmProtocolViolation> {
     let (lines, max_len) = (
         fixture.consumer.memory().lines(),
-        fixture.producer.geometry().max_record_len(),
+        fixture.producer.max_record_len(),
     );
     match call {
         RingCall::Push(len) | RingCall::Fill(len) => {
@@ -293,7 +349,7 @@ proptest! {
     /// Order, content, room and wake-ups match the oracle after every call.
     #[test]
     fn ring_matches_the_oracle(
-        lines in prop_oneof![Just(8), Just(16), Just(64)],
+        lines in any_lines(),
         calls in prop::collection::vec(any_call(), 1..200),
     ) {
         let mut fixture = RingFixture::new(lines);
@@ -308,9 +364,9 @@ proptest! {
     /// [`ShmProtocolViolation`], without panic or endless loop.
     #[test]
     fn hostile_peer_causes_only_protocol_violations(
-        (lines, writes) in prop_oneof![Just(8), Just(16), Just(64)]
+        (lines, writes) in any_lines()
             .prop_flat_map(|lines| {
-                (Just(lines), prop::collection::vec(any_hostile_write(lines), 1..200))
+                (Just(lines), prop::collection::vec(any_hostile_write(lines.1), 1..200))
             }),
     ) {
         let mut fixture = RingFixture::new(lines);
@@ -350,7 +406,7 @@ fn pad_record_as_long_as_the_ring_is_a_protocol_violation() {
 #[test]
 fn closed_consumer_counts_as_awake_if_it_consumed_the_last_record() {
     for consumed in [false, true] {
-        let mut fixture = RingFixture::new(16);
+        let mut fixture = RingFixture::new((16, 16, false));
         // The record has one line, and lines are released in batches of two: only the close
         // releases the line.
         assert!(fixture.push(HEADER_LEN + 8));
@@ -373,4 +429,47 @@ fn closed_consumer_counts_as_awake_if_it_consumed_the_last_record() {
         assert!(fixture.producer.push(1, 0, HEADER_LEN, |_| ()));
         assert_eq!(fixture.producer.consumer_state(), ConsumerState::Closed);
     }
+}
+
+/// Memory that a hostile producer has not allocated is not read, and a ring grows once.
+#[test]
+fn growth_without_memory_or_twice_is_a_protocol_violation() {
+    let growth = header_word(0xfe, 0, 2 * LINE_LEN as u64, 1);
+    for (can_grow, is_violation) in [(true, false), (false, true)] {
+        let heap = HeapRing::growing(16, 64, can_grow);
+        let mut consumer = Consumer::new(heap.clone());
+        for line in 0..14 {
+            heap.header(line)
+                .store(header_word(1, 0, HEADER_LEN as u64, 1), Ordering::Relaxed);
+            let record = consumer.peek().unwrap().expect("a record");
+            consumer.consume(record);
+        }
+        heap.header(14).store(growth, Ordering::Relaxed);
+        assert_eq!(consumer.peek().is_err(), is_violation);
+    }
+    let heap = HeapRing::new(16);
+    heap.header(14).store(growth, Ordering::Relaxed);
+    let mut consumer = Consumer::new(heap.clone());
+    for line in 0..14 {
+        heap.header(line)
+            .store(header_word(1, 0, HEADER_LEN as u64, 1), Ordering::Relaxed);
+        let record = consumer.peek().unwrap().expect("a record");
+        consumer.consume(record);
+    }
+    assert!(consumer.peek().is_err(), "a ring that has all its lines");
+}
+
+/// A ring of records of one line grows too, although these always end with the lap.
+#[test]
+fn ring_that_was_full_grows_at_the_end_of_its_lap() {
+    let mut fixture = RingFixture::new((16, 64, true));
+    for _ in 0..2 {
+        fixture.apply(RingCall::Fill(HEADER_LEN));
+        while !fixture.oracle.records.is_empty() {
+            fixture.pop();
+        }
+    }
+    fixture.apply(RingCall::Release);
+    fixture.apply(RingCall::Fill(HEADER_LEN));
+    assert_eq!(fixture.oracle.records.len(), 63, "all lines but one");
 }

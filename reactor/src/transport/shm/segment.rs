@@ -1,9 +1,10 @@
 //! Segments: the shared memory of one direction of a connection.
 //!
 //! A segment holds control words in its first page, and the lines of the ring behind them. The
-//! sender creates and allocates the segment (a memfd), seals its size, and passes the descriptor to
-//! the receiver in the hello. The receiver maps a segment only if the memory is sealed, has the
-//! announced size and is allocated (`sys::memfd`).
+//! sender creates the segment (a memfd), allocates its first [`INITIAL_LINES`], seals its size, and
+//! passes the descriptor to the receiver in the hello. The receiver maps a segment only if the
+//! memory is sealed, has the announced size and its first lines are allocated (`sys::memfd`). Both
+//! populate the other lines when the ring grows.
 //!
 //! A peer may change the segment at any time. Control words and headers are accessed as atomics,
 //! and payload is copied (`sys::mapping`). A peer that changes payload during a copy corrupts its
@@ -55,6 +56,8 @@ const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= HEAD_LEN);
 /// Bounds of the number of lines of a segment that is accepted from a peer.
 const MIN_LINES: usize = 64;
 const MAX_LINES: usize = 1 << 20;
+/// Lines that a ring begins with, if it has more: 128 KiB.
+const INITIAL_LINES: usize = 2048;
 
 /// A word in the memory of the sender's process. A receiver that reads `value` at `address` with
 /// `process_vm_readv` can copy from the sender's memory (`cma`).
@@ -85,11 +88,12 @@ pub(crate) enum SegmentError {
 const PREFETCH_LINES: usize = 12;
 
 impl Segment {
-    /// Creates a segment with a ring of `lines` lines. Returns the segment and the descriptor to
-    /// pass to the peer.
+    /// Creates a segment with a ring of up to `lines` lines. Returns the segment and the descriptor
+    /// to pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let len = lines * LINE_LEN;
-        let memory = memfd::create("fabric-shm", HEAD_LEN + len)?;
+        let allocated = HEAD_LEN + lines.min(INITIAL_LINES) * LINE_LEN;
+        let memory = memfd::create_sparse("fabric-shm", HEAD_LEN + len, allocated)?;
         memfd::seal(&memory, true)?;
         let mapping = WordMapping::map(&memory, len, MemoryOwner::ThisProcess)?;
         Ok((Self { mapping }, memory))
@@ -103,7 +107,9 @@ impl Segment {
             ));
         }
         let len = lines * LINE_LEN;
-        memfd::check_received(&memory, HEAD_LEN + len).map_err(SegmentError::Malformed)?;
+        let allocated = HEAD_LEN + lines.min(INITIAL_LINES) * LINE_LEN;
+        memfd::check_received_sparse(&memory, HEAD_LEN + len, allocated)
+            .map_err(SegmentError::Malformed)?;
         let mapping =
             WordMapping::map(memory, len, MemoryOwner::Peer).map_err(SegmentError::NoResources)?;
         Ok(Self { mapping })
@@ -313,6 +319,20 @@ fn take_bits(word: &AtomicU64) -> u64 {
 impl RingMemory for Segment {
     fn lines(&self) -> usize {
         self.mapping.len() / LINE_LEN
+    }
+
+    fn initial_lines(&self) -> usize {
+        self.lines().min(INITIAL_LINES)
+    }
+
+    fn allocate_rest(&self) -> bool {
+        self.mapping
+            .populate_from(self.initial_lines() * LINE_LEN, true)
+    }
+
+    fn is_rest_allocated(&self) -> bool {
+        self.mapping
+            .populate_from(self.initial_lines() * LINE_LEN, false)
     }
 
     #[inline(always)] // fast path of small messages

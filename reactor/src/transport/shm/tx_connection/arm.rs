@@ -50,7 +50,7 @@ impl TxChannel {
     /// RMA request has no response yet.
     fn front_wait(&mut self, front: &QueuedTx, awaits_response: bool) -> FrontWait {
         let Some(remote) = &front.tx_op.remote else {
-            return FrontWait::RingRoom(self.ring.geometry().max_record_len());
+            return FrontWait::RingRoom(self.ring.max_record_len());
         };
         if self.mapped_regions.is_map_request_pending(remote.key) {
             return FrontWait::Response;

@@ -34,8 +34,8 @@ use super::super::tx_settings::TxSettings;
 use super::super::{cma, doorbell};
 use super::{PayloadPath, PushOutcome, QueuedTx};
 
-/// Lines of a new segment: 128 KiB.
-const RING_LINES: usize = 2048;
+/// Lines of a new segment once its ring has grown: 512 KiB.
+const RING_LINES: usize = 8192;
 /// Maximum bytes of one access to a mapped region. Longer accesses are executed in pieces.
 pub(super) const MAX_ACCESS_LEN: usize = 256 * 1024;
 /// Maximum bytes of a record without its payload: header word, tag, completion data, full length.
