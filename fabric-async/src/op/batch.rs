@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use fabric_core::buf::{AnyBuf, IoBuf, Payload};
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::matching::TagMatch;
@@ -102,33 +103,39 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
 ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
     let mut requests = requests.into_iter();
     let mut posted = 0;
-    // A short batch allocates no more than it needs.
-    let mut chunk = Vec::with_capacity(requests.size_hint().0.clamp(1, MAX_BATCH_POSTS));
+    let mut chunk: ArrayVec<QueuedRequest<O, B>, MAX_BATCH_POSTS> = ArrayVec::new();
     loop {
         // The iterator is code of the application, and runs without the domain's lock.
         let (mut refused, mut chunk_bytes) = (None, 0);
-        while chunk.len() < MAX_BATCH_POSTS && chunk_bytes < MAX_BATCH_BYTES {
+        while !chunk.is_full() && chunk_bytes < MAX_BATCH_BYTES {
             let Some(request) = requests.next() else {
                 break;
             };
-            let checked = check_same_endpoint(ep, request.ep)
-                .and_then(|()| request.op.check(ep, &request.buf));
-            if let Err(error) = checked {
+            if let Err(error) = check_same_endpoint(ep, request.ep) {
                 refused = Some((request, error));
                 break;
             }
-            chunk_bytes += request.op.copied_len(&request.buf);
             let Request {
                 op,
                 buf,
                 completion_options,
                 ..
             } = request;
+            // Checked where it is stored: a request that is moved just after it was written waits
+            // for its own stores.
             chunk.push(QueuedRequest {
                 op,
                 buf: Some(buf),
                 completion_options,
             });
+            match chunk[chunk.len() - 1].check(ep) {
+                Ok(copied_len) => chunk_bytes += copied_len,
+                Err(error) => {
+                    let queued = chunk.pop();
+                    refused = queued.and_then(|queued| Some((queued.into_request(ep)?, error)));
+                    break;
+                }
+            }
         }
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
@@ -149,13 +156,7 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
         };
         let mut unposted: Vec<_> = chunk
             .into_iter()
-            .filter_map(
-                |QueuedRequest {
-                     op,
-                     buf,
-                     completion_options,
-                 }| { Some(Request::from_parts(ep, op, buf?, completion_options)) },
-            )
+            .filter_map(|queued| queued.into_request(ep))
             .collect();
         unposted.extend(request);
         return Err(BatchError {
@@ -224,7 +225,7 @@ pub(super) fn write_plain_together<O, B: IoBuf>(
     chunk: &mut [QueuedRequest<O, B>],
     plain_write: impl Fn(&O, usize) -> Option<(FiAddr, RmaIov)>,
 ) -> usize {
-    let mut writes = Vec::with_capacity(chunk.len());
+    let mut writes: ArrayVec<_, MAX_BATCH_POSTS> = ArrayVec::new();
     let mut target = None;
     for queued in chunk.iter() {
         let Some(Payload::Contiguous(bytes)) = queued.buf.as_ref().map(IoBuf::payload) else {
@@ -240,6 +241,7 @@ pub(super) fn write_plain_together<O, B: IoBuf>(
     }
     let Some(peer) = target else { return 0 };
     let executed = posts.try_write_plain(peer, &writes);
+    drop(writes);
     report(posts, OpKind::Write, &mut chunk[..executed]);
     executed
 }
@@ -291,6 +293,27 @@ pub(super) fn post_receives_together<O, B: IoBuf>(
             let (buf, target) = others[index].take(is_selective);
             (tag, buf, target)
         })
+}
+
+impl<O: BatchOp<B>, B: IoBuf> QueuedRequest<O, B> {
+    /// Checks the request, which has its buffer. Returns the number of bytes that the post copies.
+    fn check(&self, ep: &EndpointInner) -> Result<usize> {
+        self.buf.as_ref().map_or(Ok(0), |buf| {
+            self.op.check(ep, buf)?;
+            Ok(self.op.copied_len(buf))
+        })
+    }
+
+    /// Returns the request again; `None` if it was posted.
+    fn into_request<M: ThreadModel>(self, ep: &Arc<EndpointInner>) -> Option<Request<'_, O, B, M>> {
+        let buf = self.buf?;
+        Some(Request::from_parts(
+            ep,
+            self.op,
+            buf,
+            self.completion_options,
+        ))
+    }
 }
 
 impl<O, B: IoBuf> QueuedRequest<O, B> {

@@ -290,6 +290,21 @@ impl MappedRegion {
         self.rma_events || tx_op.data.is_some()
     }
 
+    /// Copies `bytes` to a remote offset, if the region grants that and has these bytes, and the
+    /// peer requests no RMA events. Returns whether the bytes were copied.
+    #[inline]
+    pub(crate) fn try_write(&self, offset: u64, bytes: &[u8]) -> bool {
+        let offset = usize::try_from(offset.wrapping_sub(self.base)).unwrap_or(usize::MAX);
+        let end = offset.checked_add(bytes.len());
+        let is_permitted = self.access.contains(Access::REMOTE_WRITE)
+            && !self.rma_events
+            && end.is_some_and(|end| end <= self.mapping.len());
+        if is_permitted {
+            self.mapping.write(offset, bytes);
+        }
+        is_permitted
+    }
+
     /// Copies `payload` into the region from offset `at` on.
     pub(crate) fn write(&self, at: usize, payload: Payload<'_>) {
         payload.for_each(|position, piece| self.mapping.write(at + position, piece));

@@ -35,7 +35,7 @@ use super::record::ALIGN_PAYLOAD_FROM;
 use super::rx_connection::PeerIdentity;
 use super::socket::{PeerCredentials, ShmSocket};
 use super::tx_settings::TxSettings;
-use channel::{FRAGMENT_LEN, TxChannel};
+use channel::{FRAGMENT_LEN, MAX_ACCESS_LEN, TxChannel};
 use iov_cursor::IovCursor;
 pub(crate) use iov_cursor::at_start;
 pub(crate) use socket_events::ConnectionEnd;
@@ -283,24 +283,18 @@ impl TxConnection {
         sent.count()
     }
 
-    /// Executes writes without completion data as [`try_send`](Self::try_send) does with `FI_MORE`,
-    /// until one is not executed. Returns how many were executed.
+    /// Executes writes without completion data, until one cannot be executed now, is invalid, or
+    /// is an RMA event of the peer. Returns how many were executed.
     pub(crate) fn write_together(&mut self, writes: &[(RmaIov, &[u8])]) -> usize {
-        let mut tx_op = TxOp {
-            more: true,
-            ..TxOp::new(OpKind::Write, self.addr)
-        };
         let Some(channel) = self.ready_channel() else {
             return 0;
         };
         let executed = writes.iter().take_while(|(remote, bytes)| {
-            tx_op.remote = Some(*remote);
-            let payload = Payload::Contiguous(bytes);
-            let pushed = channel.try_access(&tx_op, bytes.len(), true, |region, at, _| {
-                region.write(at, payload);
-            });
-            // An error is found again when the write is posted by itself.
-            pushed == Ok(PushOutcome::Pushed)
+            bytes.len() <= MAX_ACCESS_LEN
+                && channel
+                    .mapped_regions
+                    .get(remote.key)
+                    .is_some_and(|region| region.try_write(remote.offset, bytes))
         });
         executed.count()
     }
