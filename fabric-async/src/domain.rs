@@ -203,7 +203,24 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Sets the value that [`Domain::context`] returns. Events of the domain do not have it.
+    /// Sets the context value of the domain's events.
+    ///
+    /// ```
+    /// # fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{EventKind, Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+    /// let fabric = Fabric::open(&info)?;
+    /// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    /// let domain = runtime.block_on(async { fabric.domain_builder(&info).context(7).open() })?;
+    /// let mut eq = fabric.event_queue(16)?;
+    /// domain.bind_eq(&eq)?;
+    ///
+    /// drop(runtime);                                   // the domain's driver is a task of it
+    /// let event = eq.try_read().expect("an event of the domain");
+    /// assert_eq!((event.object_id, event.context), (domain.id(), 7));
+    /// assert_eq!(event.kind, EventKind::DriverEnded);
+    /// # Ok(()) }
+    /// ```
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
         self
@@ -538,7 +555,7 @@ impl<M: ThreadModel> Domain<M> {
         &self.inner.fabric
     }
 
-    /// Returns the value set with [`DomainBuilder::context`].
+    /// Returns the context value of the domain's events, set with [`DomainBuilder::context`].
     #[must_use]
     pub fn context(&self) -> u64 {
         self.inner.context

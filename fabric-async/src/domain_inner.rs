@@ -6,7 +6,7 @@ use fabric_core::info::Info;
 use fabric_core::transport::OpKey;
 use fabric_core::tree::{DependencyGuard, ObjectNode};
 use fabric_core::{Address, Result, Scheme};
-use fabric_reactor as reactor;
+use fabric_reactor::{self as reactor, DomainEq};
 
 use crate::av::ToAddress;
 use crate::endpoint::set_once;
@@ -66,7 +66,11 @@ impl DomainInner {
             _guard: guard,
         };
         set_once("event queue", &mut bound, binding)?;
-        self.engine.set_domain_eq(Some(queue.state.clone()));
+        self.engine.set_domain_eq(Some(DomainEq {
+            queue: queue.state.clone(),
+            object_id: self.node.id(),
+            context: self.context,
+        }));
         Ok(())
     }
 

@@ -26,6 +26,8 @@ pub struct EndpointInner {
     /// `None` for a shared receive context.
     pub(crate) name: Option<Address>,
     pub(crate) info: Info,
+    /// The context value of the endpoint's events.
+    pub(crate) context: u64,
     /// The capabilities of the info, without `RECV` if the endpoint uses a shared receive context.
     pub(crate) caps: Caps,
     /// The capabilities for transmit operations: those of the info, without `TAGGED` and `ATOMIC`

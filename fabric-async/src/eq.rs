@@ -51,7 +51,7 @@ pub(crate) struct EventQueueInner {
 }
 
 impl EventQueue {
-    pub(crate) fn open(fabric: &Fabric, capacity: usize) -> Result<Self> {
+    pub(crate) fn open(fabric: &Fabric, capacity: usize, context: u64) -> Result<Self> {
         if capacity == 0 {
             return Err(Error::Invalid {
                 what: "event queue capacity",
@@ -59,7 +59,7 @@ impl EventQueue {
             });
         }
         let node = ObjectNode::new(Class::EventQueue, Some(fabric.inner.node.clone()));
-        let state = Arc::new(EqState::new(capacity));
+        let state = Arc::new(EqState::new(capacity, node.id(), context));
         node.attach_to_parent()?;
         Ok(Self {
             last_was_empty: false,
@@ -134,6 +134,20 @@ impl EventQueue {
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&mut self) -> Result<TryWait> {
         self.inner.prepare_wait().map(TryWait::from_may_block)
+    }
+
+    /// Returns the id of the queue, unique among the objects of this process.
+    #[must_use]
+    #[doc(alias = "fid")]
+    pub fn id(&self) -> u64 {
+        self.inner.node.id()
+    }
+
+    /// Returns the context value of the queue's own events, set with
+    /// [`Fabric::event_queue_with_context`].
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.inner.state.context()
     }
 
     /// Closes the queue (`fi_close`). Events in the queue are lost.

@@ -68,7 +68,25 @@ impl Fabric {
     /// [`Error::Closed`](crate::Error::Closed).
     #[doc(alias = "fi_eq_open")]
     pub fn event_queue(&self, capacity: usize) -> Result<EventQueue> {
-        EventQueue::open(self, capacity)
+        EventQueue::open(self, capacity, 0)
+    }
+
+    /// Opens an event queue, as [`event_queue`](Self::event_queue), with the context value of the
+    /// events that are about the queue itself: [`EventKind::Overrun`](crate::EventKind::Overrun).
+    ///
+    /// ```
+    /// use fabric_async::{Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+    /// let eq = Fabric::open(&info)?.event_queue_with_context(64, 7)?;
+    /// assert_eq!(eq.context(), 7);
+    /// # Ok::<_, fabric_async::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`event_queue`](Self::event_queue).
+    #[doc(alias = "fi_eq_open")]
+    pub fn event_queue_with_context(&self, capacity: usize, context: u64) -> Result<EventQueue> {
+        EventQueue::open(self, capacity, context)
     }
 
     /// Returns the attributes of the fabric: names and versions.

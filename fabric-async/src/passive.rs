@@ -57,8 +57,6 @@ pub struct PassiveEndpoint {
     /// The domain of endpoints from `ConnectionRequest::accept`; `None` if the passive endpoint is
     /// from `Fabric::passive_endpoint`.
     accept_domain: Option<Domain>,
-    /// Keeps the bound event queue from being closed.
-    _eq_guard: Option<DependencyGuard>,
 }
 
 /// A passive endpoint that does not listen yet.
@@ -171,20 +169,22 @@ impl PassiveEndpointBuilder {
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
         let builder = self.fabric.domain_builder(&self.info).config(self.config);
-        let domain = builder.open_as(Class::PassiveEndpoint)?;
-        let (eq, guard) = self.eq.unzip();
-        if let Some(eq) = &eq {
+        let domain = builder
+            .context(self.context)
+            .open_as(Class::PassiveEndpoint)?;
+        if let Some((eq, guard)) = self.eq {
+            domain.bind_eq(&eq, guard)?;
             eq.attach_domain(&domain);
         }
         let bound = Bindings {
             object_id: domain.node.id(),
-            context: self.context,
+            context: domain.context,
             av: domain.engine.open_av(false),
             tx_cq: None,
             rx_cq: None,
             counters: CounterBindings::default(),
             shared_rx: None,
-            eq: eq.map(|eq| eq.state.clone()),
+            eq: None,
             tx_size: 1,
             rx_size: 1,
             max_msg_size: 0,
@@ -199,7 +199,6 @@ impl PassiveEndpointBuilder {
             info: self.info.into(),
             domain,
             accept_domain: None,
-            _eq_guard: guard,
         })
     }
 }
@@ -255,10 +254,17 @@ impl PassiveEndpoint {
     }
 
     /// Returns the id by which events name this passive endpoint
-    /// ([`Event::endpoint_id`](crate::Event::endpoint_id)).
+    /// ([`Event::object_id`](crate::Event::object_id)).
     #[must_use]
     pub fn id(&self) -> u64 {
         self.domain.node.id()
+    }
+
+    /// Returns the context value of the passive endpoint's events, set with
+    /// [`PassiveEndpointBuilder::context`] or [`BindOptions::context`].
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.domain.context
     }
 
     /// Closes the passive endpoint (`fi_close`), as a drop does: queued requests are rejected.
@@ -278,6 +284,7 @@ impl PassiveEndpoint {
             peer_supports_tags: false,
             info,
             accept_domain,
+            context: 0,
         }
     }
 
@@ -314,6 +321,7 @@ impl BindOptions {
             .fabric()
             .passive_endpoint(domain.info())?
             .wait_policy(wait_policy)
+            .context(self.context)
             .name(at)?;
         let mut listener = listener.socket_options(socket_options).listen()?;
         listener.accept_domain = Some(domain);
@@ -364,6 +372,8 @@ pub struct ConnectionRequest {
     info: Arc<Info>,
     /// The domain of the endpoint from `accept`.
     accept_domain: Option<Domain>,
+    /// The context of the endpoint from `accept`.
+    context: u64,
 }
 
 impl ConnectionRequest {
@@ -383,6 +393,12 @@ impl ConnectionRequest {
     /// [`Connect::peer_supports_tags`](crate::Connect::peer_supports_tags).
     pub fn peer_supports_tags(mut self) -> Self {
         self.peer_supports_tags = true;
+        self
+    }
+
+    /// Sets the context value of the events of the endpoint that [`accept`](Self::accept) opens.
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
         self
     }
 
@@ -410,7 +426,8 @@ impl ConnectionRequest {
             .accept_domain
             .as_ref()
             .ok_or(Error::Unbound(Class::Domain))?;
-        builder_with_queues(accept_domain, &self.info)?.accept(self, data)
+        let builder = builder_with_queues(accept_domain, &self.info)?;
+        builder.context(self.context).accept(self, data)
     }
 
     /// Rejects the request (`fi_reject`): the client gets [`Error::RejectedByPeer`] with these

@@ -1,4 +1,4 @@
-//! Entries of an event queue: asynchronous events of endpoints and connections.
+//! Entries of an event queue: asynchronous events of endpoints, connections and domains.
 
 use crate::address::{Address, FiAddr};
 use crate::error::Error;
@@ -8,9 +8,12 @@ use crate::error::Error;
 #[non_exhaustive]
 #[doc(alias = "fi_eq_entry")]
 pub struct Event {
-    /// The id of the endpoint that the event is about (`Endpoint::id`); 0 for the queue itself.
-    pub endpoint_id: u64,
-    /// The context value that the endpoint was opened with.
+    /// The id of the object that the event is about (`fid`): of an endpoint, a passive endpoint or
+    /// a shared receive context; for [`EventKind::DriverEnded`] of the domain or passive endpoint,
+    /// for [`EventKind::Overrun`] of the event queue.
+    #[doc(alias = "fid")]
+    pub object_id: u64,
+    /// The context value that this object was opened with.
     pub context: u64,
     /// The event.
     pub kind: EventKind,
@@ -20,9 +23,9 @@ impl Event {
     /// Creates an event; for the progress engine.
     #[doc(hidden)]
     #[must_use]
-    pub fn new(endpoint_id: u64, context: u64, kind: EventKind) -> Self {
+    pub fn new(object_id: u64, context: u64, kind: EventKind) -> Self {
         Self {
-            endpoint_id,
+            object_id,
             context,
             kind,
         }
@@ -141,6 +144,10 @@ pub enum EventKind {
         /// The reason.
         error: Error,
     },
+    /// The driver of the domain or passive endpoint has ended before its object: its Tokio runtime was shut down, or the
+    /// driver panicked. From now on the object makes progress only while the program polls it. The
+    /// event goes to the queue that the object is bound to.
+    DriverEnded,
     /// The queue was full, and events were discarded.
     Overrun {
         /// The number of discarded events.

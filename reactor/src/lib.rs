@@ -29,6 +29,7 @@ pub use transport::shm::fuzz;
 
 pub use engine::{
     AvId, Bindings, CompletedOp, CompletionTarget, CounterBindings, CounterId, CqId, CreditMode,
-    DomainHandle, EngineTransport, EqState, MAX_BATCH_BYTES, MAX_BATCH_POSTS, MultiRecvItem,
-    MultiRecvTarget, OpResult, PostBatch, PostResult, TaskDriver, WaitFd, WaitObject, check_atomic,
+    DomainEq, DomainHandle, EngineTransport, EqState, MAX_BATCH_BYTES, MAX_BATCH_POSTS,
+    MultiRecvItem, MultiRecvTarget, OpResult, PostBatch, PostResult, TaskDriver, WaitFd,
+    WaitObject, check_atomic,
 };

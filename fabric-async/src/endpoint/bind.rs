@@ -42,6 +42,7 @@ pub struct BindOptions {
     progress: Progress,
     pub(crate) config: DomainConfig,
     protocol: Option<Protocol>,
+    pub(crate) context: u64,
 }
 
 impl Endpoint {
@@ -95,6 +96,7 @@ impl Endpoint {
             progress: Progress::Manual,
             config: DomainConfig::default(),
             protocol: None,
+            context: 0,
         }
     }
 }
@@ -179,6 +181,24 @@ impl BindOptions {
         self
     }
 
+    /// Sets the context value of the events of the endpoint, passive endpoint or connected endpoint.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::Endpoint;
+    /// let ep = Endpoint::options().context(7).bind("shm://").await?;
+    /// let mut events = ep.take_events().expect("the first call gets the queue");
+    /// let other = Endpoint::bind("shm://").await?;
+    /// other.add_peer(ep.name()).await?;
+    /// let connected = events.read().await;
+    /// assert_eq!((connected.object_id, connected.context), (ep.id(), 7));
+    /// # Ok(()) }
+    /// ```
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
     /// Opens the endpoint, as [`Endpoint::bind`].
     ///
     /// # Errors
@@ -207,6 +227,7 @@ impl BindOptions {
         domain
             .endpoint(&info)?
             .name(at)?
+            .context(self.context)
             .bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?
             .bind_av(&domain.auto_insert_address_vector()?)?
             .owned_queues(OwnedQueues {

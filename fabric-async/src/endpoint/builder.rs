@@ -351,6 +351,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             completion_level: CompletionLevel::from_flags(self.info.tx.op_flags),
             fast_path,
             info: self.info,
+            context: self.context,
             shares_receives: self.shared_rx.is_some(),
         });
         let attached = inner.node.attach_to_parent();

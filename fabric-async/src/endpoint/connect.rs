@@ -331,7 +331,8 @@ impl BindOptions {
         let to = AddressOrHost::parse(&to, Scheme::Tcp);
         let open_builder = move |scheme| {
             let domain = self.open_msg_domain(scheme)?;
-            builder_with_queues(&domain, domain.info())
+            let builder = builder_with_queues(&domain, domain.info())?;
+            Ok(builder.context(self.context))
         };
         Connect::new(Box::new(open_builder), to)
     }

@@ -129,10 +129,16 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     }
 
     /// Returns the id by which events name this endpoint
-    /// ([`Event::endpoint_id`](crate::Event::endpoint_id)).
+    /// ([`Event::object_id`](crate::Event::object_id)).
     #[must_use]
     pub fn id(&self) -> u64 {
         self.ep.id()
+    }
+
+    /// Returns the context value of the endpoint's events, as [`Endpoint::context`].
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.ep.context()
     }
 
     /// Returns the domain of this endpoint.

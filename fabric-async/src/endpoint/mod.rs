@@ -203,10 +203,17 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns the id by which events name this endpoint
-    /// ([`Event::endpoint_id`](crate::Event::endpoint_id)).
+    /// ([`Event::object_id`](crate::Event::object_id)).
     #[must_use]
     pub fn id(&self) -> u64 {
         self.inner.node.id()
+    }
+
+    /// Returns the context value of the endpoint's events, set with [`EndpointBuilder::context`] or
+    /// [`BindOptions::context`].
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.inner.context
     }
 
     /// Returns the address vector that the endpoint is bound to.

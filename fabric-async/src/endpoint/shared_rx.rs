@@ -149,6 +149,13 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.id()
     }
 
+    /// Returns the context value of the receive context's events, set with
+    /// [`SharedRxContextBuilder::context`].
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.ep.context()
+    }
+
     /// Returns the address vector that the context is bound to; `None` if the context is for
     /// connected endpoints, which have no address vector.
     #[must_use]
@@ -260,6 +267,13 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         }
         self.builder = self.builder.bind_counter(counter, what)?;
         Ok(self)
+    }
+
+    /// Sets the context value of the events that are about the receive context:
+    /// [`MessagesDiscarded`](crate::EventKind::MessagesDiscarded).
+    pub fn context(mut self, context: u64) -> Self {
+        self.builder = self.builder.context(context);
+        self
     }
 
     /// Opens the context (`fi_srx_context`). [`Info::rx`]`.size` limits the posted receives,

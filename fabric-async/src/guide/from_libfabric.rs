@@ -10,9 +10,10 @@
 //!   second call for the error entry.
 //! * A buffer is moved into the operation and returned with its result: see
 //!   [`memory`](super::memory).
-//! * A context is a `u64`; an awaited operation needs none. The contexts of operations and
-//!   endpoints come with completions and events. The context of a domain can be set and read
-//!   ([`Domain::context`]), and comes with no event. Other objects have none.
+//! * A context is a `u64`; an awaited operation needs none. The context of an operation comes with
+//!   its completion. Each [event](Event) has the context of the object that it is about: an
+//!   endpoint, passive endpoint, shared receive context, domain or event queue. Objects without
+//!   events have no context.
 //! * Handles close on drop.
 //! * An operation reports to one place: its future, or the queue. Counters count in addition.
 //!

@@ -40,7 +40,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         assert_eq!((active.peer(), active.name()), (pep.name(), &peer));
         assert_eq!((passive.peer(), passive.name()), (&peer, pep.name()));
         let event = here.eq.read().await;
-        assert_eq!(event.endpoint_id, active.id());
+        assert_eq!(event.object_id, active.id());
         assert_eq!(
             event.kind,
             EventKind::Connected {
@@ -49,7 +49,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
             }
         );
         let event = there.eq.read().await;
-        assert_eq!(event.endpoint_id, pep.id());
+        assert_eq!(event.object_id, pep.id());
         assert_eq!(
             event.kind,
             EventKind::ConnectionRequest {
@@ -58,7 +58,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
             }
         );
         let event = there.eq.read().await;
-        assert_eq!(event.endpoint_id, passive.id());
+        assert_eq!(event.object_id, passive.id());
         assert_eq!(
             event.kind,
             EventKind::Connected {
@@ -402,7 +402,7 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
                 }
                 tokio::task::yield_now().await;
             };
-            assert_eq!(rejected.endpoint_id, pep.id());
+            assert_eq!(rejected.object_id, pep.id());
             let EventKind::InboundRefused {
                 error: Error::Protocol { .. },
                 ..

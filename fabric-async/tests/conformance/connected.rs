@@ -217,7 +217,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
     let events = [endpoint_eq.read().await, endpoint_eq.read().await];
     assert!(matches!(&events[0].kind, EventKind::Connected { .. }) && events[0].context == 5);
     assert!(
-        matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].endpoint_id == b.ep.id()
+        matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].object_id == b.ep.id()
     );
 }
 

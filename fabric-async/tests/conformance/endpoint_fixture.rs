@@ -111,7 +111,8 @@ impl EndpointFixture {
             domain = domain.single_copy_threshold(len);
         }
         let domain = domain.open().unwrap();
-        let eq = fabric.event_queue(config.eq_capacity).unwrap();
+        let eq = fabric.event_queue_with_context(config.eq_capacity, EQ_CONTEXT);
+        let eq = eq.unwrap();
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(config.cq_capacity).unwrap();
         let av = if config.auto_insert {
@@ -155,6 +156,8 @@ impl EndpointFixture {
 
 /// The context of a fixture's endpoint.
 pub(crate) const ENDPOINT_CONTEXT: u64 = 77;
+/// The context of a fixture's event queue.
+pub(crate) const EQ_CONTEXT: u64 = 78;
 
 impl EndpointFixture {
     /// Spawns a task that waits for a counter value that is never reached. The wait keeps the

@@ -1,11 +1,16 @@
 //! Event queues: peers that connect and disconnect, and failures of operations that no task awaits.
 
-use fabric_async::{Address, DownReason, Error, Event, EventKind, Progress};
+use fabric_async::{
+    Address, ConnectedEndpoint, CqBind, DownReason, Endpoint, Error, Event, EventKind, Fabric,
+    Progress,
+};
 
 use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::endpoint_fixture::{
-    ENDPOINT_CONTEXT, EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with,
+    ENDPOINT_CONTEXT, EQ_CONTEXT, EndpointConfig, EndpointFixture, endpoint_pair,
+    endpoint_pair_with,
 };
 use crate::payload::{let_other_tasks_run, poll_once};
 use crate::setup::Setup;
@@ -57,7 +62,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     let name = a.ep.name().clone();
     let event = next_event(&mut b).await;
     assert_eq!(
-        (event.endpoint_id, event.context),
+        (event.object_id, event.context),
         (b.ep.id(), ENDPOINT_CONTEXT)
     );
     let EventKind::PeerConnected {
@@ -75,7 +80,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     a.ep.close().unwrap();
     let event = next_event(&mut b).await;
     assert_eq!(
-        (event.endpoint_id, event.context),
+        (event.object_id, event.context),
         (b.ep.id(), ENDPOINT_CONTEXT)
     );
     let down = EventKind::PeerDown {
@@ -89,9 +94,166 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     assert_eq!(b.eq.try_read(), None);
 }
 
+/// Returns the object id and the context of the next event, and its kind.
+async fn next_of(eq: &mut fabric_async::EventQueue) -> (u64, u64, EventKind) {
+    let event = eq.read().await;
+    (event.object_id, event.context, event.kind)
+}
+
+/// Passive and connected endpoints of one queue: each event has the context of its object.
+pub(crate) async fn connection_events_have_the_context_of_their_object(setup: Setup) {
+    let (fabric, info) = setup.fabric().await;
+    let domain = setup.open_domain(&fabric, &info);
+    let mut eq = fabric.event_queue(64).unwrap();
+    domain.bind_eq(&eq).unwrap();
+    let cq = domain.completion_queue(64).unwrap();
+    let pep = fabric.passive_endpoint(&info).unwrap().context(1);
+    let pep = pep.name(setup.unnamed_address()).unwrap();
+    let mut pep = pep.bind_eq(&eq).unwrap().listen().unwrap();
+    let builder = |context| {
+        let ep = domain.endpoint(&info).unwrap().context(context);
+        ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap()
+    };
+    let initiating = builder(2).connect(pep.name()).into_future();
+    let accepting = async { builder(3).accept(pep.accept().await.unwrap(), "").unwrap() };
+    let (client, server) = tokio::join!(initiating, accepting);
+    let client = client.unwrap();
+    assert_eq!(
+        [pep.context(), client.context(), server.context()],
+        [1, 2, 3]
+    );
+    let (id, context, kind) = next_of(&mut eq).await;
+    assert!(
+        matches!(kind, EventKind::ConnectionRequest { .. }),
+        "{kind:?}"
+    );
+    assert_eq!((id, context), (pep.id(), 1));
+    let mut connected = Vec::new();
+    for _ in 0..2 {
+        let (id, context, kind) = next_of(&mut eq).await;
+        assert!(matches!(kind, EventKind::Connected { .. }), "{kind:?}");
+        connected.push((id, context));
+    }
+    connected.sort_unstable_by_key(|(_, context)| *context);
+    assert_eq!(connected, [(client.id(), 2), (server.id(), 3)]);
+    client.close().unwrap();
+    let (id, context, kind) = next_of(&mut eq).await;
+    assert!(matches!(kind, EventKind::Shutdown { .. }), "{kind:?}");
+    assert_eq!((id, context), (server.id(), 3));
+    // The endpoint of a failed connect has no handle, but a context.
+    let initiating = builder(4).connect(pep.name()).into_future();
+    let rejecting = async { pep.accept().await.unwrap().reject("no").unwrap() };
+    let (refused, ()) = tokio::join!(initiating, rejecting);
+    refused.map(drop).unwrap_err();
+    assert_eq!(next_of(&mut eq).await.1, 1);
+    let (_, context, kind) = next_of(&mut eq).await;
+    assert!(matches!(kind, EventKind::ConnectFailed { .. }), "{kind:?}");
+    assert_eq!(context, 4);
+}
+
+/// Endpoints that one call opens, with their own queues.
+pub(crate) async fn contexts_of_one_call_endpoints_come_with_events(setup: Setup) {
+    let options = |context| {
+        let options = Endpoint::options().context(context);
+        let options = options.wait_policy(setup.wait_policy);
+        options.progress(setup.progress).socket_io(setup.socket_io)
+    };
+    let mut pep = options(1).listen(&setup.unnamed_address()).await.unwrap();
+    let name = pep.name().clone();
+    let accepting = async { pep.accept().await.unwrap().context(3).accept("").unwrap() };
+    let (client, server) = tokio::join!(options(2).connect(&name), accepting);
+    let client = client.unwrap();
+    let check = async |ep: &ConnectedEndpoint, expected: u64| {
+        let mut events = ep.take_events().unwrap();
+        let (id, context, kind) = next_of(&mut events).await;
+        assert!(matches!(kind, EventKind::Connected { .. }), "{kind:?}");
+        assert_eq!((id, context, ep.context()), (ep.id(), expected, expected));
+    };
+    check(&client, 2).await;
+    check(&server, 3).await;
+    assert_eq!(pep.context(), 1);
+}
+
+/// Discarded messages are an event of the shared receive context, the end of their sender is one of
+/// the endpoint.
+pub(crate) async fn shared_receive_context_reports_its_context(setup: Setup) {
+    let info = setup.shared_rx_info();
+    let fabric = Fabric::open(&info).unwrap();
+    let domain = setup.open_domain(&fabric, &info);
+    let mut eq = fabric.event_queue(64).unwrap();
+    domain.bind_eq(&eq).unwrap();
+    let cq = domain.completion_queue(64).unwrap();
+    let av = domain.auto_insert_address_vector().unwrap();
+    let shared = domain.shared_rx_context(&info).unwrap().context(9);
+    let shared = shared.bind_av(&av).unwrap();
+    let shared = shared.bind_cq(&cq, CqBind::RECV).unwrap().open().unwrap();
+    assert_eq!(shared.context(), 9);
+    let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
+    let ep = ep.bind_shared_rx(&shared).unwrap().context(10);
+    let ep = ep.enable().unwrap();
+    let sender = setup.open_endpoint().await;
+    let to_ep = sender.ep.add_peer(ep.name()).await.unwrap();
+    sender.ep.send(to_ep, "not taken").await.unwrap();
+    while shared.stats().unexpected == 0 {
+        domain.progress();
+        let_other_tasks_run().await;
+    }
+    assert!(ep.disconnect(sender.ep.name()).unwrap());
+    let (mut discarded, mut down) = (None, None);
+    while discarded.is_none() || down.is_none() {
+        let (id, context, kind) = next_of(&mut eq).await;
+        match kind {
+            EventKind::MessagesDiscarded { .. } => discarded = Some((id, context)),
+            EventKind::PeerDown { .. } => down = Some((id, context)),
+            _ => assert_eq!((id, context), (ep.id(), 10)),
+        }
+    }
+    assert_eq!(discarded, Some((shared.id(), 9)));
+    assert_eq!(down, Some((ep.id(), 10)));
+}
+
+/// A runtime that is shut down on drop without waiting for its tasks, also inside another runtime.
+struct DriverRuntime(Option<Runtime>);
+
+impl Drop for DriverRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// The runtime of a domain's driver ends: the domain reports that with its own context, and still
+/// moves messages while the program polls it.
+pub(crate) async fn end_of_the_driver_is_an_event_of_the_domain(setup: Setup) {
+    let setup = setup.manual();
+    let (fabric, info) = setup.fabric().await;
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = DriverRuntime(Some(runtime));
+    let domain = {
+        let _entered = runtime.0.as_ref().map(Runtime::enter);
+        let builder = fabric.domain_builder(&info).context(6);
+        builder.wait_policy(setup.wait_policy).open().unwrap()
+    };
+    let mut eq = fabric.event_queue(8).unwrap();
+    domain.bind_eq(&eq).unwrap();
+    let av = domain.address_vector().unwrap();
+    let ep = domain.endpoint(&info).unwrap().context(5);
+    let ep = ep.bind_av(&av).unwrap().enable().unwrap();
+    assert_eq!(eq.try_read(), None);
+    drop(runtime);
+    let event = next_of(&mut eq).await;
+    assert_eq!(event, (domain.id(), 6, EventKind::DriverEnded));
+    let me = av.insert(ep.name()).unwrap();
+    let (sent, got) = tokio::join!(ep.send(me, "polled"), ep.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"polled");
+}
+
 pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
     let (a, mut b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let mut endpoint_eq = b.fabric.event_queue(8).unwrap();
+    assert_eq!(b.ep.context(), ENDPOINT_CONTEXT);
     let ep = b
         .domain
         .endpoint(&b.info)
@@ -103,11 +265,11 @@ pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
     let ep = ep.context(5).enable().unwrap();
     a.ep.add_peer(ep.name()).await.unwrap();
     let event = endpoint_eq.read().await;
-    assert_eq!((event.endpoint_id, event.context), (ep.id(), 5));
+    assert_eq!((event.object_id, event.context), (ep.id(), 5));
     assert!(matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *a.ep.name()));
     assert_eq!(b.eq.try_read(), None, "the domain's queue gets no event");
     a.add_peer(&b).await;
-    assert_eq!(next_event(&mut b).await.endpoint_id, b.ep.id());
+    assert_eq!(next_event(&mut b).await.object_id, b.ep.id());
     assert_eq!(endpoint_eq.try_read(), None);
 }
 
@@ -133,7 +295,7 @@ pub(crate) async fn failure_of_dropped_send_is_an_event(setup: Setup) {
         let event = next_event(&mut a).await;
         if let EventKind::OperationFailed { peer, error } = event.kind {
             assert_eq!(
-                (event.endpoint_id, event.context),
+                (event.object_id, event.context),
                 (a.ep.id(), ENDPOINT_CONTEXT)
             );
             assert_eq!((peer, error), (Some(to_b), Error::PeerGone(name)));
@@ -162,8 +324,8 @@ pub(crate) async fn event_queue_overrun_is_counted(setup: Setup) {
     }
     let event = next_event(&mut r).await;
     assert_eq!(
-        (event.endpoint_id, event.kind),
-        (0, EventKind::Overrun { lost: 3 })
+        (event.object_id, event.context, event.kind),
+        (r.eq.id(), EQ_CONTEXT, EventKind::Overrun { lost: 3 })
     );
     assert_eq!(r.eq.try_read(), None);
     let late = setup.open_endpoint().await;

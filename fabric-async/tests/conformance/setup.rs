@@ -109,6 +109,13 @@ impl Setup {
         }
     }
 
+    pub(crate) fn manual(self) -> Self {
+        Self {
+            progress: Progress::Manual,
+            ..self
+        }
+    }
+
     pub(crate) fn spin(self) -> Self {
         Self {
             wait_policy: WaitPolicy::Spin,

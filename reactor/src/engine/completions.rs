@@ -12,7 +12,7 @@ use super::progress::EngineState;
 use super::state::bindings::{CounterId, CqId};
 use super::state::cq::CqState;
 use super::state::domain_state::DomainState;
-use super::state::eq::EqState;
+use super::state::eq::{DomainEq, EqState};
 
 impl EngineState {
     fn close_cq(&mut self, id: CqId) -> Option<Box<CqState>> {
@@ -65,8 +65,9 @@ impl DomainHandle {
         });
     }
 
-    /// Sets the event queue for events of endpoints that have none of their own.
-    pub fn set_domain_eq(&self, eq: Option<Arc<EqState>>) {
+    /// Sets the event queue for events of the domain, and of endpoints that have no queue of their
+    /// own.
+    pub fn set_domain_eq(&self, eq: Option<DomainEq>) {
         self.engine().lock().domain.eqs.set_of_domain(eq);
     }
 

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 use std::{fmt, io};
 
+use fabric_core::event::EventKind;
 use fabric_core::info::Progress;
 use fabric_core::transport::{WaitPolicy, WaitSet};
 use fabric_core::{Error, Result};
@@ -145,8 +146,8 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
     }
 }
 
-/// Marks the driver as not running when it ends, because its runtime was shut down or it panicked.
-/// From then on waiting tasks keep themselves runnable.
+/// Marks the driver as not running when it ends, because its runtime was shut down or it panicked,
+/// and reports that as an event of the domain. From then on waiting tasks keep themselves runnable.
 struct DriverExitGuard {
     engine: Weak<Engine>,
     /// The kind of driver, for `tracing` events: `task` or `thread`.
@@ -166,7 +167,11 @@ impl Drop for DriverExitGuard {
         if let Some(engine) = self.engine.upgrade() {
             let mut locked = engine.lock();
             locked.driver = DriverStatus::NotRunning;
-            locked.domain.wake_all();
+            let domain = &mut locked.domain;
+            domain
+                .eqs
+                .push_of_domain(EventKind::DriverEnded, &mut domain.deferred);
+            domain.wake_all();
         }
         Deferred::emit_now(TraceEvent::DriverEnded(self.kind));
     }

@@ -11,19 +11,40 @@ use super::bindings::Bindings;
 use super::deferred::Deferred;
 use crate::sys::sync::{Mutex, lock};
 
+/// The event queue that a domain is bound to, and what its events say about the domain.
+#[derive(Debug)]
+pub struct DomainEq {
+    /// The queue.
+    pub queue: Arc<EqState>,
+    /// The domain's id in the object tree.
+    pub object_id: u64,
+    /// The context the domain was opened with.
+    pub context: u64,
+}
+
 /// The event queues that a domain reports to.
 #[derive(Debug, Default)]
 pub(crate) struct EventQueues {
-    /// The queue for events of endpoints that have none of their own.
-    of_domain: Option<Arc<EqState>>,
+    /// The queue for events of the domain, and of endpoints that have no queue of their own.
+    of_domain: Option<DomainEq>,
     /// The queues of this domain and its endpoints: their readers wait for this domain too.
     all: Vec<Arc<EqState>>,
 }
 
 impl EventQueues {
-    /// Sets the queue for events of endpoints that have none of their own.
-    pub(crate) fn set_of_domain(&mut self, eq: Option<Arc<EqState>>) {
+    /// Sets the queue for events of the domain, and of endpoints that have no queue of their own.
+    pub(crate) fn set_of_domain(&mut self, eq: Option<DomainEq>) {
         self.of_domain = eq;
+    }
+
+    /// Reports an event of the domain.
+    pub(crate) fn push_of_domain(&self, kind: EventKind, deferred: &mut Deferred) {
+        if let Some(eq) = &self.of_domain {
+            let event = Event::new(eq.object_id, eq.context, kind);
+            if let Some(waker) = eq.queue.push(event).waker {
+                deferred.wake(waker);
+            }
+        }
     }
 
     /// Adds a queue whose reader also waits for this domain.
@@ -36,8 +57,8 @@ impl EventQueues {
 
     /// Returns the queue for the events of an endpoint.
     pub(crate) fn for_endpoint<'a>(&'a self, bindings: &'a Bindings) -> Option<&'a EqState> {
-        let queue = bindings.eq.as_ref().or(self.of_domain.as_ref());
-        queue.map(|queue| &**queue)
+        let of_domain = self.of_domain.as_ref().map(|eq| &eq.queue);
+        bindings.eq.as_ref().or(of_domain).map(|queue| &**queue)
     }
 
     /// Returns whether a reader waits.
@@ -58,6 +79,10 @@ impl EventQueues {
 #[derive(Debug)]
 pub struct EqState {
     capacity: usize,
+    /// The queue's id in the object tree.
+    object_id: u64,
+    /// The context the queue was opened with.
+    context: u64,
     /// Whether a reader waits.
     has_waiting_reader: AtomicBool,
     entries: Mutex<EqEntries>,
@@ -94,7 +119,7 @@ impl EqEntries {
         self.refusals.iter().any(|&position| {
             let earlier = self.events.get_mut((position - self.taken) as usize);
             earlier.is_some_and(|earlier| {
-                earlier.endpoint_id == event.endpoint_id && earlier.kind.merge_refusals(&event.kind)
+                earlier.object_id == event.object_id && earlier.kind.merge_refusals(&event.kind)
             })
         })
     }
@@ -130,11 +155,13 @@ impl EqEntries {
 
 impl EqState {
     /// Creates a queue for at most `capacity` events, and beside them 16 refusals. Further events
-    /// are counted and reported as an overrun.
+    /// are counted and reported as an overrun, with the id and the context of the queue.
     #[must_use]
-    pub fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize, object_id: u64, context: u64) -> Self {
         Self {
             capacity,
+            object_id,
+            context,
             has_waiting_reader: AtomicBool::new(false),
             entries: Mutex::new(EqEntries::default()),
         }
@@ -152,6 +179,11 @@ impl EqState {
         PushedEvent { is_merged, waker }
     }
 
+    /// Returns the context the queue was opened with.
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+
     /// Takes the next event.
     pub fn pop(&self) -> Option<Event> {
         let mut state = lock(&self.entries);
@@ -159,7 +191,8 @@ impl EqState {
             return Some(event);
         }
         let lost = std::mem::take(&mut state.lost);
-        (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
+        let overrun = EventKind::Overrun { lost };
+        (lost > 0).then(|| Event::new(self.object_id, self.context, overrun))
     }
 
     /// Returns whether no event is in the queue.
@@ -234,7 +267,7 @@ mod tests {
 
     #[test]
     fn refusals_are_counted_per_user_and_take_no_room_of_other_events() {
-        let queue = EqState::new(2);
+        let queue = EqState::new(2, 9, 5);
         let other_event = |lost| Event::new(1, 0, EventKind::Overrun { lost });
         for round in 0..1000 {
             let is_merged = queue.push(refusal_of_user(7)).is_merged;
@@ -254,7 +287,7 @@ mod tests {
         assert_eq!(refused(queue.pop()), (7, 1));
         // Refusals of 84 users and one other event were discarded.
         let lost = EventKind::Overrun { lost: 85 };
-        assert_eq!(queue.pop().map(|event| event.kind), Some(lost));
+        assert_eq!(queue.pop(), Some(Event::new(9, 5, lost)));
         assert!(queue.pop().is_none() && queue.is_empty());
     }
 }
