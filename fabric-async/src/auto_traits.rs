@@ -29,7 +29,7 @@ macro_rules! assert_shareable {
 assert_shareable! {
     Fabric, Domain, DomainBuilder<'static>, Endpoint, ConnectedEndpoint, EndpointBuilder,
     BindOptions, Connect, PassiveEndpoint, PassiveEndpointBuilder, ConnectionRequest,
-    SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, Counter, AddressVector,
+    SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, EventWriter, Counter, AddressVector,
     MulticastGroup,
     MemoryRegion<Allocated>, MemoryRegion<Buf>, Allocated, RegisteredBuffer<Buf>,
     RegisteredGuard<'static>, RemoteWindow, RemoteAddr, RemoteRegion, RemoteSlice, WaitFd,

@@ -66,18 +66,18 @@ impl DomainInner {
             _guard: guard,
         };
         set_once("event queue", &mut bound, binding)?;
-        self.engine.set_domain_eq(Some(DomainEq {
+        self.engine.set_domain_eq(DomainEq {
             queue: queue.state.clone(),
             object_id: self.node.id(),
             context: self.context,
-        }));
+        });
         Ok(())
     }
 
-    /// Releases the event queue.
+    /// Releases the event queue, from which the events of the domain are removed.
     pub(crate) fn unbind_eq(&self) {
         let mut bound = self.lock_eq();
-        self.engine.set_domain_eq(None);
+        self.engine.unset_domain_eq();
         *bound = None;
     }
 
@@ -128,6 +128,7 @@ impl Drop for DetachOnDrop<'_> {
 impl Drop for DomainInner {
     fn drop(&mut self) {
         open_domains::remove(self.state.node.id());
+        self.unbind_eq();
         self.state.node.detach_from_parent();
     }
 }

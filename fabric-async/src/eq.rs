@@ -28,15 +28,73 @@ use crate::try_wait::{LazyWaitObject, TryWait};
 /// capacity are counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun); see
 /// [`guide::backpressure`](crate::guide::backpressure) for how to continue after that.
 ///
-/// [`read`](Self::read) and the stream return the events one by one. The stream never ends.
+/// [`read`](Self::read) and the stream return the events one by one. The stream never ends. A
+/// [`writer`](Self::writer) adds events of the program.
+///
+/// Closing an object, or dropping its last handle, removes its events from the queue: those of an
+/// endpoint, passive endpoint (its connection requests), shared receive context or domain. What
+/// stays is about other objects: the event with which an endpoint of the peer reports the end of
+/// the closed one, the number of lost events, written events; and
+/// [`ConnectFailed`](crate::EventKind::ConnectFailed), whose endpoint had no handle.
 ///
 /// # Cancel safety
-/// Dropping a pending [`read`](Self::read) or `next` of the stream loses no event.
+/// Dropping a pending [`read`](Self::read), [`peek`](Self::peek) or `next` of the stream loses no
+/// event.
 #[doc(alias = "fid_eq")]
 pub struct EventQueue {
     pub(crate) inner: Arc<EventQueueInner>,
+    /// Tells writers whether the queue has a reader.
+    reader: Arc<()>,
     /// Whether the last [`try_read`](Self::try_read) has found no event.
     last_was_empty: bool,
+}
+
+/// Writes events of the program to an [`EventQueue`] (`fi_eq_write`), from [`EventQueue::writer`].
+///
+/// Cheap to clone. A writer does not keep the queue open.
+#[derive(Clone)]
+pub struct EventWriter {
+    state: Arc<EqState>,
+    /// The queue's handle.
+    reader: Weak<()>,
+}
+
+impl EventWriter {
+    /// Appends an event behind those in the queue (`fi_eq_write`), and wakes the reader, which gets
+    /// an [`EventKind::User`](crate::EventKind::User) with this context and data.
+    ///
+    /// The queue holds as many written events as its capacity, beside other events: neither kind
+    /// takes the room of the other.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{EventKind, Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+    /// let mut eq = Fabric::open(&info)?.event_queue(16)?;
+    /// let writer = eq.writer();
+    /// std::thread::spawn(move || writer.write(7, "stop"));
+    /// let event = eq.read().await;
+    /// assert_eq!((event.object_id, event.context), (eq.id(), 7));
+    /// assert_eq!(event.kind, EventKind::User { data: b"stop".to_vec() });
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] with [`Resource::EventEntry`](crate::Resource::EventEntry) when the
+    /// queue is full of written events; [`Error::Closed`] when the queue was closed or dropped.
+    #[doc(alias = "fi_eq_write")]
+    pub fn write(&self, context: u64, data: impl Into<Vec<u8>>) -> Result<()> {
+        if self.reader.strong_count() == 0 {
+            return Err(Error::Closed(Class::EventQueue));
+        }
+        self.state.write(context, data.into())
+    }
+}
+
+impl fmt::Debug for EventWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventWriter").finish_non_exhaustive()
+    }
 }
 
 pub(crate) struct EventQueueInner {
@@ -62,6 +120,7 @@ impl EventQueue {
         let state = Arc::new(EqState::new(capacity, node.id(), context));
         node.attach_to_parent()?;
         Ok(Self {
+            reader: Arc::default(),
             last_was_empty: false,
             inner: Arc::new(EventQueueInner {
                 node,
@@ -81,12 +140,24 @@ impl EventQueue {
     /// that reads until there is no event ends, also while peers cause events all the time.
     #[doc(alias = "fi_eq_read")]
     pub fn try_read(&mut self) -> Option<Event> {
-        let mut event = self.inner.state.pop();
+        self.try_next(EqState::pop)
+    }
+
+    /// Returns a copy of the next event if there is one (`fi_eq_read` with `FI_PEEK`). The event
+    /// stays in the queue. In other respects as [`try_read`](Self::try_read).
+    #[doc(alias = "FI_PEEK")]
+    pub fn try_peek(&mut self) -> Option<Event> {
+        self.try_next(EqState::peek)
+    }
+
+    /// Returns the event that `next` finds in the queue, if need be after making progress.
+    fn try_next(&mut self, next: fn(&EqState) -> Option<Event>) -> Option<Event> {
+        let mut event = next(&self.inner.state);
         if event.is_none() && self.last_was_empty {
             for domain in self.inner.domains() {
                 domain.engine.progress_if_manual();
             }
-            event = self.inner.state.pop();
+            event = next(&self.inner.state);
         }
         self.last_was_empty = event.is_none();
         event
@@ -98,6 +169,32 @@ impl EventQueue {
     /// Safe: no event is lost.
     #[doc(alias = "fi_eq_sread")]
     pub async fn read(&mut self) -> Event {
+        self.wait_next(EqState::pop).await
+    }
+
+    /// Waits for the next event and returns a copy (`fi_eq_sread` with `FI_PEEK`). The event stays
+    /// in the queue.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::Endpoint;
+    /// let (ep, other) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let mut events = ep.take_events().expect("the first call gets the queue");
+    /// other.add_peer(ep.name()).await?;
+    /// let event = events.peek().await;
+    /// assert_eq!(events.try_read(), Some(event));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Safe: no event is lost.
+    #[doc(alias = "FI_PEEK")]
+    pub async fn peek(&mut self) -> Event {
+        self.wait_next(EqState::peek).await
+    }
+
+    /// Waits for the event that `next` finds in the queue.
+    async fn wait_next(&mut self, next: fn(&EqState) -> Option<Event>) -> Event {
         /// Unregisters the waker of a reader that stops waiting.
         struct UnregisterOnDrop(Arc<EqState>);
         impl Drop for UnregisterOnDrop {
@@ -106,7 +203,7 @@ impl EventQueue {
             }
         }
         let _unregister = UnregisterOnDrop(self.inner.state.clone());
-        std::future::poll_fn(|cx| self.poll_event(cx)).await
+        std::future::poll_fn(|cx| self.poll_event(next, cx)).await
     }
 
     /// Returns the queue's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
@@ -136,6 +233,17 @@ impl EventQueue {
         self.inner.prepare_wait().map(TryWait::from_may_block)
     }
 
+    /// Returns a writer of events of the program (`fi_eq_write`). `FI_WRITE` at the opening of the
+    /// queue is not needed.
+    #[must_use]
+    #[doc(alias = "fi_eq_write")]
+    pub fn writer(&self) -> EventWriter {
+        EventWriter {
+            state: self.inner.state.clone(),
+            reader: Arc::downgrade(&self.reader),
+        }
+    }
+
     /// Returns the id of the queue, unique among the objects of this process.
     #[must_use]
     #[doc(alias = "fid")]
@@ -159,16 +267,22 @@ impl EventQueue {
         close_object(self, |eq| &eq.inner.node).map(drop)
     }
 
-    /// Returns the next event, or registers the waker and makes progress in the queue's domains.
-    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+    /// Returns the event that `next` finds in the queue, or registers the waker and makes progress in
+    /// the queue's domains.
+    fn poll_event(
+        &mut self,
+        next: fn(&EqState) -> Option<Event>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Event> {
         let budget = ready!(coop::poll_proceed(cx));
-        let mut event = self.inner.state.pop_or_register(cx.waker());
+        self.inner.state.register_if_empty(cx.waker());
+        let mut event = next(&self.inner.state);
         if event.is_none() {
             let mut stay_runnable = false;
             for domain in self.inner.domains() {
                 stay_runnable |= domain.engine.progress_before_wait();
             }
-            event = self.inner.state.pop();
+            event = next(&self.inner.state);
             if event.is_none() && stay_runnable {
                 cx.waker().wake_by_ref();
             }
@@ -238,7 +352,7 @@ impl Stream for EventQueue {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.poll_event(cx).map(Some)
+        self.poll_event(EqState::pop, cx).map(Some)
     }
 }
 

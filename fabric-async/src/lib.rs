@@ -143,7 +143,7 @@ pub use endpoint::{
     BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder, SharedRxContext,
     SharedRxContextBuilder,
 };
-pub use eq::EventQueue;
+pub use eq::{EventQueue, EventWriter};
 pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;

@@ -10,10 +10,11 @@ use crate::error::Error;
 pub struct Event {
     /// The id of the object that the event is about (`fid`): of an endpoint, a passive endpoint or
     /// a shared receive context; for [`EventKind::DriverEnded`] of the domain or passive endpoint,
-    /// for [`EventKind::Overrun`] of the event queue.
+    /// for [`EventKind::Overrun`] and [`EventKind::User`] of the event queue.
     #[doc(alias = "fid")]
     pub object_id: u64,
-    /// The context value that this object was opened with.
+    /// The context value that this object was opened with; for [`EventKind::User`] the value that
+    /// was written.
     pub context: u64,
     /// The event.
     pub kind: EventKind,
@@ -148,6 +149,13 @@ pub enum EventKind {
     /// driver panicked. From now on the object makes progress only while the program polls it. The
     /// event goes to the queue that the object is bound to.
     DriverEnded,
+    /// The program has written this event to the queue (`fi_eq_write`), with
+    /// `EventWriter::write`.
+    #[doc(alias = "FI_NOTIFY")]
+    User {
+        /// What the program has written.
+        data: Vec<u8>,
+    },
     /// The queue was full, and events were discarded.
     Overrun {
         /// The number of discarded events.

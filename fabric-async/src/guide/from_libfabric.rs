@@ -86,7 +86,8 @@
 //! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_read_batch`], [`Transfer::source`] |
 //! | `fi_cq_sread` | [`CompletionQueue::read_batch`], or the queue as a `Stream` |
 //! | `fi_cq_readerr` | [`Completion::error`] |
-//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_read`], [`EventQueue::read`] |
+//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_read`], [`EventQueue::read`]; with `FI_PEEK` [`EventQueue::try_peek`], [`EventQueue::peek`] |
+//! | `fi_eq_write` | [`EventWriter::write`] |
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
 //! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
@@ -163,7 +164,6 @@
 //! | | device memory (`FI_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | `caps` refused |
 //! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`), `FI_SOURCE_ERR` | `caps` refused |
 //! | | `fi_av_insertsym`, batch insert, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
-//! | event queues | `fi_eq_write`, `FI_PEEK`; closing an endpoint leaves its events in the queue | no call |
 //! | completion queues | `fi_cq_signal`, thresholds, affinity, `err_data` and `prov_errno` | no call; `max_err_data` above 0 refused |
 //! | counters | `fi_cntr_set`, `fi_cntr_seterr`, byte counts | no call |
 //! | waiting | wait sets and poll sets as objects: see [several objects at once](super::event_loops#several-objects-at-once) | no call |

@@ -115,6 +115,7 @@
 //! | posted receives | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
+//! | events that the program [writes](EventWriter::write) | the capacity of the event queue, beside other events | the write is refused |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
 //! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Domain::loan`] waits, [`Domain::try_loan`] is refused |

@@ -1,8 +1,8 @@
 //! Event queues: peers that connect and disconnect, and failures of operations that no task awaits.
 
 use fabric_async::{
-    Address, ConnectedEndpoint, CqBind, DownReason, Endpoint, Error, Event, EventKind, Fabric,
-    Progress,
+    Address, ConnectedEndpoint, CqBind, Domain, DownReason, Endpoint, Error, Event, EventKind,
+    Fabric, Info, Progress,
 };
 
 use futures_util::future::join_all;
@@ -215,6 +215,19 @@ pub(crate) async fn shared_receive_context_reports_its_context(setup: Setup) {
 /// A runtime that is shut down on drop without waiting for its tasks, also inside another runtime.
 struct DriverRuntime(Option<Runtime>);
 
+impl DriverRuntime {
+    fn new() -> Self {
+        Self(Builder::new_current_thread().enable_all().build().ok())
+    }
+
+    /// Opens a domain, with a driver on this runtime.
+    fn open_domain(&self, setup: &Setup, fabric: &Fabric, info: &Info) -> Domain {
+        let _entered = self.0.as_ref().map(Runtime::enter);
+        let builder = fabric.domain_builder(info).context(6);
+        builder.wait_policy(setup.wait_policy).open().unwrap()
+    }
+}
+
 impl Drop for DriverRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
@@ -228,13 +241,8 @@ impl Drop for DriverRuntime {
 pub(crate) async fn end_of_the_driver_is_an_event_of_the_domain(setup: Setup) {
     let setup = setup.manual();
     let (fabric, info) = setup.fabric().await;
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let runtime = DriverRuntime(Some(runtime));
-    let domain = {
-        let _entered = runtime.0.as_ref().map(Runtime::enter);
-        let builder = fabric.domain_builder(&info).context(6);
-        builder.wait_policy(setup.wait_policy).open().unwrap()
-    };
+    let runtime = DriverRuntime::new();
+    let domain = runtime.open_domain(&setup, &fabric, &info);
     let mut eq = fabric.event_queue(8).unwrap();
     domain.bind_eq(&eq).unwrap();
     let av = domain.address_vector().unwrap();
@@ -248,6 +256,28 @@ pub(crate) async fn end_of_the_driver_is_an_event_of_the_domain(setup: Setup) {
     let (sent, got) = tokio::join!(ep.send(me, "polled"), ep.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"polled");
+}
+
+/// Closing a domain, or dropping its last handle, removes its events from the queue.
+pub(crate) async fn closed_domain_leaves_no_events(setup: Setup) {
+    let setup = setup.manual();
+    let (fabric, info) = setup.fabric().await;
+    let mut eq = fabric.event_queue(8).unwrap();
+    for is_dropped in [false, true] {
+        let runtime = DriverRuntime::new();
+        let domain = runtime.open_domain(&setup, &fabric, &info);
+        domain.bind_eq(&eq).unwrap();
+        drop(runtime);
+        let event = eq.peek().await;
+        assert_eq!((event.object_id, event.context), (domain.id(), 6));
+        if is_dropped {
+            drop(domain);
+        } else {
+            domain.close().unwrap();
+        }
+        assert_eq!(eq.try_read(), None);
+    }
+    eq.close().unwrap();
 }
 
 pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {

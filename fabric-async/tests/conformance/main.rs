@@ -82,6 +82,7 @@ mod skip;
 mod sockets;
 mod statistics;
 mod truncation;
+mod user_events;
 mod vectors;
 mod waiters;
 mod zero_copy;

@@ -283,6 +283,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         contexts_of_one_call_endpoints_come_with_events: CONNECTED,
         shared_receive_context_reports_its_context: MSG.shared_rx(),
         end_of_the_driver_is_an_event_of_the_domain: ANY_EP_TYPE,
+        closed_domain_leaves_no_events: ANY_EP_TYPE,
         failure_of_dropped_send_is_an_event: MSG,
         event_queue_overrun_is_counted: MSG,
         peer_close_fails_sends_and_directed_receives: DIRECTED,
@@ -293,6 +294,14 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         reconnecting_peer_keeps_its_handle: DIRECTED,
         sends_to_a_closed_peer_fail_at_once: MSG,
         reused_endpoint_name_is_a_new_peer: MSG,
+    }
+    user_events {
+        written_events_are_read_in_order: MSG,
+        written_events_take_no_room_of_other_events: MSG,
+        writer_of_a_closed_queue_is_refused: ANY_EP_TYPE,
+        peeked_event_stays_in_the_queue: MSG,
+        closed_endpoint_leaves_no_events: MSG,
+        closed_passive_endpoint_leaves_no_requests: CONNECTED,
     }
     loans {
         every_length_arrives_whole: SOURCE,

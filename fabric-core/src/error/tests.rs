@@ -166,6 +166,10 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             vec!["completion queue", "64", "take completions"],
         ),
         (
+            Error::WouldBlock(Resource::EventEntry { capacity: 16 }),
+            vec!["event queue", "16 written", "read events"],
+        ),
+        (
             Error::WouldBlock(Resource::LoanMemory {
                 in_use: 4000,
                 limit: 4096,

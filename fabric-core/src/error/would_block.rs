@@ -35,6 +35,11 @@ pub enum Resource {
         /// The number of entries: each holds a completion or is reserved by a pending operation.
         capacity: usize,
     },
+    /// Room for an event that the program writes (`fi_eq_write`). Read events from the queue.
+    EventEntry {
+        /// The number of written events that the queue holds beside other events.
+        capacity: usize,
+    },
     /// Memory for a loan. Peers return it when they drop the messages.
     LoanMemory {
         /// Bytes that are lent or to be written. Memory is taken in powers of two from 4 KiB.
@@ -77,6 +82,11 @@ impl fmt::Display for Resource {
                 f,
                 "no free entry in the completion queue ({capacity} reserved or filled; FI_EAGAIN): \
                  take completions, then try again"
+            ),
+            Self::EventEntry { capacity } => write!(
+                f,
+                "no free entry in the event queue ({capacity} written events are unread; \
+                 FI_EAGAIN): read events, then try again"
             ),
             Self::LoanMemory { in_use, limit } => write!(
                 f,

@@ -67,8 +67,13 @@ impl DomainHandle {
 
     /// Sets the event queue for events of the domain, and of endpoints that have no queue of their
     /// own.
-    pub fn set_domain_eq(&self, eq: Option<DomainEq>) {
+    pub fn set_domain_eq(&self, eq: DomainEq) {
         self.engine().lock().domain.eqs.set_of_domain(eq);
+    }
+
+    /// Unsets this queue, and removes the events of the domain from it.
+    pub fn unset_domain_eq(&self) {
+        self.engine().lock().domain.eqs.unset_of_domain();
     }
 
     /// Drives the domain until the queue has completions, and moves up to `max` of them out.

@@ -148,6 +148,7 @@ impl EngineState {
             "closed endpoint has pending operations whose buffers the kernel does not hold"
         );
         self.domain.redirect_in_flight_completions(id);
+        self.domain.remove_events_of(id);
         self.domain.endpoints.remove(id);
         self.domain.check_departing(av);
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
+use fabric_core::error::Resource;
 use fabric_core::event::{Event, EventKind};
+use fabric_core::{Error, Result};
 
 use super::bindings::Bindings;
 use super::deferred::Deferred;
@@ -33,8 +35,15 @@ pub(crate) struct EventQueues {
 
 impl EventQueues {
     /// Sets the queue for events of the domain, and of endpoints that have no queue of their own.
-    pub(crate) fn set_of_domain(&mut self, eq: Option<DomainEq>) {
-        self.of_domain = eq;
+    pub(crate) fn set_of_domain(&mut self, eq: DomainEq) {
+        self.of_domain = Some(eq);
+    }
+
+    /// Unsets the queue, and removes the events of the domain from it.
+    pub(crate) fn unset_of_domain(&mut self) {
+        if let Some(eq) = self.of_domain.take() {
+            eq.queue.remove_events_of(eq.object_id);
+        }
     }
 
     /// Reports an event of the domain.
@@ -100,6 +109,8 @@ struct EqEntries {
     /// The refusals (`InboundRefused`) in `events`, oldest first: each is the number of events that
     /// were appended before it.
     refusals: VecDeque<u64>,
+    /// The number of events in `events` that the program has written.
+    written: usize,
     lost: u64,
     waker: Option<Waker>,
 }
@@ -130,7 +141,7 @@ impl EqEntries {
         let has_room = if is_refusal {
             self.refusals.len() < MAX_REFUSALS
         } else {
-            self.events.len() - self.refusals.len() < capacity
+            self.events.len() - self.refusals.len() - self.written < capacity
         };
         if !has_room {
             self.lost += 1;
@@ -149,13 +160,29 @@ impl EqEntries {
         self.refusals
             .pop_front_if(|position| *position == self.taken);
         self.taken += 1;
+        self.written -= usize::from(is_written(&event));
         Some(event)
+    }
+
+    /// Removes the events that `keep` does not accept, none of which the program has written.
+    fn retain(&mut self, keep: impl FnMut(&Event) -> bool) {
+        self.events.retain(keep);
+        let is_refusal = |event: &Event| matches!(event.kind, EventKind::InboundRefused { .. });
+        let refusals = self.events.iter().zip(self.taken..);
+        let refusals = refusals.filter(|(event, _)| is_refusal(event));
+        self.refusals = refusals.map(|(_, position)| position).collect();
     }
 }
 
+/// Returns whether the program has written the event.
+fn is_written(event: &Event) -> bool {
+    matches!(event.kind, EventKind::User { .. })
+}
+
 impl EqState {
-    /// Creates a queue for at most `capacity` events, and beside them 16 refusals. Further events
-    /// are counted and reported as an overrun, with the id and the context of the queue.
+    /// Creates a queue for at most `capacity` events, and beside them 16 refusals and `capacity`
+    /// events that the program writes. Further events are counted and reported as an overrun, with
+    /// the id and the context of the queue.
     #[must_use]
     pub fn new(capacity: usize, object_id: u64, context: u64) -> Self {
         Self {
@@ -179,6 +206,36 @@ impl EqState {
         PushedEvent { is_merged, waker }
     }
 
+    /// Appends an event of the program, and wakes the reader.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] when the queue holds `capacity` events of the program.
+    pub fn write(&self, context: u64, data: Vec<u8>) -> Result<()> {
+        let mut state = lock(&self.entries);
+        let capacity = self.capacity;
+        if state.written == capacity {
+            return Err(Error::WouldBlock(Resource::EventEntry { capacity }));
+        }
+        state.written += 1;
+        let event = Event::new(self.object_id, context, EventKind::User { data });
+        state.events.push_back(event);
+        self.has_waiting_reader.store(false, Ordering::Relaxed);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Removes the events of an object that is closed. Its failure to connect stays: the program
+    /// had no handle of such an endpoint.
+    pub(crate) fn remove_events_of(&self, object_id: u64) {
+        lock(&self.entries).retain(|event| {
+            event.object_id != object_id || matches!(event.kind, EventKind::ConnectFailed { .. })
+        });
+    }
+
     /// Returns the context the queue was opened with.
     pub fn context(&self) -> u64 {
         self.context
@@ -190,9 +247,22 @@ impl EqState {
         if let Some(event) = state.take() {
             return Some(event);
         }
-        let lost = std::mem::take(&mut state.lost);
-        let overrun = EventKind::Overrun { lost };
-        (lost > 0).then(|| Event::new(self.object_id, self.context, overrun))
+        let overrun = self.overrun(&state);
+        state.lost = 0;
+        overrun
+    }
+
+    /// Returns a copy of the next event, which stays in the queue.
+    pub fn peek(&self) -> Option<Event> {
+        let state = lock(&self.entries);
+        let oldest = state.events.front().cloned();
+        oldest.or_else(|| self.overrun(&state))
+    }
+
+    /// Returns the event that reports the discarded events; `None` if there are none.
+    fn overrun(&self, state: &EqEntries) -> Option<Event> {
+        let kind = EventKind::Overrun { lost: state.lost };
+        (state.lost > 0).then(|| Event::new(self.object_id, self.context, kind))
     }
 
     /// Returns whether no event is in the queue.
@@ -216,12 +286,6 @@ impl EqState {
     fn take_waker(&self) -> Option<Waker> {
         self.has_waiting_reader.store(false, Ordering::Relaxed);
         lock(&self.entries).waker.take()
-    }
-
-    /// Takes the next event, or registers the waker for it.
-    pub fn pop_or_register(&self, waker: &Waker) -> Option<Event> {
-        self.register_if_empty(waker);
-        self.pop()
     }
 
     /// Registers the waker for the next event, unless there is one. Returns whether the waker was
@@ -263,6 +327,47 @@ mod tests {
             }) => (theirs, count),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn removed_events_leave_the_others_in_order() {
+        let queue = EqState::new(2, 9, 5);
+        let of = |object_id, lost| Event::new(object_id, 0, EventKind::Overrun { lost });
+        drop(queue.push(of(3, 1)));
+        drop(queue.push(refusal_of_user(7)));
+        let mut other_refusal = refusal_of_user(7);
+        other_refusal.object_id = 3;
+        drop(queue.push(other_refusal.clone()));
+        drop(queue.push(of(1, 2)));
+        queue.write(6, vec![4]).unwrap();
+        let failed = EventKind::ConnectFailed {
+            error: Error::ShutDown,
+        };
+        let failed = Event::new(3, 0, failed);
+        drop(queue.push(failed.clone()));
+        assert_eq!(queue.pop(), Some(of(3, 1)));
+        drop(queue.push(failed.clone()));
+        queue.remove_events_of(3);
+        // The refusal that stays still counts further ones, a removed one does not.
+        assert!(queue.push(refusal_of_user(7)).is_merged);
+        assert!(!queue.push(other_refusal).is_merged);
+        assert_eq!(refused(queue.peek()), (7, 2));
+        assert_eq!(refused(queue.pop()), (7, 2));
+        assert_eq!(queue.pop(), Some(of(1, 2)));
+        let data = vec![4];
+        assert_eq!(
+            queue.pop(),
+            Some(Event::new(9, 6, EventKind::User { data }))
+        );
+        assert_eq!(queue.pop(), Some(failed));
+        assert_eq!(refused(queue.pop()), (7, 1));
+        let lost = EventKind::Overrun { lost: 1 };
+        assert_eq!(queue.peek(), Some(Event::new(9, 5, lost.clone())));
+        assert_eq!(queue.pop(), Some(Event::new(9, 5, lost)));
+        assert_eq!(
+            (queue.peek(), queue.pop(), queue.is_empty()),
+            (None, None, true)
+        );
     }
 
     #[test]

@@ -78,6 +78,15 @@ impl DomainState {
         }
     }
 
+    /// Removes the events of an endpoint that is closed from its event queue (`fi_close`).
+    pub(crate) fn remove_events_of(&self, ep: EpId) {
+        if let Some(bindings) = self.endpoints.get(ep).map(|ep| ep.bindings())
+            && let Some(eq) = self.eqs.for_endpoint(bindings)
+        {
+            eq.remove_events_of(bindings.object_id);
+        }
+    }
+
     /// Reports an operation to `queue`, the completion queue of its kind at its endpoint. If the
     /// queue is closed, the buffer is dropped.
     #[inline(always)] // on the small-message path, and an entry is large
