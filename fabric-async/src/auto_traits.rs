@@ -7,6 +7,7 @@ use bytes::BytesMut;
 
 use crate::atomic::*;
 use crate::buf::*;
+use crate::extension::*;
 use crate::info::*;
 use crate::ops::*;
 use crate::stats::*;
@@ -30,7 +31,7 @@ assert_shareable! {
     Fabric, Domain, DomainBuilder<'static>, Endpoint, ConnectedEndpoint, EndpointBuilder,
     BindOptions, Connect, PassiveEndpoint, PassiveEndpointBuilder, ConnectionRequest,
     SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, EventWriter, Counter, AddressVector,
-    MulticastGroup,
+    MulticastGroup, TcpExtension, ShmExtension, TcpInfo, ShmInfo,
     MemoryRegion<Allocated>, MemoryRegion<Buf>, Allocated, RegisteredBuffer<Buf>,
     RegisteredGuard<'static>, RemoteWindow, RemoteAddr, RemoteRegion, RemoteSlice, WaitFd,
     TryWait, WaitPolicy, Shared,

@@ -114,6 +114,7 @@ mod driver;
 mod endpoint;
 mod endpoint_inner;
 mod eq;
+pub mod extension;
 mod fabric;
 mod flush;
 pub mod guide;

@@ -361,6 +361,14 @@ pub enum Error {
     /// The provider does not offer the feature. `FI_EOPNOTSUPP`.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
+    /// The provider does not have this extension (`fi_open_ops`). `FI_ENOSYS`.
+    #[error("provider {provider} has no extension {extension} (FI_ENOSYS)")]
+    NoExtension {
+        /// The provider of the domain.
+        provider: &'static str,
+        /// The name of the extension.
+        extension: &'static str,
+    },
     /// The async runtime lacks a driver that the fabric needs. `FI_ENOSYS`.
     #[error("unsuitable async runtime: {0}")]
     Runtime(&'static str),

@@ -7,7 +7,7 @@
 //! | [`tree`] | objects, parents, child counts, dependencies |
 //! | [`address`], [`host`], [`av`] | addresses, host names, address vectors |
 //! | [`buf`] | owned buffers, gather and scatter, buffer pool, loans |
-//! | [`completion`], [`event`] | what operations and domains report |
+//! | [`completion`], [`event`], [`extension`] | what operations, domains and providers report |
 //! | [`matching`], [`rx`] | which receive takes which message, and where its bytes go |
 //! | [`mr`], [`atomic`] | memory regions, keys, access checks; atomic operations |
 //! | [`sockets`] | socket options |
@@ -24,6 +24,7 @@ pub mod buf;
 pub mod completion;
 pub mod error;
 pub mod event;
+pub mod extension;
 pub mod flags;
 pub mod host;
 pub mod info;

@@ -94,6 +94,11 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         }
     }
 
+    /// Returns the endpoint with its peer as one that has an address vector.
+    pub(crate) fn endpoint_and_peer(&self) -> (&Endpoint<M>, FiAddr) {
+        (&self.ep, self.peer)
+    }
+
     /// Returns the address of the peer (`fi_getpeer`), also after it has disconnected. For an
     /// accepted endpoint this is an address of the client at which no endpoint listens.
     #[doc(alias = "fi_getpeer")]

@@ -29,6 +29,7 @@
 //! | `domain_attr->domain`, `fabric_attr->fabric` in hints | [`Hints::within`] an open [`Domain`] or [`Fabric`] |
 //! | fields of a `fid_domain` | [`Domain::class`], [`Domain::id`], [`Domain::fabric`], [`Domain::info`], [`Domain::children`], [`Domain::context`] |
 //! | `fi_domain_bind` | [`Domain::bind_eq`] |
+//! | `fi_open_ops` | [`Domain::extension`], see [`extension`](mod@crate::extension) |
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_...` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
 //! | `fi_passive_ep`, `fi_pep_bind`, `fi_listen` | [`Fabric::passive_endpoint`], `bind_eq` and `listen` of [`PassiveEndpointBuilder`]; [`PassiveEndpoint::bind`] |
@@ -147,7 +148,7 @@
 //! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, parameters and `FI_*` environment variables, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
-//! | domain | `fi_open_ops`, `fi_set_ops`; `FI_REG_MR` of `fi_domain_bind`; resource domains | no call |
+//! | domain | `fi_set_ops`; `FI_REG_MR` of `fi_domain_bind`; resource domains | no call |
 //! | thread models | `FI_THREAD_DOMAIN` and others without locks | served as `FI_THREAD_SAFE` |
 //! | endpoint types | [`EpType::Msg`] and passive endpoints over `udp` and `sim`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |

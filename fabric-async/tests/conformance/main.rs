@@ -45,6 +45,7 @@ mod datagrams;
 mod endpoint_fixture;
 mod event_loops;
 mod events;
+mod extensions;
 mod fences;
 mod handles;
 mod harness;

@@ -295,6 +295,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         sends_to_a_closed_peer_fail_at_once: MSG,
         reused_endpoint_name_is_a_new_peer: MSG,
     }
+    extensions {
+        extensions_belong_to_one_provider: ANY_EP_TYPE,
+        tcp_info_follows_the_traffic: DIRECTED.sockets(),
+        connected_endpoints_have_provider_information: CONNECTED,
+        shm_info_counts_mapped_memory: RMA.shared_memory(),
+    }
     user_events {
         written_events_are_read_in_order: MSG,
         written_events_take_no_room_of_other_events: MSG,

@@ -82,7 +82,7 @@ impl Error {
             Self::Key { .. } => fi_errno::ENOKEY,
             Self::WrongParent { .. } => fi_errno::EDOMAIN,
             Self::NotSupported(_) => fi_errno::EOPNOTSUPP,
-            Self::Runtime(_) => fi_errno::ENOSYS,
+            Self::Runtime(_) | Self::NoExtension { .. } => fi_errno::ENOSYS,
             Self::Os { errno, .. } => *errno,
         }
     }

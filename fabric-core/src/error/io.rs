@@ -72,7 +72,10 @@ impl Error {
             | Self::Unbound(_)
             | Self::Key { .. }
             | Self::WrongParent { .. } => ErrorKind::InvalidInput,
-            Self::NoMatch(_) | Self::NotSupported(_) | Self::Runtime(_) => ErrorKind::Unsupported,
+            Self::NoMatch(_)
+            | Self::NotSupported(_)
+            | Self::NoExtension { .. }
+            | Self::Runtime(_) => ErrorKind::Unsupported,
             Self::CounterError { .. } => ErrorKind::Other,
             Self::Os { errno, .. } => io::Error::from_raw_os_error(*errno).kind(),
         }

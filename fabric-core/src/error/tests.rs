@@ -100,6 +100,7 @@ fn position(error: &Error) -> usize {
         Error::BufferTooSmall { .. } => 34,
         Error::ShutDown => 35,
         Error::AddressNotLocal(_) => 36,
+        Error::NoExtension { .. } => 37,
     }
 }
 
@@ -400,6 +401,13 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             vec!["windows"],
         ),
         (
+            Error::NoExtension {
+                provider: "udp",
+                extension: "tcp_info",
+            },
+            vec!["udp", "tcp_info", "FI_ENOSYS"],
+        ),
+        (
             Error::Runtime("no Tokio runtime is running on this thread"),
             vec!["Tokio"],
         ),
@@ -417,7 +425,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
 
 #[test]
 fn every_error_text_is_one_short_line_with_its_values() {
-    let mut seen = [false; 37];
+    let mut seen = [false; 38];
     for (error, values) in examples() {
         seen[position(&error)] = true;
         let text = error.to_string();
@@ -430,7 +438,7 @@ fn every_error_text_is_one_short_line_with_its_values() {
             assert!(text.contains(value), "{value:?} is missing in {text:?}");
         }
     }
-    assert_eq!(seen, [true; 37], "a variant has no example");
+    assert_eq!(seen, [true; 38], "a variant has no example");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome};
 use crate::error::{Error, Result};
 use crate::event::DownReason;
+use crate::extension::{ShmInfo, TcpInfo};
 use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::EndpointStats;
@@ -281,6 +282,28 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// Adds the counters that the transport keeps for the endpoint. Of sends, writes and atomics it
     /// counts only those of its [fast path](super::FastPath), which the engine does not see.
     fn add_stats(&self, _stats: &mut EndpointStats) {}
+
+    /// Returns what the kernel knows about the TCP connection with a peer; `None` if there is no
+    /// established connection.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] without TCP connections; [`Error::StaleAddress`]; the error of the
+    /// system call.
+    fn tcp_info(&self, _ctx: &EndpointContext<'_, E>, _peer: FiAddr) -> Result<Option<TcpInfo>> {
+        Err(Error::NotSupported("information on TCP connections"))
+    }
+
+    /// Returns the shared memory that is mapped for a peer; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] without shared memory; [`Error::StaleAddress`].
+    fn shm_info(
+        &mut self,
+        _ctx: &EndpointContext<'_, E>,
+        _peer: FiAddr,
+    ) -> Result<Option<ShmInfo>> {
+        Err(Error::NotSupported("information on shared memory"))
+    }
 
     /// Describes the state of the endpoint in a few words, for `Debug`.
     fn describe(&self) -> String;

@@ -4,13 +4,16 @@
 use std::sync::Arc;
 
 use fabric_core::completion::Outcome;
+use fabric_core::extension::{ShmInfo, TcpInfo};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::rx::RxQueue;
 use fabric_core::stats::EndpointStats;
+#[cfg(doc)]
+use fabric_core::transport::TransportEndpoint;
 use fabric_core::transport::{Disconnect, EndpointContext, EpId, FastPath, RxEngine};
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, Result};
+use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
 use super::endpoint_table::{EngineTransportEndpoint, RxSource};
@@ -162,6 +165,30 @@ impl DomainHandle {
     /// [`Error::Closed`].
     pub fn disconnect(&self, ep: EpId, peer: &Address) -> Result<bool> {
         self.with_engine(|locked| locked.disconnect(ep, peer))
+    }
+
+    /// Returns what the kernel knows about the TCP connection with a peer; `None` without one.
+    ///
+    /// # Errors
+    /// Those of [`TransportEndpoint::tcp_info`]; [`Error::Closed`].
+    pub fn tcp_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<TcpInfo>> {
+        self.with_engine(|locked| {
+            locked
+                .with_transport(ep, |transport, ctx| transport.tcp_info(ctx, peer))
+                .flatten()
+        })
+    }
+
+    /// Returns the shared memory that is mapped for a peer; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of [`TransportEndpoint::shm_info`]; [`Error::Closed`].
+    pub fn shm_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<ShmInfo>> {
+        self.with_engine(|locked| {
+            locked
+                .with_transport(ep, |transport, ctx| transport.shm_info(ctx, peer))
+                .flatten()
+        })
     }
 
     /// Opens an endpoint (`fi_endpoint`, `fi_enable`).

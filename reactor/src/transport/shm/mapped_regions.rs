@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::buf::{AnyBuf, CopySource, Payload};
 use fabric_core::completion::OpKind;
+use fabric_core::extension::ShmInfo;
 use fabric_core::flags::Access;
 use fabric_core::mr::{
     DirectRegion, RegionMemory, check_access, check_range, execute_atomic_array,
@@ -136,6 +137,14 @@ impl MappedRegions {
             memory,
             access: region.access,
         }))
+    }
+
+    /// Adds the mapped regions that the peer has not revoked.
+    pub(crate) fn add_info(&self, info: &mut ShmInfo) {
+        for region in self.mapped.iter().filter(|region| region.mapping.is_open()) {
+            info.regions += 1;
+            info.region_bytes += region.mapping.len();
+        }
     }
 
     /// Returns the region with this key, if the peer serves it.

@@ -209,6 +209,11 @@ pub(crate) struct RmaBounceBuffer {
 }
 
 impl RmaBounceBuffer {
+    /// Returns the bytes of the buffer.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.mapping().len()
+    }
+
     pub(crate) fn new() -> Result<Self> {
         let memory = SharedMemory::create(
             BOUNCE_BUFFER_LEN,

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
+use fabric_core::extension::ShmInfo;
 use fabric_core::matching::Envelope;
+use fabric_core::mr::RegionMemory;
 use fabric_core::rx::PlainDelivery;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
@@ -201,6 +203,17 @@ impl RxConnection {
     /// Sends `Accept`: the peer's segment is mapped, and the peer may send.
     pub(crate) fn send_accept(&self) {
         self.send_control(ControlMessage::Accept(self.local.incarnation));
+    }
+
+    /// Adds the memory that is mapped for the connection.
+    pub(crate) fn add_info(&self, info: &mut ShmInfo) {
+        info.segments += 1;
+        info.segment_bytes += self.ring.memory().mapped_len();
+        info.loans += self.loan_mappings.len();
+        let loans = self.loan_mappings.iter();
+        info.loan_bytes += loans.map(|(_, loan)| loan.len()).sum::<usize>();
+        info.bounce_buffers += usize::from(self.rma_bounce.is_some());
+        info.bounce_bytes += self.rma_bounce.as_ref().map_or(0, RegionMemory::len);
     }
 
     /// Sends a control message unless the peer has hung up.

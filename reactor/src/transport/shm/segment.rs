@@ -115,6 +115,11 @@ impl Segment {
         Ok(Self { mapping })
     }
 
+    /// Returns the bytes of the mapping.
+    pub(crate) fn mapped_len(&self) -> usize {
+        HEAD_LEN + self.mapping.len()
+    }
+
     /// Returns `len` bytes of a record from byte `start` of the lines, to be copied out. `None` if
     /// these bytes do not lie within the lines.
     #[inline(always)] // fast path of small messages

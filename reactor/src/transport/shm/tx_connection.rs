@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::extension::ShmInfo;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
@@ -350,6 +351,13 @@ impl TxConnection {
         self.state
             .established_mut()
             .map_or(Ok(None), |channel| channel.mapped_regions.handle(key))
+    }
+
+    /// Adds the memory that is mapped for an established connection.
+    pub(crate) fn add_info(&self, info: &mut ShmInfo) {
+        if let Some(channel) = self.state.established() {
+            channel.add_info(info);
+        }
     }
 
     /// Returns the channel if the connection is established and no operation is queued.

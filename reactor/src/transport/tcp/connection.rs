@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_core::event::DownReason;
+use fabric_core::extension::TcpInfo;
 use fabric_core::tcp::rxm::{RxmReceiver, RxmSender};
 use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps, PendingRequests, ResponseQueue,
@@ -152,6 +153,11 @@ impl TcpConnection {
     /// Makes tagged messages of the peer a protocol violation.
     pub(crate) fn reject_tagged(&mut self) {
         self.reader.reject_tagged();
+    }
+
+    /// Returns what the kernel knows about the connection.
+    pub(crate) fn tcp_info(&self) -> Result<TcpInfo> {
+        self.socket.tcp_info()
     }
 
     /// Returns why the connection has ended; `None` while the connection lasts.

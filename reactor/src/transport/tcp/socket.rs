@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fabric_core::extension::TcpInfo;
 use fabric_core::transport::{Interest, WaitSet};
 use fabric_core::{Result, Scheme};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -17,6 +18,7 @@ use super::congestion;
 use super::network::{Listener, ReadSchedule};
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::{epoll_ctl_error, os_error};
+use crate::sys::sockopt;
 use crate::transport::net::{self, SocketConfig, addr_error, open_socket};
 
 /// Connections that the kernel queues before they are accepted.
@@ -150,6 +152,11 @@ impl Drop for TcpListener {
 }
 
 impl TcpSocket {
+    /// Returns what the kernel knows about the connection (`TCP_INFO`).
+    pub(crate) fn tcp_info(&self) -> Result<TcpInfo> {
+        sockopt::tcp_info(&*self.fd)
+    }
+
     fn new(fd: OwnedFd, config: &SocketConfig) -> Result<Self, Errno> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
         // Keepalive detects a peer machine that has died.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
+use fabric_core::extension::ShmInfo;
 use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
@@ -342,6 +343,17 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         }
         stats.inbound_refused += self.rx_limits.refused();
         stats.held_back += self.rx_connections.held_count();
+    }
+
+    fn shm_info(&mut self, ctx: &EndpointContext<'_, E>, peer: FiAddr) -> Result<Option<ShmInfo>> {
+        let name = ctx.address_of(peer)?;
+        let mut info = ShmInfo::default();
+        if let Some(tx) = self.tx_connection(peer) {
+            tx.add_info(&mut info);
+        }
+        self.rx_connections
+            .for_each_at(&name, |_, rx| rx.add_info(&mut info));
+        Ok((info.segments > 0).then_some(info))
     }
 
     fn describe(&self) -> String {

@@ -207,6 +207,7 @@ impl Drop for RelaySource {
 }
 
 impl LoanMapping {
+    /// Returns the bytes of the chunk.
     pub(crate) fn len(&self) -> usize {
         self.mapping.len()
     }

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::extension::ShmInfo;
 use fabric_core::flags::Caps;
 use fabric_core::matching::AckRequest;
 use fabric_core::stats::EndpointStats;
@@ -116,6 +117,15 @@ impl TxChannel {
             rma_bounce: None,
             counters: EndpointStats::default(),
         })
+    }
+
+    /// Adds the memory that is mapped for the channel.
+    pub(super) fn add_info(&self, info: &mut ShmInfo) {
+        info.segments += 1;
+        info.segment_bytes += self.ring.memory().mapped_len();
+        self.mapped_regions.add_info(info);
+        info.bounce_buffers += usize::from(self.rma_bounce.is_some());
+        info.bounce_bytes += self.rma_bounce.as_ref().map_or(0, RmaBounceBuffer::len);
     }
 
     /// Sends the hello with the segment. Returns false if the hello was sent before.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
+use fabric_core::extension::TcpInfo;
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
@@ -330,6 +331,16 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         stats.zero_copy_fallbacks += self.zero_copy_fallbacks;
         stats.inbound_refused += self.connections.refused();
         stats.held_back += self.connections.held_count();
+    }
+
+    fn tcp_info(&self, ctx: &EndpointContext<'_, E>, peer: FiAddr) -> Result<Option<TcpInfo>> {
+        let at = self.network.socket_addr(&ctx.address_of(peer)?)?;
+        let Some(peer) = self.peers.at(at).map(|peer_index| &self.peers[peer_index]) else {
+            return Ok(None);
+        };
+        let index = peer.tx_connection().or(peer.established().last().copied());
+        let connection = index.and_then(|index| self.connections.established(index));
+        connection.map(TcpConnection::tcp_info).transpose()
     }
 
     fn describe(&self) -> String {
