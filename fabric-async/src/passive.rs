@@ -162,7 +162,8 @@ impl PassiveEndpointBuilder {
     /// Starts listening (`fi_listen`): peers can connect from now on.
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::NotSupported`] by the provider;
+    /// [`Error::AddressInUse`], [`Error::AddressNotLocal`], [`Error::WrongScheme`];
+    /// [`Error::NotSupported`] by the provider; [`Error::NoMatch`] when the network has vanished;
     /// [`Error::Runtime`] when progress is manual and no Tokio runtime with I/O is running here;
     /// [`Error::Invalid`] and [`Error::TooLong`] for invalid socket options; [`Error::Closed`],
     /// [`Error::Os`].

@@ -241,6 +241,29 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
     assert_eq!(b.av.peers().len(), 1);
 }
 
+/// A datagram leaves with its post and holds no transmit credit after it, whether the receiver reads
+/// or not: more datagrams than credits are posted in a row, and each has completed.
+pub(crate) async fn posted_datagrams_hold_no_credit(setup: Setup) {
+    const CREDITS: usize = 4;
+    const SENDS: usize = 50 * CREDITS;
+    let config = EndpointConfig {
+        tx_size: Some(CREDITS),
+        ..EndpointConfig::default()
+    };
+    let (mut a, _b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
+    for context in 0..SENDS as u64 {
+        let posted = a.ep.send(to_b, vec![7; 1000]).context(context).post();
+        posted.unwrap_or_else(|failed| panic!("send {context}: {failed}"));
+    }
+    let stats = a.ep.stats();
+    assert_eq!((stats.sent.count, stats.out_of_credit), (SENDS as u64, 0));
+    let mut done = Vec::new();
+    assert_eq!(a.cq.try_read_batch(&mut done, SENDS), SENDS);
+    for (entry, context) in done.iter().zip(0..) {
+        assert_eq!((entry.context, entry.error.as_deref()), (context, None));
+    }
+}
+
 pub(crate) async fn send_to_closed_port_succeeds(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let closed = setup.open_endpoint().await;

@@ -205,7 +205,8 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
 }
 
 /// Checks that each test exists that a table of this page names. A name in backquotes with `::` is
-/// that of a scenario; one with `core:` is that of a negotiation test.
+/// that of a scenario; one with `core:` is that of a negotiation test, one with `processes:` that of
+/// a test with processes.
 fn check_page(page: &str) {
     const CORE: [&str; 4] = [
         include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),
@@ -213,13 +214,19 @@ fn check_page(page: &str) {
         include_str!("../../../fabric-core/tests/negotiation/result.rs"),
         include_str!("../../../fabric-core/tests/negotiation/rules.rs"),
     ];
+    const PROCESSES: [&str; 1] = [include_str!("../processes/tcp/network_namespaces.rs")];
+    let is_defined = |name: &str, files: &[&str]| {
+        let definition = format!("fn {name}(");
+        files.iter().any(|tests| tests.contains(&definition))
+    };
     let rows = page.lines().filter(|line| line.starts_with('|'));
     let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
     let mut checked = 0;
     for name in names {
         let is_test = if let Some(name) = name.strip_prefix("core:") {
-            let definition = format!("fn {name}(");
-            CORE.iter().any(|tests| tests.contains(&definition))
+            is_defined(name, &CORE)
+        } else if let Some(name) = name.strip_prefix("processes:") {
+            is_defined(name, &PROCESSES)
         } else if let Some((module, _)) = name.split_once("::")
             && module.starts_with(char::is_lowercase)
         {

@@ -65,6 +65,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         long_datagrams_are_truncated: DATAGRAMS,
         datagram_sources_have_stable_addresses: DATAGRAMS,
         source_is_unknown_until_av_insert: DATAGRAMS,
+        posted_datagrams_hold_no_credit: DATAGRAMS,
         send_to_closed_port_succeeds: DATAGRAMS,
         unexpected_datagrams_over_budget_are_dropped_and_counted: DATAGRAMS,
         dropped_receives_requeue_messages: DATAGRAMS,

@@ -220,6 +220,7 @@ pub(crate) fn run_role() {
         "tcp rma_owner" => run(crate::tcp::rma_owner(&name)),
         "tcp rma_client" => run(crate::tcp::rma_client(&name)),
         "tcp link_loss_client" => run(crate::tcp::link_loss_client(&name)),
+        "tcp vanished_network_client" => run(crate::tcp::vanished_network_client(&name)),
         "tcp lossy_client" => run(crate::tcp::lossy_client(&name)),
         "tcp low_memlock_sender" => run(crate::tcp::low_memlock_sender(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),

@@ -27,7 +27,7 @@ use std::time::Duration;
 use fabric_async::{Endpoint, EventQueue, FiAddr, Progress, Protocol};
 
 pub(crate) use network_namespaces::{
-    echo_any_peer, link_loss_client, lossy_client, rma_client, rma_owner,
+    echo_any_peer, link_loss_client, lossy_client, rma_client, rma_owner, vanished_network_client,
 };
 
 use crate::health::{assert_still_works, kill_after, next_down_reason, next_rejection};

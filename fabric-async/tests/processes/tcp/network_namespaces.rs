@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::process::{ChildStdout, Command, Output};
 use std::time::Duration;
 
-use fabric_async::{Access, Address, Endpoint, OpKind, RemoteRegion, SocketOptions};
+use fabric_async::{
+    Access, Address, Endpoint, EpType, Error, Fabric, Hints, Info, OpKind, RemoteRegion,
+    SocketOptions, discover,
+};
 use rustix::net::sockopt::{set_socket_linger, set_tcp_quickack};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -251,6 +254,105 @@ pub(crate) async fn rma_client(names: &str) {
         .expect("write");
     assert_eq!(&ep.recv().await.expect("a message")[..], b"written");
     println!("[written]");
+}
+
+/// Runs `ip` in the network namespace of this process.
+fn change_network(args: &str) {
+    let done = run_ip(args).expect("start ip");
+    assert!(done.status.success(), "ip {args}: {done:?}");
+}
+
+/// Discovers a network, which then vanishes in two steps: its address is replaced, its interface is
+/// deleted. Each later creation fails with an error that names what is missing.
+pub(crate) async fn vanished_network_client(address: &str) {
+    let hints = |ep_type| {
+        Hints::new()
+            .provider("tcp")
+            .ep_type(ep_type)
+            .domain_name("veth0")
+    };
+    let find = |ep_type| -> Info { discover(&hints(ep_type)).expect("veth0").swap_remove(0) };
+    let (info, msg_info) = (find(EpType::Rdm), find(EpType::Msg));
+    let fabric = Fabric::open(&info).expect("fabric");
+    let domain = fabric.domain(&info).expect("domain");
+    let av = domain.address_vector().expect("address vector");
+    let builder = || domain.endpoint(&info)?.bind_av(&av);
+    let udp_name = format!("udp://{address}:0");
+    let open_all = || {
+        [
+            ("domain", fabric.domain(&info).map(drop)),
+            ("endpoint", builder().map(drop)),
+            (
+                "passive endpoint",
+                fabric.passive_endpoint(&msg_info).map(drop),
+            ),
+        ]
+    };
+    for (object, opened) in open_all() {
+        assert_eq!(opened, Ok(()), "{object}");
+    }
+    let early = [builder().expect("builder"), builder().expect("builder")];
+    let early_pep = fabric.passive_endpoint(&msg_info).expect("builder");
+    let assert_not_local = |result: Result<(), Error>| {
+        let is_named = |at: &Address| at.to_string().contains(address);
+        let error = result.expect_err("the address has vanished");
+        assert!(
+            matches!(&error, Error::AddressNotLocal(at) if is_named(at)),
+            "{error}"
+        );
+    };
+    let mut early = early.into_iter();
+    let replaced = format!("{address}00");
+    for (changes, missing) in [
+        (
+            vec![
+                format!("addr del {address}/24 dev veth0"),
+                format!("addr add {replaced}/24 dev veth0"),
+            ],
+            address,
+        ),
+        (vec!["link del veth0".into()], "10.231.97.0/24"),
+    ] {
+        changes.iter().for_each(|change| change_network(change));
+        for (object, opened) in open_all() {
+            let error = opened.expect_err(object);
+            assert!(matches!(error, Error::NoMatch(_)), "{object}: {error}");
+            assert!(error.to_string().contains(missing), "{object}: {error}");
+        }
+        // What was checked before the change is refused by the kernel.
+        assert_not_local(
+            early
+                .next()
+                .expect("one for each change")
+                .enable()
+                .map(drop),
+        );
+        assert_not_local(Endpoint::bind(&udp_name).await.map(drop));
+        assert_not_local(Endpoint::bind(format!("tcp://{address}:0")).await.map(drop));
+    }
+    let error = early_pep
+        .listen()
+        .map(drop)
+        .expect_err("the network has vanished");
+    assert!(error.to_string().contains("10.231.97.0/24"), "{error}");
+    assert_eq!(
+        domain.children().total(),
+        1,
+        "nothing but the vector is open"
+    );
+    println!("[refused]");
+}
+
+#[test]
+fn vanished_network_is_refused_at_creation() {
+    let Some(veth) = VethPair::create(20) else {
+        return;
+    };
+    let [_, b] = &veth.0;
+    let mut client = TestPeer::start_in_netns(b, "tcp vanished_network_client", SECOND_IP);
+    let mut output = PeerOutput::from_peer(&mut client);
+    output.wait_for("[refused]");
+    assert!(client.0.wait().expect("wait for the process").success());
 }
 
 fn pattern(which: usize) -> Vec<u8> {
