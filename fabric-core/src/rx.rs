@@ -232,6 +232,11 @@ impl RxQueue {
         self.ep
     }
 
+    /// Returns the receives that no message has matched, in any order.
+    pub fn posted(&self) -> impl Iterator<Item = OpKey> {
+        self.matcher.posted.iter()
+    }
+
     /// Posts a receive; an unexpected message that matches is delivered at once.
     #[inline(always)] // on the fast path of small messages
     pub fn post(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {

@@ -236,7 +236,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// A receive has begun when a message has matched it, any other operation when its first byte
     /// is on its way; such an operation completes as without this call. A multi-receive takes
     /// no more messages, and its release is the entry with the error. To cancel all operations of a
-    /// context, call it until it returns false. The call searches all operations of the domain.
+    /// context, call it until it returns false. The call searches the operations of this endpoint
+    /// that have not begun, under the domain's lock.
     ///
     /// Operations with a future are canceled by [`Operation::cancel`](crate::Operation::cancel).
     ///

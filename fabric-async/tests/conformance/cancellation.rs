@@ -1,10 +1,12 @@
 //! Dropping and canceling operations: no message is lost or received twice.
 
 use bytes::BytesMut;
-use fabric_async::{CancelOutcome, Class, CompletionQueue, Error, OpKind};
+use fabric_async::{CancelOutcome, Class, CompletionQueue, CqBind, Error, FiAddr, OpKind};
 use futures_util::StreamExt;
 
-use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
+};
 use crate::payload::{
     LONG_LEN, assert_bytes, let_other_tasks_run, message_number, numbered_message, pattern,
     poll_once, yield_times,
@@ -415,6 +417,117 @@ pub(crate) async fn posted_sends_are_canceled_until_they_begin(setup: Setup) {
         canceled + 1,
         "the canceled message is not sent"
     );
+    progress.abort();
+}
+
+/// Another endpoint of the domain, with the same completion queue and contexts, keeps its receives.
+pub(crate) async fn cancel_finds_ops_of_its_endpoint_only(setup: Setup) {
+    let mut a = setup.open_endpoint().await;
+    let both = CqBind::TRANSMIT | CqBind::RECV;
+    let other = a.domain.endpoint(&a.info).unwrap().bind_cq(&a.cq, both);
+    let other = other.unwrap().bind_av(&a.av).unwrap().enable().unwrap();
+    for (ep, len) in [(&other, 10), (&a.ep, 20), (&other, 30)] {
+        ep.recv_into(Vec::with_capacity(len))
+            .context(1)
+            .post()
+            .unwrap();
+    }
+    assert!(a.ep.cancel(1).unwrap());
+    assert_eq!(next_canceled(&mut a.cq).await, (1, 20));
+    assert!(!a.ep.cancel(1).unwrap());
+    for len in [10, 30] {
+        assert!(other.cancel(1).unwrap());
+        assert_eq!(next_canceled(&mut a.cq).await, (1, len));
+    }
+    assert!(!other.cancel(1).unwrap());
+}
+
+/// Bytes of a message that no provider lets the peer read from the sender's memory, which would
+/// begin it at once.
+const FILLER_LEN: usize = 7000;
+
+/// Sends messages to a peer that receives none, until the ring or the socket buffers are full and
+/// stay full: ten sends in a row have to wait, and are canceled. Returns the number of messages.
+async fn fill_until_sends_wait(a: &mut EndpointFixture, to_peer: FiAddr) -> u64 {
+    let (mut posted, mut waited) = (0, 0);
+    let mut done = Vec::new();
+    while waited < 10 {
+        let message = numbered_message(posted, FILLER_LEN);
+        a.ep.send(to_peer, message).context(posted).post().unwrap();
+        tokio::task::yield_now().await;
+        if a.ep.cancel(posted).unwrap() {
+            waited += 1;
+            let_other_tasks_run().await;
+        } else {
+            (posted, waited) = (posted + 1, 0);
+        }
+        a.cq.try_read_batch(&mut done, 64);
+        done.clear();
+    }
+    posted
+}
+
+/// Sends to two peers that do not read wait with one context: the older is canceled first, whichever
+/// peer it is for, and neither arrives.
+pub(crate) async fn posted_sends_to_several_peers_are_canceled_in_order(setup: Setup) {
+    const CONTEXT: u64 = 1 << 40;
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let to_c = a.add_peer(&c).await;
+    let sent = [
+        fill_until_sends_wait(&mut a, to_b).await,
+        fill_until_sends_wait(&mut a, to_c).await,
+    ];
+    let mut done = Vec::new();
+    for (peer, number) in [(to_c, 1), (to_b, 2), (to_c, 3)] {
+        let message = numbered_message(number, FILLER_LEN);
+        a.ep.send(peer, message).context(CONTEXT).post().unwrap();
+    }
+    for _ in 0..3 {
+        assert!(a.ep.cancel(CONTEXT).unwrap());
+    }
+    assert!(!a.ep.cancel(CONTEXT).unwrap());
+    let mut canceled = Vec::new();
+    while canceled.len() < 3 {
+        a.cq.read_batch(&mut done, 64).await;
+        for mut entry in done.drain(..).filter(|entry| entry.context == CONTEXT) {
+            assert_eq!(entry.error.as_deref(), Some(&Error::Canceled));
+            canceled.push(message_number(&entry.take_buf::<Vec<u8>>().unwrap()));
+        }
+    }
+    assert_eq!(canceled, [1, 2, 3]);
+    let progress = a.spawn_progress();
+    for (receiver, count) in [(&b, sent[0]), (&c, sent[1])] {
+        for number in 0..count {
+            assert_eq!(message_number(&receiver.ep.recv().await.unwrap()), number);
+        }
+    }
+    progress.abort();
+}
+
+/// A fenced send that waits for an earlier one is canceled by its context.
+pub(crate) async fn posted_fenced_send_is_canceled_by_context(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let first = a.ep.send(to_b, pattern(LONG_LEN, 1)).start().unwrap();
+    let second = a.ep.send(to_b, pattern(LONG_LEN, 2)).start().unwrap();
+    let fenced = a.ep.send(to_b, vec![3; 30]).fence().context(8);
+    fenced.post().unwrap();
+    assert!(a.ep.cancel(8).unwrap());
+    assert!(!a.ep.cancel(8).unwrap());
+    let mut entry = a.cq.next().await.unwrap();
+    assert_eq!(
+        (entry.context, entry.error.as_deref()),
+        (8, Some(&Error::Canceled))
+    );
+    assert_eq!(entry.take_buf::<Vec<u8>>().unwrap(), vec![3; 30]);
+    let progress = a.spawn_progress();
+    for which in [1, 2] {
+        assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, which));
+    }
+    first.await.unwrap();
+    second.await.unwrap();
+    a.ep.send(to_b, "behind").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
     progress.abort();
 }
 

@@ -346,6 +346,12 @@ impl<R: Copy> PostedQueue<R> {
         untagged.len + tagged.len
     }
 
+    /// Returns all posted receives, in any order.
+    pub fn iter(&self) -> impl Iterator<Item = R> {
+        let used = self.lists.iter().flat_map(PostedList::used);
+        used.filter_map(|entry| entry.receive)
+    }
+
     /// Returns whether no receive is posted. O(1).
     #[must_use]
     #[inline]

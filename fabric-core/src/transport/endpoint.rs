@@ -194,11 +194,15 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         }))
     }
 
-    /// Cancels a transmit operation. Returns true if the operation had not begun: it will not
-    /// complete. Returns false if it had begun: it will complete.
-    fn cancel(&mut self, _ctx: &mut EndpointContext<'_, E>, _op: OpKey) -> bool {
+    /// Cancels a transmit operation on this peer. Returns true if the operation had not begun: it
+    /// will not complete. Returns false if it had begun: it will complete.
+    fn cancel(&mut self, _ctx: &mut EndpointContext<'_, E>, _op: OpKey, _peer: FiAddr) -> bool {
         false
     }
+
+    /// Appends the queued transmit operations on this peer that have not begun, which
+    /// [`cancel`](Self::cancel) cancels. Takes time for these operations only.
+    fn queued_ops(&self, _ctx: &EndpointContext<'_, E>, _peer: FiAddr, _into: &mut Vec<OpKey>) {}
 
     /// Notes that the engine has changed the receive queue of the endpoint: the queue may accept
     /// messages that it declined before, acks may be due to peers, and a posted receive may never

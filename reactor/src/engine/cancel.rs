@@ -7,8 +7,7 @@ use fabric_core::transport::{EpId, OpKey, RxEngine};
 
 use super::domain::DomainHandle;
 use super::progress::EngineState;
-use super::state::domain_state::DomainState;
-use super::state::ops::{CompletionTarget, OpPhase};
+use super::state::ops::{CompletionTarget, OpPhase, OpState};
 use super::state::pending_work::FollowUp;
 
 impl EngineState {
@@ -40,7 +39,7 @@ impl EngineState {
     /// completion queue with this context and has not begun, and reports it with
     /// [`Error::Canceled`]. Returns false if there is none.
     fn cancel_posted(&mut self, ep: EpId, context: u64) -> bool {
-        for key in self.domain.posted_with_context(ep, context) {
+        for key in self.posted_with_context(ep, context) {
             if self.domain.is_multi_recv(key) {
                 if self.cancel_multi_recv(key) {
                     return true;
@@ -115,19 +114,34 @@ impl EngineState {
     }
 }
 
-impl DomainState {
-    /// Returns the operations of an endpoint that report to a queue with this context, the oldest
-    /// first.
-    fn posted_with_context(&self, ep: EpId, context: u64) -> Vec<OpKey> {
-        let mut keys = self.ops.keys_where(|op| {
-            let (CompletionTarget::Cq(other) | CompletionTarget::CqOnError(other)) = op.target()
-            else {
-                return false;
-            };
-            op.ep == ep && other == context
+impl EngineState {
+    /// Returns the operations of an endpoint, or shared receive context, that report to a queue with
+    /// this context and have not begun, the oldest first. Takes time for the operations that the
+    /// endpoint can have posted, and for the multi-receives of the domain.
+    fn posted_with_context(&mut self, ep: EpId, context: u64) -> Vec<OpKey> {
+        let mut keys: Vec<_> = self
+            .endpoints
+            .own_rx(ep)
+            .map_or_else(Vec::new, |rx| rx.posted().collect());
+        if let Some(bound) = self.domain.endpoints.get(ep) {
+            keys.extend(bound.tx_credits.waiting_ops());
+            let peers: Vec<_> = bound.tx_credits.peers_in_use().collect();
+            // A shared receive context has no peers, and no transport endpoint.
+            for peer in peers {
+                let _ = self.with_transport(ep, |transport, ctx| {
+                    transport.queued_ops(ctx, peer, &mut keys);
+                });
+            }
+        }
+        let domain = &self.domain;
+        keys.retain(|key| match domain.ops.get(*key).map(OpState::target) {
+            Some(CompletionTarget::Cq(other) | CompletionTarget::CqOnError(other)) => {
+                other == context
+            }
+            _ => false,
         });
-        keys.extend(self.multi_recvs.with_context(ep, context));
-        self.ops.sort_by_age(&mut keys);
+        keys.extend(domain.multi_recvs.with_context(ep, context));
+        domain.ops.sort_by_age(&mut keys);
         keys
     }
 }

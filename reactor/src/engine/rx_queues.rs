@@ -131,8 +131,11 @@ impl EngineState {
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
         let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.is_condition();
         if !self.domain.ops.get(op).is_some_and(is_in_queue) {
-            let canceled = self.with_transport(ep, |transport, ctx| transport.cancel(ctx, op));
-            return canceled == Ok(true);
+            let tx_op = self.domain.ops.get(op).and_then(|op| op.tx_op);
+            return tx_op.is_some_and(|tx_op| {
+                self.with_transport(ep, |transport, ctx| transport.cancel(ctx, op, tx_op.peer))
+                    == Ok(true)
+            });
         }
         self.change_rx(ep, |rx, domain| rx.cancel(domain, op)) == Some(true)
     }

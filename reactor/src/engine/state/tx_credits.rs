@@ -113,6 +113,16 @@ impl TxCredits {
         is_granted
     }
 
+    /// Returns the operations and permits that wait.
+    pub(crate) fn waiting_ops(&self) -> impl Iterator<Item = OpKey> {
+        self.waiters.iter().map(|waiter| waiter.op)
+    }
+
+    /// Returns the peers for whose operations credits are used: as many as credits at most.
+    pub(crate) fn peers_in_use(&self) -> impl Iterator<Item = FiAddr> {
+        self.used.keys().copied()
+    }
+
     /// Describes what a post to this peer lacks.
     pub(crate) fn shortage(&self, peer: FiAddr) -> Resource {
         Resource::TransmitCredit {

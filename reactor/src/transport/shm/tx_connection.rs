@@ -389,6 +389,12 @@ impl TxConnection {
         });
     }
 
+    /// Returns the queued operations that have not started.
+    pub(crate) fn unstarted_ops(&self) -> impl Iterator<Item = OpKey> {
+        let unstarted = self.queue.iter().filter(|queued| !queued.started);
+        unstarted.map(|queued| queued.op)
+    }
+
     /// Removes a queued operation that has not started. Returns false if the operation has started
     /// or is not queued.
     pub(crate) fn cancel(&mut self, op: OpKey) -> bool {

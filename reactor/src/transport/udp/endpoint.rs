@@ -242,10 +242,15 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
         Ok(())
     }
 
-    fn cancel(&mut self, _: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
+    fn cancel(&mut self, _: &mut EndpointContext<'_, E>, op: OpKey, _peer: FiAddr) -> bool {
         let len_before = self.tx_queue.len();
         self.tx_queue.retain(|send| send.op != op);
         self.tx_queue.len() < len_before
+    }
+
+    fn queued_ops(&self, _: &EndpointContext<'_, E>, peer: FiAddr, into: &mut Vec<OpKey>) {
+        let queued = self.tx_queue.iter().filter(|send| send.peer == peer);
+        into.extend(queued.map(|send| send.op));
     }
 
     fn source_of(&self, peer: PeerKey) -> Option<FiAddr> {

@@ -282,7 +282,8 @@ mod tests {
         }
 
         fn cancel(&mut self, op: OpKey) -> bool {
-            self.call(|udp, ctx| udp.cancel(ctx, op))
+            let peer = self.own_addr;
+            self.call(|udp, ctx| udp.cancel(ctx, op, peer))
         }
 
         /// Returns what the socket is watched for; `None` if the interest was never changed.

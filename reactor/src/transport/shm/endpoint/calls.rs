@@ -13,6 +13,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
+use super::super::connection_table::ConnectionGuard;
 use super::super::control::ControlMessage;
 use super::super::record::ALIGN_PAYLOAD_FROM;
 use super::super::rx_connection::RxConnection;
@@ -148,19 +149,21 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         Ok(())
     }
 
-    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
-        let is_canceled = |tx_index: &usize| {
-            self.tx_connections
-                .lock(*tx_index)
-                .is_some_and(|mut tx| tx.cancel(op))
-        };
-        let Some(tx_index) = self.tx_queued.iter().copied().find(is_canceled) else {
+    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey, peer: FiAddr) -> bool {
+        let is_canceled = |mut tx: ConnectionGuard<'_>| tx.cancel(op);
+        if !self.tx_connection(peer).is_some_and(is_canceled) {
             return false;
-        };
+        }
         // Operations queued behind the canceled one may go now.
-        self.progress_tx_connection(ctx, tx_index);
+        self.progress_tx_connection(ctx, peer.index());
         ctx.request_rearm();
         true
+    }
+
+    fn queued_ops(&self, _: &EndpointContext<'_, E>, peer: FiAddr, into: &mut Vec<OpKey>) {
+        if let Some(tx) = self.tx_connection(peer) {
+            into.extend(tx.unstarted_ops());
+        }
     }
 
     fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {

@@ -133,18 +133,27 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         Ok(())
     }
 
-    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey) -> bool {
-        for peer in self.peers.iter_mut() {
-            if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
-                if peer.tx_queue[position].bytes_sent.is_some() {
-                    return false;
-                }
-                peer.tx_queue.remove(position);
-                ctx.request_rearm();
-                return true;
-            }
+    fn cancel(&mut self, ctx: &mut EndpointContext<'_, E>, op: OpKey, peer: FiAddr) -> bool {
+        let Some(peer_index) = self.peer_of(ctx, peer) else {
+            return false;
+        };
+        let queue = &mut self.peers[peer_index].tx_queue;
+        let is_canceled = |send: &QueuedTxOp| send.op == op && send.bytes_sent.is_none();
+        let Some(position) = queue.iter().position(is_canceled) else {
+            return false;
+        };
+        queue.remove(position);
+        ctx.request_rearm();
+        true
+    }
+
+    fn queued_ops(&self, ctx: &EndpointContext<'_, E>, peer: FiAddr, into: &mut Vec<OpKey>) {
+        if let Some(peer_index) = self.peer_of(ctx, peer) {
+            // Several handles may lead to one peer.
+            let queue = self.peers[peer_index].tx_queue.iter();
+            let queued = queue.filter(|send| send.tx_op.peer == peer && send.bytes_sent.is_none());
+            into.extend(queued.map(|send| send.op));
         }
-        false
     }
 
     fn on_rx_queue_changed(&mut self, ctx: &mut EndpointContext<'_, E>) {
@@ -367,6 +376,19 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
 }
 
 impl TcpEndpoint {
+    /// Returns the position of the peer that has this address handle, or had it before another.
+    fn peer_of<E: EngineContext>(
+        &self,
+        ctx: &EndpointContext<'_, E>,
+        peer: FiAddr,
+    ) -> Option<usize> {
+        let by_address = || {
+            let name = ctx.address_of(peer).ok()?;
+            self.peers.at(self.network.socket_addr(&name).ok()?)
+        };
+        self.peers.with_fi_addr(peer).or_else(by_address)
+    }
+
     /// Tries a connection that holds a message.
     fn receive_held_from(
         &mut self,

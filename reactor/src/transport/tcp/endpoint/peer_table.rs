@@ -95,10 +95,6 @@ impl PeerTable {
         self.entries.iter().map(|(position, _)| position).collect()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut TcpPeer> {
-        self.entries.iter_mut().map(|(_, entry)| &mut entry.peer)
-    }
-
     /// Schedules the retry of a peer for this time.
     pub(super) fn schedule_retry(&mut self, position: usize, at: Instant) {
         self.retries.set(position, at);
