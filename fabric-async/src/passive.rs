@@ -268,7 +268,8 @@ impl PassiveEndpoint {
         self.domain.context
     }
 
-    /// Closes the passive endpoint (`fi_close`), as a drop does: queued requests are rejected.
+    /// Closes the passive endpoint (`fi_close`), as a drop does: queued requests are rejected, and
+    /// their events are removed from the event queue.
     ///
     /// # Errors
     /// None: no other object uses a passive endpoint, and a passive endpoint has one handle.
