@@ -30,8 +30,8 @@ macro_rules! assert_shareable {
 assert_shareable! {
     Fabric, Domain, DomainBuilder<'static>, Endpoint, ConnectedEndpoint, EndpointBuilder,
     BindOptions, Connect, PassiveEndpoint, PassiveEndpointBuilder, ConnectionRequest,
-    SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, EventWriter, Counter, AddressVector,
-    MulticastGroup, TcpExtension, ShmExtension, TcpInfo, ShmInfo,
+    SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, EventWriter, Counter,
+    AddressVector, MulticastGroup, TcpExtension, ShmExtension, TcpInfo, ShmInfo,
     MemoryRegion<Allocated>, MemoryRegion<Buf>, Allocated, RegisteredBuffer<Buf>,
     RegisteredGuard<'static>, RemoteWindow, RemoteAddr, RemoteRegion, RemoteSlice, WaitFd,
     TryWait, WaitPolicy, Shared,

@@ -240,10 +240,11 @@ impl<'a> DomainBuilder<'a> {
     /// [`Error::Invalid`] when `info` describes another provider or fabric, for socket options that
     /// this machine does not have, or for an event loop with automatic progress; [`Error::TooLong`]
     /// for socket buffers above the system's limit; [`Error::NoMatch`] when `info` asks for more
-    /// than the provider offers, also because its network or address has vanished since discovery; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`]
-    /// when progress is manual and no Tokio runtime with I/O is running here (with `panic =
-    /// "abort"`, a runtime without I/O ends the process instead); [`Error::Os`], with the call
-    /// `io_uring_setup` where [`SocketIo::IoUring`] was requested and the kernel refuses it.
+    /// than the provider offers, also because its network or address has vanished since discovery;
+    /// [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is manual and
+    /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
+    /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
+    /// [`SocketIo::IoUring`] was requested and the kernel refuses it.
     pub fn open(self) -> Result<Domain> {
         Ok(Domain {
             inner: self.open_as(Class::Domain)?,

@@ -267,8 +267,8 @@ impl EventQueue {
         close_object(self, |eq| &eq.inner.node).map(drop)
     }
 
-    /// Returns the event that `next` finds in the queue, or registers the waker and makes progress in
-    /// the queue's domains.
+    /// Returns the event that `next` finds in the queue, or registers the waker and makes progress
+    /// in the queue's domains.
     fn poll_event(
         &mut self,
         next: fn(&EqState) -> Option<Event>,

@@ -145,9 +145,9 @@ pub enum EventKind {
         /// The reason.
         error: Error,
     },
-    /// The driver of the domain or passive endpoint has ended before its object: its Tokio runtime was shut down, or the
-    /// driver panicked. From now on the object makes progress only while the program polls it. The
-    /// event goes to the queue that the object is bound to.
+    /// The driver of the domain or passive endpoint has ended before its object: its Tokio runtime
+    /// was shut down, or the driver panicked. From now on the object makes progress only while the
+    /// program polls it. The event goes to the queue that the object is bound to.
     DriverEnded,
     /// The program has written this event to the queue (`fi_eq_write`), with
     /// `EventWriter::write`.

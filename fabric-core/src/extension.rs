@@ -55,7 +55,7 @@ pub struct TcpInfo {
 pub struct ShmInfo {
     /// Segments, each with the ring of one direction: two if both sides have connected.
     pub segments: usize,
-    /// Bytes of the segments.
+    /// Bytes of the segments. Of a ring that was never full, a quarter is allocated.
     pub segment_bytes: usize,
     /// Memory regions of the peer that this side has accessed.
     pub regions: usize,

@@ -181,7 +181,8 @@ impl BindOptions {
         self
     }
 
-    /// Sets the context value of the events of the endpoint, passive endpoint or connected endpoint.
+    /// Sets the context value of the events of the endpoint, passive endpoint or connected
+    /// endpoint.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -336,9 +336,9 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Closes the endpoint, for all its clones (`fi_close`). Pending operations end with
-    /// [`Error::Canceled`](crate::Error::Canceled) and their buffers, and peers are notified. Unread
-    /// events of the endpoint are removed from its [event queue](crate::EventQueue). Dropping the
-    /// last clone does the same.
+    /// [`Error::Canceled`](crate::Error::Canceled) and their buffers, and peers are notified.
+    /// Unread events of the endpoint are removed from its [event queue](crate::EventQueue).
+    /// Dropping the last clone does the same.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint was closed before.

@@ -467,8 +467,8 @@ async fn fill_until_sends_wait(a: &mut EndpointFixture, to_peer: FiAddr) -> u64 
     posted
 }
 
-/// Sends to two peers that do not read wait with one context: the older is canceled first, whichever
-/// peer it is for, and neither arrives.
+/// Sends to two peers that do not read wait with one context: the older is canceled first,
+/// whichever peer it is for, and neither arrives.
 pub(crate) async fn posted_sends_to_several_peers_are_canceled_in_order(setup: Setup) {
     const CONTEXT: u64 = 1 << 40;
     let (mut a, b, to_b) = endpoint_pair(&setup).await;

@@ -241,8 +241,8 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
     assert_eq!(b.av.peers().len(), 1);
 }
 
-/// A datagram leaves with its post and holds no transmit credit after it, whether the receiver reads
-/// or not: more datagrams than credits are posted in a row, and each has completed.
+/// A datagram leaves with its post and holds no transmit credit after it, whether the receiver
+/// reads or not: more datagrams than credits are posted in a row, and each has completed.
 pub(crate) async fn posted_datagrams_hold_no_credit(setup: Setup) {
     const CREDITS: usize = 4;
     const SENDS: usize = 50 * CREDITS;

@@ -205,8 +205,8 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
 }
 
 /// Checks that each test exists that a table of this page names. A name in backquotes with `::` is
-/// that of a scenario; one with `core:` is that of a negotiation test, one with `processes:` that of
-/// a test with processes.
+/// that of a scenario; one with `core:` is that of a negotiation test, one with `processes:` that
+/// of a test with processes.
 fn check_page(page: &str) {
     const CORE: [&str; 4] = [
         include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),

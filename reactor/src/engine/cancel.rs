@@ -115,9 +115,9 @@ impl EngineState {
 }
 
 impl EngineState {
-    /// Returns the operations of an endpoint, or shared receive context, that report to a queue with
-    /// this context and have not begun, the oldest first. Takes time for the operations that the
-    /// endpoint can have posted, and for the multi-receives of the domain.
+    /// Returns the operations of an endpoint, or shared receive context, that report to a queue
+    /// with this context and have not begun, the oldest first. Takes time for the operations that
+    /// the endpoint can have posted, and for the multi-receives of the domain.
     fn posted_with_context(&mut self, ep: EpId, context: u64) -> Vec<OpKey> {
         let mut keys: Vec<_> = self
             .endpoints
