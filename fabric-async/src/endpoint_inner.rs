@@ -12,7 +12,7 @@ use fabric_core::completion::{CompletionLevel, OpKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
-use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
+use fabric_core::transport::{EpId, FastPath, FastPathResult, RmaIov, TxOp};
 use fabric_core::tree::ObjectNode;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
@@ -82,6 +82,22 @@ impl EndpointInner {
     pub(crate) fn try_send_plain(&self, peer: FiAddr, bytes: &[u8]) -> Result<bool> {
         self.check_tx(OpKind::Send, false, false, false)?;
         Ok(self.try_fast_path(|fast_path| fast_path.try_send_plain(peer, bytes)))
+    }
+
+    /// Tries to write bytes without completion data and fence, as
+    /// [`try_send_plain`](Self::try_send_plain) sends.
+    ///
+    /// # Errors
+    /// As [`check_tx`](Self::check_tx).
+    #[inline(always)] // on the small-message path
+    pub(crate) fn try_write_plain(
+        &self,
+        peer: FiAddr,
+        remote: &RmaIov,
+        bytes: &[u8],
+    ) -> Result<bool> {
+        self.check_tx(OpKind::Write, false, false, false)?;
+        Ok(self.try_fast_path(|fast_path| fast_path.try_write_plain(peer, remote, bytes)))
     }
 
     /// Checks an operation on a peer against the endpoint's state and capabilities.

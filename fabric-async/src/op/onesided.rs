@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric_core::buf::{IoBuf, IoBufMut};
+use fabric_core::buf::{IoBuf, IoBufMut, Payload};
 use fabric_core::completion::{CompletionLevel, Failed, OpKind, Transfer};
 use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
@@ -254,9 +254,16 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
             RemoteRanges::Slice(slice) => slice.len == len,
             RemoteRanges::List(_) => false,
         };
-        is_range_of_len
-            .then(|| try_fast_path(ep, &self.to_tx(len), buf))
-            .flatten()
+        if !is_range_of_len {
+            return None;
+        }
+        if let (Some((peer, remote)), None, Payload::Contiguous(bytes)) =
+            (self.plain_write(len), self.options.level, buf.payload())
+        {
+            let written = ep.try_write_plain(peer, &remote, bytes).unwrap_or(false);
+            return written.then(|| Transfer::sent(len, None));
+        }
+        try_fast_path(ep, &self.to_tx(len), buf)
     }
 
     fn post(

@@ -5,7 +5,7 @@ use crate::buf::{Loan, Payload};
 use crate::completion::OpKind;
 use crate::error::{Error, Result};
 
-use super::TxOp;
+use super::{RmaIov, TxOp};
 
 /// Outcome of an attempt without the domain's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,13 @@ pub trait FastPath: Send + Sync {
     /// Sends a [plain](TxOp::is_plain) message as [`try_send`](Self::try_send) does.
     fn try_send_plain(&self, peer: FiAddr, bytes: &[u8]) -> FastPathResult {
         let tx_op = TxOp::new(OpKind::Send, peer);
+        self.try_send(&tx_op, Payload::Contiguous(bytes))
+    }
+
+    /// Writes bytes without completion data and `FI_FENCE` to one range of this length, as
+    /// [`try_send`](Self::try_send) does.
+    fn try_write_plain(&self, peer: FiAddr, remote: &RmaIov, bytes: &[u8]) -> FastPathResult {
+        let tx_op = TxOp::one_sided(OpKind::Write, peer, *remote);
         self.try_send(&tx_op, Payload::Contiguous(bytes))
     }
 

@@ -21,10 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fabric_core::FiAddr;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
+use fabric_core::mr::RmaIov;
 use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 
 use super::record::ALIGN_PAYLOAD_FROM;
-use super::tx_connection::TxConnection;
+use super::tx_connection::{PushOutcome, TxConnection};
 use crate::sys::sync::{SpinGuard, SpinLock, lock_spin};
 
 /// Slots of the first chunk; each further chunk has twice as many.
@@ -137,6 +138,17 @@ impl FastPath for ConnectionTable {
         let tx = &mut *tx;
         let pushed = tx.push_short(bytes, false);
         tx.fast_path_result(Ok(pushed), OpKind::Send, bytes.len())
+    }
+
+    fn try_write_plain(&self, peer: FiAddr, remote: &RmaIov, bytes: &[u8]) -> FastPathResult {
+        let Some(mut tx) = self.lock_inline(peer) else {
+            return FastPathResult::WouldBlock;
+        };
+        let tx = &mut *tx;
+        if bytes.len() > self.max_msg_size || tx.write_together(&[(*remote, bytes)]) == 0 {
+            return FastPathResult::WouldBlock;
+        }
+        tx.fast_path_result(Ok(PushOutcome::Pushed), OpKind::Write, bytes.len())
     }
 
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
