@@ -514,7 +514,7 @@ impl RxQueue {
         let Some(partial) = self.partials.get_mut(id) else {
             return;
         };
-        let PartialTarget::Receive { written, .. } = partial.target else {
+        let PartialTarget::Receive { written, .. } = partial.target() else {
             return;
         };
         // Bytes that did not fit into the detached buffer are lost. The next receive gets the bytes
@@ -668,8 +668,9 @@ impl RxQueue {
             self.deliver_buffered(engine, receive, envelope, message);
         } else {
             let key = self.add_unexpected(envelope, message);
-            if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
-                partial.target = PartialTarget::Buffer(key);
+            if let Some(partial) = partial {
+                self.partials
+                    .set_target(partial, PartialTarget::Buffer(key));
             }
             self.check_probes(engine);
         }
@@ -731,8 +732,7 @@ impl RxQueue {
                         PartialTarget::Discard
                     }
                 };
-                if let Some(partial) = self.partials.get_mut(id) {
-                    partial.target = target;
+                if let Some(partial) = self.partials.set_target(id, target) {
                     partial.envelope.ack = envelope.ack;
                 }
             }

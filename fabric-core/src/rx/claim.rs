@@ -134,10 +134,10 @@ impl RxQueue {
         let found = Transfer::received(&envelope, envelope.len);
         let partial = message.partial;
         let id = self.claims.insert(envelope, message);
-        if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
+        if let Some(partial) = partial {
             // A later message of the peer may take the receive of a stalled one.
             self.other_changes += 1;
-            partial.target = PartialTarget::Claim(id);
+            self.partials.set_target(partial, PartialTarget::Claim(id));
         }
         Some((id, found))
     }
@@ -192,8 +192,8 @@ impl RxQueue {
         } = self.claims.take(id)?;
         self.budget
             .release(envelope.peer, message.budget_cost(&envelope));
-        if let Some(partial) = message.partial.and_then(|id| self.partials.get_mut(id)) {
-            partial.target = PartialTarget::Discard;
+        if let Some(partial) = message.partial {
+            self.partials.set_target(partial, PartialTarget::Discard);
         }
         self.peer_copies.note_discarded(message.is_unmapped());
         self.queue_ack(&envelope);

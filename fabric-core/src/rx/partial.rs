@@ -1,5 +1,8 @@
 //! Messages that arrive in pieces, or are copied in chunks, and the buffers that the bytes go to.
 
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+
 use slab::Slab;
 
 use crate::buf::{CopySource, PooledBuf};
@@ -32,10 +35,11 @@ pub(super) struct PartialMessage {
     pub(super) envelope: Envelope,
     /// Bytes that have arrived, including those that did not fit into the target.
     pub(super) received: usize,
-    pub(super) progress: ArrivalProgress,
+    /// `None` for a message that this side copies from the memory of its sender.
+    pub(super) progress: Option<ArrivalProgress>,
     /// Bytes in the middle were lost: later pieces are not contiguous and are lost too.
     pub(super) truncated: bool,
-    pub(super) target: PartialTarget,
+    target: PartialTarget,
 }
 
 /// The buffer that the pieces of a message go to.
@@ -74,13 +78,30 @@ impl PartialMessage {
     /// Creates a message of which no byte has arrived.
     pub(super) fn new(envelope: Envelope, target: PartialTarget) -> Self {
         Self {
+            progress: Some(ArrivalProgress::default()),
+            ..Self::copied(envelope, target)
+        }
+    }
+
+    /// Creates a message that this side copies from the memory of its sender.
+    pub(super) fn copied(envelope: Envelope, target: PartialTarget) -> Self {
+        Self {
             serial: 0,
             envelope,
             received: 0,
-            progress: ArrivalProgress::default(),
+            progress: None,
             truncated: false,
             target,
         }
+    }
+
+    pub(super) fn target(&self) -> PartialTarget {
+        self.target
+    }
+
+    /// Returns whether this side copies the message from the memory of its sender.
+    pub(super) fn is_copied(&self) -> bool {
+        self.progress.is_none()
     }
 }
 
@@ -90,6 +111,12 @@ pub(super) struct Reassembly {
     /// The messages, at the index of their [`PartialId`].
     messages: Slab<PartialMessage>,
     next_serial: u64,
+    /// The number of messages that are arriving in buffers, by peer. A peer without such messages
+    /// has no entry.
+    buffered: HashMap<PeerKey, usize>,
+    /// The indices of the messages that the last check of arrivals has found stalled, and whose
+    /// receive another message may take: at most as many as there are receives.
+    stalled_receives: BTreeSet<usize>,
     /// Whether the last check of arrivals has found a stalled message.
     pub(super) has_stalled: bool,
 }
@@ -108,6 +135,7 @@ impl Reassembly {
         message.serial = id.serial;
         self.next_serial += 1;
         self.messages.insert(message);
+        self.add_to_indices(id.index);
         id
     }
 
@@ -123,7 +151,69 @@ impl Reassembly {
 
     pub(super) fn try_remove(&mut self, id: PartialId) -> Option<PartialMessage> {
         self.get(id)?;
+        self.remove_from_indices(id.index);
         self.messages.try_remove(id.index)
+    }
+
+    /// Sets the target of a message. Returns the message.
+    pub(super) fn set_target(
+        &mut self,
+        id: PartialId,
+        target: PartialTarget,
+    ) -> Option<&mut PartialMessage> {
+        self.get(id)?;
+        self.remove_from_indices(id.index);
+        self.messages[id.index].target = target;
+        self.add_to_indices(id.index);
+        self.get_mut(id)
+    }
+
+    fn add_to_indices(&mut self, index: usize) {
+        let message = &self.messages[index];
+        if let PartialTarget::Buffer(_) = message.target {
+            *self.buffered.entry(message.envelope.peer).or_default() += 1;
+        } else if message.was_stalled() && message.place_to_give().is_some() {
+            self.stalled_receives.insert(index);
+        }
+    }
+
+    fn remove_from_indices(&mut self, index: usize) {
+        let message = &self.messages[index];
+        if let PartialTarget::Buffer(_) = message.target
+            && let Entry::Occupied(mut count) = self.buffered.entry(message.envelope.peer)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        self.stalled_receives.remove(&index);
+    }
+
+    /// Calls `check` with each arriving message, and then finds out which are stalled.
+    pub(super) fn check_all(&mut self, mut check: impl FnMut(PartialId, &mut PartialMessage)) {
+        self.stalled_receives.clear();
+        for (index, message) in &mut self.messages {
+            let serial = message.serial;
+            check(PartialId { index, serial }, message);
+            if message.was_stalled() && message.place_to_give().is_some() {
+                self.stalled_receives.insert(index);
+            }
+        }
+    }
+
+    /// Returns the first message that the last check has found stalled, whose receive another
+    /// message may take, and for which `test` returns true.
+    pub(super) fn find_stalled_receive(
+        &self,
+        mut test: impl FnMut(&PartialMessage) -> bool,
+    ) -> Option<PartialId> {
+        let mut stalled = self.stalled_receives.iter();
+        let found = stalled.find(|index| test(&self.messages[**index]));
+        found.map(|&index| PartialId {
+            index,
+            serial: self.messages[index].serial,
+        })
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (PartialId, &PartialMessage)> {
@@ -134,27 +224,13 @@ impl Reassembly {
         })
     }
 
-    pub(super) fn iter_with_ids_mut(
-        &mut self,
-    ) -> impl Iterator<Item = (PartialId, &mut PartialMessage)> {
-        self.messages.iter_mut().map(|(index, message)| {
-            let serial = message.serial;
-            (PartialId { index, serial }, message)
-        })
-    }
-
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
         self.messages.iter_mut().map(|(_, message)| message)
     }
 
-    /// Returns the peers of the messages that are arriving in buffers, and that no receive has
-    /// taken.
-    pub(super) fn peers_with_buffered(&self) -> Vec<PeerKey> {
-        let is_buffered =
-            |message: &&PartialMessage| matches!(message.target, PartialTarget::Buffer(_));
-        let buffered = self.messages.iter().map(|(_, message)| message);
-        let buffered = buffered.filter(is_buffered);
-        buffered.map(|message| message.envelope.peer).collect()
+    /// Returns whether a message of this peer is arriving in a buffer: no receive has taken it.
+    pub(super) fn has_buffered_of(&self, peer: PeerKey) -> bool {
+        self.buffered.contains_key(&peer)
     }
 
     /// Returns the message that is arriving in this receive: few are arriving at a time.
@@ -166,6 +242,8 @@ impl Reassembly {
 
     /// Removes everything, and returns the receives in which messages were arriving.
     pub(super) fn clear(&mut self) -> Vec<OpKey> {
+        self.buffered.clear();
+        self.stalled_receives.clear();
         let removed = self.messages.drain();
         removed
             .filter_map(|message| message.target.receive())
@@ -395,21 +473,25 @@ pub(super) fn append_copy(buffer: &mut PooledBuf, bytes: &dyn CopySource) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matching::{Matcher, RecvSpec};
+    use crate::rx::stalled::stalled_progress;
+
+    fn message(peer: u32, target: PartialTarget) -> PartialMessage {
+        let envelope = Envelope {
+            peer: PeerKey(peer),
+            source: None,
+            tag: None,
+            len: 10,
+            data: None,
+            arrival: 0,
+            ack: None,
+        };
+        PartialMessage::new(envelope, target)
+    }
 
     #[test]
     fn id_of_an_ended_message_finds_no_later_message() {
-        let message = || {
-            let envelope = Envelope {
-                peer: PeerKey(1),
-                source: None,
-                tag: None,
-                len: 10,
-                data: None,
-                arrival: 0,
-                ack: None,
-            };
-            PartialMessage::new(envelope, PartialTarget::Discard)
-        };
+        let message = || message(1, PartialTarget::Discard);
         let mut partials = Reassembly::default();
         let ended = partials.insert(message());
         assert!(partials.try_remove(ended).is_some());
@@ -418,5 +500,56 @@ mod tests {
         assert!(partials.get(ended).is_none() && partials.get_mut(ended).is_none());
         assert!(partials.try_remove(ended).is_none());
         assert!(partials.get(later).is_some());
+    }
+
+    /// With any number of arriving messages, only receives of stalled ones are examined.
+    #[test]
+    fn search_for_a_receive_examines_stalled_receives_only() {
+        let mut matcher = Matcher::<(), ()>::new();
+        let spec = RecvSpec {
+            from: None,
+            tag: None,
+        };
+        let envelope = message(0, PartialTarget::Discard).envelope;
+        let key = matcher.unexpected.insert(envelope, ());
+        let mut receive = || PartialTarget::Receive {
+            op: OpKey {
+                index: 0,
+                generation: 0,
+            },
+            capacity: 10,
+            written: 0,
+            on_loss: OnLoss::for_receive(matcher.posted.assign_place(&spec)),
+        };
+        let mut partials = Reassembly::default();
+        let ids: Vec<_> = (0..4000)
+            .map(|peer| partials.insert(message(peer, PartialTarget::Buffer(key))))
+            .collect();
+        let examined = |partials: &Reassembly| {
+            let mut examined = Vec::new();
+            let found = partials.find_stalled_receive(|partial| {
+                examined.push(partial.envelope.peer.0);
+                false
+            });
+            assert_eq!(found, None);
+            examined
+        };
+        // A message has a receive before it stalls, another one gets a receive later.
+        partials.set_target(ids[5], receive());
+        let check = |_, partial: &mut PartialMessage| partial.progress = Some(stalled_progress());
+        assert_eq!(examined(&partials), []);
+        partials.check_all(check);
+        assert_eq!(examined(&partials), [5]);
+        partials.set_target(ids[9], receive());
+        assert_eq!(examined(&partials), [5, 9]);
+        assert!(partials.has_buffered_of(PeerKey(7)) && !partials.has_buffered_of(PeerKey(9)));
+        partials.set_target(ids[5], PartialTarget::Buffer(key));
+        assert!(partials.try_remove(ids[9]).is_some() && partials.try_remove(ids[7]).is_some());
+        assert_eq!(examined(&partials), []);
+        assert!(partials.has_buffered_of(PeerKey(5)) && !partials.has_buffered_of(PeerKey(7)));
+        // A message that has gone on is not examined after the next check.
+        partials.set_target(ids[5], receive());
+        partials.check_all(|_, partial| partial.progress = Some(ArrivalProgress::default()));
+        assert_eq!(examined(&partials), []);
     }
 }

@@ -109,11 +109,6 @@ impl PeerCopies {
         self.copies.len() | usize::from(self.discarded_unmapped)
     }
 
-    /// Returns whether a message is being copied.
-    pub(super) fn has(&self, id: PartialId) -> bool {
-        self.copies.iter().any(|(copied, _)| *copied == id)
-    }
-
     /// Ends the copy of a message, and returns the memory of its sender.
     pub(super) fn take(&mut self, id: PartialId) -> Option<Arc<dyn PeerMemory>> {
         let at = self.copies.iter().position(|(copied, _)| *copied == id)?;
@@ -234,7 +229,9 @@ impl RxQueue {
             written: 0,
             on_loss,
         };
-        let id = self.partials.insert(PartialMessage::new(envelope, target));
+        let id = self
+            .partials
+            .insert(PartialMessage::copied(envelope, target));
         self.peer_copies.copies.push_back((id, memory));
     }
 
@@ -312,7 +309,7 @@ impl RxQueue {
             return true;
         };
         let (from, remaining) = (partial.received, memory.len() - partial.received);
-        let is_full = match partial.target {
+        let is_full = match partial.target() {
             PartialTarget::Receive {
                 capacity, written, ..
             } => capacity == written,
@@ -330,7 +327,7 @@ impl RxQueue {
             Ok(()) => self.advance(engine, id, len),
             Err(error) => {
                 if let Some(PartialTarget::Claim(claim)) =
-                    self.partials.get(id).map(|partial| partial.target)
+                    self.partials.get(id).map(PartialMessage::target)
                     && let Some(message) = self.claims.message(claim)
                 {
                     // The claim keeps the bytes of the chunks that passed the check.
@@ -356,7 +353,7 @@ impl RxQueue {
                 continue;
             };
             let target = PartialTarget::Buffer(key);
-            let partial = PartialMessage::new(envelope.clone(), target);
+            let partial = PartialMessage::copied(envelope.clone(), target);
             let id = self.partials.insert(partial);
             message.partial = Some(id);
             self.budget.charge(peer, copy_cost(len));

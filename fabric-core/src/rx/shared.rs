@@ -85,7 +85,7 @@ impl RxQueue {
             // Mapped memory outlives the connection, so copies from it continue.
             let partials = self.partials.iter();
             let lost: Vec<_> = partials
-                .filter(|(id, partial)| partial.envelope.peer == key && !self.peer_copies.has(*id))
+                .filter(|(_, partial)| partial.envelope.peer == key && !partial.is_copied())
                 .map(|(id, _)| id)
                 .collect();
             for id in lost {

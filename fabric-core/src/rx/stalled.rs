@@ -9,6 +9,9 @@
 //! The engine ends the connection of a message that times out. It does so after an eighth of the
 //! timeout if the message is too long to be buffered and another one waits for its receive. A
 //! message that this side copies is not checked.
+//!
+//! A message that arrives is compared with the receives of stalled messages only: peers can begin
+//! any number of messages, but the program posts the receives.
 
 use super::budget::message_cost;
 use super::engine::RxEngine;
@@ -35,20 +38,39 @@ pub(super) struct ArrivalProgress {
     idle_checks: u32,
 }
 
+/// Returns the progress of a message that has just stalled.
+#[cfg(test)]
+pub(super) fn stalled_progress() -> ArrivalProgress {
+    ArrivalProgress {
+        received: 0,
+        idle_checks: CHECKS_UNTIL_STALLED,
+    }
+}
+
+impl ArrivalProgress {
+    /// Returns whether a message of which `received` bytes have arrived has made progress since
+    /// the check that found some.
+    fn has_advanced(self, received: usize) -> bool {
+        received - self.received >= MIN_PROGRESS
+    }
+}
+
 impl PartialMessage {
-    /// Returns whether the message has made progress since the check that found some.
-    fn has_progress(&self) -> bool {
-        self.received - self.progress.received >= MIN_PROGRESS
+    /// Returns whether the last check has found the message stalled.
+    pub(super) fn was_stalled(&self) -> bool {
+        let progress = self.progress;
+        progress.is_some_and(|progress| progress.idle_checks >= CHECKS_UNTIL_STALLED)
     }
 
     fn is_stalled(&self) -> bool {
-        self.progress.idle_checks >= CHECKS_UNTIL_STALLED && !self.has_progress()
+        let progress = self.progress.filter(|_| self.was_stalled());
+        progress.is_some_and(|progress| !progress.has_advanced(self.received))
     }
 
     /// Returns the place in posting order of the message's receive, if another message may take
     /// the receive, which accepts messages of any source.
-    fn place_to_give(&self) -> Option<PostPlace> {
-        match self.target {
+    pub(super) fn place_to_give(&self) -> Option<PostPlace> {
+        match self.target() {
             PartialTarget::Receive { on_loss, .. } => on_loss.place(),
             _ => None,
         }
@@ -68,27 +90,26 @@ impl RxQueue {
     ) -> bool {
         let mut stalled = Vec::new();
         let mut any = false;
-        for (id, partial) in self.partials.iter_with_ids_mut() {
-            if self.peer_copies.has(id) {
-                continue;
-            }
+        self.partials.check_all(|id, partial| {
+            let Some(progress) = &mut partial.progress else {
+                return;
+            };
             any = true;
-            if partial.has_progress() {
-                partial.progress = ArrivalProgress {
+            if progress.has_advanced(partial.received) {
+                *progress = ArrivalProgress {
                     received: partial.received,
                     idle_checks: 0,
                 };
-                continue;
+                return;
             }
-            partial.progress.idle_checks += 1;
-            if partial.progress.idle_checks >= checks_per_timeout {
-                let peer = partial.envelope.peer;
+            progress.idle_checks += 1;
+            let peer = partial.envelope.peer;
+            if progress.idle_checks >= checks_per_timeout {
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
-            } else if partial.is_stalled() {
-                let may_end = partial.progress.idle_checks >= checks_per_timeout / 8;
-                stalled.push((id, partial.envelope.peer, may_end));
+            } else if progress.idle_checks >= CHECKS_UNTIL_STALLED {
+                stalled.push((id, peer, progress.idle_checks >= checks_per_timeout / 8));
             }
-        }
+        });
         self.partials.has_stalled = !stalled.is_empty();
         self.other_changes += u64::from(self.partials.has_stalled);
         for (id, peer, may_end) in stalled {
@@ -123,9 +144,9 @@ impl RxQueue {
         let (peer, Some(place)) = (partial.envelope.peer, partial.place_to_give()) else {
             return true;
         };
-        let behind = self.partials.peers_with_buffered();
-        let may_take =
-            |envelope: &Envelope| envelope.peer != peer && !behind.contains(&envelope.peer);
+        let may_take = |envelope: &Envelope| {
+            envelope.peer != peer && !self.partials.has_buffered_of(envelope.peer)
+        };
         let Some(waiting) = self.matcher.unexpected_for_place(&place, may_take) else {
             return true;
         };
@@ -173,20 +194,16 @@ impl RxQueue {
     /// another peer.
     #[cold]
     fn stalled_receive_for(&self, envelope: &Envelope) -> Option<PartialId> {
-        if self.partials.peers_with_buffered().contains(&envelope.peer) {
+        if self.partials.has_buffered_of(envelope.peer) {
             return None;
         }
-        let gives = |id: PartialId, partial: &PartialMessage| {
-            partial.is_stalled()
+        self.partials.find_stalled_receive(|partial| {
+            let place = partial.place_to_give();
+            place.is_some_and(|place| place.accepts(envelope))
+                && partial.is_stalled()
                 && partial.envelope.peer != envelope.peer
-                && !self.peer_copies.has(id)
                 && self.can_buffer(&partial.envelope)
-                && partial
-                    .place_to_give()
-                    .is_some_and(|place| place.accepts(envelope))
-        };
-        let mut partials = self.partials.iter();
-        partials.find_map(|(id, partial)| gives(id, partial).then_some(id))
+        })
     }
 
     /// Returns whether the share of its sender has room for a stalled message.
@@ -208,7 +225,7 @@ impl RxQueue {
             written,
             on_loss,
             ..
-        } = partial.target
+        } = partial.target()
         else {
             return None;
         };
