@@ -110,6 +110,8 @@ struct UnexpectedMessage {
     peer_memory: Option<Arc<dyn PeerMemory>>,
     /// The id of the message, while the rest of it is still arriving.
     partial: Option<PartialId>,
+    /// Whether a probe has found the message.
+    is_probed: bool,
 }
 
 impl std::fmt::Debug for UnexpectedMessage {
@@ -240,11 +242,11 @@ impl RxQueue {
     /// Posts a receive; an unexpected message that matches is delivered at once.
     #[inline(always)] // on the fast path of small messages
     pub fn post(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
-        if !self.multi_recvs.is_empty() {
-            return self.post_after_others(engine, op, spec);
-        }
         if !self.held.is_empty() {
             return self.post_with_held(engine, op, spec);
+        }
+        if !self.multi_recvs.is_empty() {
+            return self.post_after_others(engine, op, spec);
         }
         match self.matcher.post(spec, op) {
             RecvPostResult::Queued(key) => self.record_queued(engine, op, spec, key),
@@ -396,6 +398,7 @@ impl RxQueue {
                 bytes: buffered,
                 peer_memory,
                 partial: None,
+                is_probed: false,
             },
         );
         self.check_probes(engine);
@@ -508,6 +511,7 @@ impl RxQueue {
                     bytes,
                     peer_memory: Some(memory),
                     partial: None,
+                    is_probed: false,
                 },
             );
         }
@@ -529,6 +533,7 @@ impl RxQueue {
                 bytes,
                 peer_memory: None,
                 partial: Some(id),
+                is_probed: false,
             },
         );
     }
@@ -559,6 +564,7 @@ impl RxQueue {
                 bytes,
                 peer_memory: None,
                 partial: None,
+                is_probed: false,
             },
         );
     }
@@ -573,7 +579,7 @@ impl RxQueue {
             || self.has_stalled_receive_for(envelope);
         let is_blocked = !self.multi_recvs.is_empty() && {
             let receive = self.matcher.posted.find(envelope);
-            receive.is_some_and(|(_, op)| self.is_blocked(op))
+            receive.is_some_and(|(_, op)| self.is_blocked(op, envelope))
         };
         if is_blocked {
             self.decline();

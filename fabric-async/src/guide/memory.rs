@@ -276,8 +276,8 @@
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
 //! * A receive takes a buffered message before one that waits in its connection. But a message that
 //!   waits is passed by later messages of other peers only a limited number of times: it is
-//!   received even while they fill the budget again after each receive. Multi-receives and claims
-//!   have no such limit.
+//!   received even while they fill the budget again after each receive. Multi-receives, probes and
+//!   claims keep to this too.
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use bytes::BytesMut;
 use fabric_async::stats::EndpointStats;
 use fabric_async::{Address, Endpoint, EventKind, FiAddr};
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 
 use crate::leak_check::{BeforeAttack, run_in_own_process, wait_until};
 use crate::run;
@@ -197,9 +198,8 @@ fn peers_that_fill_the_budget_do_not_block_another_peer() {
 }
 
 /// A message that no budget has room for is received in its turn, while another process fills its
-/// share again after each receive.
-#[test]
-fn long_message_is_received_while_another_process_fills_its_share() {
+/// share again after each call of `receive`, which returns the lengths of received messages.
+fn receive_long_message(receive: impl AsyncFn(&Endpoint) -> Vec<usize>) {
     for scheme in ["tcp://", "shm://"] {
         run(async {
             let ep = Endpoint::bind(scheme).await.unwrap();
@@ -223,10 +223,13 @@ fn long_message_is_received_while_another_process_fills_its_share() {
                 // The messages that are buffered and held now, and 64 receives for a turn of each
                 // held one.
                 let receives = ep.stats().unexpected + ENDPOINTS + 64 * (ENDPOINTS + 1);
-                for _ in 0..receives {
-                    if ep.recv().tag(ATTACK_TAG).await.unwrap().len() == LONG_LEN {
+                let mut received = 0;
+                while received < receives {
+                    let lens = receive(&ep).await;
+                    if lens.contains(&LONG_LEN) {
                         return;
                     }
+                    received += lens.len();
                     // The attacker fills its share again while the program does something else.
                     let mut passes = 0;
                     wait_until(&ep, |stats| {
@@ -235,12 +238,39 @@ fn long_message_is_received_while_another_process_fills_its_share() {
                     })
                     .await;
                 }
-                panic!("{receives} messages were received, and not the long one");
+                panic!("{received} messages were received, and not the long one");
             };
             let (sent, ()) = tokio::join!(long.into_future(), receiving);
             sent.unwrap();
         });
     }
+}
+
+#[test]
+fn long_message_is_received_while_another_process_fills_its_share() {
+    receive_long_message(async |ep| vec![ep.recv().tag(ATTACK_TAG).await.unwrap().len()]);
+}
+
+#[test]
+fn long_message_is_claimed_while_another_process_fills_its_share() {
+    receive_long_message(async |ep| {
+        let claimed = ep.probe().tag(ATTACK_TAG).claim().await.unwrap();
+        vec![claimed.recv().await.unwrap().len()]
+    });
+}
+
+#[test]
+fn long_message_gets_a_multi_receive_while_another_process_fills_its_share() {
+    receive_long_message(async |ep| {
+        // Room for some messages of the attacker before the long one.
+        let buf = BytesMut::with_capacity(LONG_LEN + (32 << 10));
+        let messages = ep.recv_multi(buf).tag(ATTACK_TAG).min_free(LONG_LEN);
+        let messages = messages.start().unwrap();
+        messages
+            .map(|message| message.unwrap().len())
+            .collect()
+            .await
+    });
 }
 
 #[test]

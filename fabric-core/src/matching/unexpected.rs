@@ -115,7 +115,7 @@ impl<M> UnexpectedQueue<M> {
     }
 
     /// Returns the earliest message that this receive accepts and that passes the test.
-    pub(super) fn find(
+    pub(crate) fn find(
         &mut self,
         spec: &RecvSpec,
         test: impl FnMut(&Envelope) -> bool,
@@ -125,7 +125,7 @@ impl<M> UnexpectedQueue<M> {
     }
 
     /// As [`find`](Self::find), for a receive that is restored at this place.
-    pub(super) fn find_for_place(
+    pub(crate) fn find_for_place(
         &mut self,
         place: &PostPlace,
         test: impl FnMut(&Envelope) -> bool,

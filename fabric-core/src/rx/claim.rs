@@ -16,6 +16,7 @@ use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::op::OpKey;
 
 use super::engine::RxEngine;
+use super::held_messages::NextFor;
 use super::lost::OnLoss;
 use super::partial::PartialTarget;
 use super::{RxQueue, UnexpectedMessage};
@@ -53,27 +54,39 @@ impl Probes {
 }
 
 impl RxQueue {
-    /// Returns the message that a receive with this spec would take, if it were posted now.
-    #[must_use]
-    pub fn peek(&mut self, spec: &RecvSpec) -> Option<&Envelope> {
-        self.matcher
-            .unexpected_for_new(spec)
-            .map(|(_, envelope)| envelope)
+    /// Posts a probe, which completes with the description of a message as soon as one matches. If
+    /// a held message is next, the probe waits for that message: the engine has
+    /// [`next_held`](Self::next_held) delivered, and calls [`end_next_held`](Self::end_next_held).
+    pub fn probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
+        if !self.held.is_empty() && !self.budget.is_exceeded() {
+            let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
+            if let Some(next) = self.find_next_held(engine, (&spec, None), buffered) {
+                self.held.set_next(next, NextFor::Probe(op, spec));
+                return self.queue_probe(op, spec);
+            }
+        }
+        self.post_probe(engine, op, spec);
     }
 
-    /// Posts a probe, which completes with the description of a message as soon as one matches.
-    pub fn probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
-        if let Some(envelope) = self.peek(&spec) {
+    /// Completes a probe with the first buffered message that matches, or queues the probe.
+    pub(super) fn post_probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
+        let found = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
+        if let Some((envelope, message)) =
+            found.and_then(|key| self.matcher.unexpected.get_mut(key))
+        {
+            message.is_probed = true;
             let found = Transfer::received(envelope, envelope.len);
             return engine.complete(op, Outcome::ok(found));
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => {
-                self.other_changes += 1;
-                self.probes.0.push((op, spec));
-            }
+            None => self.queue_probe(op, spec),
         }
+    }
+
+    fn queue_probe(&mut self, op: OpKey, spec: RecvSpec) {
+        self.other_changes += 1;
+        self.probes.0.push((op, spec));
     }
 
     /// Returns whether a probe waits for a message.
@@ -99,7 +112,7 @@ impl RxQueue {
     #[cold]
     fn complete_probes(&mut self, engine: &mut impl RxEngine) {
         for (op, spec) in std::mem::take(&mut self.probes.0) {
-            self.probe(engine, op, spec);
+            self.post_probe(engine, op, spec);
         }
     }
 
@@ -123,7 +136,8 @@ impl RxQueue {
         !self.budget.is_exceeded() && self.probes.0.iter().any(|(_, spec)| spec.accepts(envelope))
     }
 
-    /// Claims the message that a receive with this spec would take now. Returns the id of the claim
+    /// Claims the first buffered message that a receive with this spec would take now: the one that
+    /// a probe has found. Returns the id of the claim
     /// and the description of the message.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unexpected_for_new(spec)?;

@@ -7,13 +7,28 @@
 //! share would get each receive for a buffered message, and the room for a new one, and the held
 //! message of another peer would wait without end.
 //!
+//! Parts of multi-receives, probes and claims count as receives do:
+//!
+//! * A multi-receive that takes buffered messages stops at the turn of a held one, and accepts
+//!   nothing else until the transport has delivered that message. The next multi-receive has the
+//!   turn if the message does not fit into this one.
+//! * The turn of a probe has the held message buffered over the budget, as for any probe that waits
+//!   ([`RxQueue::is_admitted_by_probe`]). The message goes to its old place and is the first one
+//!   there, so that the probe, and the claim or receive after it, find this message. The message
+//!   that a probe has found is for the next receive or claim that accepts it: it has had its turn.
+//! * A receive that a buffered message takes outside of a post, because another message was lost or
+//!   is stalled or a multi-receive has ended, is counted, and the turn is that of a later post: the
+//!   transport cannot be called then. The program has posted a limited number of such receives.
+//!
 //! A held message may stop after its beginning, and keep its receive for a part of the progress
 //! timeout. Each one that does makes the interval longer.
 
 use std::collections::HashMap;
 
 use crate::address::FiAddr;
-use crate::matching::{Envelope, PeerKey, RecvSpec, UnexpectedKey, UnexpectedQueue};
+use crate::matching::{
+    Envelope, PeerKey, PostKey, PostPlace, RecvSpec, UnexpectedKey, UnexpectedQueue,
+};
 use crate::op::OpKey;
 
 use super::RxQueue;
@@ -29,8 +44,8 @@ const MAX_INTERVAL: u32 = 1 << 16;
 pub(super) struct HeldMessages {
     queue: UnexpectedQueue<()>,
     keys: HashMap<PeerKey, UnexpectedKey>,
-    /// The receive that the next held message is for, while the transport delivers the message.
-    next: Option<NextHeld>,
+    /// What the next held message is for, while the transport delivers the message.
+    next: Option<(NextHeld, NextFor)>,
     /// The number of receives between [`MIN_INTERVAL`] and [`MAX_INTERVAL`] of which one is for a
     /// held message.
     interval: u32,
@@ -38,13 +53,23 @@ pub(super) struct HeldMessages {
     passed: u32,
 }
 
-/// A held message that is next, and its receive, which is queued.
+/// A held message that is next.
 #[derive(Clone, Copy)]
-struct NextHeld {
+pub(super) struct NextHeld {
     peer: PeerKey,
     key: UnexpectedKey,
-    op: OpKey,
-    spec: RecvSpec,
+    /// Whether buffered messages could be next.
+    is_turn: bool,
+    /// Whether the queue has declined the message again.
+    is_declined: bool,
+}
+
+/// What a held message is next for: it is queued.
+#[derive(Clone, Copy)]
+pub(super) enum NextFor {
+    Receive(OpKey, RecvSpec),
+    MultiRecv(OpKey),
+    Probe(OpKey, RecvSpec),
 }
 
 impl HeldMessages {
@@ -67,6 +92,10 @@ impl HeldMessages {
     /// number.
     #[cold]
     pub(super) fn add(&mut self, envelope: &Envelope, arrival: impl FnOnce() -> u64) {
+        if let Some((next, _)) = &mut self.next {
+            // Not a later message of the peer, which has another key.
+            next.is_declined |= self.keys.get(&envelope.peer) == Some(&next.key);
+        }
         self.keys.entry(envelope.peer).or_insert_with(|| {
             let mut envelope = envelope.clone();
             envelope.arrival = arrival();
@@ -83,17 +112,43 @@ impl HeldMessages {
 
     /// Counts a receive for which a later buffered message competes with a held one. Returns
     /// whether the receive is for the held message.
-    fn take_turn(&mut self) -> bool {
-        self.passed += 1;
-        let is_turn = self.passed >= self.interval;
-        if is_turn {
-            self.passed = 0;
-            self.interval = (self.interval / 2).max(MIN_INTERVAL);
-        }
-        is_turn
+    fn count_receive(&mut self) -> bool {
+        self.passed = self.passed.saturating_add(1);
+        self.passed >= self.interval
     }
 
-    /// Notes that a message has stalled, and its connection ends because another message waits.
+    /// Counts a receive with this place that a message with this arrival number takes outside of a
+    /// post, if a held message has arrived first.
+    #[cold]
+    pub(super) fn count_passed(&mut self, place: &PostPlace, arrival: u64) {
+        let is_older = |envelope: &Envelope| envelope.arrival < arrival;
+        if self.queue.find_for_place(place, is_older).is_some() {
+            self.count_receive();
+        }
+    }
+
+    /// Sets what the held message is next for.
+    pub(super) fn set_next(&mut self, next: NextHeld, next_for: NextFor) {
+        debug_assert!(self.next.is_none(), "the last one was not delivered");
+        self.next = Some((next, next_for));
+    }
+
+    /// Returns whether the held message of this peer is next for this multi-receive.
+    pub(super) fn is_next(&self, peer: PeerKey, multi: OpKey) -> bool {
+        self.next.is_some_and(|(next, next_for)| {
+            matches!(next_for, NextFor::MultiRecv(op) if op == multi)
+                && self.keys.get(&peer) == Some(&next.key)
+        })
+    }
+
+    /// Ends the turn of a held message.
+    fn end_turn(&mut self) {
+        self.passed = 0;
+        self.interval = (self.interval / 2).max(MIN_INTERVAL);
+    }
+
+    /// Notes that the connection of a stalled message ends: another message waits, or the receive
+    /// of the message could not be given to another one.
     pub(super) fn on_stalled(&mut self) {
         self.interval = (self.interval * 4).min(MAX_INTERVAL);
     }
@@ -127,56 +182,91 @@ impl RxQueue {
     /// [`end_next_held`](Self::end_next_held).
     #[cold]
     pub(super) fn post_with_held(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
-        debug_assert!(self.held.next.is_none(), "a post was not reported");
-        let next = self.find_next_held(engine, &spec);
-        let Some((peer, key)) = next.filter(|_| self.post_reports) else {
+        let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
+        let next = self.find_next_held(engine, (&spec, None), buffered);
+        let Some(next) = next.filter(|_| self.post_reports) else {
             return self.post_after_others(engine, op, spec);
         };
-        let next = NextHeld {
-            peer,
-            key,
-            op,
-            spec,
-        };
-        self.held.next = Some(next);
+        self.held.set_next(next, NextFor::Receive(op, spec));
         let key = self.matcher.posted.push(&spec, op);
         self.record_post_key(op, key);
     }
 
-    /// Returns the held message that is next for this receive, and its peer.
-    fn find_next_held(
+    /// Returns the held message that is next for a receive, given by its spec and by its key if it
+    /// is queued. `buffered` is the first buffered message for the receive.
+    #[cold]
+    pub(super) fn find_next_held(
         &mut self,
         engine: &impl RxEngine,
-        spec: &RecvSpec,
-    ) -> Option<(PeerKey, UnexpectedKey)> {
-        let held = self.held.queue.peek(spec)?;
-        let (peer, arrival) = (held.peer, held.arrival);
+        (spec, key): (&RecvSpec, Option<PostKey>),
+        buffered: Option<UnexpectedKey>,
+    ) -> Option<NextHeld> {
         let departing = spec.from.and_then(|from| engine.departing_address(from));
-        let buffered = self.matcher.unexpected.peek(spec);
-        let is_next = departing.is_none()
-            && buffered.is_none_or(|buffered| buffered.arrival > arrival && self.held.take_turn());
-        is_next.then_some((peer, *self.held.keys.get(&peer)?))
+        if departing.is_some() {
+            return None;
+        }
+        let posted = &mut self.matcher.posted;
+        let is_for = |envelope: &Envelope| posted.find(envelope).map(|(key, _)| key) == key;
+        let (held_key, held) = self.held.queue.find(spec, is_for)?;
+        let (peer, arrival) = (held.peer, held.arrival);
+        let buffered = buffered.and_then(|key| self.matcher.unexpected.get_mut(key));
+        let is_turn = buffered.is_some();
+        let is_next = buffered.is_none_or(|(envelope, message)| {
+            envelope.arrival > arrival && !message.is_probed && self.held.count_receive()
+        });
+        is_next.then_some(NextHeld {
+            peer,
+            key: held_key,
+            is_turn,
+            is_declined: false,
+        })
     }
 
-    /// Returns the peer whose held message is for the receive that was just posted: the transport
-    /// delivers the message, if it still holds it, before it delivers any other one.
+    /// Counts a receive that a buffered message with this arrival number takes outside of a post.
+    /// `place` is that of the receive; a directed one has none, and is not counted.
+    #[inline]
+    pub(super) fn count_passed(&mut self, place: Option<PostPlace>, arrival: u64) {
+        if !self.held.is_empty()
+            && let Some(place) = place
+        {
+            self.held.count_passed(&place, arrival);
+        }
+    }
+
+    /// Returns the peer whose held message is next: for the receive, multi-receive or probe that
+    /// was just posted, or a multi-receive that takes unexpected messages. The transport delivers
+    /// the message, if it still holds it, before it delivers any other one.
     #[must_use]
+    #[inline]
     pub fn next_held(&self) -> Option<PeerKey> {
-        self.held.next.map(|next| next.peer)
+        self.held.next.map(|(next, _)| next.peer)
     }
 
-    /// Ends what [`next_held`](Self::next_held) began: a receive that has got no message takes a
-    /// buffered one.
+    /// Ends what [`next_held`](Self::next_held) began: a receive or probe that has got no message
+    /// takes a buffered one, and a multi-receive goes on.
     pub fn end_next_held(&mut self, engine: &mut impl RxEngine) {
-        let Some(next) = self.held.next.take() else {
+        let Some((next, next_for)) = self.held.next.take() else {
             return;
         };
-        if self.remove_posted(next.op) {
+        if !next.is_declined {
             if self.held.keys.get(&next.peer) == Some(&next.key) {
                 // The transport does not hold the message any more.
                 self.held.remove(next.peer);
             }
-            self.post_after_others(engine, next.op, next.spec);
+            if next.is_turn {
+                self.held.end_turn();
+            }
+        }
+        match next_for {
+            NextFor::Receive(op, spec) if self.remove_posted(op) => {
+                self.post_after_others(engine, op, spec);
+            }
+            NextFor::Probe(op, spec) if self.cancel_probe(op) => {
+                self.post_probe(engine, op, spec);
+            }
+            // Other receives get the unexpected messages that waited for it.
+            NextFor::MultiRecv(op) if !self.is_queued_multi(op) => self.match_unexpected(engine),
+            _ => {}
         }
     }
 }

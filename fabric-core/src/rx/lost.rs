@@ -76,7 +76,7 @@ impl RxQueue {
     }
 
     /// Posts a receive again at its old place. The receive takes the earliest unexpected message
-    /// that matches.
+    /// that matches: it counts for the turns of held messages.
     fn restore(&mut self, engine: &mut impl RxEngine, op: OpKey, place: PostPlace) {
         self.other_changes += 1;
         let waiting = self.matcher.restore(place, op);
@@ -88,6 +88,7 @@ impl RxQueue {
             return;
         };
         self.matcher.posted.remove(place.key());
+        self.count_passed(Some(place), envelope.arrival);
         self.deliver_to_receive(engine, (op, OnLoss::Restore(place)), envelope, message);
     }
 }

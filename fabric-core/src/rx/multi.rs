@@ -13,6 +13,7 @@ use crate::op::OpKey;
 
 use super::RxQueue;
 use super::engine::{MultiRecvSplit, RxEngine};
+use super::held_messages::NextFor;
 use super::lost::OnLoss;
 use super::peer_memory::COPY_CHUNK;
 
@@ -71,7 +72,9 @@ pub(super) enum MatchResult<T = OpKey> {
 }
 
 impl RxQueue {
-    /// Posts a multi-receive, and delivers unexpected messages that match to it.
+    /// Posts a multi-receive, and delivers unexpected messages that match to it. If a held message
+    /// is next, the engine has [`next_held`](Self::next_held) delivered, and calls
+    /// [`end_next_held`](Self::end_next_held).
     pub fn post_multi(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         if let Some(from) = spec.from
             && let Some(peer) = engine.departing_address(from)
@@ -91,10 +94,16 @@ impl RxQueue {
     }
 
     /// Delivers unexpected messages to multi-receives, within a bound. Returns whether any message
-    /// moved.
-    #[inline]
+    /// moved. If so, a held message may be next, as after [`post_multi`](Self::post_multi).
     pub fn drain_unexpected(&mut self, engine: &mut impl RxEngine) -> bool {
-        !self.multi_recvs.is_empty() && self.drain_all(engine)
+        self.has_multi_recvs() && self.drain_all(engine)
+    }
+
+    /// Returns whether a multi-receive is posted, or was since the last pass.
+    #[must_use]
+    #[inline]
+    pub fn has_multi_recvs(&self) -> bool {
+        !self.multi_recvs.is_empty()
     }
 
     /// Returns whether a multi-receive waits for room in its completion queue.
@@ -112,6 +121,9 @@ impl RxQueue {
     fn drain_all(&mut self, engine: &mut impl RxEngine) -> bool {
         let mut moved = false;
         for index in 0..self.multi_recvs.len() {
+            if self.next_held().is_some() {
+                break;
+            }
             let multi = &self.multi_recvs.0[index];
             if multi.state == MultiRecvState::Draining
                 || (multi.state == MultiRecvState::Blocked && engine.reserve_cq_room(multi.op))
@@ -136,7 +148,18 @@ impl RxQueue {
         );
         let mut bytes = 0;
         for delivered in 0..MAX_MESSAGES_PER_PASS {
-            let Some((waiting, envelope)) = self.matcher.unexpected_for(&spec, key) else {
+            let waiting = self.matcher.unexpected_for(&spec, key).map(|(key, _)| key);
+            if waiting.is_some()
+                && !self.held.is_empty()
+                && engine.reserve_cq_room(op)
+                && let Some(next) = self.find_next_held(engine, (&spec, Some(key)), waiting)
+            {
+                self.held.set_next(next, NextFor::MultiRecv(op));
+                break;
+            }
+            let Some((waiting, envelope)) =
+                waiting.and_then(|key| Some((key, self.matcher.unexpected.get(key)?)))
+            else {
                 self.multi_recvs.0[index].state = MultiRecvState::Open;
                 self.other_changes += 1;
                 return delivered > 0;
@@ -189,7 +212,7 @@ impl RxQueue {
                 return MatchResult::Receive((op, on_loss));
             };
             let on_loss = OnLoss::for_part(&self.multi_recvs.0[index].spec);
-            if self.multi_recvs.0[index].state != MultiRecvState::Open {
+            if self.is_blocked(op, envelope) {
                 return MatchResult::Blocked;
             }
             match engine.split_multi_recv(op, envelope) {
@@ -276,6 +299,12 @@ impl RxQueue {
     /// messages may have waited has left the queue.
     pub(super) fn match_unexpected(&mut self, engine: &mut impl RxEngine) {
         if !self.matcher.unexpected.is_empty() && !self.matcher.posted.is_empty() {
+            // Other multi-receives take the messages in passes, in turns with held ones.
+            for multi in &mut self.multi_recvs.0 {
+                if multi.state == MultiRecvState::Open {
+                    multi.state = MultiRecvState::Draining;
+                }
+            }
             let waiting = self.matcher.unexpected.keys();
             self.match_keys(engine, waiting);
         }
@@ -293,6 +322,7 @@ impl RxQueue {
             if let MatchResult::Receive(receive) = self.take_match_multi(engine, &envelope)
                 && let Some((envelope, message)) = self.matcher.unexpected.take(key)
             {
+                self.count_passed(receive.1.place(), envelope.arrival);
                 self.deliver_buffered(engine, receive, envelope, message);
             }
         }
@@ -309,11 +339,16 @@ impl RxQueue {
         })
     }
 
-    /// Returns whether `op` is a multi-receive that takes no new messages now.
-    pub(super) fn is_blocked(&self, op: OpKey) -> bool {
-        self.multi_recvs
-            .0
-            .iter()
-            .any(|multi| multi.op == op && multi.state != MultiRecvState::Open)
+    /// Returns whether `op` is a multi-receive that does not take this new message now.
+    pub(super) fn is_blocked(&self, op: OpKey, envelope: &Envelope) -> bool {
+        let mut multi_recvs = self.multi_recvs.0.iter();
+        multi_recvs.any(|multi| multi.op == op && multi.state != MultiRecvState::Open)
+            && !self.held.is_next(envelope.peer, op)
+    }
+
+    /// Returns whether `op` is a multi-receive that has not left the queue.
+    pub(super) fn is_queued_multi(&self, op: OpKey) -> bool {
+        let mut multi_recvs = self.multi_recvs.0.iter();
+        multi_recvs.any(|multi| multi.op == op && multi.state != MultiRecvState::Retired)
     }
 }

@@ -320,6 +320,7 @@ impl RxQueue {
                         bytes: buffer.unwrap_or_else(|| PooledBuf::empty(&self.pool)),
                         peer_memory: None,
                         partial: Some(id),
+                        is_probed: false,
                     },
                 ))
             }

@@ -75,6 +75,15 @@ impl PartialMessage {
             _ => None,
         }
     }
+
+    /// Returns whether the message has a receive that no other message may take, or is claimed.
+    fn keeps_receive(&self) -> bool {
+        match self.target() {
+            PartialTarget::Receive { on_loss, .. } => on_loss.place().is_none(),
+            PartialTarget::Claim(_) => true,
+            PartialTarget::Buffer(_) | PartialTarget::Discard => false,
+        }
+    }
 }
 
 impl RxQueue {
@@ -91,6 +100,7 @@ impl RxQueue {
         let mut stalled = Vec::new();
         let mut any = false;
         self.partials.check_all(|id, partial| {
+            let keeps_receive = partial.keeps_receive();
             let Some(progress) = &mut partial.progress else {
                 return;
             };
@@ -105,6 +115,9 @@ impl RxQueue {
             progress.idle_checks += 1;
             let peer = partial.envelope.peer;
             if progress.idle_checks >= checks_per_timeout {
+                if keeps_receive {
+                    self.held.on_stalled();
+                }
                 timed_out.push((self.peers.endpoint_of(peer).unwrap_or(self.ep), peer));
             } else if progress.idle_checks >= CHECKS_UNTIL_STALLED {
                 stalled.push((id, peer, progress.idle_checks >= checks_per_timeout / 8));
@@ -154,6 +167,7 @@ impl RxQueue {
             return false;
         };
         if let Some((envelope, message)) = self.matcher.unexpected.take(waiting) {
+            self.count_passed(Some(place), envelope.arrival);
             self.deliver_buffered(engine, receive, envelope, message);
         }
         self.match_or_buffer(engine, released.0, released.1);
@@ -244,6 +258,7 @@ impl RxQueue {
             bytes,
             peer_memory: None,
             partial: Some(id),
+            is_probed: false,
         };
         Some(((op, on_loss), (envelope, message)))
     }

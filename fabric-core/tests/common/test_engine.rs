@@ -19,6 +19,9 @@ pub(crate) struct TestEngine<S = ()> {
     /// Receives that multi-receives may split off: as many as their completion queue has room for.
     #[allow(dead_code)] // `tcp_wire` has no multi-receives
     pub(crate) parts: Vec<OpKey>,
+    /// The length of messages from which on they do not fit into multi-receives.
+    #[allow(dead_code)] // `tcp_wire` has no multi-receives
+    pub(crate) too_long_for_parts: Option<usize>,
     pub(crate) services: S,
 }
 
@@ -91,7 +94,13 @@ impl<S> RxEngine for TestEngine<S> {
         let earlier = self.outcomes.insert(op, outcome);
         assert!(earlier.is_none(), "{op:?} completes twice");
     }
-    fn split_multi_recv(&mut self, _: OpKey, _: &Envelope) -> MultiRecvSplit {
+    fn split_multi_recv(&mut self, _: OpKey, envelope: &Envelope) -> MultiRecvSplit {
+        if self
+            .too_long_for_parts
+            .is_some_and(|len| envelope.len >= len)
+        {
+            return MultiRecvSplit::Exhausted;
+        }
         match self.parts.pop() {
             Some(part) if part.index.is_multiple_of(3) => MultiRecvSplit::Last(part),
             Some(part) => MultiRecvSplit::Part(part),

@@ -112,11 +112,13 @@ impl Model {
                 let op = fixture.new_op();
                 let spec = spec(tag_of(tag));
                 fixture.rx.post_multi(&mut fixture.engine, op, spec);
+                fixture.rx.end_next_held(&mut fixture.engine);
                 self.posted.push(op);
             }
             Call::Probe(tag) => {
                 let op = fixture.new_op();
                 fixture.rx.probe(&mut fixture.engine, op, spec(tag_of(tag)));
+                fixture.rx.end_next_held(&mut fixture.engine);
                 self.posted.push(op);
             }
             Call::Cancel(at) if at < self.posted.len() => {
@@ -127,7 +129,10 @@ impl Model {
                 let parts = [fixture.new_op(), fixture.new_op()];
                 fixture.engine.parts.extend(parts);
             }
-            Call::Drain => drop(fixture.rx.drain_unexpected(&mut fixture.engine)),
+            Call::Drain => {
+                fixture.rx.drain_unexpected(&mut fixture.engine);
+                fixture.rx.end_next_held(&mut fixture.engine);
+            }
             Call::Deliver(peer, tag, len) => drop(fixture.deliver(peer, tag, &vec![0; len])),
             Call::Begin(peer, tag, len) => {
                 let envelope = envelope(peer, tag, len);

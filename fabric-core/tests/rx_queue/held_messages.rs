@@ -8,7 +8,7 @@ use fabric_core::matching::PeerKey;
 use fabric_core::transport::OpKey;
 use proptest::prelude::*;
 
-use super::{Fixture, envelope, spec};
+use super::{CHECKS_PER_TIMEOUT, Fixture, envelope, spec};
 
 const BUDGET: usize = 64 << 10;
 const PEERS: u32 = 4;
@@ -18,10 +18,18 @@ struct Message {
     id: u32,
     tag: u64,
     len: usize,
-    /// When the message was offered to the queue first.
+    /// When the message was offered to the queue first, and the queue gave it a place.
     arrived: Option<u32>,
     /// Whether the queue has accepted the message, and no receive has taken it.
     is_buffered: bool,
+    /// Whether a probe has found the message.
+    is_probed: bool,
+}
+
+impl Message {
+    fn has_tag(&self, tag: Option<u64>) -> bool {
+        tag.is_none_or(|tag| tag == self.tag)
+    }
 }
 
 /// The queue, and a transport that holds the declined messages of each peer.
@@ -29,8 +37,11 @@ struct Model {
     fixture: Fixture,
     /// The messages of each peer that no receive has taken, the oldest first.
     outstanding: Vec<VecDeque<Message>>,
-    /// Queued receives, the oldest first.
+    /// Queued receives and claims, the oldest first.
     posted: Vec<(OpKey, Option<u64>)>,
+    /// The tag of the multi-receive, while there is one: the queue gives messages that wait for it
+    /// no place.
+    multi_tag: Option<Option<u64>>,
     time: u32,
     /// Receives that buffered messages have taken before a held one that has arrived first.
     passed: u32,
@@ -42,6 +53,7 @@ impl Model {
             fixture: Fixture::with_budget(BUDGET),
             outstanding: (0..PEERS).map(|_| VecDeque::new()).collect(),
             posted: Vec::new(),
+            multi_tag: None,
             time: 0,
             passed: 0,
         }
@@ -55,6 +67,7 @@ impl Model {
             len,
             arrived: None,
             is_buffered: false,
+            is_probed: false,
         });
         self.deliver_from(peer);
     }
@@ -66,7 +79,9 @@ impl Model {
                 continue;
             }
             self.time += 1;
-            message.arrived.get_or_insert(self.time);
+            if !self.multi_tag.is_some_and(|tag| message.has_tag(tag)) {
+                message.arrived.get_or_insert(self.time);
+            }
             let mut bytes = vec![0; message.len];
             bytes[..4].copy_from_slice(&message.id.to_le_bytes());
             if !self.fixture.deliver(peer + 1, message.tag, &bytes) {
@@ -77,107 +92,287 @@ impl Model {
         self.take_received();
     }
 
+    fn deliver_all(&mut self) {
+        (0..PEERS).for_each(|peer| self.deliver_from(peer));
+    }
+
+    /// Delivers the held message that is next.
+    fn deliver_next(&mut self) {
+        if let Some(PeerKey(peer)) = self.fixture.rx.next_held() {
+            assert!(self.fixture.rx.must_report_post());
+            self.deliver_from(peer - 1);
+            self.fixture.rx.end_next_held(&mut self.fixture.engine);
+        }
+        assert_eq!(self.fixture.rx.next_held(), None);
+    }
+
+    /// Returns the id of the message that a receive has taken.
+    fn received_id(&self, op: OpKey) -> Option<u32> {
+        let (_, bytes) = self.fixture.engine.received(op)?;
+        Some(u32::from_le_bytes(bytes[..4].try_into().unwrap()))
+    }
+
     /// Removes the messages that queued receives have taken.
     fn take_received(&mut self) {
-        let engine = &self.fixture.engine;
-        self.posted.retain(|(op, tag)| {
-            let Some((_, bytes)) = engine.received(*op) else {
-                return true;
+        for (op, tag) in std::mem::take(&mut self.posted) {
+            let Some(id) = self.received_id(op) else {
+                self.posted.push((op, tag));
+                continue;
             };
-            let id = u32::from_le_bytes(bytes[..4].try_into().unwrap());
             for messages in &mut self.outstanding {
                 let taken = messages.iter().position(|message| message.id == id);
                 if let Some(taken) = taken {
                     // Messages of one peer are received in the order in which they were sent.
-                    let is_accepted = |message: &Message| tag.is_none_or(|tag| tag == message.tag);
-                    assert_eq!(messages.iter().position(is_accepted), Some(taken));
+                    let first = messages.iter().position(|message| message.has_tag(tag));
+                    assert_eq!(first, Some(taken));
                     messages.remove(taken);
                 }
             }
-            false
-        });
+        }
     }
 
-    /// Posts a receive. It gets the message that has arrived first, or the first buffered one. Held
-    /// messages are passed less than 64 times in a row.
-    fn post(&mut self, tag: Option<u64>) {
+    /// Returns the outstanding messages of this tag that have a place.
+    fn arrived(&self, tag: Option<u64>) -> Vec<Message> {
         let messages = self.outstanding.iter().flatten();
-        let arrived = messages
-            .filter(|message| tag.is_none_or(|tag| tag == message.tag))
-            .filter_map(|message| Some((message.arrived?, message.id, message.is_buffered)));
-        let first = arrived.clone().min();
-        let first_buffered = arrived.filter(|(.., is_buffered)| *is_buffered).min();
+        let arrived = messages.filter(|message| message.has_tag(tag) && message.arrived.is_some());
+        arrived.copied().collect()
+    }
+
+    /// Checks that a receive or probe finds the message that has arrived first, or the first
+    /// buffered one. Of 64 that a held message and a later buffered one compete for, the last is
+    /// for the held one.
+    fn check_found(&mut self, messages: &[Message], found: Option<u32>) {
+        let first = messages.iter().min_by_key(|message| message.arrived);
+        let buffered = messages.iter().filter(|message| message.is_buffered);
+        let buffered = buffered.min_by_key(|message| message.arrived);
+        let is_held_first = first.is_some_and(|first| !first.is_buffered);
+        let was_probed = buffered.is_some_and(|buffered| buffered.is_probed);
+        let competes = is_held_first && buffered.is_some() && !was_probed;
+        if found == first.map(|first| first.id) && !(is_held_first && was_probed) {
+            if competes {
+                assert_eq!(self.passed, 63);
+                self.passed = 0;
+            }
+        } else {
+            assert_eq!(found, buffered.map(|buffered| buffered.id));
+            self.passed += u32::from(competes);
+            assert!(self.passed < 64);
+        }
+    }
+
+    fn post(&mut self, tag: Option<u64>) {
+        let arrived = self.arrived(tag);
         let op = self.fixture.new_op();
         self.posted.push((op, tag));
         let Fixture { rx, engine, .. } = &mut self.fixture;
         rx.post(engine, op, spec(tag));
-        if let Some(PeerKey(peer)) = rx.next_held() {
-            assert!(rx.must_report_post());
-            self.deliver_from(peer - 1);
-            self.fixture.rx.end_next_held(&mut self.fixture.engine);
-        }
-        let received = self.fixture.engine.received(op);
-        let received =
-            received.map(|(_, bytes)| u32::from_le_bytes(bytes[..4].try_into().unwrap()));
-        if received == first.map(|(_, id, _)| id) {
-            if first.is_some_and(|(.., is_buffered)| !is_buffered) && first_buffered.is_some() {
-                self.passed = 0;
-            }
-        } else {
-            assert_eq!(received, first_buffered.map(|(_, id, _)| id));
-            self.passed += 1;
-            assert!(self.passed < 64);
-        }
+        self.deliver_next();
+        self.check_found(&arrived, self.received_id(op));
         self.take_received();
-        (0..PEERS).for_each(|peer| self.deliver_from(peer));
+        self.deliver_all();
     }
+
+    /// Posts a probe, which is canceled if it finds no message now. Returns the length of the
+    /// message that it finds.
+    fn probe(&mut self, tag: Option<u64>) -> Option<usize> {
+        let arrived = self.arrived(tag);
+        let is_exceeded = self.fixture.rx.unexpected().1 > BUDGET;
+        let op = self.fixture.new_op();
+        let Fixture { rx, engine, .. } = &mut self.fixture;
+        rx.probe(engine, op, spec(tag));
+        self.deliver_next();
+        if !is_exceeded {
+            // The lengths of the messages differ.
+            let found = self.fixture.engine.outcome(op);
+            let found = found.map(|outcome| outcome.transfer.len);
+            let message = arrived.iter().find(|message| Some(message.len) == found);
+            assert_eq!(found, message.map(|message| message.len));
+            self.check_found(&arrived, message.map(|message| message.id));
+        }
+        // A probe that waits takes the first message in.
+        self.deliver_all();
+        self.fixture.rx.cancel(&mut self.fixture.engine, op);
+        let found = self.fixture.engine.outcome(op)?.transfer.len;
+        let mut messages = self.outstanding.iter_mut().flatten();
+        let message = messages.find(|message| message.has_tag(tag) && message.len == found);
+        message.unwrap().is_probed = true;
+        Some(found)
+    }
+
+    /// Claims and receives the message that a probe finds.
+    fn claim(&mut self, tag: Option<u64>) {
+        let Some(found) = self.probe(tag) else {
+            return;
+        };
+        let (id, claimed) = self.fixture.rx.claim(&spec(tag)).unwrap();
+        assert_eq!(claimed.len, found);
+        let op = self.fixture.new_op();
+        self.posted.push((op, tag));
+        let Fixture { rx, engine, .. } = &mut self.fixture;
+        rx.receive_claimed(engine, op, id);
+        assert_eq!(self.fixture.received_len(op), Some(found));
+        self.take_received();
+        self.deliver_all();
+    }
+
+    /// Posts a multi-receive that takes up to `count` unexpected messages.
+    fn multi_recv(&mut self, tag: Option<u64>, count: usize) {
+        let mut arrived = self.arrived(tag);
+        let multi = self.fixture.new_op();
+        let parts: Vec<_> = (0..count).map(|_| self.fixture.new_op()).collect();
+        self.posted.extend(parts.iter().map(|part| (*part, tag)));
+        self.multi_tag = Some(tag);
+        let Fixture { rx, engine, .. } = &mut self.fixture;
+        engine.parts = parts.iter().rev().copied().collect();
+        rx.post_multi(engine, multi, spec(tag));
+        self.deliver_next();
+        while self.fixture.rx.drain_unexpected(&mut self.fixture.engine) {
+            self.deliver_next();
+        }
+        let received: Vec<_> = parts
+            .iter()
+            .map_while(|part| self.received_id(*part))
+            .collect();
+        for id in received {
+            self.check_found(&arrived, Some(id));
+            arrived.retain(|message| message.id != id);
+        }
+        self.fixture.rx.cancel(&mut self.fixture.engine, multi);
+        self.multi_tag = None;
+        self.fixture.engine.parts.clear();
+        self.take_received();
+        self.posted.retain(|(op, _)| !parts.contains(op));
+        self.deliver_all();
+    }
+
+    /// Lets all peers but the first one fill their shares.
+    fn fill_shares(&mut self) {
+        for peer in 1..PEERS {
+            while self.outstanding[peer as usize]
+                .iter()
+                .all(|message| message.is_buffered)
+            {
+                // Another length for each message.
+                self.send(peer, 1, 1000 + self.time as usize % 20_000);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send(u32, u64, usize),
+    Post(Option<u64>),
+    Probe(Option<u64>),
+    Claim(Option<u64>),
+    MultiRecv(Option<u64>, usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let tag = || proptest::option::of(1..4u64);
+    prop_oneof![
+        6 => (0..PEERS, 1..4u64, 0..230usize).prop_map(|(p, t, l)| Step::Send(p, t, l << 8)),
+        6 => (0..PEERS, 1..4u64, 0..2usize).prop_map(|(p, t, l)| Step::Send(p, t, l << 8)),
+        6 => tag().prop_map(Step::Post),
+        1 => tag().prop_map(Step::Probe),
+        1 => tag().prop_map(Step::Claim),
+        1 => (tag(), 0..8usize).prop_map(|(tag, count)| Step::MultiRecv(tag, count)),
+    ]
 }
 
 proptest! {
     #[test]
     fn receives_take_messages_in_order_and_held_ones_in_their_turn(
-        steps in proptest::collection::vec(
-            prop_oneof![
-                3 => (0..PEERS, 1..4u64, 4..60_000usize).prop_map(Ok),
-                3 => (0..PEERS, 1..4u64, 4..400usize).prop_map(Ok),
-                4 => proptest::option::of(1..4u64).prop_map(Err),
-            ],
-            1..200,
-        ),
+        steps in proptest::collection::vec(step(), 1..200),
     ) {
         let mut model = Model::new();
-        for step in steps {
+        for (number, step) in steps.into_iter().enumerate() {
             match step {
-                Ok((peer, tag, len)) => model.send(peer, tag, len),
-                Err(tag) => model.post(tag),
+                // Each message has another length.
+                Step::Send(peer, tag, len) => model.send(peer, tag, len + 4 + number),
+                Step::Post(tag) => model.post(tag),
+                Step::Probe(tag) => drop(model.probe(tag)),
+                Step::Claim(tag) => model.claim(tag),
+                Step::MultiRecv(tag, count) => model.multi_recv(tag, count),
             }
         }
     }
 }
 
-/// Peers that fill their shares again after each receive do not delay a message that no share has
+/// Peers that fill their shares again after each receive do not delay messages that no share has
 /// room for.
 #[test]
-fn long_message_is_received_while_other_peers_fill_their_shares() {
-    let mut model = Model::new();
-    let fill = |model: &mut Model| {
-        for peer in 1..PEERS {
-            while model.outstanding[peer as usize]
-                .iter()
-                .all(|message| message.is_buffered)
-            {
-                model.send(peer, 1, 1000);
-            }
+fn long_messages_are_received_while_other_peers_fill_their_shares() {
+    let run = |what: &str, receive: &dyn Fn(&mut Model)| {
+        let mut model = Model::new();
+        model.fill_shares();
+        // When one is received, the next one is held at once.
+        (0..3).for_each(|more| model.send(0, 1, BUDGET + more));
+        // The messages that the other peers' connections hold may be older.
+        for _ in 0..64 * (PEERS + 3) {
+            receive(&mut model);
+            model.fill_shares();
         }
+        assert!(model.outstanding[0].is_empty(), "{what}");
     };
-    fill(&mut model);
-    model.send(0, 1, BUDGET);
-    // The messages that the other peers' connections hold may be older.
-    for _ in 0..64 * PEERS {
+    run("receives", &|model| model.post(None));
+    run("claims", &|model| model.claim(None));
+    run("multi-receives", &|model| model.multi_recv(None, 3));
+    run("receives after probes", &|model| {
+        model.probe(None);
         model.post(None);
-        fill(&mut model);
+    });
+}
+
+/// A held message that does not fit into the rest of a multi-receive has the next one.
+#[test]
+fn turn_that_a_multi_receive_cannot_use_stays() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    assert!(!fixture.deliver(1, 5, &[1; BUDGET]));
+    let post_multi = |fixture: &mut Fixture| {
+        let (multi, part) = (fixture.new_op(), fixture.new_op());
+        fixture.engine.parts = vec![part];
+        let Fixture { rx, engine } = fixture;
+        rx.post_multi(engine, multi, spec(None));
+        (multi, part)
+    };
+    for _ in 0..63 {
+        assert!(fixture.deliver(2, 5, &[2; 8]));
+        let op = fixture.post(None);
+        assert_eq!(fixture.received_len(op), Some(8));
     }
-    assert!(model.outstanding[0].is_empty());
+    for fits in [false, true] {
+        assert!(fixture.deliver(2, 5, &[2; 8]));
+        fixture.engine.too_long_for_parts = (!fits).then_some(BUDGET);
+        let (multi, part) = post_multi(&mut fixture);
+        assert_eq!(fixture.rx.next_held(), Some(PeerKey(1)), "{fits}");
+        assert_eq!(fixture.deliver(1, 5, &[1; BUDGET]), fits);
+        // The multi-receive takes no other message of the peer before the buffered ones.
+        assert!(!fits || !fixture.deliver(1, 5, &[1; 9]));
+        fixture.rx.end_next_held(&mut fixture.engine);
+        assert_eq!(fixture.received_len(part), fits.then_some(BUDGET));
+        fixture.rx.cancel(&mut fixture.engine, multi);
+    }
+}
+
+/// A receive that takes a buffered message because another message was lost is counted.
+#[test]
+fn restored_receives_count_for_the_turn() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    let receives: Vec<_> = (3..66)
+        .map(|peer| (fixture.post(None), fixture.begin(peer, 5, 5000, 100)))
+        .collect();
+    assert!(!fixture.deliver(1, 5, &[1; BUDGET]));
+    for (op, lost) in receives {
+        assert!(fixture.deliver(2, 5, &[2; 8]));
+        let Fixture { rx, engine } = &mut fixture;
+        rx.fail_partial(engine, lost, Error::Canceled);
+        assert_eq!(fixture.received_len(op), Some(8));
+    }
+    assert!(fixture.deliver(2, 5, &[2; 8]));
+    let op = fixture.new_op();
+    fixture.rx.post(&mut fixture.engine, op, spec(None));
+    assert_eq!(fixture.rx.next_held(), Some(PeerKey(1)));
 }
 
 /// Held messages that begin and stop get few of the receives that buffered messages could take.
@@ -216,6 +411,42 @@ fn held_messages_that_stall_get_their_turn_less_often() {
         assert_eq!(fixture.received_len(op), Some(100));
     }
     assert_eq!(turns, 5, "after 64, 256, 512, 1024 and 2048 receives");
+}
+
+/// As [`held_messages_that_stall_get_their_turn_less_often`], for claimed messages, whose receives
+/// no other message takes.
+#[test]
+fn claimed_messages_that_stall_get_their_turn_less_often() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    let held = |peer| envelope(peer, 1, BUDGET);
+    for peer in 1..=8 {
+        let begun = fixture.rx.begin_partial(&mut fixture.engine, held(peer));
+        assert!(begun.is_none());
+    }
+    let mut turns = 0;
+    for _ in 0..4_000 {
+        assert!(fixture.deliver(100, 1, &[1; 100]));
+        let (probe, op) = (fixture.new_op(), fixture.new_op());
+        let Fixture { rx, engine } = &mut fixture;
+        rx.probe(engine, probe, spec(None));
+        let next = rx.next_held();
+        let begun = next.and_then(|PeerKey(peer)| rx.begin_partial(engine, held(peer)));
+        rx.end_next_held(engine);
+        let (claim, found) = rx.claim(&spec(None)).unwrap();
+        rx.receive_claimed(engine, op, claim);
+        let Some(begun) = begun else {
+            assert_eq!(found.len, 100);
+            continue;
+        };
+        turns += 1;
+        assert_eq!(found.len, BUDGET);
+        assert_eq!(fixture.check(CHECKS_PER_TIMEOUT as usize), [next.unwrap()]);
+        let Fixture { rx, engine } = &mut fixture;
+        rx.fail_partial(engine, begun, Error::Canceled);
+        let op = fixture.post(None);
+        assert_eq!(fixture.received_len(op), Some(100));
+    }
+    assert_eq!(turns, 5, "after 64, 256, 512, 1024 and 2048 claims");
 }
 
 /// The place in the order of arrival is that of a held message, not of one that was dropped.

@@ -56,7 +56,8 @@ impl EngineState {
                 self.endpoints.deactivate(position);
                 continue;
             };
-            let moved_here = transport.progress(&mut ctx, active_count);
+            let drained = u32::from(ctx.drain_unexpected(transport));
+            let moved_here = drained + transport.progress(&mut ctx, active_count);
             self.moved_connections += u64::from(moved_here);
             moved |= moved_here > 0;
             if may_deactivate && transport.is_idle(&mut ctx) {
@@ -91,7 +92,8 @@ impl EngineState {
         let Some((transport, mut ctx)) = self.endpoints.for_call(ep, &mut self.domain) else {
             return false;
         };
-        let moved = transport.progress(&mut ctx, active_count);
+        let drained = u32::from(ctx.drain_unexpected(transport));
+        let moved = drained + transport.progress(&mut ctx, active_count);
         self.moved_connections += u64::from(moved);
         if transport.is_idle(&mut ctx) {
             transport.on_idle(&mut ctx);

@@ -12,7 +12,7 @@
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Outcome};
-use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
+use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::rx::RxQueue;
 use fabric_core::transport::{EpId, OpKey, RxEngine};
 use fabric_core::tree::Class;
@@ -94,17 +94,17 @@ impl EngineState {
     /// Does what follows from a post.
     #[cold]
     fn report_post(&mut self, ep: EpId, op: OpKey) {
-        let next = self.with_rx(ep, |rx, _| rx.next_held());
-        if let Some(peer) = next.flatten() {
-            self.receive_next_held(ep, peer);
-        }
+        self.receive_next_held(ep);
         if let Err(error) = self.after_rx_change(ep) {
             self.fail_posted(ep, op, error);
         }
     }
 
-    /// Delivers the held message of this peer, which is for the receive that was just posted.
-    fn receive_next_held(&mut self, ep: EpId, peer: PeerKey) {
+    /// Delivers the held message that is next, if there is one.
+    pub(crate) fn receive_next_held(&mut self, ep: EpId) {
+        let Some(peer) = self.with_rx(ep, |rx, _| rx.next_held()).flatten() else {
+            return;
+        };
         let holder = if self.endpoints.is_shared_context(ep) {
             self.domain.endpoints.arrival_endpoint(ep, peer)
         } else {

@@ -51,8 +51,10 @@ impl EngineState {
         let mut moved = false;
         for index in 0..self.endpoints.shared_contexts().len() {
             let context = self.endpoints.shared_contexts()[index];
-            let drained = self.with_rx(context, RxQueue::drain_unexpected);
-            moved |= drained == Some(true);
+            if self.with_rx(context, RxQueue::drain_unexpected) == Some(true) {
+                self.receive_next_held(context);
+                moved = true;
+            }
         }
         moved |= self.poll_endpoints();
         // After the transport, so that a message that has just arrived is copied in this pass: the

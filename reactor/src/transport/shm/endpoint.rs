@@ -184,10 +184,7 @@ impl ShmEndpoint {
     fn run_deferred_work(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         match self.kind {
             ShmEndpointKind::Rdm(_) => self.resume_accept(ctx),
-            ShmEndpointKind::Msg(_) => {
-                ctx.drain_unexpected();
-                self.fail_recvs(ctx);
-            }
+            ShmEndpointKind::Msg(_) => self.fail_recvs(ctx),
         }
     }
 

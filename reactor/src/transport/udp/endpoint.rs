@@ -280,8 +280,7 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
     }
 
     fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> u32 {
-        let mut moved = ctx.drain_unexpected();
-        moved |= self.progress_tx(ctx);
+        let mut moved = self.progress_tx(ctx);
         if self.idle_passes < IDLE_PASSES {
             let has_input = self.receive(ctx);
             self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };

@@ -137,10 +137,7 @@ impl ShmEndpoint {
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> RxPass {
-        let mut pass = RxPass {
-            moved: ctx.drain_unexpected().into(),
-            ..RxPass::default()
-        };
+        let mut pass = RxPass::default();
         let connections = (&mut self.rx_connections, &mut self.ended_rx);
         pass.poll_connections(connections, ctx);
         self.finish_pass(&mut pass, ctx);

@@ -73,7 +73,8 @@ impl TcpConnection {
         // Parses the frames.
         let policy = match phase {
             _ if self.rx.has_ended() => UnexpectedPolicy::Buffer,
-            RxPhase::Deferred => UnexpectedPolicy::DeferredOnce,
+            // A held message has waited already.
+            RxPhase::Deferred | RxPhase::Held => UnexpectedPolicy::DeferredOnce,
             _ => UnexpectedPolicy::Defer,
         };
         self.reader.set_unexpected_policy(policy);

@@ -218,7 +218,6 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
 
     fn progress(&mut self, ctx: &mut EndpointContext<'_, E>, _active_endpoints: usize) -> u32 {
         let mut moved = u32::from(self.handle_uring_completions(ctx));
-        moved += u32::from(ctx.drain_unexpected());
         self.fail_recvs_if_disconnected(ctx);
         moved += u32::from(!ctx.shares_rx() && ctx.rx_has_work() && ctx.copy_next_chunk());
         self.connections.activate_due(ctx.changes_for_held());

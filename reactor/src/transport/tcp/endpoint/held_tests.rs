@@ -16,7 +16,7 @@ use super::super::ip_network::IpNetwork;
 use super::*;
 use crate::engine::state::bindings::Bindings;
 use crate::engine::state::domain_state::DomainState;
-use crate::engine::state::ops::CompletionTarget;
+use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
 use crate::transport::held_connections::TRIES_PER_PASS;
 
 const HELD_TAG: u64 = 7;
@@ -55,6 +55,11 @@ struct Fixture {
     ep: EpId,
     peers: Vec<TcpStream>,
     _running: MutexGuard<'static, ()>,
+}
+
+fn spec(tag: u64) -> RecvSpec {
+    let tag = Some(TagMatch { tag, ignore: 0 });
+    RecvSpec { from: None, tag }
 }
 
 impl Fixture {
@@ -139,22 +144,42 @@ impl Fixture {
         self.peers[index].write_all(&message).unwrap();
     }
 
-    /// Posts a receive, as the engine does.
-    fn post(&mut self, tag: u64) -> OpKey {
+    fn new_recv(&mut self) -> OpKey {
         let buf = Vec::with_capacity(LEN).into_any();
         let (ep, target) = (self.ep, CompletionTarget::Future);
         let op = self.domain.ops.insert_recv(ep, target, buf);
         let endpoint = self.domain.endpoints.get_mut(ep).unwrap();
         endpoint.add_posted_recvs(1);
-        let tag = Some(TagMatch { tag, ignore: 0 });
-        self.rx
-            .post(&mut self.domain, op, RecvSpec { from: None, tag });
+        op
+    }
+
+    /// Posts a receive, as the engine does.
+    fn post(&mut self, tag: u64) -> OpKey {
+        let op = self.new_recv();
+        self.rx.post(&mut self.domain, op, spec(tag));
+        self.after_post();
+        op
+    }
+
+    /// Claims the message that a probe finds at once, and receives it.
+    fn claim(&mut self, tag: u64) -> Option<OpKey> {
+        let condition = OpState::condition(Some(self.ep), OpPhase::Executing);
+        let probe = self.domain.ops.insert(condition);
+        self.rx.probe(&mut self.domain, probe, spec(tag));
+        self.after_post();
+        self.domain.take_op_result(probe)?;
+        let (claim, _) = self.rx.claim(&spec(tag))?;
+        let op = self.new_recv();
+        self.rx.receive_claimed(&mut self.domain, op, claim);
+        Some(op)
+    }
+
+    fn after_post(&mut self) {
         if let Some(peer) = self.rx.next_held() {
             self.call(|endpoint, ctx| endpoint.receive_held(ctx, peer));
             self.rx.end_next_held(&mut self.domain);
         }
         self.call(|endpoint, ctx| endpoint.on_rx_queue_changed(ctx));
-        op
     }
 
     /// Returns the first two bytes of the message of a completed receive.
@@ -228,6 +253,18 @@ fn held_messages_are_received_in_the_order_of_arrival() {
         let receive = fixture.post(HELD_TAG);
         assert_eq!(fixture.take(receive), Some([index as u8, 0]));
         fixture.rx.cancel(&mut fixture.domain, other);
+    }
+    assert_eq!(fixture.endpoint.connections.counts().1, 0);
+}
+
+/// Probes find the held messages in the order of arrival, each at once.
+#[test]
+fn held_messages_are_claimed_in_the_order_of_arrival() {
+    let mut fixture = Fixture::new();
+    fixture.hold(1);
+    for index in 0..HELD {
+        let receive = fixture.claim(HELD_TAG).expect("a held message");
+        assert_eq!(fixture.take(receive), Some([index as u8, 0]));
     }
     assert_eq!(fixture.endpoint.connections.counts().1, 0);
 }
