@@ -682,8 +682,8 @@ impl RxQueue {
         }
     }
 
-    /// Delivers a buffered message to a receive that is being posted or restored. If the message is
-    /// stalled, a whole message takes the receive.
+    /// Delivers the first buffered message to a receive that is being posted or restored. If the
+    /// message is arriving, a whole one takes the receive.
     #[inline]
     fn deliver_to_receive(
         &mut self,
@@ -692,12 +692,11 @@ impl RxQueue {
         envelope: Envelope,
         message: UnexpectedMessage,
     ) {
-        let arriving = message.partial;
-        self.deliver_buffered(engine, receive, envelope, message);
-        if let Some(id) = arriving
-            && self.partials.has_stalled
-        {
-            self.give_receive_if_stalled(engine, id);
+        match (message.partial, receive.1.place()) {
+            (Some(id), Some(place)) if !message.is_probed => {
+                self.deliver_whole_first(engine, (receive, place), (id, envelope, message));
+            }
+            _ => self.deliver_buffered(engine, receive, envelope, message),
         }
     }
 

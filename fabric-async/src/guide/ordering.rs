@@ -33,8 +33,9 @@
 //!   only.
 //!
 //! An arriving message goes to the *earliest posted* receive that accepts it. A receive takes the
-//! *earliest arrived* unexpected message that it accepts. All posted receives are in one queue:
-//! posting order decides, not how specific a receive is.
+//! *earliest arrived* unexpected message that it accepts, one that is still arriving after whole
+//! ones of other peers. All posted receives are in one queue: posting order decides, not how
+//! specific a receive is.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use fabric_async::{
     Address, DownReason, Endpoint, EventKind, EventQueue, FiAddr, Operation, Progress, Protocol,
 };
+use futures_util::FutureExt;
 use rustix::fs::SealFlags;
 
 use crate::budget_attacks::client_of;
@@ -120,6 +121,24 @@ fn stalled_long_message_holds_no_receive() {
         "tcp://127.0.0.1:0",
         async |ep| begin_message_to(ep, 1 << 39),
     );
+}
+
+/// A receive takes a whole message at once while one that has stopped waits, without any timeout.
+#[test]
+fn stopped_message_takes_no_receive_from_a_whole_one() {
+    run(async {
+        let options = Endpoint::options().progress_timeout(None);
+        let ep = options.bind("tcp://127.0.0.1:0").await.unwrap();
+        let _attacker = begin_message_to(&ep, 1 << 20);
+        wait_until(&ep, |stats| stats.unexpected == 1).await;
+        let mut honest = TestPeer::start("honest_client", &ep.name().to_string());
+        wait_until(&ep, |stats| stats.unexpected == 2).await;
+        let received = post_receive(&ep).now_or_never();
+        let request = received.expect("a whole message waits").unwrap();
+        assert_eq!(request[..], *b"request");
+        ep.send(request.source().unwrap(), "reply").await.unwrap();
+        honest.0.wait().unwrap();
+    });
 }
 
 /// Starts a process that begins a message of this length.

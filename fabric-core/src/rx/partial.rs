@@ -1,7 +1,6 @@
 //! Messages that arrive in pieces, or are copied in chunks, and the buffers that the bytes go to.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use slab::Slab;
 
@@ -111,9 +110,8 @@ pub(super) struct Reassembly {
     /// The messages, at the index of their [`PartialId`].
     messages: Slab<PartialMessage>,
     next_serial: u64,
-    /// The number of messages that are arriving in buffers, by peer. A peer without such messages
-    /// has no entry.
-    buffered: HashMap<PeerKey, usize>,
+    /// The messages that are arriving in buffers, by peer and arrival number.
+    buffered: BTreeSet<(PeerKey, u64)>,
     /// The indices of the messages that the last check of arrivals has found stalled, and whose
     /// receive another message may take: at most as many as there are receives.
     stalled_receives: BTreeSet<usize>,
@@ -171,7 +169,8 @@ impl Reassembly {
     fn add_to_indices(&mut self, index: usize) {
         let message = &self.messages[index];
         if let PartialTarget::Buffer(_) = message.target {
-            *self.buffered.entry(message.envelope.peer).or_default() += 1;
+            let arrival = message.envelope.arrival;
+            self.buffered.insert((message.envelope.peer, arrival));
         } else if message.was_stalled() && message.place_to_give().is_some() {
             self.stalled_receives.insert(index);
         }
@@ -179,13 +178,9 @@ impl Reassembly {
 
     fn remove_from_indices(&mut self, index: usize) {
         let message = &self.messages[index];
-        if let PartialTarget::Buffer(_) = message.target
-            && let Entry::Occupied(mut count) = self.buffered.entry(message.envelope.peer)
-        {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        if let PartialTarget::Buffer(_) = message.target {
+            let arrival = message.envelope.arrival;
+            self.buffered.remove(&(message.envelope.peer, arrival));
         }
         self.stalled_receives.remove(&index);
     }
@@ -228,9 +223,11 @@ impl Reassembly {
         self.messages.iter_mut().map(|(_, message)| message)
     }
 
-    /// Returns whether a message of this peer is arriving in a buffer: no receive has taken it.
-    pub(super) fn has_buffered_of(&self, peer: PeerKey) -> bool {
-        self.buffered.contains_key(&peer)
+    /// Returns the arrival number of the first message of this peer that is arriving in a buffer:
+    /// no receive has taken it.
+    pub(super) fn first_buffered_of(&self, peer: PeerKey) -> Option<u64> {
+        let mut of_peer = self.buffered.range((peer, 0)..=(peer, u64::MAX));
+        of_peer.next().map(|(_, arrival)| *arrival)
     }
 
     /// Returns the message that is arriving in this receive: few are arriving at a time.
@@ -535,6 +532,9 @@ mod tests {
             assert_eq!(found, None);
             examined
         };
+        let first_buffered = |partials: &Reassembly, peers: [u32; 2]| {
+            peers.map(|peer| partials.first_buffered_of(PeerKey(peer)))
+        };
         // A message has a receive before it stalls, another one gets a receive later.
         partials.set_target(ids[5], receive());
         let check = |_, partial: &mut PartialMessage| partial.progress = Some(stalled_progress());
@@ -543,11 +543,11 @@ mod tests {
         assert_eq!(examined(&partials), [5]);
         partials.set_target(ids[9], receive());
         assert_eq!(examined(&partials), [5, 9]);
-        assert!(partials.has_buffered_of(PeerKey(7)) && !partials.has_buffered_of(PeerKey(9)));
+        assert_eq!(first_buffered(&partials, [7, 9]), [Some(0), None]);
         partials.set_target(ids[5], PartialTarget::Buffer(key));
         assert!(partials.try_remove(ids[9]).is_some() && partials.try_remove(ids[7]).is_some());
         assert_eq!(examined(&partials), []);
-        assert!(partials.has_buffered_of(PeerKey(5)) && !partials.has_buffered_of(PeerKey(7)));
+        assert_eq!(first_buffered(&partials, [5, 7]), [Some(0), None]);
         // A message that has gone on is not examined after the next check.
         partials.set_target(ids[5], receive());
         partials.check_all(|_, partial| partial.progress = Some(ArrivalProgress::default()));

@@ -6,6 +6,10 @@
 //! another receive that accepts it or is buffered. A peer's message does not pass an earlier
 //! message of the same peer.
 //!
+//! A message that is arriving in a buffer has memory for all of its bytes and needs no receive to
+//! go on. So a posted receive takes a whole message of another peer first, and the arriving one at
+//! its old place when it is whole.
+//!
 //! The engine ends the connection of a message that times out. It does so after an eighth of the
 //! timeout if the message is too long to be buffered and another one waits for its receive. A
 //! message that this side copies is not checked.
@@ -19,7 +23,7 @@ use super::lost::OnLoss;
 use super::partial::{PartialId, PartialMessage, PartialTarget};
 use super::{RxQueue, UnexpectedMessage};
 use crate::buf::PooledBuf;
-use crate::matching::{Envelope, PeerKey, PostPlace};
+use crate::matching::{Envelope, PeerKey, PostPlace, UnexpectedKey};
 use crate::op::{EpId, OpKey};
 
 /// The number of checks without progress after which a message is stalled.
@@ -134,17 +138,38 @@ impl RxQueue {
         any
     }
 
-    /// Gives the receive of a message, which has been posted just now, to a whole message if the
-    /// first one is stalled.
+    /// Delivers the earliest whole message of another peer that a receive with this place accepts.
+    /// The arriving message, which was taken for the receive, returns to its old place. Delivers
+    /// the arriving message if there is no other one, or this side copies it.
     #[cold]
-    pub(super) fn give_receive_if_stalled(&mut self, engine: &mut impl RxEngine, id: PartialId) {
-        if self
-            .partials
-            .get(id)
-            .is_some_and(PartialMessage::is_stalled)
-        {
-            self.give_receive_to_waiting(engine, id);
+    pub(super) fn deliver_whole_first(
+        &mut self,
+        engine: &mut impl RxEngine,
+        (receive, place): ((OpKey, OnLoss), PostPlace),
+        (id, envelope, message): (PartialId, Envelope, UnexpectedMessage),
+    ) {
+        let partial = self.partials.get(id);
+        if partial.is_none_or(PartialMessage::is_copied) {
+            return self.deliver_buffered(engine, receive, envelope, message);
         }
+        let waiting = self.whole_message_for(&place, envelope.peer);
+        let Some((whole, bytes)) = waiting.and_then(|key| self.matcher.unexpected.take(key)) else {
+            return self.deliver_buffered(engine, receive, envelope, message);
+        };
+        let key = self.matcher.unexpected.insert(envelope, message);
+        self.partials.set_target(id, PartialTarget::Buffer(key));
+        self.count_passed(Some(place), whole.arrival);
+        self.deliver_buffered(engine, receive, whole, bytes);
+    }
+
+    /// Returns the earliest whole message for a receive with this place, of another peer than this
+    /// one. It does not pass an earlier message of its own peer.
+    fn whole_message_for(&mut self, place: &PostPlace, other: PeerKey) -> Option<UnexpectedKey> {
+        let may_take = |envelope: &Envelope| {
+            let first = self.partials.first_buffered_of(envelope.peer);
+            envelope.peer != other && first.is_none_or(|first| envelope.arrival < first)
+        };
+        self.matcher.unexpected_for_place(place, may_take)
     }
 
     /// Gives the receive of a stalled message to the earliest whole message of another peer that
@@ -157,10 +182,7 @@ impl RxQueue {
         let (peer, Some(place)) = (partial.envelope.peer, partial.place_to_give()) else {
             return true;
         };
-        let may_take = |envelope: &Envelope| {
-            envelope.peer != peer && !self.partials.has_buffered_of(envelope.peer)
-        };
-        let Some(waiting) = self.matcher.unexpected_for_place(&place, may_take) else {
+        let Some(waiting) = self.whole_message_for(&place, peer) else {
             return true;
         };
         let Some((receive, released)) = self.release_stalled(engine, id) else {
@@ -208,7 +230,7 @@ impl RxQueue {
     /// another peer.
     #[cold]
     fn stalled_receive_for(&self, envelope: &Envelope) -> Option<PartialId> {
-        if self.partials.has_buffered_of(envelope.peer) {
+        if self.partials.first_buffered_of(envelope.peer).is_some() {
             return None;
         }
         self.partials.find_stalled_receive(|partial| {

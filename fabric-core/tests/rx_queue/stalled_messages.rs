@@ -70,6 +70,36 @@ fn posted_receive_takes_a_whole_message_before_a_stalled_one() {
     assert_eq!(fixture.received_len(next), Some(1000));
 }
 
+/// A posted receive takes a whole message before one that is arriving, unless a probe has found that
+/// one. No message passes an earlier one of its peer.
+#[test]
+fn posted_receive_takes_a_whole_message_before_an_arriving_one() {
+    let mut fixture = Fixture::new();
+    let arriving = fixture.begin(1, 5, 10_000, 5000);
+    assert!(fixture.deliver(3, 5, b"before"));
+    let second = fixture.begin(3, 5, 9000, 5000);
+    assert!(fixture.deliver(3, 5, b"behind it"));
+    assert!(fixture.deliver(1, 5, b"behind"));
+    assert!(fixture.deliver(2, 6, b"other tag"));
+    let receive = fixture.post(Some(5));
+    assert_eq!(fixture.engine.received(receive).unwrap().1, b"before");
+    // The arriving messages keep their places. What is behind one that has a receive is whole.
+    let receives = [5, 5, 5].map(|tag| fixture.post(Some(tag)));
+    assert!(fixture.append(second, 4000) && fixture.append(arriving, 5000));
+    let lens = receives.map(|op| fixture.received_len(op));
+    assert_eq!(lens, [Some(10_000), Some(6), Some(9000)]);
+    // A probe has found the first one.
+    let arriving = fixture.begin(4, 7, 10_000, 5000);
+    let probe = fixture.new_op();
+    let Fixture { rx, engine } = &mut fixture;
+    rx.probe(engine, probe, spec(Some(7)));
+    assert_eq!(engine.outcome(probe).unwrap().transfer.len, 10_000);
+    assert!(fixture.deliver(2, 7, b"whole"));
+    let receive = fixture.post(Some(7));
+    assert!(fixture.append(arriving, 5000));
+    assert_eq!(fixture.received_len(receive), Some(10_000));
+}
+
 /// Bytes that arrive now and then do not hold a receive, nor a connection.
 #[test]
 fn few_bytes_are_no_progress() {
