@@ -355,6 +355,34 @@ fn turn_that_a_multi_receive_cannot_use_stays() {
     }
 }
 
+/// The messages that an ended multi-receive leaves go to the next one in turns with a held one.
+#[test]
+fn multi_receive_behind_another_takes_turns() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    assert!(!fixture.deliver(1, 5, &[1; BUDGET]));
+    for _ in 0..50 {
+        assert!(fixture.deliver(2, 5, &[2; 8]));
+        let op = fixture.post(None);
+        assert_eq!(fixture.received_len(op), Some(8));
+    }
+    for _ in 0..30 {
+        assert!(fixture.deliver(2, 5, &[2; 8]));
+    }
+    // The completion queue of the first one is full. Then there is room for its last part.
+    for _ in 0..2 {
+        let multi = fixture.new_op();
+        let Fixture { rx, engine } = &mut fixture;
+        rx.post_multi(engine, multi, spec(None));
+    }
+    let ops: Vec<_> = (0..60).map(|_| fixture.new_op()).collect();
+    let (last, others): (Vec<_>, Vec<_>) = ops.iter().partition(|op| op.index % 3 == 0);
+    fixture.engine.parts = [&others[..], &last[..1]].concat();
+    while fixture.rx.next_held().is_none() {
+        assert!(fixture.rx.drain_unexpected(&mut fixture.engine));
+    }
+    assert_eq!(fixture.rx.unexpected().0, 30 - 13);
+}
+
 /// A receive that takes a buffered message because another message was lost is counted.
 #[test]
 fn restored_receives_count_for_the_turn() {
