@@ -12,14 +12,14 @@ use crate::run;
 use crate::test_peer::TestPeer;
 
 /// The tag of messages that no receive takes.
-const ATTACK_TAG: u64 = 666;
+pub(crate) const ATTACK_TAG: u64 = 666;
 /// Rounds of the honest peer.
 const ROUNDS: u64 = 50;
 /// Endpoints of an attacker that sends from many.
-const ENDPOINTS: usize = 24;
+pub(crate) const ENDPOINTS: usize = 24;
 /// Longer than the share of a peer.
-const LONG_LEN: usize = 8 << 20;
-const BUDGET: usize = 16 << 20;
+pub(crate) const LONG_LEN: usize = 8 << 20;
+pub(crate) const BUDGET: usize = 16 << 20;
 /// What the buffer pool of a domain keeps of the three sizes of messages.
 const POOLED: usize = 3 * (4 << 20);
 
@@ -262,8 +262,8 @@ fn long_message_is_claimed_while_another_process_fills_its_share() {
 #[test]
 fn long_message_gets_a_multi_receive_while_another_process_fills_its_share() {
     receive_long_message(async |ep| {
-        // Room for some messages of the attacker before the long one.
-        let buf = BytesMut::with_capacity(LONG_LEN + (32 << 10));
+        // Room for more messages of the attacker than the post delivers: passes go on.
+        let buf = BytesMut::with_capacity(LONG_LEN + (256 << 10));
         let messages = ep.recv_multi(buf).tag(ATTACK_TAG).min_free(LONG_LEN);
         let messages = messages.start().unwrap();
         messages

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
     CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SharedRxContext,
@@ -10,6 +11,7 @@ use fabric_async::{
 };
 use futures_util::StreamExt;
 
+use crate::budget_attacks::{ATTACK_TAG, BUDGET, ENDPOINTS as ATTACKERS, LONG_LEN};
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -210,5 +212,65 @@ fn killed_senders_do_not_affect_shared_rx() {
             }
         }
         assert_eq!(domain.stats().operations, 0);
+    });
+}
+
+/// Multi-receives of a shared context take a long message in its turn, which another endpoint than
+/// that of the attacker holds.
+#[test]
+fn shared_multi_receives_take_turns_with_held_messages() {
+    run(async {
+        let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
+        let info = discover(&hints).unwrap().swap_remove(0);
+        let fabric = Fabric::open(&info).unwrap();
+        let domain = fabric.domain_builder(&info).open().unwrap();
+        let mut events = fabric.event_queue(1024).unwrap();
+        domain.bind_eq(&events).unwrap();
+        let av = domain.auto_insert_address_vector().unwrap();
+        let shared = domain.shared_rx_context(&info).unwrap();
+        let shared = shared.bind_av(&av).unwrap().open().unwrap();
+        let endpoints = [(); 2].map(|()| {
+            let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
+            ep.bind_shared_rx(&shared).unwrap().enable().unwrap()
+        });
+        let attacked = endpoints[0].name().to_string();
+        let _attacker = TestPeer::start("budget send_unexpected_from_many", &attacked);
+        let fill = async |passes: usize| {
+            for _ in 0..passes {
+                if shared.stats().unexpected_bytes > BUDGET / 3 {
+                    break;
+                }
+                domain.progress();
+                tokio::task::yield_now().await;
+            }
+        };
+        fill(usize::MAX).await;
+        let options = Endpoint::options().single_copy_threshold(usize::MAX);
+        let sender = options.bind("shm://").await.unwrap();
+        let peer = sender.add_peer(endpoints[1].name()).await.unwrap();
+        let long = sender.send(peer, vec![7u8; LONG_LEN]).tag(ATTACK_TAG);
+        let receiving = async {
+            while !matches!(
+                events.read().await.kind,
+                EventKind::PeerHeldBack { len: LONG_LEN, .. }
+            ) {}
+            let receives = shared.stats().unexpected + ATTACKERS + 64 * (ATTACKERS + 1);
+            let mut received = 0;
+            while received < receives {
+                let buf = BytesMut::with_capacity(LONG_LEN + (256 << 10));
+                let messages = shared.recv_multi(buf).tag(ATTACK_TAG).min_free(LONG_LEN);
+                let messages = messages.start().unwrap();
+                let messages: Vec<_> = messages.map(Result::unwrap).collect().await;
+                received += messages.len();
+                if let Some(long) = messages.iter().find(|long| long.len() == LONG_LEN) {
+                    let ep = shared.received_by(&long.transfer);
+                    return assert_eq!(ep, Some(endpoints[1].id()));
+                }
+                fill(20).await;
+            }
+            panic!("{received} messages were received, and not the long one");
+        };
+        let (sent, ()) = tokio::join!(long.into_future(), receiving);
+        sent.unwrap();
     });
 }
