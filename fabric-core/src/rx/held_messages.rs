@@ -117,16 +117,6 @@ impl HeldMessages {
         self.passed >= self.interval
     }
 
-    /// Counts a receive with this place that a message with this arrival number takes outside of a
-    /// post, if a held message has arrived first.
-    #[cold]
-    pub(super) fn count_passed(&mut self, place: &PostPlace, arrival: u64) {
-        let is_older = |envelope: &Envelope| envelope.arrival < arrival;
-        if self.queue.find_for_place(place, is_older).is_some() {
-            self.count_receive();
-        }
-    }
-
     /// Sets what the held message is next for.
     pub(super) fn set_next(&mut self, next: NextHeld, next_for: NextFor) {
         debug_assert!(self.next.is_none(), "the last one was not delivered");
@@ -222,14 +212,15 @@ impl RxQueue {
         })
     }
 
-    /// Counts a receive that a buffered message with this arrival number takes outside of a post.
-    /// `place` is that of the receive; a directed one has none, and is not counted.
-    #[inline]
+    /// Counts a receive that a buffered message with this arrival number takes outside of a post, or
+    /// before an arriving message, if a held message has arrived first. `place` is that of the
+    /// receive; a directed one has none, and is not counted.
     pub(super) fn count_passed(&mut self, place: Option<PostPlace>, arrival: u64) {
-        if !self.held.is_empty()
-            && let Some(place) = place
+        let is_older = |envelope: &Envelope| envelope.arrival < arrival;
+        if let Some(place) = place
+            && self.held.queue.find_for_place(&place, is_older).is_some()
         {
-            self.held.count_passed(&place, arrival);
+            self.held.count_receive();
         }
     }
 
