@@ -286,8 +286,8 @@
 //! A message that arrives in pieces fills a receive or a buffer from its first piece on; over `tcp`
 //! from the first 4 KiB on. A receive that is posted takes a whole message of another peer before
 //! one that is arriving in a buffer. If less than 4 KiB of a message follow in 100 milliseconds, a
-//! whole message of another peer may take its receive. What has arrived then goes to another receive, or is buffered
-//! within the share of its sender; the rest may still arrive.
+//! whole message of another peer may take its receive. What has arrived then goes to another
+//! receive, or is buffered within the share of its sender; the rest may still arrive.
 //!
 //! The connection of a message without progress ends with [`DownReason::Stalled`] after the
 //! [progress timeout](crate::BindOptions::progress_timeout), 30 seconds by default. It ends after
