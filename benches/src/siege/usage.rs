@@ -7,7 +7,7 @@ use crate::{Error, Result};
 /// What a process uses, as `/proc` shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProcessUsage {
-    /// Resident memory in bytes.
+    /// Private resident memory in bytes. Shared memory that peers have allocated is not part of it.
     pub(super) memory: u64,
     /// Open descriptors.
     pub(super) descriptors: usize,
@@ -18,7 +18,7 @@ pub(super) struct ProcessUsage {
 /// What a process may use above its usage before the attacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UsageLimits {
-    /// Resident memory in bytes.
+    /// Private resident memory in bytes.
     pub(super) memory: u64,
     /// Open descriptors.
     pub(super) descriptors: usize,
@@ -47,7 +47,7 @@ impl ProcessUsage {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_err(failed("fd"))?;
         let maps = read("maps")?;
         Ok(Self {
-            memory: resident_bytes(&String::from_utf8_lossy(&read("statm")?)),
+            memory: private_bytes(&String::from_utf8_lossy(&read("statm")?)),
             descriptors: descriptors.count(),
             mappings: maps.iter().filter(|byte| **byte == b'\n').count(),
         })
@@ -92,13 +92,15 @@ impl ProcessUsage {
     }
 }
 
-/// Returns the resident memory in bytes, from the text of `statm`.
-fn resident_bytes(statm: &str) -> u64 {
-    let pages: Option<u64> = statm
+/// Returns the resident memory that is not shared, in bytes, from the text of `statm`: all pages,
+/// resident ones, and shared ones of these.
+fn private_bytes(statm: &str) -> u64 {
+    let mut pages = statm
         .split_ascii_whitespace()
-        .nth(1)
-        .and_then(|pages| pages.parse().ok());
-    pages.unwrap_or(0) * rustix::param::page_size() as u64
+        .skip(1)
+        .map(|pages| pages.parse::<u64>().unwrap_or(0));
+    let (resident, shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
+    resident.saturating_sub(shared) * rustix::param::page_size() as u64
 }
 
 #[cfg(test)]
@@ -110,7 +112,7 @@ mod tests {
         let usage = ProcessUsage::of_process(std::process::id()).unwrap_or_default();
         assert!(usage.memory > 100_000 && usage.descriptors > 2 && usage.mappings > 4);
         assert_eq!(
-            resident_bytes("9 2 1 1 0 1 0"),
+            private_bytes("9 3 1 1 0 1 0"),
             2 * rustix::param::page_size() as u64
         );
         assert!(ProcessUsage::of_process(u32::MAX).is_err());

@@ -212,8 +212,8 @@ impl RxQueue {
         })
     }
 
-    /// Counts a receive that a buffered message with this arrival number takes outside of a post, or
-    /// before an arriving message, if a held message has arrived first. `place` is that of the
+    /// Counts a receive that a buffered message with this arrival number takes outside of a post,
+    /// or before an arriving message, if a held message has arrived first. `place` is that of the
     /// receive; a directed one has none, and is not counted.
     pub(super) fn count_passed(&mut self, place: Option<PostPlace>, arrival: u64) {
         let is_older = |envelope: &Envelope| envelope.arrival < arrival;

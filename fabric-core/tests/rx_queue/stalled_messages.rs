@@ -70,8 +70,8 @@ fn posted_receive_takes_a_whole_message_before_a_stalled_one() {
     assert_eq!(fixture.received_len(next), Some(1000));
 }
 
-/// A posted receive takes a whole message before one that is arriving, unless a probe has found that
-/// one. No message passes an earlier one of its peer.
+/// A posted receive takes a whole message before one that is arriving, unless a probe has found
+/// that one. No message passes an earlier one of its peer.
 #[test]
 fn posted_receive_takes_a_whole_message_before_an_arriving_one() {
     let mut fixture = Fixture::new();

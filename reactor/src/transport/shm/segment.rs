@@ -53,9 +53,10 @@ const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
 const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
 const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= HEAD_LEN);
 
-/// Bounds of the number of lines of a segment that is accepted from a peer.
+/// Bounds of the number of lines of a segment that is accepted from a peer. A mapped segment holds
+/// its memory also when the peer has left: at most 512 KiB.
 const MIN_LINES: usize = 64;
-const MAX_LINES: usize = 1 << 20;
+pub(crate) const MAX_LINES: usize = 8192;
 /// Lines that a ring begins with, if it has more: 128 KiB.
 const INITIAL_LINES: usize = 2048;
 

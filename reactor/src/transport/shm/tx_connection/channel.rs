@@ -29,14 +29,12 @@ use super::super::record::{
 use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
 use super::super::rma_bounce::{REQUEST_LEN, RmaBounceBuffer};
 use super::super::rx_connection::PeerIdentity;
-use super::super::segment::Segment;
+use super::super::segment::{MAX_LINES, Segment};
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::tx_settings::TxSettings;
 use super::super::{cma, doorbell};
 use super::{PayloadPath, PushOutcome, QueuedTx};
 
-/// Lines of a new segment once its ring has grown: 512 KiB.
-const RING_LINES: usize = 8192;
 /// Maximum bytes of one access to a mapped region. Longer accesses are executed in pieces.
 pub(super) const MAX_ACCESS_LEN: usize = 256 * 1024;
 /// Maximum bytes of a record without its payload: header word, tag, completion data, full length.
@@ -94,7 +92,7 @@ impl TxChannel {
         incarnation: u64,
         settings: &TxSettings,
     ) -> Result<Self> {
-        let (segment, memory) = Segment::create(RING_LINES)?;
+        let (segment, memory) = Segment::create(MAX_LINES)?;
         if !settings.single_copy.is_disabled() {
             segment.set_cma_marker(cma::local_marker());
         }
@@ -142,7 +140,7 @@ impl TxChannel {
             peer,
             from,
             hello.incarnation,
-            RING_LINES,
+            MAX_LINES,
             segment,
         )?;
         Ok(true)
@@ -158,7 +156,7 @@ impl TxChannel {
         let hello = self.unsent_hello.take()?;
         Some(CmOffer {
             endpoint: CmEndpoint {
-                lines: RING_LINES,
+                lines: MAX_LINES,
                 incarnation: hello.incarnation,
                 caps,
                 private_data: private_data.to_vec(),
