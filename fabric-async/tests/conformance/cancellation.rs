@@ -446,12 +446,16 @@ pub(crate) async fn cancel_finds_ops_of_its_endpoint_only(setup: Setup) {
 /// begin it at once.
 const FILLER_LEN: usize = 7000;
 
-/// Sends messages to a peer that receives none, until the ring or the socket buffers are full and
-/// stay full: ten sends in a row have to wait, and are canceled. Returns the number of messages.
-async fn fill_until_sends_wait(a: &mut EndpointFixture, to_peer: FiAddr) -> u64 {
-    let (mut posted, mut waited) = (0, 0);
+/// Sends messages to a peer that receives none, until the peer holds a message back, and the ring or
+/// the socket buffers are full and stay full: ten sends in a row have to wait, and are canceled.
+/// Returns the number of messages.
+async fn fill_until_sends_wait(
+    a: &mut EndpointFixture,
+    (to_peer, peer): (FiAddr, &EndpointFixture),
+) -> u64 {
+    let (mut posted, mut waited, mut is_held_back) = (0, 0, false);
     let mut done = Vec::new();
-    while waited < 10 {
+    while !is_held_back || waited < 10 {
         let message = numbered_message(posted, FILLER_LEN);
         a.ep.send(to_peer, message).context(posted).post().unwrap();
         tokio::task::yield_now().await;
@@ -461,10 +465,26 @@ async fn fill_until_sends_wait(a: &mut EndpointFixture, to_peer: FiAddr) -> u64 
         } else {
             (posted, waited) = (posted + 1, 0);
         }
+        if !is_held_back {
+            peer.domain.progress();
+            is_held_back = peer.ep.stats().held_back > 0;
+            waited = 0;
+        }
         a.cq.try_read_batch(&mut done, 64);
         done.clear();
     }
     posted
+}
+
+/// Returns the buffer of the next canceled send with this context.
+async fn next_canceled_with(cq: &mut CompletionQueue, context: u64) -> Vec<u8> {
+    loop {
+        let mut entry = cq.next().await.unwrap();
+        if entry.context == context {
+            assert_eq!(entry.error.as_deref(), Some(&Error::Canceled));
+            return entry.take_buf().unwrap();
+        }
+    }
 }
 
 /// Sends to two peers that do not read wait with one context: the older is canceled first,
@@ -475,10 +495,9 @@ pub(crate) async fn posted_sends_to_several_peers_are_canceled_in_order(setup: S
     let c = setup.open_endpoint().await;
     let to_c = a.add_peer(&c).await;
     let sent = [
-        fill_until_sends_wait(&mut a, to_b).await,
-        fill_until_sends_wait(&mut a, to_c).await,
+        fill_until_sends_wait(&mut a, (to_b, &b)).await,
+        fill_until_sends_wait(&mut a, (to_c, &c)).await,
     ];
-    let mut done = Vec::new();
     for (peer, number) in [(to_c, 1), (to_b, 2), (to_c, 3)] {
         let message = numbered_message(number, FILLER_LEN);
         a.ep.send(peer, message).context(CONTEXT).post().unwrap();
@@ -488,12 +507,10 @@ pub(crate) async fn posted_sends_to_several_peers_are_canceled_in_order(setup: S
     }
     assert!(!a.ep.cancel(CONTEXT).unwrap());
     let mut canceled = Vec::new();
-    while canceled.len() < 3 {
-        a.cq.read_batch(&mut done, 64).await;
-        for mut entry in done.drain(..).filter(|entry| entry.context == CONTEXT) {
-            assert_eq!(entry.error.as_deref(), Some(&Error::Canceled));
-            canceled.push(message_number(&entry.take_buf::<Vec<u8>>().unwrap()));
-        }
+    for _ in 0..3 {
+        canceled.push(message_number(
+            &next_canceled_with(&mut a.cq, CONTEXT).await,
+        ));
     }
     assert_eq!(canceled, [1, 2, 3]);
     let progress = a.spawn_progress();
@@ -507,25 +524,21 @@ pub(crate) async fn posted_sends_to_several_peers_are_canceled_in_order(setup: S
 
 /// A fenced send that waits for an earlier one is canceled by its context.
 pub(crate) async fn posted_fenced_send_is_canceled_by_context(setup: Setup) {
+    const CONTEXT: u64 = 1 << 40;
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let first = a.ep.send(to_b, pattern(LONG_LEN, 1)).start().unwrap();
-    let second = a.ep.send(to_b, pattern(LONG_LEN, 2)).start().unwrap();
-    let fenced = a.ep.send(to_b, vec![3; 30]).fence().context(8);
+    let sent = fill_until_sends_wait(&mut a, (to_b, &b)).await;
+    let waiting = a.ep.send(to_b, numbered_message(sent, FILLER_LEN));
+    let waiting = waiting.start().unwrap();
+    let fenced = a.ep.send(to_b, vec![3; 30]).fence().context(CONTEXT);
     fenced.post().unwrap();
-    assert!(a.ep.cancel(8).unwrap());
-    assert!(!a.ep.cancel(8).unwrap());
-    let mut entry = a.cq.next().await.unwrap();
-    assert_eq!(
-        (entry.context, entry.error.as_deref()),
-        (8, Some(&Error::Canceled))
-    );
-    assert_eq!(entry.take_buf::<Vec<u8>>().unwrap(), vec![3; 30]);
+    assert!(a.ep.cancel(CONTEXT).unwrap());
+    assert!(!a.ep.cancel(CONTEXT).unwrap());
+    assert_eq!(next_canceled_with(&mut a.cq, CONTEXT).await, vec![3; 30]);
     let progress = a.spawn_progress();
-    for which in [1, 2] {
-        assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, which));
+    for number in 0..=sent {
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
-    first.await.unwrap();
-    second.await.unwrap();
+    waiting.await.unwrap();
     a.ep.send(to_b, "behind").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
     progress.abort();
