@@ -391,6 +391,58 @@ proptest! {
     }
 }
 
+/// Many laps before and after the growth match the oracle, with records of any length, and with
+/// both sides that sleep.
+#[test]
+fn long_runs_match_the_oracle() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 11) as usize % below
+    };
+    for lines in [
+        (8, 16, true),
+        (64, 256, true),
+        (64, 256, false),
+        (72, 80, true),
+        (512, 2048, true),
+    ] {
+        let mut fixture = RingFixture::new(lines);
+        let max_len = fixture.producer.max_record_len();
+        // The ring is seldom full in the first half, so that it grows after many laps.
+        for call in 0..16_000 {
+            let is_full_phase = call >= 8_000;
+            let len = match random(3) {
+                0 => HEADER_LEN + random(LINE_LEN - HEADER_LEN + 1),
+                1 => HEADER_LEN + random(max_len - HEADER_LEN + 1),
+                _ => max_len,
+            };
+            let call = match random(16) {
+                0..=5 if is_full_phase || fixture.oracle.has_room(len) => RingCall::Push(len),
+                0..=5 => RingCall::Pop,
+                6 if is_full_phase && random(8) == 0 => RingCall::Fill(len),
+                6..=10 => RingCall::Pop,
+                11 => RingCall::Release,
+                12 => RingCall::ArmConsumer,
+                13 => RingCall::DisarmConsumer,
+                14 => RingCall::ArmProducer(len),
+                _ => RingCall::DisarmProducer,
+            };
+            fixture.apply(call);
+        }
+        assert_eq!(
+            fixture.oracle.was_full && lines.2,
+            fixture.oracle.lines == lines.1 as u64
+        );
+        while !fixture.oracle.records.is_empty() {
+            fixture.pop();
+        }
+        assert_eq!(fixture.consumer.peek(), Ok(None));
+    }
+}
+
 /// A pad record as long as the ring would make the consumer skip to the same record endlessly.
 #[test]
 fn pad_record_as_long_as_the_ring_is_a_protocol_violation() {
@@ -431,7 +483,7 @@ fn closed_consumer_counts_as_awake_if_it_consumed_the_last_record() {
     }
 }
 
-/// Memory that a hostile producer has not allocated is not read, and a ring grows once.
+/// Memory that cannot be populated is not read, and a ring grows once.
 #[test]
 fn growth_without_memory_or_twice_is_a_protocol_violation() {
     let growth = header_word(0xfe, 0, 2 * LINE_LEN as u64, 1);
