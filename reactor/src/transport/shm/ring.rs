@@ -60,8 +60,8 @@ pub(crate) trait RingMemory {
     fn initial_lines(&self) -> usize;
     /// Allocates the other lines, for the producer. Returns false if there is no memory.
     fn allocate_rest(&self) -> bool;
-    /// Returns whether the other lines can be read, for the consumer: the producer has allocated
-    /// them.
+    /// Returns whether the other lines can be read, for the consumer. Allocates those that the
+    /// producer has not allocated, or has freed.
     fn is_rest_allocated(&self) -> bool;
     /// Returns the first word of a line, which is the header of a record that starts there.
     fn header(&self, line: usize) -> &AtomicU64;

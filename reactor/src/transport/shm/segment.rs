@@ -54,7 +54,8 @@ const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
 const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= HEAD_LEN);
 
 /// Bounds of the number of lines of a segment that is accepted from a peer. A mapped segment holds
-/// its memory also when the peer has left: at most 512 KiB.
+/// its memory also when the peer has left: at most 512 KiB. A peer may leave lines that are not
+/// allocated, or free them later: this process allocates such lines when it reads them.
 const MIN_LINES: usize = 64;
 pub(crate) const MAX_LINES: usize = 8192;
 /// Lines that a ring begins with, if it has more: 128 KiB.
@@ -371,6 +372,7 @@ impl RingMemory for Segment {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::ring::{Consumer, HEADER_LEN};
     use super::*;
 
     #[test]
@@ -391,6 +393,37 @@ mod tests {
         assert!(rejected(&unsealed, 64, "not sealed"));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(Segment::map_from_peer(&null, 64).is_err());
+    }
+
+    /// The lines that a peer has not allocated are allocated by this process when the ring grows,
+    /// and stay allocated as long as the peer has the memory: the number of lines bounds them.
+    #[test]
+    fn growth_of_a_hostile_ring_allocates_little_memory() {
+        const MAX_ALLOCATED: usize = 1 << 20;
+        for lines in [8192, 1 << 14, 1 << 20] {
+            let size = HEAD_LEN + lines * LINE_LEN;
+            let allocated = HEAD_LEN + INITIAL_LINES * LINE_LEN;
+            let memory = memfd::create_sparse("hostile", size, allocated).unwrap();
+            memfd::seal(&memory, true).unwrap();
+            let Ok(segment) = Segment::map_from_peer(&memory, lines) else {
+                continue;
+            };
+            let mut consumer = Consumer::new(segment.clone());
+            let header = |kind: u64, len: usize| kind | (len as u64) << 16 | 1 << 40;
+            for line in 0..INITIAL_LINES - 1 {
+                let record = header(1, HEADER_LEN);
+                segment.header(line).store(record, Ordering::Relaxed);
+                let record = consumer.peek().unwrap().expect("a record");
+                consumer.consume(record);
+            }
+            let growth = header(0xfe, LINE_LEN);
+            segment
+                .header(INITIAL_LINES - 1)
+                .store(growth, Ordering::Relaxed);
+            assert_eq!(consumer.peek(), Ok(None));
+            let blocks = rustix::fs::fstat(&memory).unwrap().st_blocks;
+            assert!(blocks as usize * 512 <= MAX_ALLOCATED, "{blocks} blocks");
+        }
     }
 
     #[test]
