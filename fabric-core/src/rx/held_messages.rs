@@ -216,9 +216,11 @@ impl RxQueue {
     /// or before an arriving message, if a held message has arrived first. `place` is that of the
     /// receive; a directed one has none, and is not counted.
     pub(super) fn count_passed(&mut self, place: Option<PostPlace>, arrival: u64) {
-        let is_older = |envelope: &Envelope| envelope.arrival < arrival;
+        // The first one that the receive accepts is the oldest.
         if let Some(place) = place
-            && self.held.queue.find_for_place(&place, is_older).is_some()
+            && let Some(key) = self.held.queue.find_for_place(&place, |_| true)
+            && let Some(oldest) = self.held.queue.get(key)
+            && oldest.arrival < arrival
         {
             self.held.count_receive();
         }
