@@ -17,6 +17,8 @@
 //! A message that arrives is compared with the receives of stalled messages only: peers can begin
 //! any number of messages, but the program posts the receives.
 
+use std::cell::Cell;
+
 use super::budget::message_cost;
 use super::engine::RxEngine;
 use super::lost::OnLoss;
@@ -32,6 +34,10 @@ const CHECKS_UNTIL_STALLED: u32 = 2;
 /// The number of bytes that are progress. A peer could otherwise hold a receive by one byte now and
 /// then.
 const MIN_PROGRESS: usize = 4 << 10;
+
+/// The number of messages that a posted receive examines for a whole one. Peers can begin any
+/// number of messages.
+const MAX_EXAMINED: usize = 64;
 
 /// What the checks have found of one message.
 #[derive(Clone, Copy, Debug, Default)]
@@ -152,7 +158,7 @@ impl RxQueue {
         if partial.is_none_or(PartialMessage::is_copied) {
             return self.deliver_buffered(engine, receive, envelope, message);
         }
-        let waiting = self.whole_message_for(&place, envelope.peer);
+        let waiting = self.whole_message_for(&place, envelope.peer, MAX_EXAMINED);
         let Some((whole, bytes)) = waiting.and_then(|key| self.matcher.unexpected.take(key)) else {
             return self.deliver_buffered(engine, receive, envelope, message);
         };
@@ -163,13 +169,25 @@ impl RxQueue {
     }
 
     /// Returns the earliest whole message for a receive with this place, of another peer than this
-    /// one. It does not pass an earlier message of its own peer.
-    fn whole_message_for(&mut self, place: &PostPlace, other: PeerKey) -> Option<UnexpectedKey> {
+    /// one, after examining at most this many messages. It does not pass an earlier message of its
+    /// own peer.
+    fn whole_message_for(
+        &mut self,
+        place: &PostPlace,
+        other: PeerKey,
+        max_examined: usize,
+    ) -> Option<UnexpectedKey> {
         let may_take = |envelope: &Envelope| {
             let first = self.partials.first_buffered_of(envelope.peer);
             envelope.peer != other && first.is_none_or(|first| envelope.arrival < first)
         };
-        self.matcher.unexpected_for_place(place, may_take)
+        let examined = Cell::new(0);
+        let found = self.matcher.unexpected_for_place(place, |envelope| {
+            examined.set(examined.get() + 1);
+            examined.get() >= max_examined || may_take(envelope)
+        })?;
+        let is_whole = self.matcher.unexpected.get(found).is_some_and(may_take);
+        is_whole.then_some(found)
     }
 
     /// Gives the receive of a stalled message to the earliest whole message of another peer that
@@ -182,7 +200,7 @@ impl RxQueue {
         let (peer, Some(place)) = (partial.envelope.peer, partial.place_to_give()) else {
             return true;
         };
-        let Some(waiting) = self.whole_message_for(&place, peer) else {
+        let Some(waiting) = self.whole_message_for(&place, peer, usize::MAX) else {
             return true;
         };
         let Some((receive, released)) = self.release_stalled(engine, id) else {

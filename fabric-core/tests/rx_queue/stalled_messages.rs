@@ -100,6 +100,23 @@ fn posted_receive_takes_a_whole_message_before_an_arriving_one() {
     assert_eq!(fixture.received_len(receive), Some(10_000));
 }
 
+/// A posted receive examines few arriving messages, of which peers can begin any number: behind
+/// many, a whole message waits for the check.
+#[test]
+fn posted_receive_examines_few_arriving_messages() {
+    for (arriving, takes_whole) in [(60, true), (100, false)] {
+        let mut fixture = Fixture::new();
+        for peer in 10..10 + arriving {
+            fixture.begin(peer, 1, 100, 50);
+        }
+        assert!(fixture.deliver(2, 1, &[2; 8]));
+        let op = fixture.post(None);
+        assert_eq!(fixture.received_len(op), takes_whole.then_some(8));
+        fixture.check(2);
+        assert_eq!(fixture.received_len(op), Some(8));
+    }
+}
+
 /// Bytes that arrive now and then do not hold a receive, nor a connection.
 #[test]
 fn few_bytes_are_no_progress() {
