@@ -7,8 +7,8 @@
 //! message of the same peer.
 //!
 //! A message that is arriving in a buffer has memory for all of its bytes and needs no receive to
-//! go on. So a posted receive takes a whole message of another peer first, and the arriving one at
-//! its old place when it is whole.
+//! go on. So a posted receive takes a whole message of another peer first, if it finds one among
+//! the first [`MAX_EXAMINED`], and the arriving one at its old place when it is whole.
 //!
 //! The engine ends the connection of a message that times out. It does so after an eighth of the
 //! timeout if the message is too long to be buffered and another one waits for its receive. A
