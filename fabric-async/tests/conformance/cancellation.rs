@@ -446,16 +446,12 @@ pub(crate) async fn cancel_finds_ops_of_its_endpoint_only(setup: Setup) {
 /// begin it at once.
 const FILLER_LEN: usize = 7000;
 
-/// Sends messages to a peer that receives none, until the peer holds a message back, and the ring or
-/// the socket buffers are full and stay full: ten sends in a row have to wait, and are canceled.
-/// Returns the number of messages.
-async fn fill_until_sends_wait(
-    a: &mut EndpointFixture,
-    (to_peer, peer): (FiAddr, &EndpointFixture),
-) -> u64 {
-    let (mut posted, mut waited, mut is_held_back) = (0, 0, false);
+/// Sends messages to a peer that receives none, until the ring or the socket buffers are full: ten
+/// sends in a row have to wait, and are canceled. Returns the number of messages.
+async fn fill_until_sends_wait(a: &mut EndpointFixture, to_peer: FiAddr) -> u64 {
+    let (mut posted, mut waited) = (0, 0);
     let mut done = Vec::new();
-    while !is_held_back || waited < 10 {
+    while waited < 10 {
         let message = numbered_message(posted, FILLER_LEN);
         a.ep.send(to_peer, message).context(posted).post().unwrap();
         tokio::task::yield_now().await;
@@ -465,80 +461,96 @@ async fn fill_until_sends_wait(
         } else {
             (posted, waited) = (posted + 1, 0);
         }
-        if !is_held_back {
-            peer.domain.progress();
-            is_held_back = peer.ep.stats().held_back > 0;
-            waited = 0;
-        }
         a.cq.try_read_batch(&mut done, 64);
         done.clear();
     }
     posted
 }
 
-/// Returns the buffer of the next canceled send with this context.
-async fn next_canceled_with(cq: &mut CompletionQueue, context: u64) -> Vec<u8> {
-    loop {
-        let mut entry = cq.next().await.unwrap();
-        if entry.context == context {
-            assert_eq!(entry.error.as_deref(), Some(&Error::Canceled));
-            return entry.take_buf().unwrap();
+/// The context of sends that are canceled, which differs from those of the messages before.
+const CANCELED_CONTEXT: u64 = 1 << 40;
+
+/// Cancels the posted sends with [`CANCELED_CONTEXT`] that have not begun. Returns the numbers of
+/// their messages, in the order of the completions.
+async fn cancel_waiting(a: &mut EndpointFixture) -> Vec<u64> {
+    let mut accepted = 0;
+    while a.ep.cancel(CANCELED_CONTEXT).unwrap() {
+        accepted += 1;
+    }
+    let mut canceled = Vec::new();
+    while canceled.len() < accepted {
+        let mut entry = a.cq.next().await.unwrap();
+        if let Some(error) = entry.error.as_deref() {
+            assert_eq!((entry.context, error), (CANCELED_CONTEXT, &Error::Canceled));
+            canceled.push(message_number(&entry.take_buf::<Vec<u8>>().unwrap()));
         }
     }
+    canceled
 }
 
 /// Sends to two peers that do not read wait with one context: the older is canceled first,
-/// whichever peer it is for, and neither arrives.
+/// whichever peer it is for, and does not arrive. Buffers that were full can take another message
+/// meanwhile; such a message arrives, and the sends are made again.
 pub(crate) async fn posted_sends_to_several_peers_are_canceled_in_order(setup: Setup) {
-    const CONTEXT: u64 = 1 << 40;
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
     let to_c = a.add_peer(&c).await;
-    let sent = [
-        fill_until_sends_wait(&mut a, (to_b, &b)).await,
-        fill_until_sends_wait(&mut a, (to_c, &c)).await,
-    ];
-    for (peer, number) in [(to_c, 1), (to_b, 2), (to_c, 3)] {
-        let message = numbered_message(number, FILLER_LEN);
-        a.ep.send(peer, message).context(CONTEXT).post().unwrap();
+    let filled_b = fill_until_sends_wait(&mut a, to_b).await;
+    let filled_c = fill_until_sends_wait(&mut a, to_c).await;
+    let (mut for_b, mut for_c): (Vec<_>, Vec<_>) =
+        ((0..filled_b).collect(), (0..filled_c).collect());
+    for first in (1_000_000..).step_by(3) {
+        let sends = [(to_c, first), (to_b, first + 1), (to_c, first + 2)];
+        for (peer, number) in sends {
+            let message = numbered_message(number, FILLER_LEN);
+            let send = a.ep.send(peer, message).context(CANCELED_CONTEXT);
+            send.post().unwrap();
+        }
+        let canceled = cancel_waiting(&mut a).await;
+        assert!(canceled.is_sorted(), "{canceled:?}");
+        for (peer, number) in sends {
+            if !canceled.contains(&number) {
+                if peer == to_b { &mut for_b } else { &mut for_c }.push(number);
+            }
+        }
+        if canceled.len() == 3 {
+            break;
+        }
     }
-    for _ in 0..3 {
-        assert!(a.ep.cancel(CONTEXT).unwrap());
-    }
-    assert!(!a.ep.cancel(CONTEXT).unwrap());
-    let mut canceled = Vec::new();
-    for _ in 0..3 {
-        canceled.push(message_number(
-            &next_canceled_with(&mut a.cq, CONTEXT).await,
-        ));
-    }
-    assert_eq!(canceled, [1, 2, 3]);
     let progress = a.spawn_progress();
-    for (receiver, count) in [(&b, sent[0]), (&c, sent[1])] {
-        for number in 0..count {
+    for (receiver, numbers) in [(&b, for_b), (&c, for_c)] {
+        for number in numbers {
             assert_eq!(message_number(&receiver.ep.recv().await.unwrap()), number);
         }
     }
     progress.abort();
 }
 
-/// A fenced send that waits for an earlier one is canceled by its context.
+/// A fenced send that waits for an earlier one is canceled by its context. If the earlier one has
+/// left meanwhile, the fenced send follows, and both are made again.
 pub(crate) async fn posted_fenced_send_is_canceled_by_context(setup: Setup) {
-    const CONTEXT: u64 = 1 << 40;
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let sent = fill_until_sends_wait(&mut a, (to_b, &b)).await;
-    let waiting = a.ep.send(to_b, numbered_message(sent, FILLER_LEN));
-    let waiting = waiting.start().unwrap();
-    let fenced = a.ep.send(to_b, vec![3; 30]).fence().context(CONTEXT);
-    fenced.post().unwrap();
-    assert!(a.ep.cancel(CONTEXT).unwrap());
-    assert!(!a.ep.cancel(CONTEXT).unwrap());
-    assert_eq!(next_canceled_with(&mut a.cq, CONTEXT).await, vec![3; 30]);
+    let sent = fill_until_sends_wait(&mut a, to_b).await;
+    let mut arriving: Vec<_> = (0..sent).collect();
+    let mut earlier = Vec::new();
+    for number in (sent..).step_by(2) {
+        let send = a.ep.send(to_b, numbered_message(number, FILLER_LEN));
+        earlier.push(send.start().unwrap());
+        arriving.push(number);
+        let fenced = a.ep.send(to_b, numbered_message(number + 1, 30));
+        fenced.fence().context(CANCELED_CONTEXT).post().unwrap();
+        if cancel_waiting(&mut a).await == [number + 1] {
+            break;
+        }
+        arriving.push(number + 1);
+    }
     let progress = a.spawn_progress();
-    for number in 0..=sent {
+    for number in arriving {
         assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
-    waiting.await.unwrap();
+    for send in earlier {
+        send.await.unwrap();
+    }
     a.ep.send(to_b, "behind").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
     progress.abort();
