@@ -33,8 +33,9 @@ assert_shareable! {
     SharedRxContext, SharedRxContextBuilder, CompletionQueue, EventQueue, EventWriter, Counter,
     AddressVector, MulticastGroup, TcpExtension, ShmExtension, TcpInfo, ShmInfo,
     MemoryRegion<Allocated>, MemoryRegion<Buf>, Allocated, RegisteredBuffer<Buf>,
-    RegisteredGuard<'static>, RemoteWindow, RemoteAddr, RemoteRegion, RemoteSlice, WaitFd,
-    TryWait, WaitPolicy, Shared,
+    RegionRequest<MemoryRegion<Allocated>>, RegionFuture<RegisteredBuffer<Buf>, Failed<Buf>>,
+    PendingRegion<MemoryRegion<Buf>, Failed<Buf>>, RegisteredGuard<'static>, RemoteWindow,
+    RemoteAddr, RemoteRegion, RemoteSlice, WaitFd, TryWait, WaitPolicy, Shared,
 }
 
 // Requests, operations and their results.

@@ -16,19 +16,20 @@ use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitFd;
 
+use crate::async_mr::RegionRequest;
 use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
-use crate::domain_inner::{DomainCore, DomainInner};
+use crate::domain_inner::{DomainCore, DomainInner, RegistrationMode};
 use crate::driver;
 use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::flush::flush;
-use crate::mr::{Allocated, MemoryRegion};
+use crate::mr::{Allocated, CopiedBuffer, MemoryRegion, ZeroedMemory};
 use crate::open_domains;
-use crate::registered::RegisteredBuffer;
+use crate::registered::{BufferInPlace, RegisteredBuffer};
 use crate::thread_model::{Shared, ThreadModel};
 use crate::try_wait::TryWait;
 
@@ -390,7 +391,8 @@ impl<M: ThreadModel> Domain<M> {
     /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
     /// descriptors or memory (all of the memory is reserved at once, and a length above the
     /// machine's available memory is refused); [`Error::NotSupported`] when the provider has no
-    /// memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Closed`].
+    /// memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Invalid`]
+    /// when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::open(self, len, access, None, Allocated)
     }
@@ -439,9 +441,10 @@ impl<M: ThreadModel> Domain<M> {
     /// n]`.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the
-    /// key is in use; [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the
-    /// domain has `mr_cnt` regions; [`Error::Closed`].
+    /// With the buffer: [`Error::Invalid`] when its bytes are not writable, or the domain is bound
+    /// with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the key is in use;
+    /// [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the domain has `mr_cnt`
+    /// regions; [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
     pub fn register<B: IoBufMut + FlatBuf>(
         &self,
@@ -452,6 +455,86 @@ impl<M: ThreadModel> Domain<M> {
         RegisteredBuffer::register(self, buf, access, key)
     }
 
+    /// Allocates a memory region of `len` zeroed bytes asynchronously, as [`alloc`](Self::alloc) in
+    /// other respects.
+    ///
+    /// A thread of the crate allocates the memory, which takes time in proportion to the length.
+    /// The request is awaited, which needs no event queue, or posted in a domain that is [bound
+    /// with `FI_REG_MR`](Self::bind_eq_reg_mr).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Access, Endpoint};
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let region = ep.domain().alloc_async(1 << 20, Access::REMOTE_READ).await?;
+    /// assert_eq!(region.remote().len, 1 << 20);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Of the request: as [`alloc`](Self::alloc); [`Error::Key`] when a requested key is in use;
+    /// [`Error::Os`] when no thread can be started.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the region: see [`PendingRegion`](crate::PendingRegion).
+    #[doc(alias = "FI_REG_MR")]
+    pub fn alloc_async(
+        &self,
+        len: usize,
+        access: Access,
+    ) -> RegionRequest<MemoryRegion<Allocated, M>> {
+        let transport = self.inner.fabric.inner.transport;
+        let source = ZeroedMemory {
+            transport,
+            len,
+            access,
+        };
+        RegionRequest::new(&self.inner, access, source)
+    }
+
+    /// Allocates a memory region with the bytes of a buffer asynchronously, as
+    /// [`alloc_from`](Self::alloc_from). A thread of the crate allocates and copies.
+    ///
+    /// # Errors
+    /// Of the request, with the buffer: as [`alloc_async`](Self::alloc_async); [`Error::Invalid`]
+    /// when a method of a custom buffer panics.
+    ///
+    /// # Cancel safety
+    /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn alloc_from_async<B: IoBufMut + FlatBuf>(
+        &self,
+        buf: B,
+        access: Access,
+    ) -> RegionRequest<MemoryRegion<B, M>, Failed<B>> {
+        let transport = self.inner.fabric.inner.transport;
+        let source = CopiedBuffer {
+            transport,
+            buf,
+            access,
+        };
+        RegionRequest::new(&self.inner, access, source)
+    }
+
+    /// Registers a buffer in place asynchronously, as [`register`](Self::register).
+    ///
+    /// # Errors
+    /// Of the request, with the buffer: as [`register`](Self::register); [`Error::Os`] when no
+    /// thread can be started.
+    ///
+    /// # Cancel safety
+    /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn register_async<B: IoBufMut + FlatBuf>(
+        &self,
+        buf: B,
+        access: Access,
+    ) -> RegionRequest<RegisteredBuffer<B, M>, Failed<B>> {
+        RegionRequest::new(&self.inner, access, BufferInPlace::new(buf))
+    }
+
     /// Binds the default event queue of the domain and its endpoints (`fi_domain_bind`). A domain
     /// can be bound once.
     ///
@@ -460,9 +543,30 @@ impl<M: ThreadModel> Domain<M> {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
+        self.bind_eq_as(eq, RegistrationMode::Synchronous)
+    }
+
+    /// Binds the default event queue, as [`bind_eq`](Self::bind_eq), with `FI_REG_MR`: from now on
+    /// this domain registers memory asynchronously only.
+    ///
+    /// Regions are requested with [`alloc_async`](Self::alloc_async),
+    /// [`alloc_from_async`](Self::alloc_from_async) and [`register_async`](Self::register_async).
+    /// The end of a [posted](RegionRequest::post) registration is an event of this queue:
+    /// [`MrComplete`](crate::EventKind::MrComplete) or [`MrFailed`](crate::EventKind::MrFailed).
+    /// The synchronous calls fail with [`Error::Invalid`]. Regions that exist stay.
+    ///
+    /// # Errors
+    /// As [`bind_eq`](Self::bind_eq).
+    #[doc(alias = "fi_domain_bind")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn bind_eq_reg_mr(&self, eq: &EventQueue) -> Result<()> {
+        self.bind_eq_as(eq, RegistrationMode::Asynchronous)
+    }
+
+    fn bind_eq_as(&self, eq: &EventQueue, registration: RegistrationMode) -> Result<()> {
         let fabric = &self.inner.fabric.inner;
         let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Domain)?;
-        self.inner.bind_eq(&eq.inner, guard)?;
+        self.inner.bind_eq(&eq.inner, registration, guard)?;
         eq.inner.attach_domain(&self.inner);
         Ok(())
     }

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric_core::info::Info;
 use fabric_core::transport::OpKey;
-use fabric_core::tree::{DependencyGuard, ObjectNode};
-use fabric_core::{Address, Result, Scheme};
-use fabric_reactor::{self as reactor, DomainEq};
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
+use fabric_core::{Address, Error, Result, Scheme};
+use fabric_reactor::{self as reactor, DomainEq, EqState};
 
 use crate::av::ToAddress;
 use crate::endpoint::set_once;
@@ -24,8 +24,18 @@ pub(crate) struct DomainInner {
 
 /// The event queue that a domain is bound to, which cannot be closed before the domain.
 struct EqBinding {
-    _queue: Arc<EventQueueInner>,
+    queue: Arc<EventQueueInner>,
+    registration: RegistrationMode,
     _guard: DependencyGuard,
+}
+
+/// How a domain registers memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum RegistrationMode {
+    /// Registering calls return when the region can be accessed.
+    Synchronous,
+    /// `FI_REG_MR`.
+    Asynchronous,
 }
 
 /// The state of an open or closed domain. Operations refer to a `DomainCore`, because the engine
@@ -56,13 +66,15 @@ impl DomainInner {
     pub(crate) fn bind_eq(
         &self,
         queue: &Arc<EventQueueInner>,
+        registration: RegistrationMode,
         guard: DependencyGuard,
     ) -> Result<()> {
         let mut bound = self.lock_eq();
         // Under the lock: a domain that is closed later releases this binding.
         self.node.check_open()?;
         let binding = EqBinding {
-            _queue: queue.clone(),
+            queue: queue.clone(),
+            registration,
             _guard: guard,
         };
         set_once("event queue", &mut bound, binding)?;
@@ -79,6 +91,39 @@ impl DomainInner {
         let mut bound = self.lock_eq();
         self.engine.unset_domain_eq();
         *bound = None;
+    }
+
+    /// Checks that the domain is open and registers memory synchronously.
+    pub(crate) fn check_registers_now(&self) -> Result<()> {
+        self.node.check_open()?;
+        match &*self.lock_eq() {
+            Some(bound) if bound.registration == RegistrationMode::Asynchronous => {
+                Err(Error::Invalid {
+                    what: "synchronous registration",
+                    why: "the domain is bound with FI_REG_MR; use alloc_async, alloc_from_async \
+                          or register_async"
+                        .into(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the event queue to which posted registrations report.
+    ///
+    /// # Errors
+    /// [`Error::Unbound`]; [`Error::Invalid`] when the queue was bound without `FI_REG_MR`.
+    pub(crate) fn registration_eq(&self) -> Result<Arc<EqState>> {
+        match &*self.lock_eq() {
+            None => Err(Error::Unbound(Class::EventQueue)),
+            Some(bound) if bound.registration == RegistrationMode::Synchronous => {
+                Err(Error::Invalid {
+                    what: "posted registration",
+                    why: "the domain is bound without FI_REG_MR; use bind_eq_reg_mr".into(),
+                })
+            }
+            Some(bound) => Ok(bound.queue.state.clone()),
+        }
     }
 
     /// Locks the binding of the event queue.

@@ -32,9 +32,9 @@ use crate::try_wait::{LazyWaitObject, TryWait};
 /// [`writer`](Self::writer) adds events of the program.
 ///
 /// Closing an object, or dropping its last handle, removes its events from the queue: those of an
-/// endpoint, passive endpoint (its connection requests), shared receive context or domain. What
-/// stays is about other objects: the event with which an endpoint of the peer reports the end of
-/// the closed one, the number of lost events, written events; and
+/// endpoint, passive endpoint (its connection requests), shared receive context, memory region or
+/// domain. What stays is about other objects: the event with which an endpoint of the peer reports
+/// the end of the closed one, the number of lost events, written events; and
 /// [`ConnectFailed`](crate::EventKind::ConnectFailed), whose endpoint had no handle.
 ///
 /// # Cancel safety

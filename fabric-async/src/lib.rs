@@ -56,6 +56,7 @@
 //! | a task on the current Tokio runtime, per domain | | when a domain with manual progress is opened, unless an [event loop](DomainBuilder::driven_by_event_loop) drives it | with the domain |
 //! | a thread per domain | `fab-`, the provider and the domain's id: `fab-shm-7` | when a domain with [automatic progress](guide::progress) is opened | with the domain |
 //! | up to 8 threads | `fab-close` | when the first descriptor that an `shm` peer has sent is closed: the peer can make `close` block | the first never, the others when idle |
+//! | up to 4 threads | `fab-mr` | when memory is [registered asynchronously](Domain::alloc_async) | when no registration is pending |
 //! | a spare eventfd. At `RLIMIT_NOFILE` the library closes it to make room for a descriptor from a peer | | when the first endpoint over `shm` is opened | never |
 //! | a thread | `fab-linger` | when the first `tcp` connection closes with unsent bytes, to send them for up to 5 s | never |
 //! | a thread per domain | `fab-uring-drop` | when a domain with io_uring closes while the kernel reads buffers of zero-copy sends | when the kernel has released them |
@@ -100,6 +101,7 @@
 
 #![warn(missing_debug_implementations)]
 
+mod async_mr;
 pub mod atomic;
 mod auto_traits;
 mod av;
@@ -134,6 +136,7 @@ mod thread_model;
 mod try_wait;
 mod window;
 
+pub use async_mr::{PendingRegion, RegionFuture, RegionRequest};
 pub use av::{AddressVector, ToAddress};
 pub use close::CloseError;
 pub use counter::Counter;

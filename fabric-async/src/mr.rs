@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{FlatBuf, IoBufMut, restore_buffer};
+use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range};
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
+use fabric_reactor::{EngineTransport, ReservedEvent};
 
+use crate::async_mr::RegionSource;
 use crate::close::{CloseError, close_object};
 use crate::counter::{BoundCounter, Counter, CounterInner};
 use crate::domain::Domain;
@@ -64,11 +67,16 @@ pub(crate) struct MrRegistration {
     counters: Vec<BoundCounter>,
     /// Whether the key is valid.
     is_open: bool,
+    /// The event of an asynchronous registration, which leaves the queue with the region.
+    pub(crate) event: Option<ReservedEvent>,
 }
 
 impl MrRegistration {
-    /// Registers memory under the requested key or a free one.
-    pub(crate) fn open(
+    /// Registers memory under the requested key or a free one, before the call returns.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Error::Invalid`] when the domain is bound with `FI_REG_MR`.
+    pub(crate) fn open_now(
         domain: &Arc<DomainInner>,
         memory: Arc<dyn RegionMemory>,
         access: Access,
@@ -76,6 +84,18 @@ impl MrRegistration {
     ) -> Result<Box<Self>> {
         domain.node.check_room(Class::MemoryRegion)?;
         let node = ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone()));
+        Self::open(node, domain, memory, access, key)
+    }
+
+    /// Registers memory as a region with this node under the requested key or a free one. The
+    /// domain counts the region from now on.
+    pub(crate) fn open(
+        node: Arc<ObjectNode>,
+        domain: &Arc<DomainInner>,
+        memory: Arc<dyn RegionMemory>,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Box<Self>> {
         let (len, address) = (memory.len() as u64, memory.address());
         // Whether peers address memory of this domain by virtual address.
         let by_address = domain.info.domain.mr_mode.contains(MrMode::VIRT_ADDR);
@@ -87,6 +107,7 @@ impl MrRegistration {
             remote: RemoteRegion::new(key, len, access).with_base(base),
             counters: Vec::new(),
             is_open: true,
+            event: None,
         });
         registration.node.attach_to_parent()?;
         Ok(registration)
@@ -292,6 +313,61 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
     }
 }
 
+/// Zeroed memory of this many bytes for an asynchronous registration.
+pub(crate) struct ZeroedMemory {
+    pub(crate) transport: &'static EngineTransport,
+    pub(crate) len: usize,
+    pub(crate) access: Access,
+}
+
+impl<M: ThreadModel> RegionSource<MemoryRegion<Allocated, M>, Error> for ZeroedMemory {
+    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
+        self.transport.alloc(self.len, self.access)
+    }
+
+    fn open(
+        self: Box<Self>,
+        registration: Box<MrRegistration>,
+        memory: Arc<dyn RegionMemory>,
+    ) -> MemoryRegion<Allocated, M> {
+        MemoryRegion::from_parts(registration, memory, Allocated)
+    }
+
+    fn fail(self: Box<Self>, error: Error) -> Error {
+        error
+    }
+}
+
+/// Memory with the bytes of a buffer for an asynchronous registration.
+pub(crate) struct CopiedBuffer<B> {
+    pub(crate) transport: &'static EngineTransport,
+    pub(crate) buf: B,
+    pub(crate) access: Access,
+}
+
+impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegionSource<MemoryRegion<B, M>, Failed<B>>
+    for CopiedBuffer<B>
+{
+    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
+        let bytes = self.buf.bytes();
+        let memory = self.transport.alloc(bytes.len(), self.access)?;
+        memory.write(0, bytes);
+        Ok(memory)
+    }
+
+    fn open(
+        self: Box<Self>,
+        registration: Box<MrRegistration>,
+        memory: Arc<dyn RegionMemory>,
+    ) -> MemoryRegion<B, M> {
+        MemoryRegion::from_parts(registration, memory, self.buf)
+    }
+
+    fn fail(self: Box<Self>, error: Error) -> Failed<B> {
+        Failed::new(error, self.buf)
+    }
+}
+
 /// Fills a buffer with the bytes of a region that has the buffer's length.
 fn fill_from_region<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
     let mut bytes = vec![0; memory.len()];
@@ -312,14 +388,23 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         key: Option<u64>,
         buf: B,
     ) -> Result<Self> {
-        domain.inner.node.check_open()?;
+        domain.inner.check_registers_now()?;
         let memory = domain.inner.fabric.inner.transport.alloc(len, access)?;
-        Ok(Self {
-            registration: MrRegistration::open(&domain.inner, memory.clone(), access, key)?,
+        let registration = MrRegistration::open_now(&domain.inner, memory.clone(), access, key)?;
+        Ok(Self::from_parts(registration, memory, buf))
+    }
+
+    fn from_parts(
+        registration: Box<MrRegistration>,
+        memory: Arc<dyn RegionMemory>,
+        buf: B,
+    ) -> Self {
+        Self {
+            registration,
             memory,
             buf,
             model: PhantomData,
-        })
+        }
     }
 
     /// Closes the region (`fi_close`), as a drop does: the key is free again, and peers that use

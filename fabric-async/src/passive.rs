@@ -19,7 +19,7 @@ use tokio::task::coop;
 use crate::av::ToAddress;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::domain::Domain;
-use crate::domain_inner::DomainInner;
+use crate::domain_inner::{DomainInner, RegistrationMode};
 use crate::endpoint::{
     BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, check_msg_type, set_once,
 };
@@ -174,7 +174,7 @@ impl PassiveEndpointBuilder {
             .context(self.context)
             .open_as(Class::PassiveEndpoint)?;
         if let Some((eq, guard)) = self.eq {
-            domain.bind_eq(&eq, guard)?;
+            domain.bind_eq(&eq, RegistrationMode::Synchronous, guard)?;
             eq.attach_domain(&domain);
         }
         let bound = Bindings {

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind};
-use fabric_core::mr::RegisteredMemory;
+use fabric_core::mr::{RegionMemory, RegisteredMemory};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
+use crate::async_mr::RegionSource;
 use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
 use crate::domain::Domain;
@@ -78,23 +79,27 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         access: Access,
         key: Option<u64>,
     ) -> Result<Self, Failed<B>> {
-        if let Err(error) = domain.inner.node.check_open() {
+        if let Err(error) = domain.inner.check_registers_now() {
             return Err(Failed::new(error, buf));
         }
         let memory = match RegisteredMemory::new(buf.into_any()) {
             Ok(memory) => Arc::new(memory),
             Err((error, any)) => return Err(Failed::new(error, restore_buffer(any))),
         };
-        match MrRegistration::open(&domain.inner, memory.clone(), access, key) {
-            Ok(registration) => Ok(Self {
-                registration,
-                memory,
-                marker: PhantomData,
-            }),
+        match MrRegistration::open_now(&domain.inner, memory.clone(), access, key) {
+            Ok(registration) => Ok(Self::from_parts(registration, memory)),
             Err(error) => {
                 let any = memory.take().unwrap_or_default();
                 Err(Failed::new(error, restore_buffer(any)))
             }
+        }
+    }
+
+    fn from_parts(registration: Box<MrRegistration>, memory: Arc<RegisteredMemory>) -> Self {
+        Self {
+            registration,
+            memory,
+            marker: PhantomData,
         }
     }
 
@@ -125,6 +130,45 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
                 handle: registered,
             }),
         }
+    }
+}
+
+/// A buffer in place for an asynchronous registration, or the refused buffer.
+pub(crate) struct BufferInPlace(Result<Arc<RegisteredMemory>, (Error, AnyBuf)>);
+
+impl BufferInPlace {
+    pub(crate) fn new(buf: impl IoBufMut) -> Self {
+        Self(RegisteredMemory::new(buf.into_any()).map(Arc::new))
+    }
+}
+
+impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegionSource<RegisteredBuffer<B, M>, Failed<B>>
+    for BufferInPlace
+{
+    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
+        match &self.0 {
+            Ok(memory) => Ok(memory.clone()),
+            Err((error, _)) => Err(error.clone()),
+        }
+    }
+
+    fn open(
+        self: Box<Self>,
+        registration: Box<MrRegistration>,
+        _: Arc<dyn RegionMemory>,
+    ) -> RegisteredBuffer<B, M> {
+        let Ok(memory) = self.0 else {
+            unreachable!("the memory of a refused buffer is not registered")
+        };
+        RegisteredBuffer::from_parts(registration, memory)
+    }
+
+    fn fail(self: Box<Self>, error: Error) -> Failed<B> {
+        let any = match self.0 {
+            Ok(memory) => memory.take().unwrap_or_default(),
+            Err((_, any)) => any,
+        };
+        Failed::new(error, restore_buffer(any))
     }
 }
 

@@ -8,13 +8,13 @@ use crate::error::Error;
 #[non_exhaustive]
 #[doc(alias = "fi_eq_entry")]
 pub struct Event {
-    /// The id of the object that the event is about (`fid`): of an endpoint, a passive endpoint or
-    /// a shared receive context; for [`EventKind::DriverEnded`] of the domain or passive endpoint,
-    /// for [`EventKind::Overrun`] and [`EventKind::User`] of the event queue.
+    /// The id of the object that the event is about (`fid`): of an endpoint, a passive endpoint, a
+    /// shared receive context or a memory region; for [`EventKind::DriverEnded`] of the domain or
+    /// passive endpoint, for [`EventKind::Overrun`] and [`EventKind::User`] of the event queue.
     #[doc(alias = "fid")]
     pub object_id: u64,
-    /// The context value that this object was opened with; for [`EventKind::User`] the value that
-    /// was written.
+    /// The context value that this object was opened with, or its registration was posted with;
+    /// for [`EventKind::User`] the value that was written.
     pub context: u64,
     /// The event.
     pub kind: EventKind,
@@ -142,6 +142,18 @@ pub enum EventKind {
     OperationFailed {
         /// The destination peer, if there was one.
         peer: Option<FiAddr>,
+        /// The reason.
+        error: Error,
+    },
+    /// The posted registration of a memory region is complete (`FI_MR_COMPLETE`): peers that get
+    /// the key can access the region. The program takes the region with `PendingRegion::try_take`.
+    #[doc(alias = "FI_MR_COMPLETE")]
+    MrComplete {
+        /// The key.
+        key: u64,
+    },
+    /// The posted registration of a memory region has failed.
+    MrFailed {
         /// The reason.
         error: Error,
     },

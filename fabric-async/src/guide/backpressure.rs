@@ -92,11 +92,12 @@
 //! A peer's write with [data](Request::data) takes an entry that no post reserved: while the queue
 //! is full, the write and [all that follows it](super::one_sided#what-the-target-is-told) wait.
 //!
-//! An [`EventQueue`] cannot refuse events. Events beyond its capacity are discarded, counted and
-//! reported as one [`Overrun`](EventKind::Overrun) behind the queued events. A program that tracks
-//! peers by [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then
-//! compares its list with [`AddressVector::peers`]: it removes auto-inserted handles that are not
-//! in `peers`, and adds new ones. The handle of a peer that you inserted is always listed;
+//! An [`EventQueue`] reserves an entry for each [posted registration](RegionRequest::post). It
+//! cannot refuse other events. Events beyond its capacity are discarded, counted and reported as
+//! one [`Overrun`](EventKind::Overrun) behind the queued events. A program that tracks peers by
+//! [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then compares
+//! its list with [`AddressVector::peers`]: it removes auto-inserted handles that are not in
+//! `peers`, and adds new ones. The handle of a peer that you inserted is always listed;
 //! [`Endpoint::add_peer`] of its name tells whether the peer can be reached. Do not call `add_peer`
 //! for auto-inserted peers: the call makes their handles permanent. An endpoint whose handle is
 //! still listed may have left and connected again.

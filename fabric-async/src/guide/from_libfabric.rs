@@ -12,8 +12,8 @@
 //!   [`memory`](super::memory).
 //! * A context is a `u64`; an awaited operation needs none. The context of an operation comes with
 //!   its completion. Each [event](Event) has the context of the object that it is about: an
-//!   endpoint, passive endpoint, shared receive context, domain or event queue. Objects without
-//!   events have no context.
+//!   endpoint, passive endpoint, shared receive context, memory region, domain or event queue.
+//!   Objects without events have no context.
 //! * Handles close on drop.
 //! * An operation reports to one place: its future, or the queue. Counters count in addition.
 //!
@@ -28,7 +28,7 @@
 //! | `fi_domain`, `fi_domain2` | [`Fabric::domain`], [`Fabric::domain_builder`] |
 //! | `domain_attr->domain`, `fabric_attr->fabric` in hints | [`Hints::within`] an open [`Domain`] or [`Fabric`] |
 //! | fields of a `fid_domain` | [`Domain::class`], [`Domain::id`], [`Domain::fabric`], [`Domain::info`], [`Domain::children`], [`Domain::context`] |
-//! | `fi_domain_bind` | [`Domain::bind_eq`] |
+//! | `fi_domain_bind`; with `FI_REG_MR` | [`Domain::bind_eq`]; [`Domain::bind_eq_reg_mr`] |
 //! | `fi_open_ops` | [`Domain::extension`], see [`extension`](mod@crate::extension) |
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_...` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
@@ -42,6 +42,7 @@
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_rx_context`], [`SHARED_CONTEXT`]; `fi_ep_bind` of it is [`bind_shared_rx`](EndpointBuilder::bind_shared_rx) |
 //! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
+//! | `fi_mr_reg` with `FI_REG_MR`, `FI_KEY_NOTAVAIL`, `FI_MR_COMPLETE` | [`RegionRequest::post`] of [`Domain::register_async`], [`Domain::alloc_async`], [`Domain::alloc_from_async`]; [`PendingRegion::try_take`]; [`EventKind::MrComplete`], [`EventKind::MrFailed`] |
 //! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`] |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`], where the hints agree to [`MrMode::BASIC`] |
 //! | `fi_mr_desc`, `FI_MR_LOCAL` | nothing: local buffers need no registration |
@@ -148,7 +149,7 @@
 //! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, parameters and `FI_*` environment variables, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
-//! | domain | `fi_set_ops`; `FI_REG_MR` of `fi_domain_bind`; resource domains | no call |
+//! | domain | `fi_set_ops`; resource domains | no call |
 //! | thread models | `FI_THREAD_DOMAIN` and others without locks | served as `FI_THREAD_SAFE` |
 //! | endpoint types | [`EpType::Msg`] and passive endpoints over `udp` and `sim`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |

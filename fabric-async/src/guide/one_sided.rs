@@ -37,6 +37,11 @@
 //! | mutual exclusion | among atomic operations | among all operations and the owner's slice |
 //! | windows | yes, if peers may read | no |
 //!
+//! Allocating and filling memory takes time in proportion to its length. [`Domain::alloc_async`],
+//! [`Domain::alloc_from_async`] and [`Domain::register_async`] do that on another thread, and are
+//! awaited, or [posted](RegionRequest::post) in a domain that is [bound with
+//! `FI_REG_MR`](Domain::bind_eq_reg_mr).
+//!
 //! The owner cannot borrow the bytes of a [`MemoryRegion`], because peers can change them at any
 //! time. Offsets count from the start of the region. In a domain whose hints agree to
 //! [`MrMode::BASIC`], and so to [`MrMode::VIRT_ADDR`] (`FI_MR_VIRT_ADDR`), remote addresses are the

@@ -1,14 +1,16 @@
-//! Custom buffers whose drop is observed, or that break the contract of `CustomBuf`.
+//! Custom buffers whose drop is observed, that block, or that break the contract of `CustomBuf`.
 #![allow(unsafe_code)] // implements `CustomBuf`
 
-use std::sync::Arc;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fabric_async::buf::CustomBuf;
 use fabric_async::{Access, Error};
 
 use crate::endpoint_fixture::endpoint_pair;
-use crate::payload::{LONG_LEN, poll_once};
+use crate::payload::{LONG_LEN, let_other_tasks_run, poll_once};
 use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -52,6 +54,102 @@ unsafe impl CustomBuf for ShrinkingBuf {
     fn writable(&mut self) -> Option<&mut [u8]> {
         let len = self.len();
         Some(&mut self.bytes[..len])
+    }
+
+    fn set_filled(&mut self, _: usize) {}
+}
+
+/// What blocks the reader of a [gated buffer](gated_buf).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gate(Arc<(Mutex<GateState>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct GateState {
+    is_reached: bool,
+    is_open: bool,
+    panics: bool,
+    is_buffer_dropped: bool,
+}
+
+/// A blocked reader continues after this time, so that a test in which it blocks the thread of the
+/// test fails.
+const GATE_TIMEOUT: Duration = Duration::from_secs(20);
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when a thread reads the buffer, and blocks.
+    pub(crate) async fn wait_until_reached(&self) {
+        while !self.lock().is_reached {
+            let_other_tasks_run().await;
+        }
+    }
+
+    /// Lets threads read the buffer.
+    pub(crate) fn open(&self) {
+        self.lock().is_open = true;
+        self.0.1.notify_all();
+    }
+
+    /// Makes reads of the buffer panic.
+    pub(crate) fn open_with_panic(&self) {
+        self.lock().panics = true;
+        self.open();
+    }
+
+    pub(crate) fn is_buffer_dropped(&self) -> bool {
+        self.lock().is_buffer_dropped
+    }
+
+    /// Blocks until the gate is open.
+    fn pass(&self) {
+        let mut state = self.lock();
+        state.is_reached = true;
+        let passed = self
+            .0
+            .1
+            .wait_timeout_while(state, GATE_TIMEOUT, |state| !state.is_open);
+        let panics = passed.unwrap_or_else(PoisonError::into_inner).0.panics;
+        if panics {
+            resume_unwind(Box::new("a read of the buffer panics"));
+        }
+    }
+}
+
+/// A buffer whose bytes are read when its gate is open.
+#[derive(Debug)]
+struct GatedBuf {
+    bytes: Vec<u8>,
+    gate: Gate,
+}
+
+/// Returns a buffer with these bytes, and its gate.
+pub(crate) fn gated_buf(bytes: &[u8]) -> (Box<dyn CustomBuf>, Gate) {
+    let gate = Gate::default();
+    let buf = GatedBuf {
+        bytes: bytes.to_vec(),
+        gate: gate.clone(),
+    };
+    (Box::new(buf), gate)
+}
+
+impl Drop for GatedBuf {
+    fn drop(&mut self) {
+        self.gate.lock().is_buffer_dropped = true;
+    }
+}
+
+// SAFETY: the vector does not grow, so its bytes stay where they are.
+unsafe impl CustomBuf for GatedBuf {
+    fn bytes(&self) -> &[u8] {
+        self.gate.pass();
+        &self.bytes
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        Some(&mut self.bytes)
     }
 
     fn set_filled(&mut self, _: usize) {}

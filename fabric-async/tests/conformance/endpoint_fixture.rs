@@ -23,6 +23,8 @@ pub(crate) struct EndpointConfig {
     pub(crate) rx_size: Option<usize>,
     /// The longest message, if not the provider's default.
     pub(crate) max_msg_size: Option<usize>,
+    /// Whether the domain registers memory asynchronously (`FI_REG_MR`).
+    pub(crate) reg_mr: bool,
     /// Whether the address vector inserts peers that connect.
     pub(crate) auto_insert: bool,
     /// Whether the queue reports success only with `FI_COMPLETION` (`FI_SELECTIVE_COMPLETION`).
@@ -69,6 +71,7 @@ impl Default for EndpointConfig {
             tx_size: None,
             rx_size: None,
             max_msg_size: None,
+            reg_mr: false,
             auto_insert: true,
             selective_completion: false,
             op_flags: OpFlags::empty(),
@@ -113,7 +116,10 @@ impl EndpointFixture {
         let domain = domain.open().unwrap();
         let eq = fabric.event_queue_with_context(config.eq_capacity, EQ_CONTEXT);
         let eq = eq.unwrap();
-        domain.bind_eq(&eq).unwrap();
+        match config.reg_mr {
+            true => domain.bind_eq_reg_mr(&eq).unwrap(),
+            false => domain.bind_eq(&eq).unwrap(),
+        }
         let cq = domain.completion_queue(config.cq_capacity).unwrap();
         let av = if config.auto_insert {
             domain.auto_insert_address_vector()

@@ -9,8 +9,8 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use fabric_async::{
-    AddressVector, Completion, CompletionQueue, CounterBind, CqBind, Domain, Endpoint, Error,
-    EventKind, Fabric, FiAddr, Info, OpKind, Progress, TryWait, WaitFd, WaitPolicy,
+    Access, AddressVector, Completion, CompletionQueue, CounterBind, CqBind, Domain, Endpoint,
+    Error, EventKind, Fabric, FiAddr, Info, OpKind, Progress, TryWait, WaitFd, WaitPolicy,
 };
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
@@ -155,6 +155,34 @@ pub(crate) async fn event_loops_drive_their_domains(setup: Setup) {
     let answers = spawn_blocking(move || answer(b, to_a, rounds));
     let asked = spawn_blocking(move || ask(a, &[to_b], rounds));
     let _open = (answers.await.unwrap(), asked.await.unwrap());
+}
+
+/// A thread outside of any runtime registers memory asynchronously, and waits for it in epoll.
+pub(crate) async fn registrations_wake_event_loops(setup: Setup) {
+    let rounds = rounds(&setup);
+    let (domain, fabric, _info) = open_domain(&setup).await;
+    let mut eq = fabric.event_queue(16).unwrap();
+    domain.bind_eq_reg_mr(&eq).unwrap();
+    let register = move || {
+        assert!(tokio::runtime::Handle::try_current().is_err());
+        let epoll = Epoll::of(&[eq.wait_fd().unwrap()]);
+        for context in 0..rounds {
+            let request = domain.alloc_async(4096, Access::REMOTE_WRITE);
+            let mut pending = request.context(context).post().unwrap();
+            let event = loop {
+                match eq.try_read() {
+                    Some(event) => break event,
+                    None if eq.prepare_wait().unwrap() == TryWait::Block => epoll.wait(),
+                    None => {}
+                }
+            };
+            assert_eq!(event.context, context);
+            let region = pending.try_take().unwrap().unwrap();
+            assert_eq!(event.kind, EventKind::MrComplete { key: region.key() });
+        }
+    };
+    let thread = || std::thread::spawn(register).join();
+    spawn_blocking(thread).await.unwrap().unwrap();
 }
 
 pub(crate) async fn threads_in_event_loops_share_a_domain(setup: Setup) {

@@ -25,6 +25,7 @@
 //! | the others | scenarios |
 
 mod addresses;
+mod async_registration;
 mod atomics;
 mod backpressure;
 mod batches;

@@ -510,6 +510,16 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         multi_segment_ops_use_virtual_addresses_with_fi_mr_virt_addr: RMA.rma_iov(),
         multi_segment_ops_fail_as_single_segment_ops: RMA.rma_iov(),
     }
+    async_registration {
+        posted_registration_has_no_key_before_its_event: RMA,
+        peers_access_posted_regions_after_their_events: RMA,
+        awaited_registration_yields_no_event: RMA,
+        failed_registration_is_an_error_event: RMA,
+        region_closed_while_pending_has_no_event: RMA,
+        closed_region_leaves_no_event: RMA,
+        posted_registrations_are_limited_to_the_entries: RMA,
+        domain_registers_as_it_is_bound: RMA,
+    }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
@@ -597,6 +607,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     event_loops {
         event_loops_drive_their_domains: ANY_EP_TYPE,
+        registrations_wake_event_loops: RMA.event_loop(),
         threads_in_event_loops_share_a_domain: ANY_EP_TYPE,
         descriptors_wake_threads_beside_a_driver: ANY_EP_TYPE,
         eq_and_counter_descriptors_wake_a_thread: MSG,

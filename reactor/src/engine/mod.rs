@@ -47,7 +47,7 @@ pub use event_loop::WaitObject;
 pub use onesided::check_atomic;
 pub use progress::EngineTransport;
 pub use state::bindings::{AvId, Bindings, CounterBindings, CounterId, CqId};
-pub use state::eq::{DomainEq, EqState};
+pub use state::eq::{DomainEq, EqState, ReservedEvent};
 pub use state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use state::ops::{CompletionTarget, CreditMode, OpResult, PostResult};
 pub use wait_fd::WaitFd;

@@ -11,6 +11,7 @@
 //! | `mapping_limit` | how many of these mappings the process has |
 //! | `fd_limit` | the descriptor limit of the process |
 //! | `fd_reserve` | the descriptor that makes room at the descriptor limit |
+//! | `background` | threads for work that takes long |
 //! | `closer` | threads that close descriptors of peers and unmap memory of peers |
 //! | `process_memory` | copies from the memory of another process |
 //! | `sockopt` | options of Unix sockets: credentials of the peer, descriptors |
@@ -24,6 +25,7 @@
 //! | `microbench` | the type of microbenchmarks |
 
 mod atomic_copy;
+pub(crate) mod background;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod child_process;
 pub(crate) mod closer;

@@ -111,6 +111,11 @@ struct EqEntries {
     refusals: VecDeque<u64>,
     /// The number of events in `events` that the program has written.
     written: usize,
+    /// The number of reserved entries: those of pending registrations, and those whose events
+    /// (`MrComplete`, `MrFailed`) are in `events`.
+    reserved: usize,
+    /// The number of events in `events` that fill a reserved entry.
+    filled: usize,
     lost: u64,
     waker: Option<Waker>,
 }
@@ -141,7 +146,8 @@ impl EqEntries {
         let has_room = if is_refusal {
             self.refusals.len() < MAX_REFUSALS
         } else {
-            self.events.len() - self.refusals.len() - self.written < capacity
+            let others = self.refusals.len() + self.written + self.filled;
+            self.events.len() - others < capacity
         };
         if !has_room {
             self.lost += 1;
@@ -161,12 +167,20 @@ impl EqEntries {
             .pop_front_if(|position| *position == self.taken);
         self.taken += 1;
         self.written -= usize::from(is_written(&event));
+        if is_reserved(&event) {
+            self.filled -= 1;
+            self.reserved -= 1;
+        }
         Some(event)
     }
 
     /// Removes the events that `keep` does not accept, none of which the program has written.
     fn retain(&mut self, keep: impl FnMut(&Event) -> bool) {
         self.events.retain(keep);
+        let filled = self.events.iter().filter(|event| is_reserved(event));
+        let filled = filled.count();
+        self.reserved -= self.filled - filled;
+        self.filled = filled;
         let is_refusal = |event: &Event| matches!(event.kind, EventKind::InboundRefused { .. });
         let refusals = self.events.iter().zip(self.taken..);
         let refusals = refusals.filter(|(event, _)| is_refusal(event));
@@ -179,10 +193,55 @@ fn is_written(event: &Event) -> bool {
     matches!(event.kind, EventKind::User { .. })
 }
 
+/// Returns whether the event fills the entry that a [`ReservedEvent`] has reserved.
+fn is_reserved(event: &Event) -> bool {
+    matches!(
+        event.kind,
+        EventKind::MrComplete { .. } | EventKind::MrFailed { .. }
+    )
+}
+
+/// A reserved entry of an event queue, for the end of a registration (`FI_REG_MR`). The drop
+/// releases the entry, and removes the event if it is still in the queue.
+#[derive(Debug)]
+pub struct ReservedEvent {
+    queue: Arc<EqState>,
+    /// The region's id in the object tree.
+    object_id: u64,
+    /// The context of the registration.
+    context: u64,
+    is_reported: bool,
+}
+
+impl ReservedEvent {
+    /// Appends the event, `MrComplete` or `MrFailed`. Returns the waker of the waiting reader.
+    ///
+    /// # Panics
+    /// When the event was reported before.
+    pub fn report(&mut self, kind: EventKind) -> Option<Waker> {
+        let was_reported = std::mem::replace(&mut self.is_reported, true);
+        assert!(!was_reported, "a registration ends once");
+        let event = Event::new(self.object_id, self.context, kind);
+        let mut state = lock(&self.queue.entries);
+        state.filled += 1;
+        self.queue.append_with_room(&mut state, event)
+    }
+}
+
+impl Drop for ReservedEvent {
+    fn drop(&mut self) {
+        if self.is_reported {
+            self.queue.remove_events_of(self.object_id);
+        } else {
+            lock(&self.queue.entries).reserved -= 1;
+        }
+    }
+}
+
 impl EqState {
-    /// Creates a queue for at most `capacity` events, and beside them 16 refusals and `capacity`
-    /// events that the program writes. Further events are counted and reported as an overrun, with
-    /// the id and the context of the queue.
+    /// Creates a queue for at most `capacity` events, and beside them 16 refusals, `capacity`
+    /// events that the program writes, and `capacity` registrations. Further events are counted and
+    /// reported as an overrun, with the id and the context of the queue.
     #[must_use]
     pub fn new(capacity: usize, object_id: u64, context: u64) -> Self {
         Self {
@@ -218,14 +277,38 @@ impl EqState {
         }
         state.written += 1;
         let event = Event::new(self.object_id, context, EventKind::User { data });
-        state.events.push_back(event);
-        self.has_waiting_reader.store(false, Ordering::Relaxed);
-        let waker = state.waker.take();
+        let waker = self.append_with_room(&mut state, event);
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// Reserves an entry for the end of the registration of this region.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] when `capacity` registrations are pending or have events in the queue.
+    pub fn reserve(self: &Arc<Self>, object_id: u64, context: u64) -> Result<ReservedEvent> {
+        let mut state = lock(&self.entries);
+        let capacity = self.capacity;
+        if state.reserved == capacity {
+            return Err(Error::WouldBlock(Resource::EventEntry { capacity }));
+        }
+        state.reserved += 1;
+        Ok(ReservedEvent {
+            queue: self.clone(),
+            object_id,
+            context,
+            is_reported: false,
+        })
+    }
+
+    /// Appends an event for which there is room. Returns the waker of the waiting reader.
+    fn append_with_room(&self, state: &mut EqEntries, event: Event) -> Option<Waker> {
+        state.events.push_back(event);
+        self.has_waiting_reader.store(false, Ordering::Relaxed);
+        state.waker.take()
     }
 
     /// Removes the events of an object that is closed. Its failure to connect stays: the program
@@ -368,6 +451,34 @@ mod tests {
             (queue.peek(), queue.pop(), queue.is_empty()),
             (None, None, true)
         );
+    }
+
+    #[test]
+    fn registrations_have_reserved_entries() {
+        let queue = Arc::new(EqState::new(2, 9, 5));
+        let complete = |key| EventKind::MrComplete { key };
+        let other = |lost| Event::new(1, 0, EventKind::Overrun { lost });
+        let full = Err(Error::WouldBlock(Resource::EventEntry { capacity: 2 }));
+        let mut first = queue.reserve(3, 30).unwrap();
+        let mut second = queue.reserve(4, 40).unwrap();
+        assert_eq!(queue.reserve(6, 60).map(drop), full);
+        // Other events have the room of the capacity, and take none of the reserved entries.
+        drop((queue.push(other(0)), queue.push(other(1))));
+        assert!(first.report(complete(1)).is_none());
+        drop(queue.push(other(2)));
+        assert!(second.report(complete(2)).is_none());
+        assert_eq!(queue.reserve(6, 60).map(drop), full);
+        // The drop of a reported one removes its event, a taken event frees its entry.
+        drop(first);
+        assert_eq!((queue.pop(), queue.pop()), (Some(other(0)), Some(other(1))));
+        assert_eq!(queue.pop(), Some(Event::new(4, 40, complete(2))));
+        drop(second);
+        let lost = EventKind::Overrun { lost: 1 };
+        assert_eq!(queue.pop(), Some(Event::new(9, 5, lost)));
+        let unreported = [queue.reserve(3, 0).unwrap(), queue.reserve(4, 0).unwrap()];
+        assert_eq!(queue.reserve(6, 60).map(drop), full);
+        drop(unreported);
+        assert_eq!((queue.pop(), queue.reserve(6, 60).is_ok()), (None, true));
     }
 
     #[test]

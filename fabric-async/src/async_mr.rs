@@ -1,0 +1,370 @@
+//! Asynchronous registration of memory (`FI_REG_MR`).
+//!
+//! A [`PendingRegion`] owns a registration until the region is taken. A thread of the process
+//! (`fabric_reactor::run_in_background`) allocates and fills the memory without a lock. Under the
+//! lock of the registration it then opens the key and reports the event. So a handle that is
+//! dropped before has no event, and one that is dropped after removes its event.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use fabric_core::event::EventKind;
+use fabric_core::flags::Access;
+use fabric_core::mr::RegionMemory;
+use fabric_core::tree::{Class, ObjectNode};
+use fabric_core::{Error, Result};
+use fabric_reactor::{ReservedEvent, run_in_background};
+
+use crate::domain_inner::DomainInner;
+use crate::mr::MrRegistration;
+
+/// A request to register memory asynchronously (`FI_REG_MR`), from
+/// [`Domain::alloc_async`](crate::Domain::alloc_async),
+/// [`alloc_from_async`](crate::Domain::alloc_from_async) or
+/// [`register_async`](crate::Domain::register_async).
+///
+/// `.await` registers and returns the region `R`, without an event. [`post`](Self::post) returns at
+/// once, and the end of the registration is an event. Both do the work on a thread of the crate.
+///
+/// # Cancel safety
+/// Dropping the future closes the region: see [`PendingRegion`].
+#[must_use = "a request does nothing before it is awaited or posted"]
+pub struct RegionRequest<R, E = Error> {
+    pending: PendingRegion<R, E>,
+    context: u64,
+}
+
+/// The future of a [`RegionRequest`]. Nothing is registered before the first poll.
+#[must_use = "a future does nothing before it is awaited"]
+pub struct RegionFuture<R, E = Error> {
+    pending: PendingRegion<R, E>,
+    is_started: bool,
+}
+
+/// A posted registration of memory: the handle of the region until the program
+/// [takes](Self::try_take) the region.
+///
+/// Dropping the handle closes the region (`fi_close`): peers cannot access the region, there is no
+/// event, and an unread one is removed. The domain does not count the region any more. A thread
+/// that allocates the memory at this moment frees it afterwards.
+#[must_use = "dropping the handle closes the region, without an event"]
+#[doc(alias = "fid_mr")]
+pub struct PendingRegion<R, E = Error> {
+    shared: Arc<Registration<R, E>>,
+}
+
+/// A registration, shared by its handle and the thread that registers.
+struct Registration<R, E> {
+    node: Arc<ObjectNode>,
+    access: Access,
+    state: Mutex<RegistrationState<R, E>>,
+}
+
+struct RegistrationState<R, E> {
+    phase: Phase<R, E>,
+    /// The waker of the task that awaits the end.
+    waker: Option<Waker>,
+}
+
+/// What a registration needs besides its memory.
+struct RegistrationParams {
+    domain: Arc<DomainInner>,
+    key: Option<u64>,
+    /// The entry of the event queue, if the registration was posted.
+    event: Option<ReservedEvent>,
+}
+
+enum Phase<R, E> {
+    /// No thread has begun.
+    Waiting(RegistrationParams, Box<dyn RegionSource<R, E>>),
+    /// A thread prepares the memory.
+    Preparing(RegistrationParams),
+    /// The registration has ended. The event is that of a failure; a region has its own.
+    Ended(Result<R, E>, Option<ReservedEvent>),
+    /// The region was taken, or its handle was dropped.
+    Closed,
+}
+
+/// The memory of a region that is registered asynchronously.
+pub(crate) trait RegionSource<R, E>: Send {
+    /// Allocates and fills the memory, without a lock.
+    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>>;
+    /// Returns the region.
+    fn open(self: Box<Self>, registration: Box<MrRegistration>, memory: Arc<dyn RegionMemory>)
+    -> R;
+    /// Returns the failure, with the buffer.
+    fn fail(self: Box<Self>, error: Error) -> E;
+}
+
+impl<R, E> RegionRequest<R, E> {
+    pub(crate) fn new(
+        domain: &Arc<DomainInner>,
+        access: Access,
+        source: impl RegionSource<R, E> + 'static,
+    ) -> Self {
+        let params = RegistrationParams {
+            domain: domain.clone(),
+            key: None,
+            event: None,
+        };
+        let shared = Arc::new(Registration {
+            node: ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone())),
+            access,
+            state: Mutex::new(RegistrationState {
+                phase: Phase::Waiting(params, Box::new(source)),
+                waker: None,
+            }),
+        });
+        Self {
+            pending: PendingRegion { shared },
+            context: 0,
+        }
+    }
+
+    /// Requests this key, instead of a free one. A key that is in use fails the registration with
+    /// [`Error::Key`].
+    pub fn key(self, key: u64) -> Self {
+        if let Phase::Waiting(params, _) = &mut self.pending.shared.lock().phase {
+            params.key = Some(key);
+        }
+        self
+    }
+
+    /// Sets the context value of the event when the request is [posted](Self::post).
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
+    }
+}
+
+impl<R: Send + 'static, E: Send + 'static> RegionRequest<R, E> {
+    /// Begins the registration (`fi_mr_reg` in a domain with `FI_REG_MR`), and returns before it is
+    /// complete. Its end is an [`EventKind::MrComplete`] or [`EventKind::MrFailed`] of the domain's
+    /// event queue with the region's [id](PendingRegion::id) and the [context](Self::context).
+    ///
+    /// The entry in the queue is reserved: the queue holds as many of these events as its capacity,
+    /// beside others.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Access, EventKind, Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+    /// let fabric = Fabric::open(&info)?;
+    /// let (domain, mut eq) = (fabric.domain(&info)?, fabric.event_queue(16)?);
+    /// domain.bind_eq_reg_mr(&eq)?;
+    /// let request = domain.alloc_async(1 << 20, Access::REMOTE_WRITE);
+    /// let mut pending = request.context(7).post()?;
+    /// let event = eq.read().await;
+    /// assert_eq!((event.object_id, event.context), (pending.id(), 7));
+    /// let region = pending.try_take().expect("the registration has ended")?;
+    /// assert_eq!(event.kind, EventKind::MrComplete { key: region.key() });
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unbound`] when the domain has no event queue; [`Error::Invalid`] when it was bound
+    /// without [`FI_REG_MR`](crate::Domain::bind_eq_reg_mr); [`Error::WouldBlock`] with
+    /// [`Resource::EventEntry`](crate::Resource::EventEntry) when all entries for registrations are
+    /// in use; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Os`] when no
+    /// thread can be started; [`Error::Closed`]. All other failures are events.
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn post(self) -> Result<PendingRegion<R, E>, E> {
+        self.pending.start(Some(self.context))?;
+        Ok(self.pending)
+    }
+}
+
+/// # Errors
+/// Those of the registration; [`Error::TooMany`] when the domain has `mr_cnt` regions;
+/// [`Error::Os`] when no thread can be started; [`Error::Closed`].
+impl<R: Send + 'static, E: Send + 'static> IntoFuture for RegionRequest<R, E> {
+    type Output = Result<R, E>;
+    type IntoFuture = RegionFuture<R, E>;
+
+    fn into_future(self) -> RegionFuture<R, E> {
+        RegionFuture {
+            pending: self.pending,
+            is_started: false,
+        }
+    }
+}
+
+impl<R: Send + 'static, E: Send + 'static> Future for RegionFuture<R, E> {
+    type Output = Result<R, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if !std::mem::replace(&mut self.is_started, true) {
+            self.pending.start(None)?;
+        }
+        let mut state = self.pending.shared.lock();
+        if let Some((result, _)) = state.phase.take_ended() {
+            return Poll::Ready(result);
+        }
+        let replaced = state.waker.replace(cx.waker().clone());
+        drop(state);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl<R, E> PendingRegion<R, E> {
+    /// Returns the region, or the failure of the registration, with the buffer where one was
+    /// registered; `None` while the registration is pending, and after the first result. Before
+    /// that the region has no key (`FI_KEY_NOTAVAIL`).
+    #[doc(alias = "FI_KEY_NOTAVAIL")]
+    pub fn try_take(&mut self) -> Option<Result<R, E>> {
+        // The event of a failure is dropped here, without the lock.
+        let ended = self.shared.lock().phase.take_ended();
+        ended.map(|(result, _)| result)
+    }
+
+    /// Returns the id of the region, unique among the objects of this process.
+    #[must_use]
+    #[doc(alias = "fid")]
+    pub fn id(&self) -> u64 {
+        self.shared.node.id()
+    }
+}
+
+impl<R: Send + 'static, E: Send + 'static> PendingRegion<R, E> {
+    /// Counts the region as a child of the domain and begins the registration: with the context of
+    /// its event, if it is posted.
+    fn start(&self, posted: Option<u64>) -> Result<(), E> {
+        self.try_start(posted).map_err(|error| {
+            self.shared.node.detach_from_parent();
+            let phase = std::mem::replace(&mut self.shared.lock().phase, Phase::Closed);
+            match phase {
+                Phase::Waiting(_, source) => source.fail(error),
+                _ => unreachable!("no thread has begun"),
+            }
+        })
+    }
+
+    fn try_start(&self, posted: Option<u64>) -> Result<()> {
+        self.shared.node.attach_to_parent()?;
+        if let Some(context) = posted
+            && let Phase::Waiting(params, _) = &mut self.shared.lock().phase
+        {
+            let queue = params.domain.registration_eq()?;
+            params.event = Some(queue.reserve(self.id(), context)?);
+        }
+        let shared = self.shared.clone();
+        run_in_background(move || shared.run())
+    }
+}
+
+impl<R, E> Registration<R, E> {
+    fn lock(&self) -> MutexGuard<'_, RegistrationState<R, E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers, on a thread of the process.
+    fn run(&self) {
+        let mut state = self.lock();
+        let phase = std::mem::replace(&mut state.phase, Phase::Closed);
+        let Phase::Waiting(params, mut source) = phase else {
+            return;
+        };
+        state.phase = Phase::Preparing(params);
+        drop(state);
+        let prepared = catch_unwind(AssertUnwindSafe(|| source.prepare()));
+        let memory = prepared.unwrap_or_else(|_| {
+            let (what, why) = ("buffer to register", "a method of the buffer panics".into());
+            Err(Error::Invalid { what, why })
+        });
+        let mut state = self.lock();
+        let phase = std::mem::replace(&mut state.phase, Phase::Closed);
+        let Phase::Preparing(params) = phase else {
+            // The handle was dropped. The memory is freed without the lock.
+            drop(state);
+            return;
+        };
+        let RegistrationParams {
+            domain,
+            key,
+            mut event,
+        } = params;
+        let registered = memory.and_then(|memory| {
+            let node = self.node.clone();
+            let registration =
+                MrRegistration::open(node, &domain, memory.clone(), self.access, key)?;
+            Ok((registration, memory))
+        });
+        let kind = match &registered {
+            Ok((registration, _)) => EventKind::MrComplete {
+                key: registration.remote.key,
+            },
+            Err(error) => EventKind::MrFailed {
+                error: error.clone(),
+            },
+        };
+        let reader = event.as_mut().and_then(|event| event.report(kind));
+        let result = match registered {
+            Ok((mut registration, memory)) => {
+                registration.event = event.take();
+                Ok(source.open(registration, memory))
+            }
+            Err(error) => {
+                self.node.detach_from_parent();
+                Err(source.fail(error))
+            }
+        };
+        state.phase = Phase::Ended(result, event);
+        let waiter = state.waker.take();
+        drop(state);
+        for waker in [reader, waiter].into_iter().flatten() {
+            waker.wake();
+        }
+    }
+}
+
+impl<R, E> Phase<R, E> {
+    /// Takes the result of a registration that has ended, and the event of a failure.
+    fn take_ended(&mut self) -> Option<(Result<R, E>, Option<ReservedEvent>)> {
+        match std::mem::replace(self, Self::Closed) {
+            Self::Ended(result, event) => Some((result, event)),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+impl<R, E> Drop for PendingRegion<R, E> {
+    fn drop(&mut self) {
+        let phase = std::mem::replace(&mut self.shared.lock().phase, Phase::Closed);
+        if matches!(phase, Phase::Waiting(..) | Phase::Preparing(_)) {
+            self.shared.node.detach_from_parent();
+        }
+    }
+}
+
+impl<R, E> fmt::Debug for PendingRegion<R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingRegion")
+            .field("id", &self.id())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R, E> fmt::Debug for RegionRequest<R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionRequest")
+            .field("id", &self.pending.id())
+            .field("context", &self.context)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R, E> fmt::Debug for RegionFuture<R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionFuture")
+            .field("id", &self.pending.id())
+            .finish_non_exhaustive()
+    }
+}
