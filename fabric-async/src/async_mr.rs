@@ -54,11 +54,11 @@ pub struct RegionFuture<R, E = Error> {
 #[must_use = "dropping the handle closes the region, without an event"]
 #[doc(alias = "fid_mr")]
 pub struct PendingRegion<R, E = Error> {
-    shared: Arc<Registration<R, E>>,
+    shared: Arc<AsyncRegistration<R, E>>,
 }
 
 /// A registration, shared by its handle and the thread that registers.
-struct Registration<R, E> {
+struct AsyncRegistration<R, E> {
     node: Arc<ObjectNode>,
     access: Access,
     state: Mutex<RegistrationState<R, E>>,
@@ -111,7 +111,7 @@ impl<R, E> RegionRequest<R, E> {
             key: None,
             event: None,
         };
-        let shared = Arc::new(Registration {
+        let shared = Arc::new(AsyncRegistration {
             node: ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone())),
             access,
             state: Mutex::new(RegistrationState {
@@ -257,7 +257,7 @@ impl<R: Send + 'static, E: Send + 'static> PendingRegion<R, E> {
     }
 }
 
-impl<R, E> Registration<R, E> {
+impl<R, E> AsyncRegistration<R, E> {
     fn lock(&self) -> MutexGuard<'_, RegistrationState<R, E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -65,9 +65,9 @@
 //!
 //! The handler counts forks, so that a forked child notifies no peer when it drops its copies of
 //! the parent's objects. A forked child has none of the threads and must not use those copies: see
-//! [fork](guide::errors#fork). The child starts its own `fab-close` when it needs the thread, but
-//! no `fab-linger`: a child [flushes](Endpoint::flush) before it closes `tcp` connections of its
-//! own.
+//! [fork](guide::errors#fork). The child starts its own `fab-close` and `fab-mr` when it needs the
+//! threads, but no `fab-linger`: a child [flushes](Endpoint::flush) before it closes `tcp`
+//! connections of its own.
 //!
 //! The filter hides one panic, by which Tokio reports a runtime without I/O, and passes all others
 //! to the hook that was set before. A hook that the program sets later replaces the filter.
