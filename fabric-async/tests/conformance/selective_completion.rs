@@ -63,9 +63,11 @@ pub(crate) async fn success_is_reported_only_with_fi_completion(setup: Setup) {
                 (2, len, OpKind::Recv)
             );
         }
-        // Counters count operations that are not reported, and the message of the flush.
+        // Counters count operations that are not reported, and the message of the flush. A long
+        // send ends when its sender has seen the acknowledgement, which may be after the flush.
         flush(&a, &b, to_b).await;
         let expected = 13 * (round + 1);
+        a.send_counter.wait(expected).await.unwrap();
         assert_eq!(
             (a.send_counter.value(), b.recv_counter.value()),
             (expected, expected)
