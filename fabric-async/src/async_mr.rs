@@ -1,9 +1,12 @@
 //! Asynchronous registration of memory (`FI_REG_MR`).
 //!
-//! A [`PendingRegion`] owns a registration until the region is taken. A thread of the process
-//! (`fabric_reactor::run_in_background`) allocates and fills the memory without a lock. Under the
-//! lock of the registration it then opens the key and reports the event. So a handle that is
-//! dropped before has no event, and one that is dropped after removes its event.
+//! [`Domain::alloc_async`](crate::Domain::alloc_async), `alloc_from_async` and `register_async`
+//! return a [`RegionRequest`]: `.await` returns the region, and [`post`](RegionRequest::post)
+//! returns a [`PendingRegion`], which owns the registration until the program takes the region.
+
+// A thread of the process (`run_in_background`) allocates and fills the memory without a lock.
+// Under the lock of the registration it then opens the key and reports the event. So a handle that
+// is dropped before has no event, and one that is dropped after removes its event.
 
 use std::fmt;
 use std::future::Future;

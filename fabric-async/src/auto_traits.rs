@@ -5,6 +5,7 @@ use std::fmt::Debug;
 
 use bytes::BytesMut;
 
+use crate::async_mr::*;
 use crate::atomic::*;
 use crate::buf::*;
 use crate::extension::*;

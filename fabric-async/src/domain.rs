@@ -476,7 +476,8 @@ impl<M: ThreadModel> Domain<M> {
     /// [`Error::Os`] when no thread can be started.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the region: see [`PendingRegion`](crate::PendingRegion).
+    /// Dropping the future closes the region: see
+    /// [`PendingRegion`](crate::async_mr::PendingRegion).
     #[doc(alias = "FI_REG_MR")]
     pub fn alloc_async(
         &self,

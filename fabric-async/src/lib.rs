@@ -101,7 +101,7 @@
 
 #![warn(missing_debug_implementations)]
 
-mod async_mr;
+pub mod async_mr;
 pub mod atomic;
 mod auto_traits;
 mod av;
@@ -136,7 +136,6 @@ mod thread_model;
 mod try_wait;
 mod window;
 
-pub use async_mr::{PendingRegion, RegionFuture, RegionRequest};
 pub use av::{AddressVector, ToAddress};
 pub use close::CloseError;
 pub use counter::Counter;
@@ -152,8 +151,8 @@ pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    AsEndpoint, BatchError, CancelOutcome, Claimed, Claiming, Message, MessageSlice, MultiRecv,
-    Operation, Permit, PostedMultiRecv, Probing, Request, RequestFuture, Reserving,
+    AsEndpoint, BatchError, CancelOutcome, Claimed, Message, MessageSlice, MultiRecv, Operation,
+    Permit, PostedMultiRecv, Request, RequestFuture,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};

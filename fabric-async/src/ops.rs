@@ -1,5 +1,5 @@
-//! Operations of a [`Request`](crate::Request), and the traits that decide which modifiers each
-//! has.
+//! Operations of a [`Request`](crate::Request), the futures of probes, claims and reservations, and
+//! the traits that decide which modifiers each operation has.
 //!
 //! [`RemoteAtomicOp`](crate::atomic::RemoteAtomicOp) is in module `atomic`. Name these types where
 //! a function takes or returns a request. The traits are sealed.
@@ -14,7 +14,8 @@
 //! ```
 
 pub use crate::op::{
-    AwaitableOp, BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, DataOp, DeliveryOp, InjectOp,
-    MatchingOp, MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, QueuedOp, ReadFrom, ReadOp,
-    RecvOp, SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp, WriteTo,
+    AwaitableOp, BatchOp, BufferOp, BytesOp, ClaimOp, ClaimedRecvOp, Claiming, DataOp, DeliveryOp,
+    InjectOp, MatchingOp, MessageOp, MultiRecvOp, Op, PermitSendOp, ProbeOp, Probing, QueuedOp,
+    ReadFrom, ReadOp, RecvOp, Reserving, SelectiveOp, SendOp, TaggedOp, TransmitOp, WriteOp,
+    WriteTo,
 };

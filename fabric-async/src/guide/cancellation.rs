@@ -20,7 +20,7 @@
 //! | a [`Claimed`] message | requeued at its old place |
 //! | a [reservation](Endpoint::reserve) that waits | leaves the queue for credits |
 //! | a [`Permit`] | the credit goes back |
-//! | a [registration](RegionFuture), or the handle of a [posted one](PendingRegion) | the region is closed, without an event; its buffer is dropped |
+//! | a [registration](crate::async_mr::RegionFuture), or the handle of a [posted one](crate::async_mr::PendingRegion) | the region is closed, without an event; its buffer is dropped |
 //! | [`Endpoint::add_peer`] | the address handle stays in the address vector, and the connection is made |
 //! | [`EventQueue::read`], [`CompletionQueue::read_batch`], [`Counter::wait`], [`Endpoint::flush`] | nothing is lost |
 //!

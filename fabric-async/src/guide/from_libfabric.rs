@@ -42,7 +42,7 @@
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_rx_context`], [`SHARED_CONTEXT`]; `fi_ep_bind` of it is [`bind_shared_rx`](EndpointBuilder::bind_shared_rx) |
 //! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
-//! | `fi_mr_reg` with `FI_REG_MR`, `FI_KEY_NOTAVAIL`, `FI_MR_COMPLETE` | [`RegionRequest::post`] of [`Domain::register_async`], [`Domain::alloc_async`], [`Domain::alloc_from_async`]; [`PendingRegion::try_take`]; [`EventKind::MrComplete`], [`EventKind::MrFailed`] |
+//! | `fi_mr_reg` with `FI_REG_MR`, `FI_KEY_NOTAVAIL`, `FI_MR_COMPLETE` | [`RegionRequest::post`](crate::async_mr::RegionRequest::post) of [`Domain::register_async`], [`Domain::alloc_async`], [`Domain::alloc_from_async`]; [`PendingRegion::try_take`](crate::async_mr::PendingRegion::try_take); [`EventKind::MrComplete`], [`EventKind::MrFailed`] |
 //! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`] |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`], where the hints agree to [`MrMode::BASIC`] |
 //! | `fi_mr_desc`, `FI_MR_LOCAL` | nothing: local buffers need no registration |

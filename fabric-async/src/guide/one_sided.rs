@@ -39,7 +39,7 @@
 //!
 //! Allocating and filling memory takes time in proportion to its length. [`Domain::alloc_async`],
 //! [`Domain::alloc_from_async`] and [`Domain::register_async`] do that on another thread, and are
-//! awaited, or [posted](RegionRequest::post) in a domain that is [bound with
+//! awaited, or [posted](crate::async_mr::RegionRequest::post) in a domain that is [bound with
 //! `FI_REG_MR`](Domain::bind_eq_reg_mr).
 //!
 //! The owner cannot borrow the bytes of a [`MemoryRegion`], because peers can change them at any

@@ -36,7 +36,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// | send, receive, write, read | [`RequestFuture`] | [`Operation`] |
 /// | atomic operation | [`RequestFuture`] | [`AtomicOperation`](crate::atomic::AtomicOperation) |
 /// | multi-receive | none | [`MultiRecv`](crate::MultiRecv), a stream |
-/// | probe, claim | [`Probing`](crate::Probing), [`Claiming`](crate::Claiming) | none |
+/// | probe, claim | [`Probing`](crate::ops::Probing), [`Claiming`](crate::ops::Claiming) | none |
 ///
 /// Each modifier applies to these operations:
 ///
