@@ -54,12 +54,24 @@ const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
 const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= HEAD_LEN);
 
 /// Bounds of the number of lines of a segment that is accepted from a peer. A mapped segment holds
-/// its memory also when the peer has left: at most 512 KiB. A peer may leave lines that are not
-/// allocated, or free them later: this process allocates such lines when it reads them.
+/// its memory also when the peer has left: at most 64 MiB.
 const MIN_LINES: usize = 64;
-pub(crate) const MAX_LINES: usize = 8192;
-/// Lines that a ring begins with, if it has more: 128 KiB.
+const MAX_LINES: usize = 1 << 20;
+/// Lines of a segment that this process creates, once its ring has grown: 512 KiB. A ring of more
+/// lines does not grow. A peer may leave lines that are not allocated, or free them later: this
+/// process allocates such lines when it reads them.
+pub(crate) const GROWN_LINES: usize = 8192;
+/// Lines that a ring begins with, if it grows: 128 KiB.
 const INITIAL_LINES: usize = 2048;
+
+/// Returns how many lines a ring of up to `lines` lines begins with. These are allocated.
+fn initial_lines(lines: usize) -> usize {
+    if lines > GROWN_LINES {
+        lines
+    } else {
+        lines.min(INITIAL_LINES)
+    }
+}
 
 /// A word in the memory of the sender's process. A receiver that reads `value` at `address` with
 /// `process_vm_readv` can copy from the sender's memory (`cma`).
@@ -94,7 +106,7 @@ impl Segment {
     /// to pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let len = lines * LINE_LEN;
-        let allocated = HEAD_LEN + lines.min(INITIAL_LINES) * LINE_LEN;
+        let allocated = HEAD_LEN + initial_lines(lines) * LINE_LEN;
         let memory = memfd::create_sparse("fabric-shm", HEAD_LEN + len, allocated)?;
         memfd::seal(&memory, true)?;
         let mapping = WordMapping::map(&memory, len, MemoryOwner::ThisProcess)?;
@@ -109,7 +121,7 @@ impl Segment {
             ));
         }
         let len = lines * LINE_LEN;
-        let allocated = HEAD_LEN + lines.min(INITIAL_LINES) * LINE_LEN;
+        let allocated = HEAD_LEN + initial_lines(lines) * LINE_LEN;
         memfd::check_received_sparse(&memory, HEAD_LEN + len, allocated)
             .map_err(SegmentError::Malformed)?;
         let mapping =
@@ -329,7 +341,7 @@ impl RingMemory for Segment {
     }
 
     fn initial_lines(&self) -> usize {
-        self.lines().min(INITIAL_LINES)
+        initial_lines(self.lines())
     }
 
     fn allocate_rest(&self) -> bool {
