@@ -56,7 +56,8 @@ pub(crate) const HEADER_LEN: usize = 8;
 pub(crate) trait RingMemory {
     /// Returns the number of lines.
     fn lines(&self) -> usize;
-    /// Returns the number of lines that the ring begins with; these are allocated.
+    /// Returns the number of lines that the ring begins with; these are allocated. The others, if
+    /// there are any, have room for the longest record.
     fn initial_lines(&self) -> usize;
     /// Allocates the other lines, for the producer. Returns false if there is no memory.
     fn allocate_rest(&self) -> bool;
@@ -117,13 +118,15 @@ struct Cursor {
 impl Cursor {
     fn new(memory: &impl RingMemory) -> Self {
         let lap_lines = memory.initial_lines() as u64;
-        debug_assert!(lap_lines > 0 && lap_lines as usize <= memory.lines());
+        let max_record_lines = (lap_lines / 8).max(1);
+        let rest = memory.lines() as u64 - lap_lines;
+        debug_assert!(lap_lines > 0 && (rest == 0 || rest >= max_record_lines));
         Self {
             position: 0,
             lap_start: 0,
             lap_bits: 1 << LAP_SHIFT,
             lap_lines,
-            max_record_lines: (lap_lines / 8).max(1),
+            max_record_lines,
         }
     }
 

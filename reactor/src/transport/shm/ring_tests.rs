@@ -406,7 +406,7 @@ fn long_runs_match_the_oracle() {
         (8, 16, true),
         (64, 256, true),
         (64, 256, false),
-        (72, 80, true),
+        (72, 96, true),
         (512, 2048, true),
     ] {
         let mut fixture = RingFixture::new(lines);
