@@ -97,13 +97,26 @@ impl<R> From<BatchError<R>> for std::io::Error {
 }
 
 /// Posts requests of this endpoint in chunks, until one is refused.
+#[inline(always)] // on the small-message path
 pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     ep: &'a Arc<EndpointInner>,
     requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
 ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
-    let mut requests = requests.into_iter();
+    // A chunk is on the stack, and a buffer may be a long array.
+    match size_of::<QueuedRequest<O, B>>() {
+        0..=256 => post_in_chunks::<MAX_BATCH_POSTS, O, B, M>(ep, requests.into_iter()),
+        257..=1024 => post_in_chunks::<8, O, B, M>(ep, requests.into_iter()),
+        _ => post_in_chunks::<1, O, B, M>(ep, requests.into_iter()),
+    }
+}
+
+/// Posts requests in chunks of at most this length.
+fn post_in_chunks<'a, const CHUNK_LEN: usize, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
+    ep: &'a Arc<EndpointInner>,
+    mut requests: impl Iterator<Item = Request<'a, O, B, M>>,
+) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
     let mut posted = 0;
-    let mut chunk: ArrayVec<QueuedRequest<O, B>, MAX_BATCH_POSTS> = ArrayVec::new();
+    let mut chunk: ArrayVec<QueuedRequest<O, B>, CHUNK_LEN> = ArrayVec::new();
     loop {
         // The iterator is code of the application, and runs without the domain's lock.
         let (mut refused, mut chunk_bytes) = (None, 0);

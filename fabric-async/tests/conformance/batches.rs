@@ -120,6 +120,25 @@ pub(crate) async fn post_all_arrives_and_completes_in_order(setup: Setup) {
 }
 
 /// Long and short messages of one batch keep their order, also while they wait for room.
+/// A chunk of requests is on the stack, and these buffers are parts of their requests. Without
+/// optimisation, a request is moved dozens of times.
+pub(crate) async fn batch_of_long_arrays_takes_little_stack(setup: Setup) {
+    const LEN: usize = 12 << 10;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let progress = a.spawn_progress();
+    let sender = a.ep.clone();
+    let post = move || {
+        let requests = (0..4).map(|number| sender.send(to_b, [number; LEN]));
+        sender.post_all(requests).map_err(Error::from)
+    };
+    let thread = std::thread::Builder::new().stack_size(100 * LEN).spawn(post);
+    assert_eq!(thread.unwrap().join().unwrap(), Ok(4));
+    for number in 0..4 {
+        assert_bytes(&b.ep.recv().await.unwrap(), &[number; LEN]);
+    }
+    progress.abort();
+}
+
 pub(crate) async fn mixed_length_batch_keeps_order(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let lengths = [8, 9000, 60, 300_000, 8, 8192, 0, 200_000, 4096, 1];

@@ -348,6 +348,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     batches {
         inject_all_arrives_in_order: MSG,
         post_all_arrives_and_completes_in_order: MSG_TAGGED,
+        batch_of_long_arrays_takes_little_stack: MSG,
         mixed_length_batch_keeps_order: MSG,
         batch_rings_each_peer_doorbell_once: ANY_EP_TYPE,
         failed_request_stops_batch_and_returns_the_rest: ANY_EP_TYPE,
