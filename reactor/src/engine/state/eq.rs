@@ -224,7 +224,8 @@ impl ReservedEvent {
         let event = Event::new(self.object_id, self.context, kind);
         let mut state = lock(&self.queue.entries);
         state.filled += 1;
-        self.queue.append_with_room(&mut state, event)
+        state.events.push_back(event);
+        self.queue.take_waker_of(&mut state)
     }
 }
 
@@ -260,8 +261,7 @@ impl EqState {
         if !is_merged {
             state.append(event, self.capacity);
         }
-        self.has_waiting_reader.store(false, Ordering::Relaxed);
-        let waker = state.waker.take();
+        let waker = self.take_waker_of(&mut state);
         PushedEvent { is_merged, waker }
     }
 
@@ -277,7 +277,8 @@ impl EqState {
         }
         state.written += 1;
         let event = Event::new(self.object_id, context, EventKind::User { data });
-        let waker = self.append_with_room(&mut state, event);
+        state.events.push_back(event);
+        let waker = self.take_waker_of(&mut state);
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -302,13 +303,6 @@ impl EqState {
             context,
             is_reported: false,
         })
-    }
-
-    /// Appends an event for which there is room. Returns the waker of the waiting reader.
-    fn append_with_room(&self, state: &mut EqEntries, event: Event) -> Option<Waker> {
-        state.events.push_back(event);
-        self.has_waiting_reader.store(false, Ordering::Relaxed);
-        state.waker.take()
     }
 
     /// Removes the events of an object that is closed. Its failure to connect stays: the program
@@ -367,8 +361,13 @@ impl EqState {
 
     /// Takes the waker of the waiting reader, to be woken or dropped.
     fn take_waker(&self) -> Option<Waker> {
+        self.take_waker_of(&mut lock(&self.entries))
+    }
+
+    /// Takes the waker of the waiting reader of these entries, which are the queue's.
+    fn take_waker_of(&self, entries: &mut EqEntries) -> Option<Waker> {
         self.has_waiting_reader.store(false, Ordering::Relaxed);
-        lock(&self.entries).waker.take()
+        entries.waker.take()
     }
 
     /// Registers the waker for the next event, unless there is one. Returns whether the waker was
