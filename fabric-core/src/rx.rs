@@ -137,6 +137,16 @@ impl std::fmt::Debug for RxQueue {
 }
 
 impl UnexpectedMessage {
+    /// Returns a message with these bytes. The rest of it is still arriving if it is `partial`.
+    fn new(bytes: PooledBuf, partial: Option<PartialId>) -> Self {
+        Self {
+            bytes,
+            peer_memory: None,
+            partial,
+            is_probed: false,
+        }
+    }
+
     /// Returns whether all bytes are in `bytes`.
     fn is_whole(&self) -> bool {
         self.partial.is_none() && self.peer_memory.is_none()
@@ -395,10 +405,8 @@ impl RxQueue {
         self.add_unexpected(
             envelope,
             UnexpectedMessage {
-                bytes: buffered,
                 peer_memory,
-                partial: None,
-                is_probed: false,
+                ..UnexpectedMessage::new(buffered, None)
             },
         );
         self.check_probes(engine);
@@ -508,10 +516,8 @@ impl RxQueue {
                 engine,
                 partial.envelope,
                 UnexpectedMessage {
-                    bytes,
                     peer_memory: Some(memory),
-                    partial: None,
-                    is_probed: false,
+                    ..UnexpectedMessage::new(bytes, None)
                 },
             );
         }
@@ -526,16 +532,7 @@ impl RxQueue {
         partial.truncated = written < partial.received;
         let bytes = engine.take_received(op, written);
         let envelope = partial.envelope.clone();
-        self.match_or_buffer(
-            engine,
-            envelope,
-            UnexpectedMessage {
-                bytes,
-                peer_memory: None,
-                partial: Some(id),
-                is_probed: false,
-            },
-        );
+        self.match_or_buffer(engine, envelope, UnexpectedMessage::new(bytes, Some(id)));
     }
 
     /// Requeues a message whose completion the program did not see. `source` is the current address
@@ -557,16 +554,7 @@ impl RxQueue {
         envelope.source = source
             .or(own)
             .or_else(|| engine.fi_addr_of(self.ep, known?.1));
-        self.match_or_buffer(
-            engine,
-            envelope,
-            UnexpectedMessage {
-                bytes,
-                peer_memory: None,
-                partial: None,
-                is_probed: false,
-            },
-        );
+        self.match_or_buffer(engine, envelope, UnexpectedMessage::new(bytes, None));
     }
 
     /// Declines a message again, unless a posted receive would take it now or the budget has room

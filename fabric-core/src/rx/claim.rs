@@ -137,8 +137,7 @@ impl RxQueue {
     }
 
     /// Claims the first buffered message that a receive with this spec would take now: the one that
-    /// a probe has found. Returns the id of the claim
-    /// and the description of the message.
+    /// a probe has found. Returns the id of the claim and the description of the message.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unexpected_for_new(spec)?;
         let (envelope, message) = self.matcher.unexpected.take(key)?;

@@ -313,12 +313,10 @@ impl RxQueue {
                     .charge(envelope.peer, message_cost(envelope.len));
                 PartialTarget::Buffer(self.matcher.unexpected.insert(
                     envelope.clone(),
-                    UnexpectedMessage {
-                        bytes: buffer.unwrap_or_else(|| PooledBuf::empty(&self.pool)),
-                        peer_memory: None,
-                        partial: Some(id),
-                        is_probed: false,
-                    },
+                    UnexpectedMessage::new(
+                        buffer.unwrap_or_else(|| PooledBuf::empty(&self.pool)),
+                        Some(id),
+                    ),
                 ))
             }
         };

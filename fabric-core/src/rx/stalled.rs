@@ -294,12 +294,7 @@ impl RxQueue {
             // As `detach_partial`: bytes that did not fit into the receive are lost.
             partial.truncated = written < partial.received;
         }
-        let message = UnexpectedMessage {
-            bytes,
-            peer_memory: None,
-            partial: Some(id),
-            is_probed: false,
-        };
+        let message = UnexpectedMessage::new(bytes, Some(id));
         Some(((op, on_loss), (envelope, message)))
     }
 }
