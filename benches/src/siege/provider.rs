@@ -29,6 +29,9 @@ const SHM_CONNECTION_DESCRIPTORS: usize = 2;
 const TCP_CONNECTION_MEMORY: u64 = 8 << 10;
 /// RXM messages that each connection of the attack on them may set aside, in bytes.
 const RXM_SET_ASIDE_MEMORY: u64 = 256 << 10;
+/// Memory of the segment of each connection over `shm` that the server touches, in bytes: control
+/// words, and the messages that the connection's peer has sent. The attackers send few each.
+const SHM_CONNECTION_MEMORY: u64 = 24 << 10;
 /// Budget of an endpoint for unexpected messages, in bytes; half of that over `udp`.
 const UNEXPECTED_BUDGET: u64 = 16 << 20;
 /// Memory beside the budget, in bytes: buffers of connections and receives, and what the allocator
@@ -149,8 +152,13 @@ impl SiegeProvider {
             Self::Udp => (UNEXPECTED_BUDGET / 2, 0),
         };
         let after = self.limits_after();
+        let segments = match self {
+            Self::Shm => SHM_CONNECTION_MEMORY * MAX_CONNECTIONS as u64,
+            Self::Tcp | Self::Udp => 0,
+        };
         UsageLimits {
             memory: memory + OTHER_MEMORY,
+            shared_memory: segments + after.shared_memory,
             descriptors: descriptors + after.descriptors,
             mappings: max_map_count.unwrap_or(65_530) / 4 + after.mappings,
         }

@@ -17,14 +17,15 @@ actions: what the attackers did: connections, requests for one, messages or acce
 round trips of the honest clients; a request that a slow one delayed counts as late, too. x quiet:
 p99 divided by that of the row quiet. The goal is at most 3; `!` marks a value above it. Such a
 value does not fail the command, because other programs of the machine delay the clients as well.
-memory (MiB), descriptors and mappings are those of the server: the highest sample, and the value
-after the attackers have ended. A row with findings is followed by a new server.";
+memory (private) and shared (both MiB), descriptors and mappings are those of the server: the
+highest sample, and the value after the attackers have ended. A row with findings is followed by a
+new server.";
 
 /// Width of the first column.
 const NAME_WIDTH: usize = 20;
 
 /// Titles and widths of the columns.
-const COLUMNS: [(&str, usize); 11] = [
+const COLUMNS: [(&str, usize); 12] = [
     ("attack", NAME_WIDTH),
     ("actions", 9),
     ("requests", 8),
@@ -34,6 +35,7 @@ const COLUMNS: [(&str, usize); 11] = [
     ("max ms", 8),
     ("x quiet", 8),
     ("memory", 13),
+    ("shared", 13),
     ("descriptors", 11),
     ("mappings", 11),
 ];
@@ -56,15 +58,17 @@ pub(super) fn heading(provider: SiegeProvider, attacks: usize, slice_time: Durat
     );
     format!(
         "{}: slices of {:.2} s{all_at_once}; progress timeout of the server {} s\n\
-         limits above the row quiet: {} MiB, {} descriptors, {} mappings; after an attack {} MiB, \
-         {} descriptors, {} mappings\n\n{titles}  counted by the server",
+         limits above the row quiet: {} MiB, {} MiB shared, {} descriptors, {} mappings; after an \
+         attack {} MiB, {} MiB shared, {} descriptors, {} mappings\n\n{titles}  counted by the server",
         provider.name(),
         slice_time.as_secs_f64(),
         PROGRESS_TIMEOUT.as_secs_f64(),
         mebibytes(limits.memory),
+        mebibytes(limits.shared_memory),
         limits.descriptors,
         limits.mappings,
         mebibytes(after.memory),
+        mebibytes(after.shared_memory),
         after.descriptors,
         after.mappings,
     )
@@ -98,6 +102,11 @@ pub(super) fn row(name: &str, outcome: &SliceOutcome) -> String {
             "{:.1}/{:.1}",
             mebibytes(peak.memory),
             mebibytes(after.memory)
+        ),
+        format!(
+            "{:.1}/{:.1}",
+            mebibytes(peak.shared_memory),
+            mebibytes(after.shared_memory)
         ),
         format!("{}/{}", peak.descriptors, after.descriptors),
         format!("{}/{}", peak.mappings, after.mappings),
@@ -136,6 +145,7 @@ mod tests {
     fn row_has_a_cell_for_each_column() {
         let usage = ProcessUsage {
             memory: 3 << 20,
+            shared_memory: 2 << 20,
             descriptors: 11,
             mappings: 70,
         };
@@ -163,6 +173,7 @@ mod tests {
             "-",
             "-",
             "3.0/3.0",
+            "2.0/2.0",
             "11/11",
             "70/70",
             "4",

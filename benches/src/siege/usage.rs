@@ -1,4 +1,4 @@
-//! Memory, descriptors and mappings of the server.
+//! Private and shared memory, descriptors and mappings of the server.
 
 use std::fs;
 
@@ -7,8 +7,10 @@ use crate::{Error, Result};
 /// What a process uses, as `/proc` shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProcessUsage {
-    /// Private resident memory in bytes. Shared memory that peers have allocated is not part of it.
+    /// Private resident memory in bytes.
     pub(super) memory: u64,
+    /// Shared resident memory in bytes: segments of connections, and the files of the program.
+    pub(super) shared_memory: u64,
     /// Open descriptors.
     pub(super) descriptors: usize,
     /// Mappings of memory.
@@ -20,6 +22,8 @@ pub(super) struct ProcessUsage {
 pub(super) struct UsageLimits {
     /// Private resident memory in bytes.
     pub(super) memory: u64,
+    /// Shared resident memory in bytes.
+    pub(super) shared_memory: u64,
     /// Open descriptors.
     pub(super) descriptors: usize,
     /// Mappings of memory.
@@ -27,11 +31,13 @@ pub(super) struct UsageLimits {
 }
 
 /// What may remain after an attack, when the server has received or discarded what was left.
-/// Memory: the buffer pool keeps up to 52 MiB, and the allocator keeps free memory. Descriptors and
+/// Memory: the buffer pool keeps up to 52 MiB, and the allocator keeps free memory. Shared memory:
+/// code of the program that runs for the first time, and segments of the clients. Descriptors and
 /// mappings: those of threads that the library starts once, and of the allocator. Over `shm` the
 /// free chunks of the server's loans are added.
 pub(super) const LIMITS_AFTER: UsageLimits = UsageLimits {
     memory: 64 << 20,
+    shared_memory: 16 << 20,
     descriptors: 8,
     mappings: 64,
 };
@@ -46,8 +52,10 @@ impl ProcessUsage {
         let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).map_err(failed(what));
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_err(failed("fd"))?;
         let maps = read("maps")?;
+        let (memory, shared_memory) = resident_bytes(&String::from_utf8_lossy(&read("statm")?));
         Ok(Self {
-            memory: private_bytes(&String::from_utf8_lossy(&read("statm")?)),
+            memory,
+            shared_memory,
             descriptors: descriptors.count(),
             mappings: maps.iter().filter(|byte| **byte == b'\n').count(),
         })
@@ -57,6 +65,7 @@ impl ProcessUsage {
     pub(super) fn max(self, other: Self) -> Self {
         Self {
             memory: self.memory.max(other.memory),
+            shared_memory: self.shared_memory.max(other.shared_memory),
             descriptors: self.descriptors.max(other.descriptors),
             mappings: self.mappings.max(other.mappings),
         }
@@ -65,14 +74,21 @@ impl ProcessUsage {
     /// Returns what exceeds the usage `before` by more than the limits, as text for the user.
     pub(super) fn excesses(self, before: Self, limits: UsageLimits) -> Vec<String> {
         let mebibytes = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        let memory = self.memory.saturating_sub(before.memory);
         let mut found = Vec::new();
-        if memory > limits.memory {
-            found.push(format!(
-                "memory grew by {}, and {} are allowed",
-                mebibytes(memory),
-                mebibytes(limits.memory)
-            ));
+        for (what, used, before, limit) in [
+            ("memory", self.memory, before.memory, limits.memory),
+            (
+                "shared memory",
+                self.shared_memory,
+                before.shared_memory,
+                limits.shared_memory,
+            ),
+        ] {
+            let more = used.saturating_sub(before);
+            if more > limit {
+                let (more, limit) = (mebibytes(more), mebibytes(limit));
+                found.push(format!("{what} grew by {more}, and {limit} are allowed"));
+            }
         }
         for (what, used, before, limit) in [
             (
@@ -92,15 +108,16 @@ impl ProcessUsage {
     }
 }
 
-/// Returns the resident memory that is not shared, in bytes, from the text of `statm`: all pages,
-/// resident ones, and shared ones of these.
-fn private_bytes(statm: &str) -> u64 {
+/// Returns the private and the shared resident memory in bytes, from the text of `statm`: all
+/// pages, resident ones, and shared ones of these.
+fn resident_bytes(statm: &str) -> (u64, u64) {
     let mut pages = statm
         .split_ascii_whitespace()
         .skip(1)
         .map(|pages| pages.parse::<u64>().unwrap_or(0));
     let (resident, shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
-    resident.saturating_sub(shared) * rustix::param::page_size() as u64
+    let page = rustix::param::page_size() as u64;
+    (resident.saturating_sub(shared) * page, shared * page)
 }
 
 #[cfg(test)]
@@ -110,11 +127,10 @@ mod tests {
     #[test]
     fn usage_of_this_process_is_read() {
         let usage = ProcessUsage::of_process(std::process::id()).unwrap_or_default();
-        assert!(usage.memory > 100_000 && usage.descriptors > 2 && usage.mappings > 4);
-        assert_eq!(
-            private_bytes("9 3 1 1 0 1 0"),
-            2 * rustix::param::page_size() as u64
-        );
+        assert!(usage.memory > 100_000 && usage.shared_memory > 100_000);
+        assert!(usage.descriptors > 2 && usage.mappings > 4);
+        let page = rustix::param::page_size() as u64;
+        assert_eq!(resident_bytes("9 3 1 1 0 1 0"), (2 * page, page));
         assert!(ProcessUsage::of_process(u32::MAX).is_err());
     }
 
@@ -122,28 +138,33 @@ mod tests {
     fn excesses_name_the_resource() {
         let before = ProcessUsage {
             memory: 5 << 20,
+            shared_memory: 7 << 20,
             descriptors: 10,
             mappings: 50,
         };
         let limits = UsageLimits {
             memory: 1 << 20,
+            shared_memory: 2 << 20,
             descriptors: 100,
             mappings: 0,
         };
         let used = ProcessUsage {
             memory: 6 << 20,
+            shared_memory: 9 << 20,
             descriptors: 10 + 100,
             mappings: 50,
         };
         assert!(used.excesses(before, limits).is_empty());
         let more = ProcessUsage {
             memory: used.memory + 1,
+            shared_memory: used.shared_memory + 1,
             descriptors: used.descriptors + 1,
             mappings: used.mappings + 1,
         };
         let found = more.excesses(before, limits);
-        assert_eq!(found.len(), 3, "{found:?}");
-        assert!(found[0].contains("memory") && found[1].contains("101 more descriptors"));
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert!(found[0].starts_with("memory") && found[1].starts_with("shared memory"));
+        assert!(found[2].contains("101 more descriptors"));
         assert_eq!(used.max(more), more);
         assert!(ProcessUsage::default().excesses(before, limits).is_empty());
     }
