@@ -3,11 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use fabric_async::info::SHARED_CONTEXT;
-use fabric_async::{
-    Address, BindOptions, CqBind, Endpoint, EventKind, Fabric, Hints, SocketOptions, WaitPolicy,
-    discover,
-};
+use fabric_async::{Address, BindOptions, CqBind, Endpoint, EventKind, SocketOptions, WaitPolicy};
 use rustix::fs::SealFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -18,6 +14,7 @@ use crate::leak_check::{ResourceUsage, run_in_own_process, wait_until};
 use crate::memory_corruptor::XorshiftRng;
 use crate::rma::encode_grant;
 use crate::run;
+use crate::shared_rx::shared_rx_fabric;
 use crate::test_peer::TestPeer;
 
 const HEAD_LEN: u64 = 4096;
@@ -248,9 +245,7 @@ fn receives_wake_for_held_messages() {
 #[test]
 fn shared_receives_wake_for_held_messages() {
     run(async {
-        let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-        let info = discover(&hints).unwrap().swap_remove(0);
-        let fabric = Fabric::open(&info).unwrap();
+        let (fabric, info) = shared_rx_fabric();
         let domain = fabric
             .domain_builder(&info)
             .wait_policy(WaitPolicy::Park)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SharedRxContext,
+    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, Info, SharedRxContext,
     discover,
 };
 use futures_util::StreamExt;
@@ -107,12 +107,17 @@ async fn recv_until_peer_down(
     }
 }
 
+/// Opens a fabric of `shm` whose endpoints can share a receive context.
+pub(crate) fn shared_rx_fabric() -> (Fabric, Info) {
+    let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
+    let info = discover(&hints).unwrap().swap_remove(0);
+    (Fabric::open(&info).unwrap(), info)
+}
+
 #[test]
 fn killed_senders_do_not_affect_shared_rx() {
     run(async {
-        let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-        let info = discover(&hints).unwrap().swap_remove(0);
-        let fabric = Fabric::open(&info).unwrap();
+        let (fabric, info) = shared_rx_fabric();
         let domain = fabric
             .domain_builder(&info)
             .single_copy_threshold(LONG_MESSAGE)
@@ -220,9 +225,7 @@ fn killed_senders_do_not_affect_shared_rx() {
 #[test]
 fn shared_multi_receives_take_turns_with_held_messages() {
     run(async {
-        let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-        let info = discover(&hints).unwrap().swap_remove(0);
-        let fabric = Fabric::open(&info).unwrap();
+        let (fabric, info) = shared_rx_fabric();
         let domain = fabric.domain_builder(&info).open().unwrap();
         let mut events = fabric.event_queue(1024).unwrap();
         domain.bind_eq(&events).unwrap();
