@@ -131,7 +131,9 @@ pub(crate) async fn batch_of_long_arrays_takes_little_stack(setup: Setup) {
         let requests = (0..4).map(|number| sender.send(to_b, [number; LEN]));
         sender.post_all(requests).map_err(Error::from)
     };
-    let thread = std::thread::Builder::new().stack_size(100 * LEN).spawn(post);
+    let thread = std::thread::Builder::new()
+        .stack_size(100 * LEN)
+        .spawn(post);
     assert_eq!(thread.unwrap().join().unwrap(), Ok(4));
     for number in 0..4 {
         assert_bytes(&b.ep.recv().await.unwrap(), &[number; LEN]);
