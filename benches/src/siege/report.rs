@@ -59,7 +59,8 @@ pub(super) fn heading(provider: SiegeProvider, attacks: usize, slice_time: Durat
     format!(
         "{}: slices of {:.2} s{all_at_once}; progress timeout of the server {} s\n\
          limits above the row quiet: {} MiB, {} MiB shared, {} descriptors, {} mappings; after an \
-         attack {} MiB, {} MiB shared, {} descriptors, {} mappings\n\n{titles}  counted by the server",
+         attack {} MiB, {} MiB shared, {} descriptors, {} mappings\n\n\
+         {titles}  counted by the server",
         provider.name(),
         slice_time.as_secs_f64(),
         PROGRESS_TIMEOUT.as_secs_f64(),

@@ -97,7 +97,7 @@ impl<R> From<BatchError<R>> for std::io::Error {
 }
 
 /// Posts requests of this endpoint in chunks, until one is refused.
-#[inline(always)] // on the small-message path
+#[inline]
 pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     ep: &'a Arc<EndpointInner>,
     requests: impl IntoIterator<Item = Request<'a, O, B, M>>,
@@ -111,6 +111,7 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
 }
 
 /// Posts requests in chunks of at most this length.
+#[inline]
 fn post_in_chunks<'a, const CHUNK_LEN: usize, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
     ep: &'a Arc<EndpointInner>,
     mut requests: impl Iterator<Item = Request<'a, O, B, M>>,

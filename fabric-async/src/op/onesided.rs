@@ -286,6 +286,7 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
 }
 
 impl<B: IoBuf> BatchOp<B> for WriteOp {
+    #[inline(always)] // on the small-message path
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
         let len = buf.payload().len();
         ep.check_tx(
