@@ -93,6 +93,7 @@
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
 //! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
+//! | `fi_av_insert` of several addresses, `FI_SYNC_ERR` | [`AddressVector::insert_all`] |
 //! | `fi_av_straddr` | `Display` of [`Address`] |
 //! | `FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD` | [`WaitPolicy`] `Spin`, `Adaptive`, `Park` |
 //! | `fi_control` with `FI_GETWAIT` | `wait_fd` of [`CompletionQueue`], [`EventQueue`], [`Counter`], [`Domain`]: a [`WaitFd`] |
@@ -165,7 +166,7 @@
 //! | | raw keys, `fi_mr_refresh`, `fi_mr_enable`, binding to an endpoint, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; the mode bits are agreed to and never required |
 //! | | device memory (`FI_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | `caps` refused |
 //! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`), `FI_SOURCE_ERR` | `caps` refused |
-//! | | `fi_av_insertsym`, batch insert, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
+//! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
 //! | completion queues | `fi_cq_signal`, thresholds, affinity, `err_data` and `prov_errno` | no call; `max_err_data` above 0 refused |
 //! | counters | `fi_cntr_set`, `fi_cntr_seterr`, byte counts | no call |
 //! | waiting | wait sets and poll sets as objects: see [several objects at once](super::event_loops#several-objects-at-once) | no call |

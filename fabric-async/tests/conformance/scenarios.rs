@@ -185,6 +185,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         removed_peer_is_received_with_unknown_source: DIRECTED,
         address_of_another_av_is_stale: ANY_EP_TYPE,
         inserting_twice_returns_the_same_address: ANY_EP_TYPE,
+        insert_all_reports_each_entry: ANY_EP_TYPE,
+        insert_all_assigns_sources: DIRECTED,
         add_peer_error_names_the_missing_peer: MSG,
         send_error_names_the_missing_peer: MSG,
         wrong_scheme_and_malformed_addresses_are_refused: ANY_EP_TYPE,
