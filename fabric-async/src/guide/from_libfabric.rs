@@ -88,6 +88,7 @@
 //! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_read_batch`], [`Transfer::source`] |
 //! | `fi_cq_sread` | [`CompletionQueue::read_batch`], or the queue as a `Stream` |
 //! | `fi_cq_readerr` | [`Completion::error`] |
+//! | `err_data`; `FI_SOURCE_ERR` | fields of the [`Error`]: `data` of [`RejectedByPeer`](Error::RejectedByPeer); `address` of [`SourceNotInserted`](Error::SourceNotInserted) |
 //! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_read`], [`EventQueue::read`]; with `FI_PEEK` [`EventQueue::try_peek`], [`EventQueue::peek`] |
 //! | `fi_eq_write` | [`EventWriter::write`] |
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
@@ -165,9 +166,9 @@
 //! | memory regions | several ranges (`fi_mr_regv`) | `mr_iov_limit` above 1 refused |
 //! | | raw keys, `fi_mr_refresh`, `fi_mr_enable`, binding to an endpoint, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; the mode bits are agreed to and never required |
 //! | | device memory (`FI_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | `caps` refused |
-//! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`), `FI_SOURCE_ERR` | `caps` refused |
+//! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`) | `caps` refused |
 //! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
-//! | completion queues | `fi_cq_signal`, thresholds, affinity, `err_data` and `prov_errno` | no call; `max_err_data` above 0 refused |
+//! | completion queues | `fi_cq_signal`, thresholds, affinity, `prov_errno` | no call |
 //! | counters | `fi_cntr_set`, `fi_cntr_seterr`, byte counts | no call |
 //! | waiting | wait sets and poll sets as objects: see [several objects at once](super::event_loops#several-objects-at-once) | no call |
 //! | resource management | `FI_RM_DISABLED`, `FI_ENORX`, endpoints that an overrun disables and `fi_enable` re-enables | served as enabled |

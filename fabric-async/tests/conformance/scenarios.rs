@@ -192,6 +192,16 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         wrong_scheme_and_malformed_addresses_are_refused: ANY_EP_TYPE,
         auto_inserted_peers_are_released_on_close: SOURCE,
     }
+    unknown_senders {
+        unknown_sender_comes_with_its_address: SOURCE_ERR,
+        posted_receives_report_unknown_senders: SOURCE_ERR,
+        removed_peer_comes_with_its_address: SOURCE_ERR,
+        every_kind_of_receive_reports_unknown_senders: MULTI_RECV_SOURCE_ERR,
+        dropped_receive_of_unknown_sender_loses_no_message: MULTI_RECV_SOURCE_ERR,
+        senders_that_have_left_are_reported: MULTI_RECV_SOURCE_ERR,
+        shared_contexts_report_unknown_senders: MULTI_RECV_SOURCE_ERR.shared_rx(),
+        unknown_senders_are_no_error_without_fi_source_err: SOURCE,
+    }
     truncation {
         expected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
         unexpected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
