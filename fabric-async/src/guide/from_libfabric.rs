@@ -22,6 +22,7 @@
 //! | C | here |
 //! |---|---|
 //! | `fi_getinfo` | [`discover`](discover()), with [`Hints`] |
+//! | `fi_getparams`, `FI_PROVIDER` | [`parameters`]; see [environment](super::defaults#environment) |
 //! | `fi_allocinfo`, `fi_dupinfo`, `fi_freeinfo` | [`Hints::new`], `clone`, drop |
 //! | `fi_fabric` | [`Fabric::open`] |
 //! | `prov_name` `"tcp;ofi_rxm"`, `FI_PROTO_RXM` | [`Hints::provider`], [`Protocol::Rxm`]; see [`tcp`](super::tcp#the-rxm-protocol) |
@@ -148,7 +149,7 @@
 //! | area | not there | a hint or call for it |
 //! |---|---|---|
 //! | providers | all but `shm`, `tcp`, `udp`, `sim` (for tests inside one process); dynamically loaded and third-party ones; layered ones (LNX, multi-rail, `ofi_rxd`), peers (`FI_PEER`) | [`Error::UnknownProvider`], [`Error::BadAddress`]; `caps` refused |
-//! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, parameters and `FI_*` environment variables, hooks | no call |
+//! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, `FI_*` environment variables but `FI_PROVIDER`, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_set_ops`; resource domains | no call |
