@@ -68,7 +68,7 @@
 //! | `fi_writemsg`, `fi_readmsg` with several `fi_rma_iov` | [`Endpoint::write`], [`Endpoint::read`] with a list of ranges |
 //! | `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` | [`Endpoint::atomic`], [`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`] |
 //! | `fi_inject_atomic` | an atomic operation that is started and dropped |
-//! | `fi_atomicvalid`, ... | [`AtomicOp::is_valid`] |
+//! | `fi_atomicvalid`, ..., `fi_query_atomic` | [`query_atomic`], [`AtomicOp::is_valid`] |
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev`; `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Gather`]; with a [`Scatter`] |
 //! | `fi_sendmsg`, `fi_recvmsg`, ... with flags | the same, with a method of the request for each flag |
 //! | `FI_MORE` | [`Endpoint::inject_all`], [`Endpoint::post_all`] |

@@ -559,6 +559,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         concurrent_adds_are_not_lost: ATOMIC,
         compare_and_swap_implements_a_lock: ATOMIC,
         atomics_operate_on_arrays: ATOMIC,
+        query_agrees_with_operations: ATOMIC,
         misaligned_atomic_fails_only_its_op: ATOMIC,
         failed_atomic_executes_at_most_once: ATOMIC_RMA_EVENT,
         posted_atomics_report_fetched_values: ATOMIC,
