@@ -63,4 +63,5 @@ assert_shareable! {
     TxAttr, RxAttr, NoMatch, Mismatch, Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder,
     OpFlags, AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass,
     Version, DomainStats, EndpointStats, OpStats, Children, Class, AtomicCall, AtomicOp, Datatype,
+    AtomicAttr, Parameter, ParameterKind,
 }

@@ -140,11 +140,17 @@ impl AvInner {
 
     /// Inserts a peer, and returns its handle and whether the peer is new to the vector.
     pub(crate) fn insert(&self, peer: impl ToAddress) -> Result<(FiAddr, bool)> {
+        let address = self.peer_address(peer)?;
+        self.domain.engine.insert_address(self.id, &address)
+    }
+
+    /// Returns the address of a peer that is to be inserted.
+    fn peer_address(&self, peer: impl ToAddress) -> Result<Address> {
         self.node.check_open()?;
         let address = self.domain.address(peer)?;
         address.check_scheme(self.domain.scheme())?;
         address.check_peer()?;
-        self.domain.engine.insert_address(self.id, &address)
+        Ok(address)
     }
 }
 
@@ -179,6 +185,45 @@ impl<M: ThreadModel> AddressVector<M> {
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
         self.inner.insert(peer).map(|(addr, _)| addr)
+    }
+
+    /// Inserts several peers, and returns the handle or the error of each, in their order
+    /// (`fi_av_insert` with `FI_SYNC_ERR`, whose array of errors this is). An error of one entry
+    /// does not affect the others. A peer that occurs twice has one handle.
+    ///
+    /// The number of inserted peers, which `fi_av_insert` returns, is that of the handles. The
+    /// insertion is complete when the call returns, so there is no event (`FI_EVENT`,
+    /// `FI_AV_COMPLETE`).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Error, Fabric, Hints, Result, discover};
+    /// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+    /// let av = Fabric::open(&info)?.domain(&info)?.address_vector()?;
+    /// let inserted = av.insert_all(["shm://a", "tcp://127.0.0.1:7000", "shm://b"]);
+    /// let inserted_count = inserted.iter().flatten().count();
+    /// assert_eq!(inserted_count, 2);
+    /// assert!(matches!(inserted[1], Err(Error::WrongScheme { .. })));
+    /// assert_eq!(av.lookup(inserted[2].clone()?)?, "shm://b".parse()?);
+    /// // All, or the first error:
+    /// let peers: Result<Vec<_>> = av.insert_all(["shm://c", "shm://d"]).into_iter().collect();
+    /// assert_eq!(peers?.len(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`insert`](Self::insert), for each entry; [`Error::Closed`] for all entries of a
+    /// vector that is closed.
+    #[doc(alias = "fi_av_insert")]
+    #[doc(alias = "FI_SYNC_ERR")]
+    #[must_use = "each entry may have failed"]
+    pub fn insert_all(
+        &self,
+        peers: impl IntoIterator<Item = impl ToAddress>,
+    ) -> Vec<Result<FiAddr>> {
+        let addresses = peers.into_iter().map(|peer| self.inner.peer_address(peer));
+        let engine = &self.inner.domain.engine;
+        engine.insert_addresses(self.inner.id, addresses.collect())
     }
 
     /// Removes a peer and returns its address (`fi_av_remove`). From then on the use of its

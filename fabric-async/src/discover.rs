@@ -1,7 +1,8 @@
 //! Discovery of providers by hints.
 
-use fabric_core::info::{Hints, Info, select};
+use fabric_core::info::{Hints, Info, Mismatch, select};
 use fabric_core::{Error, Result};
+use fabric_reactor::parameters::{ProviderFilter, check_parameters};
 use fabric_reactor::registry;
 
 use crate::open_domains;
@@ -68,12 +69,21 @@ use crate::open_domains;
 /// # Ok(()) }
 /// ```
 ///
+/// # Environment
+///
+/// `FI_PROVIDER` selects the providers that are offered, as in libfabric: `FI_PROVIDER=tcp,udp`
+/// offers these two, `FI_PROVIDER=^tcp` all but `tcp`, `FI_PROVIDER=^ofi_rxm` no RXM. A list that
+/// names `sim` offers `sim`. [`parameters`](crate::info::parameters) lists this and the other
+/// parameters, whose values are checked here.
+///
 /// # Errors
 /// [`Error::NoMatch`] when no offer satisfies the hints: the error names, for every offer of every
 /// provider (of those that the hints name, if any), the attribute, the value asked for and the
 /// value offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
+/// [`Error::Invalid`] with the name of a parameter of the environment whose value is not valid.
 #[doc(alias = "fi_getinfo")]
 pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
+    let filter = check_parameters()?;
     let all = registry::all();
     if let Some(asked) = &hints.provider
         && !all
@@ -89,12 +99,34 @@ pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
     let candidates = all
         .iter()
         .filter(|provider| hints.admits_provider(provider.name()))
-        .filter(|provider| hints.provider.is_some() || !provider.is_offered_by_name_only());
-    let mut offers: Vec<Info> = candidates.flat_map(|provider| provider.offers()).collect();
+        .filter(|provider| {
+            let is_named = hints.provider.is_some() || filter.selects(provider.name());
+            is_named || !provider.is_offered_by_name_only()
+        });
+    let offers = candidates.flat_map(|provider| provider.offers());
+    let (mut offers, excluded): (Vec<Info>, Vec<Info>) =
+        offers.partition(|offer| filter.admits(offer));
     for offer in &mut offers {
         open_domains::enter_instance(offer, hints.domain);
     }
-    Ok(select(hints, &offers)?)
+    select(hints, &offers).map_err(|mut no_match| {
+        let excluded = excluded.iter().map(|offer| filtered_out(offer, &filter));
+        no_match.mismatches.extend(excluded);
+        no_match.into()
+    })
+}
+
+/// Returns the reason why an offer that `FI_PROVIDER` excludes does not satisfy any hints.
+fn filtered_out(offer: &Info, filter: &ProviderFilter) -> Mismatch {
+    Mismatch {
+        provider: offer.fabric.provider.clone(),
+        domain: offer.domain.name.clone(),
+        ep_type: offer.ep.ep_type,
+        protocol: offer.ep.protocol,
+        attribute: "provider",
+        asked: format!("{:?}", offer.fabric.provider),
+        offered: format!("the providers of {filter}"),
+    }
 }
 
 #[cfg(test)]

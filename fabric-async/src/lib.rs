@@ -72,8 +72,8 @@
 //! The filter hides one panic, by which Tokio reports a runtime without I/O, and passes all others
 //! to the hook that was set before. A hook that the program sets later replaces the filter.
 //!
-//! Host names are resolved on Tokio's blocking threads. The crate reads one environment variable,
-//! `FABRIC_SOCKET_IO`: see [parameters](guide::defaults#environment).
+//! Host names are resolved on Tokio's blocking threads. The crate reads the environment
+//! variables `FI_PROVIDER` and `FABRIC_SOCKET_IO`: see [parameters](guide::defaults#environment).
 //!
 //! # The guide
 //!

@@ -190,6 +190,7 @@ impl PassiveEndpointBuilder {
             rx_size: 1,
             max_msg_size: 0,
             inject_size: 0,
+            source_err: false,
         };
         let (id, name) = domain
             .engine

@@ -49,7 +49,8 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    const ALL: [Self; 4] = [Self::Shm, Self::Tcp, Self::Udp, Self::Sim];
+    /// All schemes, in the order of preference of their providers.
+    pub const ALL: [Self; 4] = [Self::Shm, Self::Tcp, Self::Udp, Self::Sim];
 
     /// Returns the name of the provider that serves addresses of this scheme.
     #[must_use]

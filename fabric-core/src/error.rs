@@ -259,6 +259,22 @@ pub enum Error {
     /// to. The case for every message of a connected endpoint. `FI_EADDRNOTAVAIL`.
     #[error("the sender has no address handle: its address is not in the address vector")]
     UnknownSource,
+    /// The message was received, and its sender is not in the address vector of an endpoint with
+    /// [`Caps::SOURCE_ERR`](crate::flags::Caps::SOURCE_ERR). The buffer that comes with the error
+    /// has the whole message. `FI_EADDRNOTAVAIL`.
+    ///
+    /// To reply, insert the address with `AddressVector::insert`.
+    #[doc(alias = "FI_SOURCE_ERR")]
+    #[error(
+        "message received from {}, which is not in the address vector (FI_SOURCE_ERR); insert the \
+         address to reply",
+        text::describe_sender(address.as_ref())
+    )]
+    SourceNotInserted {
+        /// The address of the sender (`err_data`). `None` if more than 256 peers of the endpoint
+        /// have disconnected since this one.
+        address: Option<Address>,
+    },
     /// Another endpoint, or a socket of another program, is bound to the address. With a port range
     /// ([`SocketOptions::port_range`](crate::SocketOptions::port_range)), no port of the range is
     /// free, and the address holds the last port tried. `FI_EADDRINUSE`.
@@ -400,8 +416,9 @@ impl Error {
     ///
     /// False for all others. Of the errors about peers these are [`Error::ConnectionRefused`],
     /// [`Error::RejectedByPeer`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
-    /// answered; [`Error::Unreachable`], [`Error::NoSuchHost`] and [`Error::UnknownSource`], where
-    /// no peer was asked; and [`Error::Canceled`], because this side ended the operation.
+    /// answered; [`Error::Unreachable`], [`Error::NoSuchHost`], [`Error::UnknownSource`] and
+    /// [`Error::SourceNotInserted`], where no peer was asked; and [`Error::Canceled`], because this
+    /// side ended the operation.
     #[must_use]
     pub fn is_peer_unavailable(&self) -> bool {
         matches!(

@@ -5,6 +5,7 @@
 //! | `engine` | the state of a domain: endpoints, operations, queues, progress |
 //! | `transport` | the transports: shm, tcp, udp, sim |
 //! | `registry` | transports by name |
+//! | `parameters` | the environment |
 //! | `sys` | system calls, and the unsafe code around them |
 //! | `models`, `microbench` | loom models; functions for the microbenchmarks |
 //!
@@ -19,6 +20,7 @@ mod engine;
 pub mod microbench;
 #[cfg(all(test, loom))]
 mod models;
+pub mod parameters;
 pub mod registry;
 mod sys;
 pub mod transport;

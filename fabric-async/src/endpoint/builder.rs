@@ -318,6 +318,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             rx_size: self.info.rx.size,
             max_msg_size: self.info.ep.max_msg_size,
             inject_size: self.info.tx.inject_size,
+            source_err: self.info.rx.caps.contains(Caps::SOURCE_ERR),
         };
         Ok((node, bound))
     }

@@ -110,16 +110,23 @@
 //!
 //! # Environment
 //!
-//! No configuration file is read and no Cargo feature changes a behaviour. The crates read one
-//! environment variable, when a domain over `tcp` is opened. The variable applies where the program
-//! does not choose; other parameters are set by calls, in the tables above.
+//! No configuration file is read and no Cargo feature changes a behaviour. The crates read these
+//! environment variables, which [`parameters`] lists (`fi_getparams`). A
+//! variable that is set to nothing has no value. [`discover`](crate::discover()) refuses any other
+//! value that is not valid with [`Error::Invalid`], which names the variable. All other parameters
+//! are set by calls, in the tables above.
 //!
-//! | variable | values | default | the call for it |
+//! | variable | value | default | what for |
 //! |---|---|---|---|
-//! | `FABRIC_SOCKET_IO` | `epoll`, `io_uring`, `auto`; another value is [`Error::Invalid`] | `auto`, which is `epoll` | [`DomainBuilder::socket_io`], [`BindOptions::socket_io`]; see [`tcp`](super::tcp#epoll-and-io_uring) |
+//! | `FI_PROVIDER` | list of providers | all but `sim` | the providers that `discover` offers, or after `^` those that it does not offer |
+//! | `FABRIC_SOCKET_IO` | `epoll`, `io_uring`, `auto` | `auto`, which is `epoll` | how domains over `tcp` wait for sockets, unless the program chooses |
 //!
-//! libfabric's `FI_*` variables have no effect. Variables of the tests, such as `FABRIC_REQUIRE`,
-//! are not read by the crates.
+//! In lists of providers `ofi_rxm` is the [RXM protocol](super::tcp#the-rxm-protocol) of `tcp`,
+//! which only a list after `^` affects. [`DomainBuilder::socket_io`] and
+//! [`BindOptions::socket_io`] choose the socket I/O; see [`tcp`](super::tcp#epoll-and-io_uring).
+//!
+//! Other `FI_*` variables of libfabric have no effect. Variables of the tests, such as
+//! `FABRIC_REQUIRE`, are not read by the crates.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -59,7 +59,7 @@
 //! | `PermissionDenied` | `OtherUser` |
 //! | `ResourceBusy` | `Busy` |
 //! | `AddrInUse` | `AddressInUse` |
-//! | `AddrNotAvailable` | `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `NoSuchHost` |
+//! | `AddrNotAvailable` | `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `SourceNotInserted`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
 //! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongParent` |
 //! | `Unsupported` | `NotSupported`, `NoMatch`, `Runtime` |
@@ -156,7 +156,7 @@
 //! | [`TooMany`](Error::TooMany) | `FI_EMSGSIZE` | 90 | more buffers or remote ranges than `iov_limit` or `rma_iov_limit`; more objects than the counts of the domain's info; more connections than a limit |
 //! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
 //! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | an open endpoint or another program's socket has the address |
-//! | [`AddressNotLocal`](Error::AddressNotLocal), [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | an address of another machine to bind to; a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
+//! | [`AddressNotLocal`](Error::AddressNotLocal), [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`SourceNotInserted`](Error::SourceNotInserted), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | an address of another machine to bind to; a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a message received from such a sender, with `FI_SOURCE_ERR`; a host name without an address |
 //! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connection to the peer was lost: the peer died or closed its endpoint; never for a receive from any source, except on a connected endpoint |
 //! | [`ShutDown`](Error::ShutDown) | `FI_ESHUTDOWN` | 108 | this side has shut down the connection |
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |

@@ -22,6 +22,7 @@
 //! | C | here |
 //! |---|---|
 //! | `fi_getinfo` | [`discover`](discover()), with [`Hints`] |
+//! | `fi_getparams`, `FI_PROVIDER` | [`parameters`]; see [environment](super::defaults#environment) |
 //! | `fi_allocinfo`, `fi_dupinfo`, `fi_freeinfo` | [`Hints::new`], `clone`, drop |
 //! | `fi_fabric` | [`Fabric::open`] |
 //! | `prov_name` `"tcp;ofi_rxm"`, `FI_PROTO_RXM` | [`Hints::provider`], [`Protocol::Rxm`]; see [`tcp`](super::tcp#the-rxm-protocol) |
@@ -67,7 +68,7 @@
 //! | `fi_writemsg`, `fi_readmsg` with several `fi_rma_iov` | [`Endpoint::write`], [`Endpoint::read`] with a list of ranges |
 //! | `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` | [`Endpoint::atomic`], [`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`] |
 //! | `fi_inject_atomic` | an atomic operation that is started and dropped |
-//! | `fi_atomicvalid`, ... | [`AtomicOp::is_valid`] |
+//! | `fi_atomicvalid`, ..., `fi_query_atomic` | [`query_atomic`], [`AtomicOp::is_valid`] |
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev`; `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Gather`]; with a [`Scatter`] |
 //! | `fi_sendmsg`, `fi_recvmsg`, ... with flags | the same, with a method of the request for each flag |
 //! | `FI_MORE` | [`Endpoint::inject_all`], [`Endpoint::post_all`] |
@@ -88,11 +89,13 @@
 //! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_read_batch`], [`Transfer::source`] |
 //! | `fi_cq_sread` | [`CompletionQueue::read_batch`], or the queue as a `Stream` |
 //! | `fi_cq_readerr` | [`Completion::error`] |
+//! | `err_data`; `FI_SOURCE_ERR` | fields of the [`Error`]: `data` of [`RejectedByPeer`](Error::RejectedByPeer); `address` of [`SourceNotInserted`](Error::SourceNotInserted) |
 //! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_read`], [`EventQueue::read`]; with `FI_PEEK` [`EventQueue::try_peek`], [`EventQueue::peek`] |
 //! | `fi_eq_write` | [`EventWriter::write`] |
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
 //! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
+//! | `fi_av_insert` of several addresses, `FI_SYNC_ERR` | [`AddressVector::insert_all`] |
 //! | `fi_av_straddr` | `Display` of [`Address`] |
 //! | `FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD` | [`WaitPolicy`] `Spin`, `Adaptive`, `Park` |
 //! | `fi_control` with `FI_GETWAIT` | `wait_fd` of [`CompletionQueue`], [`EventQueue`], [`Counter`], [`Domain`]: a [`WaitFd`] |
@@ -146,7 +149,7 @@
 //! | area | not there | a hint or call for it |
 //! |---|---|---|
 //! | providers | all but `shm`, `tcp`, `udp`, `sim` (for tests inside one process); dynamically loaded and third-party ones; layered ones (LNX, multi-rail, `ofi_rxd`), peers (`FI_PEER`) | [`Error::UnknownProvider`], [`Error::BadAddress`]; `caps` refused |
-//! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, parameters and `FI_*` environment variables, hooks | no call |
+//! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, `FI_*` environment variables but `FI_PROVIDER`, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_set_ops`; resource domains | no call |
@@ -164,9 +167,9 @@
 //! | memory regions | several ranges (`fi_mr_regv`) | `mr_iov_limit` above 1 refused |
 //! | | raw keys, `fi_mr_refresh`, `fi_mr_enable`, binding to an endpoint, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; the mode bits are agreed to and never required |
 //! | | device memory (`FI_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | `caps` refused |
-//! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`), `FI_SOURCE_ERR` | `caps` refused |
-//! | | `fi_av_insertsym`, batch insert, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
-//! | completion queues | `fi_cq_signal`, thresholds, affinity, `err_data` and `prov_errno` | no call; `max_err_data` above 0 refused |
+//! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`) | `caps` refused |
+//! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
+//! | completion queues | `fi_cq_signal`, thresholds, affinity, `prov_errno` | no call |
 //! | counters | `fi_cntr_set`, `fi_cntr_seterr`, byte counts | no call |
 //! | waiting | wait sets and poll sets as objects: see [several objects at once](super::event_loops#several-objects-at-once) | no call |
 //! | resource management | `FI_RM_DISABLED`, `FI_ENORX`, endpoints that an overrun disables and `fi_enable` re-enables | served as enabled |

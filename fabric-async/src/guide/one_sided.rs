@@ -104,7 +104,8 @@
 //!
 //! Atomic types are the ten integers and floats of 8 to 64 bits ([`Datatype`]), a half of
 //! libfabric's twenty: complex numbers, `long double`, 128-bit and the short floats are missing.
-//! [`AtomicOp::is_valid`] says which operation takes which type.
+//! [`AtomicOp::is_valid`] says which operation takes which type, and [`query_atomic`] whether an
+//! endpoint can post it, with how many values.
 //!
 //! # What the target is told
 //!

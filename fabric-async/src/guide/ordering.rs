@@ -74,6 +74,30 @@
 //! [`Endpoint::bind`] inserts every peer that connects, so every message has a source: see
 //! [`client_server`](super::client_server).
 //!
+//! With [`Caps::SOURCE_ERR`] (`FI_SOURCE_ERR`) the receive of a message without a source ends with
+//! [`Error::SourceNotInserted`], which has the address of the sender. The message is in the buffer:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Caps, Endpoint, Error, Fabric, Hints, discover};
+//! let caps = Caps::MSG | Caps::SOURCE | Caps::SOURCE_ERR;
+//! let info = discover(&Hints::new().provider("shm").caps(caps))?.swap_remove(0);
+//! let domain = Fabric::open(&info)?.domain(&info)?;
+//! let av = domain.address_vector()?;
+//! let server = domain.endpoint(&info)?.bind_av(&av)?.enable()?;
+//! let client = Endpoint::bind("shm://").await?;
+//! client.send(client.add_peer(server.name()).await?, "hello").await?;
+//!
+//! let failed = server.recv().await.unwrap_err();
+//! let Error::SourceNotInserted { address: Some(name) } = failed.error else { panic!() };
+//! assert_eq!(&failed.buf[..], b"hello");
+//! server.send(av.insert(name)?, "welcome").await?;
+//! assert_eq!(&client.recv().await?[..], b"welcome");
+//! # Ok(()) }
+//! ```
+//!
+//! Counters count such a message as an error. Writes with completion data are not affected.
+//!
 //! # What is not ordered
 //!
 //! * Messages from different senders, or to different receivers.

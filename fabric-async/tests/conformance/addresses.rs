@@ -1,7 +1,7 @@
 //! Peer addresses: unknown sources, auto-inserted peers, stale handles, and peers that do not
 //! exist.
 
-use fabric_async::{Address, Error, FiAddr, Scheme};
+use fabric_async::{Address, Class, Error, FiAddr, Scheme};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, flush};
@@ -162,6 +162,79 @@ pub(crate) async fn inserting_twice_returns_the_same_address(setup: Setup) {
         peers.iter().filter(|(_, name)| name == b.ep.name()).count(),
         1
     );
+}
+
+/// The entries that cannot be inserted fail, each with its own error, and all others are inserted.
+pub(crate) async fn insert_all_reports_each_entry(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let known: Address = setup.unique_address("known").parse().unwrap();
+    let kept = a.av.insert(&known).unwrap();
+    let other_scheme = match setup.provider {
+        "shm" => "sim://other",
+        _ => "shm://other",
+    };
+    let mut entries = vec![
+        known.to_string(),
+        other_scheme.into(),
+        "no address".into(),
+        setup.unnamed_address(),
+        known.to_string(),
+    ];
+    // More than are inserted under one lock.
+    let new: Vec<_> = (0..200).map(|_| setup.unique_address("new")).collect();
+    entries.extend(new.iter().cloned());
+    let inserted = a.av.insert_all(&entries);
+    assert_eq!(inserted.len(), entries.len());
+    assert_eq!((&inserted[0], &inserted[4]), (&Ok(kept), &Ok(kept)));
+    assert!(matches!(inserted[1], Err(Error::WrongScheme { .. })));
+    let Err(Error::BadAddress { text, .. }) = &inserted[2] else {
+        panic!("{:?}", inserted[2])
+    };
+    assert_eq!(text, "no address");
+    assert!(matches!(inserted[3], Err(Error::Invalid { .. })));
+    for (number, (name, addr)) in new.iter().zip(&inserted[5..]).enumerate() {
+        let addr = *addr.as_ref().unwrap();
+        assert_eq!(
+            addr.index(),
+            kept.index() + 1 + number,
+            "handles are consecutive"
+        );
+        assert_eq!(a.av.lookup(addr), name.parse());
+    }
+    assert_eq!(a.av.peers().len(), 1 + new.len());
+    assert!(a.av.insert_all([""; 0]).is_empty());
+
+    let av = a.domain.address_vector().unwrap();
+    let closed = av.clone();
+    av.close().unwrap();
+    let entry_of_closed = Err(Error::Closed(Class::AddressVector));
+    assert_eq!(closed.insert_all(&new), vec![entry_of_closed; new.len()]);
+}
+
+/// The endpoint learns of each address: messages that arrived before get their sources.
+pub(crate) async fn insert_all_assigns_sources(setup: Setup) {
+    let (a, b, to_b) = pair_without_auto_insert(&setup).await;
+    let c = setup.open_endpoint().await;
+    let c_to_b = c.add_peer(&b).await;
+    a.ep.send(to_b, "from a").await.unwrap();
+    flush(&a, &b, to_b).await;
+    c.ep.send(c_to_b, "from c").await.unwrap();
+    flush(&c, &b, c_to_b).await;
+    let absent = setup.unique_address("absent");
+    let names = [c.ep.name().to_string(), "no address".into(), absent];
+    let names = names.into_iter().chain([a.ep.name().to_string()]);
+    let inserted = b.av.insert_all(names);
+    let [Ok(from_c), Err(_), Ok(_), Ok(from_a)] = inserted[..] else {
+        panic!("{inserted:?}")
+    };
+    for (from, text) in [(from_c, "from c"), (from_a, "from a")] {
+        let got = b.ep.recv().from(from).await.unwrap();
+        assert_eq!((&got[..], got.source()), (text.as_bytes(), Ok(from)));
+    }
+    // A peer that was inserted so is reached too.
+    let (sent, got) = tokio::join!(b.ep.send(from_c, "reply"), c.ep.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"reply");
 }
 
 pub(crate) async fn add_peer_error_names_the_missing_peer(setup: Setup) {

@@ -3,8 +3,10 @@
 use std::future::IntoFuture;
 use std::task::Poll;
 
-use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType};
-use fabric_async::{Access, CancelOutcome, CounterBind, Error, OpKind};
+use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, query_atomic};
+use fabric_async::{
+    Access, CancelOutcome, Caps, Class, CounterBind, Endpoint, Error, FiAddr, OpKind, RemoteAddr,
+};
 
 use crate::endpoint_fixture::endpoint_pair;
 use crate::payload::poll_once;
@@ -222,6 +224,70 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
         a.ep.fetch_add(to_b, remote.at(56), 1u64).await.unwrap();
     }
     assert_eq!(region.load(56), Ok(2u64));
+}
+
+/// Adds `count` values to zeros, with an operation of each call that takes no comparand.
+async fn add_values<T: AtomicType>(
+    (a, to_b): (&Endpoint, FiAddr),
+    at: RemoteAddr,
+    one: T,
+    count: usize,
+) -> [Result<(), Error>; 2] {
+    let values = vec![one; count];
+    let added = a.atomic(to_b, at, AtomicOp::Sum, values.clone()).await;
+    let fetched = a.fetch_atomic(to_b, at, AtomicOp::Sum, values).await;
+    [added, fetched.map(drop)]
+}
+
+/// Checks the queried number of values against operations with as many values, and one more.
+async fn check_count<T: AtomicType>(a: (&Endpoint, FiAddr), at: RemoteAddr, one: T) {
+    for call in [AtomicCall::Base, AtomicCall::Fetch] {
+        let attr = query_atomic(a.0, AtomicOp::Sum, T::DATATYPE, call).unwrap();
+        assert_eq!(attr.size, size_of::<T>());
+        for result in add_values(a, at, one, attr.count).await {
+            result.unwrap();
+        }
+        for refused in add_values(a, at, one, attr.count + 1).await {
+            assert!(matches!(refused, Err(Error::TooLong { .. })), "{refused:?}");
+        }
+    }
+}
+
+/// A query refuses what the operations refuse, for the type or because of the endpoint.
+pub(crate) async fn query_agrees_with_operations(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _progress = b.spawn_progress();
+    let region = b.domain.alloc(8192, READ_WRITE).unwrap();
+    for &op in AtomicOp::ALL {
+        for &datatype in Datatype::ALL {
+            for call in [AtomicCall::Base, AtomicCall::Fetch, AtomicCall::Compare] {
+                let queried = query_atomic(&a.ep, op, datatype, call);
+                assert_eq!(queried.is_ok(), op.is_valid(datatype, call));
+            }
+        }
+    }
+    let (ep, at) = ((&a.ep, to_b), region.remote().at(0));
+    check_count(ep, at, 1u8).await;
+    check_count(ep, at, 1i16).await;
+    check_count(ep, at, 1f32).await;
+    check_count(ep, at, 1u64).await;
+
+    for (caps, what) in [
+        (Caps::MSG | Caps::RMA, "FI_ATOMIC"),
+        (Caps::MSG | Caps::ATOMIC | Caps::REMOTE_WRITE, "FI_READ"),
+    ] {
+        let info = setup.with_caps(caps).info().await;
+        let builder = a.domain.endpoint(&info).unwrap();
+        let ep = builder.bind_av(&a.av).unwrap().enable().unwrap();
+        let refused = query_atomic(&ep, AtomicOp::Read, Datatype::U64, AtomicCall::Fetch);
+        assert!(matches!(refused, Err(Error::NotSupported(why)) if why.contains(what)));
+        let failed = ep.fetch_atomic(to_b, at, AtomicOp::Read, 0u64).await;
+        assert_eq!(failed.map(drop), refused.map(drop));
+    }
+    let closed = a.ep.clone();
+    a.ep.close().unwrap();
+    let refused = query_atomic(&closed, AtomicOp::Sum, Datatype::U64, AtomicCall::Base);
+    assert_eq!(refused, Err(Error::Closed(Class::Endpoint)));
 }
 
 pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::io::Write;
 use std::net::TcpStream;
 
-use fabric_async::atomic::{AtomicCall, AtomicOp};
+use fabric_async::atomic::{AtomicCall, AtomicOp, query_atomic};
 use fabric_async::{
     Access, Caps, ConnectedEndpoint, CounterBind, DownReason, Error, EventKind, OpKind, RemoteAddr,
     RemoteRegion,
@@ -259,6 +259,7 @@ async fn expect_atomics_refused(ep: &ConnectedEndpoint, at: RemoteAddr) {
         ep.compare_atomic(at, AtomicOp::Cswap, 1u64, 0)
             .await
             .map(drop),
+        query_atomic(ep, AtomicOp::Sum, Datatype::U64, AtomicCall::Base).map(drop),
     ] {
         let error = refused.unwrap_err();
         assert!(

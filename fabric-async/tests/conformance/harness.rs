@@ -205,8 +205,8 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
 }
 
 /// Checks that each test exists that a table of this page names. A name in backquotes with `::` is
-/// that of a scenario; one with `core:` is that of a negotiation test, one with `processes:` that
-/// of a test with processes.
+/// that of a scenario; one with `core:` is that of a negotiation test, one with `parameters:` or
+/// `processes:` that of a test in the file or folder of this name.
 fn check_page(page: &str) {
     const CORE: [&str; 4] = [
         include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),
@@ -214,6 +214,7 @@ fn check_page(page: &str) {
         include_str!("../../../fabric-core/tests/negotiation/result.rs"),
         include_str!("../../../fabric-core/tests/negotiation/rules.rs"),
     ];
+    const PARAMETERS: [&str; 1] = [include_str!("../parameters.rs")];
     const PROCESSES: [&str; 1] = [include_str!("../processes/tcp/network_namespaces.rs")];
     let is_defined = |name: &str, files: &[&str]| {
         let definition = format!("fn {name}(");
@@ -225,6 +226,8 @@ fn check_page(page: &str) {
     for name in names {
         let is_test = if let Some(name) = name.strip_prefix("core:") {
             is_defined(name, &CORE)
+        } else if let Some(name) = name.strip_prefix("parameters:") {
+            is_defined(name, &PARAMETERS)
         } else if let Some(name) = name.strip_prefix("processes:") {
             is_defined(name, &PROCESSES)
         } else if let Some((module, _)) = name.split_once("::")

@@ -84,6 +84,7 @@ mod skip;
 mod sockets;
 mod statistics;
 mod truncation;
+mod unknown_senders;
 mod user_events;
 mod vectors;
 mod waiters;

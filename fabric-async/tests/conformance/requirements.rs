@@ -175,6 +175,9 @@ pub(crate) const MSG: Requirements = Requirements::rdm(Caps::MSG);
 pub(crate) const TAGGED: Requirements = Requirements::rdm(Caps::TAGGED);
 pub(crate) const MSG_TAGGED: Requirements = MSG.and(Caps::TAGGED);
 pub(crate) const SOURCE: Requirements = MSG.and(Caps::SOURCE);
+pub(crate) const SOURCE_ERR: Requirements = ANY_EP_TYPE.and(Caps::SOURCE.union(Caps::SOURCE_ERR));
+pub(crate) const MULTI_RECV_SOURCE_ERR: Requirements =
+    MULTI_RECV.and(Caps::SOURCE.union(Caps::SOURCE_ERR));
 pub(crate) const DIRECTED: Requirements = MSG_TAGGED.and(Caps::SOURCE).and(Caps::DIRECTED_RECV);
 pub(crate) const MULTI_RECV: Requirements = MSG_TAGGED
     .and(Caps::MULTI_RECV)

@@ -185,10 +185,22 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         removed_peer_is_received_with_unknown_source: DIRECTED,
         address_of_another_av_is_stale: ANY_EP_TYPE,
         inserting_twice_returns_the_same_address: ANY_EP_TYPE,
+        insert_all_reports_each_entry: ANY_EP_TYPE,
+        insert_all_assigns_sources: DIRECTED,
         add_peer_error_names_the_missing_peer: MSG,
         send_error_names_the_missing_peer: MSG,
         wrong_scheme_and_malformed_addresses_are_refused: ANY_EP_TYPE,
         auto_inserted_peers_are_released_on_close: SOURCE,
+    }
+    unknown_senders {
+        unknown_sender_comes_with_its_address: SOURCE_ERR,
+        posted_receives_report_unknown_senders: SOURCE_ERR,
+        removed_peer_comes_with_its_address: SOURCE_ERR,
+        every_kind_of_receive_reports_unknown_senders: MULTI_RECV_SOURCE_ERR,
+        dropped_receive_of_unknown_sender_loses_no_message: MULTI_RECV_SOURCE_ERR,
+        senders_that_have_left_are_reported: MULTI_RECV_SOURCE_ERR,
+        shared_contexts_report_unknown_senders: MULTI_RECV_SOURCE_ERR.shared_rx(),
+        unknown_senders_are_no_error_without_fi_source_err: SOURCE,
     }
     truncation {
         expected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
@@ -547,6 +559,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         concurrent_adds_are_not_lost: ATOMIC,
         compare_and_swap_implements_a_lock: ATOMIC,
         atomics_operate_on_arrays: ATOMIC,
+        query_agrees_with_operations: ATOMIC,
         misaligned_atomic_fails_only_its_op: ATOMIC,
         failed_atomic_executes_at_most_once: ATOMIC_RMA_EVENT,
         posted_atomics_report_fetched_values: ATOMIC,

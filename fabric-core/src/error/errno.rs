@@ -67,6 +67,7 @@ impl Error {
             Self::AddressNotLocal(_)
             | Self::StaleAddress(_)
             | Self::UnknownSource
+            | Self::SourceNotInserted { .. }
             | Self::NoSuchHost { .. } => fi_errno::EADDRNOTAVAIL,
             Self::AddressInUse(_) => fi_errno::EADDRINUSE,
             Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => {

@@ -58,6 +58,7 @@ impl Error {
             Self::AddressNotLocal(_)
             | Self::StaleAddress(_)
             | Self::UnknownSource
+            | Self::SourceNotInserted { .. }
             | Self::NoSuchHost { .. } => ErrorKind::AddrNotAvailable,
             Self::AddressInUse(_) => ErrorKind::AddrInUse,
             Self::UnknownProvider { .. } => ErrorKind::NotFound,

@@ -101,6 +101,7 @@ fn position(error: &Error) -> usize {
         Error::ShutDown => 35,
         Error::AddressNotLocal(_) => 36,
         Error::NoExtension { .. } => 37,
+        Error::SourceNotInserted { .. } => 38,
     }
 }
 
@@ -317,6 +318,16 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         ),
         (Error::UnknownSource, vec!["address vector"]),
         (
+            Error::SourceNotInserted {
+                address: Some(peer()),
+            },
+            vec!["10.0.0.5:7000", "FI_SOURCE_ERR", "insert"],
+        ),
+        (
+            Error::SourceNotInserted { address: None },
+            vec!["a peer that has left", "address vector"],
+        ),
+        (
             Error::AddressInUse(peer()),
             vec!["10.0.0.5:7000", "another name or port"],
         ),
@@ -425,7 +436,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
 
 #[test]
 fn every_error_text_is_one_short_line_with_its_values() {
-    let mut seen = [false; 38];
+    let mut seen = [false; 39];
     for (error, values) in examples() {
         seen[position(&error)] = true;
         let text = error.to_string();
@@ -438,7 +449,7 @@ fn every_error_text_is_one_short_line_with_its_values() {
             assert!(text.contains(value), "{value:?} is missing in {text:?}");
         }
     }
-    assert_eq!(seen, [true; 38], "a variant has no example");
+    assert_eq!(seen, [true; 39], "a variant has no example");
 }
 
 #[test]

@@ -92,6 +92,12 @@ pub(super) fn describe_private_data(data: &[u8]) -> String {
     }
 }
 
+/// Returns the sender in the text of
+/// [`Error::SourceNotInserted`](super::Error::SourceNotInserted).
+pub(super) fn describe_sender(address: Option<&Address>) -> String {
+    address.map_or_else(|| "a peer that has left".into(), Address::to_string)
+}
+
 /// Returns the end of the text of [`Error::OtherUser`](super::Error::OtherUser).
 pub(super) fn overflow_note(theirs: u32, ours: u32) -> &'static str {
     if theirs == ours {

@@ -87,8 +87,10 @@ bitflags! {
         /// A receive completion holds the sender's address handle (connectionless endpoints).
         #[doc(alias = "FI_SOURCE")]
         const SOURCE = 1 << 22;
-        /// A message of a sender outside the address vector is reported as an error with the
-        /// sender's address; needs [`Caps::SOURCE`].
+        /// The receive of a message whose sender is not in the address vector completes with
+        /// [`Error::SourceNotInserted`](crate::Error::SourceNotInserted), the sender's address, and
+        /// the message in the buffer. Must be requested together with [`Caps::SOURCE`]. Connected
+        /// endpoints do not have it.
         #[doc(alias = "FI_SOURCE_ERR")]
         const SOURCE_ERR = 1 << 23;
         /// The target of RMA operations is notified of them; needs a remote direction.

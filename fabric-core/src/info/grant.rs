@@ -10,6 +10,10 @@ use crate::flags::{Caps, Mode, MrMode};
 
 use super::{EpType, Hints, Info, Progress, mr_mode};
 
+/// Secondary capabilities that are granted only when requested: `SOURCE_ERR` adds errors about
+/// unknown senders.
+const ONLY_ON_REQUEST: Caps = Caps::SOURCE_ERR;
+
 /// Returns the offer, adjusted to hints that it satisfies.
 pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
     let mut info = offer.clone();
@@ -86,7 +90,8 @@ fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
 }
 
 /// Returns the capabilities of the endpoint, with explicit directions: the requested ones and the
-/// harmless secondary ones; or, when none were requested, all that the agreed mode bits allow.
+/// harmless secondary ones; or, when none were requested, all that the agreed mode bits allow,
+/// without `SOURCE_ERR`.
 pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     let all = offer.caps.with_directions();
     if let Some(asked) = hints.requested_caps() {
@@ -95,7 +100,7 @@ pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     }
 
     let agreed = mr_mode::agreed(hints, offer);
-    let mut caps = all;
+    let mut caps = all - ONLY_ON_REQUEST;
     if offer.domain.mr_mode.contains(MrMode::HMEM) && !agreed.contains(MrMode::HMEM) {
         caps.remove(Caps::HMEM);
     }
@@ -114,8 +119,7 @@ fn with_offered_directions(asked: Caps, offered: Caps) -> Caps {
 /// Returns the secondary capabilities that change nothing for an application that did not request
 /// them.
 fn harmless_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
-    // SOURCE_ERR would add errors about unknown senders.
-    let mut granted = secondary.difference(Caps::SOURCE_ERR);
+    let mut granted = secondary - ONLY_ON_REQUEST;
     let receives = |kind| asked.intersects(kind) && asked.contains(Caps::RECV);
     let connectionless = offer.ep.ep_type != EpType::Msg;
     for (bit, has_base) in [

@@ -89,6 +89,7 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
 pub fn negotiate(hints: &Hints, offer: &Info) -> Result<Info, Mismatch> {
     check_equal(offer, "ep_type", hints.ep_type, Some(offer.ep.ep_type))?;
     check_subset(offer, "caps", hints.caps, offer.caps.with_directions())?;
+    check_source_err(hints, offer)?;
     check_mode(offer, "mode", hints.mode, offer.mode)?;
     check_addresses(hints, offer)?;
     check_fabric(hints, offer)?;
@@ -97,6 +98,20 @@ pub fn negotiate(hints: &Hints, offer: &Info) -> Result<Info, Mismatch> {
     check_rx(hints, offer)?;
     check_tx(hints, offer)?;
     Ok(grant(hints, offer))
+}
+
+/// Checks that `SOURCE_ERR` is requested together with `SOURCE`, as `fi_getinfo(3)` demands.
+fn check_source_err(hints: &Hints, offer: &Info) -> CheckResult {
+    let asked = hints.caps.unwrap_or_default() & (Caps::SOURCE | Caps::SOURCE_ERR);
+    if asked != Caps::SOURCE_ERR {
+        return Ok(());
+    }
+    mismatch(
+        offer,
+        "caps",
+        flag_names(asked),
+        "SOURCE_ERR only with SOURCE",
+    )
 }
 
 fn check_addresses(hints: &Hints, offer: &Info) -> CheckResult {

@@ -164,6 +164,16 @@ pub trait RxEngine {
         let _ = (queue, discarded);
     }
 
+    /// Notes the name of a peer that sends to the queue of `queue`: under this key.
+    fn sender_connected(&mut self, queue: EpId, peer: PeerKey, name: &Address) {
+        let _ = (queue, peer, name);
+    }
+
+    /// Notes that a peer has disconnected. Messages of the peer may still be in the queue.
+    fn sender_disconnected(&mut self, queue: EpId, peer: PeerKey) {
+        let _ = (queue, peer);
+    }
+
     /// Returns a key for a peer that has connected to an endpoint with a shared receive context;
     /// the key is unique in the domain.
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {

@@ -91,6 +91,7 @@ impl RxQueue {
             for id in lost {
                 self.fail_partial(engine, id, error.clone());
             }
+            engine.sender_disconnected(self.ep, key);
             self.disconnect_peer(key, name);
         }
     }

@@ -165,6 +165,15 @@ impl PeerCaps {
         self.is_same_implementation
     }
 
+    /// Returns those of [`Caps::TAGGED`] and [`Caps::ATOMIC`] that the peer supports.
+    #[must_use]
+    pub fn tx_caps(self) -> Caps {
+        let mut caps = Caps::empty();
+        caps.set(Caps::TAGGED, self.tags);
+        caps.set(Caps::ATOMIC, self.atomics);
+        caps
+    }
+
     /// Returns the token for a message to this peer with this tag, if the message has one.
     ///
     /// # Errors

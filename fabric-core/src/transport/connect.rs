@@ -72,8 +72,7 @@ pub struct Connected {
     pub name: Address,
     /// Private data of the peer's reply; empty on the accepting side.
     pub data: Vec<u8>,
-    /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] whose operations may be posted.
-    /// A transport that checks each operation against its peer reports both.
+    /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] that the peer supports.
     pub tx_caps: Caps,
 }
 

@@ -230,7 +230,9 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// keys.
     #[must_use]
     pub fn connect_peer(&mut self, peer: PeerKey, name: &Address) -> PeerKey {
-        self.rx.connect_peer(self.engine, self.ep, peer, name)
+        let peer = self.rx.connect_peer(self.engine, self.ep, peer, name);
+        self.engine.sender_connected(self.rx.ep(), peer, name);
+        peer
     }
 
     /// Sets the source of a connected peer that the program has not inserted, before its first
@@ -290,6 +292,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn disconnect_peer(&mut self, peer: PeerKey, name: Address) {
+        self.engine.sender_disconnected(self.rx.ep(), peer);
         self.rx.disconnect_peer(peer, name);
     }
 

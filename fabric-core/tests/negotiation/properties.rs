@@ -8,6 +8,14 @@ fn any_flags<F: bitflags::Flags<Bits = u64> + std::fmt::Debug>() -> impl Strateg
     any::<u64>().prop_map(F::from_bits_truncate)
 }
 
+/// Returns the capabilities with `SOURCE`, if they have `SOURCE_ERR`, which needs it.
+fn with_source(caps: Caps) -> Caps {
+    match caps.contains(Caps::SOURCE_ERR) {
+        true => caps | Caps::SOURCE,
+        false => caps,
+    }
+}
+
 prop_compose! {
     /// Offers with arbitrary, consistent limits.
     fn any_offer()(
@@ -22,7 +30,7 @@ prop_compose! {
         key in prop::option::of(prop::collection::vec(any::<u8>(), 1..20)),
     ) -> Info {
         let mut offer = Info::template("sim", "net", "net0");
-        offer.caps = caps.with_directions();
+        offer.caps = with_source(caps.with_directions());
         offer.mode = mode;
         let domain = &mut offer.domain;
         domain.threading = Threading::ALL[threading];
@@ -91,7 +99,8 @@ proptest! {
 
     #[test]
     fn negotiation_is_idempotent(offer in any_offer(), requested in any_flags::<Caps>()) {
-        let mut hints = Hints::from(&offer).caps(offer.caps & requested & !Caps::DIRECTIONS);
+        let requested = with_source(offer.caps & requested & !Caps::DIRECTIONS);
+        let mut hints = Hints::from(&offer).caps(requested);
         (hints.tx_caps, hints.rx_caps) = (None, None);
         let info = negotiate(&hints, &offer).unwrap();
         prop_assert!(offer.caps.contains(info.caps));

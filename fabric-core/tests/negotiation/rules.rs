@@ -438,3 +438,19 @@ fn ofi_rxm_in_chain_selects_rxm_protocol() {
     assert!(negotiate(&accepting_hints().provider("sim"), &layered()).is_ok());
     assert!(negotiate(&accepting_hints(), &layered()).is_ok());
 }
+
+#[test]
+fn source_err_is_requested_together_with_source() {
+    let mut offer = test_offer();
+    offer.caps |= Caps::SOURCE | Caps::SOURCE_ERR;
+    let both = Caps::MSG | Caps::SOURCE | Caps::SOURCE_ERR;
+    let granted = negotiate(&accepting_hints().caps(both), &offer).unwrap();
+    assert!(granted.caps.contains(both) && granted.rx.caps.contains(both));
+    let alone = negotiate(&accepting_hints().caps(both - Caps::SOURCE), &offer);
+    let mismatch = alone.unwrap_err();
+    assert_eq!(
+        (mismatch.attribute, mismatch.asked.as_str()),
+        ("caps", "SOURCE_ERR")
+    );
+    assert!(mismatch.offered.contains("only with SOURCE"), "{mismatch}");
+}

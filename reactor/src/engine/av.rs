@@ -17,7 +17,18 @@ use super::domain::DomainHandle;
 use super::progress::EngineState;
 use super::state::bindings::AvId;
 
+/// The addresses that are inserted before the lock is released: a long list delays no other task
+/// for long.
+const INSERTS_PER_LOCK: usize = 64;
+
 impl EngineState {
+    /// Inserts an address for the program, and announces its handle.
+    fn insert_address(&mut self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
+        let (addr, is_new) = self.domain.avs.insert(av, address)?;
+        self.publish_addr(av, addr);
+        Ok((addr, is_new))
+    }
+
     /// Announces a new handle to the endpoints bound to a vector.
     pub(crate) fn publish_addr(&mut self, av: AvId, addr: FiAddr) {
         let vector = self.domain.avs.get(av);
@@ -106,11 +117,29 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::Closed`](fabric_core::Error::Closed).
     pub fn insert_address(&self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
-        self.with_engine(|state| {
-            let (addr, is_new) = state.domain.avs.insert(av, address)?;
-            state.publish_addr(av, addr);
-            Ok((addr, is_new))
-        })
+        self.with_engine(|state| state.insert_address(av, address))
+    }
+
+    /// Inserts the addresses, and returns the handle of each, in their order (`fi_av_insert` with
+    /// `FI_SYNC_ERR`). The error of an entry stays, and an address that cannot be inserted becomes
+    /// an error.
+    #[must_use]
+    pub fn insert_addresses(
+        &self,
+        av: AvId,
+        addresses: Vec<Result<Address>>,
+    ) -> Vec<Result<FiAddr>> {
+        let mut handles = Vec::with_capacity(addresses.len());
+        let mut addresses = addresses.into_iter();
+        while addresses.len() > 0 {
+            self.with_engine(|state| {
+                for address in addresses.by_ref().take(INSERTS_PER_LOCK) {
+                    let inserted = address.and_then(|address| state.insert_address(av, &address));
+                    handles.push(inserted.map(|(addr, _)| addr));
+                }
+            });
+        }
+        handles
     }
 
     /// Removes an address (`fi_av_remove`).

@@ -91,7 +91,7 @@ impl EngineState {
             OpPhase::Done => {
                 let message = op.outcome().and_then(|Outcome { transfer, error }| {
                     let lost = match error.as_deref() {
-                        None => 0,
+                        None | Some(Error::SourceNotInserted { .. }) => 0,
                         Some(Error::Truncated { lost, .. }) => *lost,
                         Some(_) => return None,
                     };

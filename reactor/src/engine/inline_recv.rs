@@ -41,6 +41,9 @@ impl EngineState {
             return None;
         }
         let state = domain.endpoints.get_mut(ep)?;
+        if state.bindings().source_err {
+            return None;
+        }
         let room = buf.recv_capacity().min(state.bindings().max_msg_size);
         let transport = self.endpoints.transport_mut(ep)?;
         let (len, source) = transport.try_recv(from, room, buf)?;

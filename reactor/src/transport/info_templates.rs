@@ -2,6 +2,7 @@
 
 use fabric_core::flags::{Caps, MrMode, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Version};
+use fabric_core::transport::MAX_PRIVATE_DATA;
 
 /// The objects of a class that a domain may have: any number, up to the limits of the system.
 const UNLIMITED: usize = usize::MAX;
@@ -17,7 +18,7 @@ const IOV_LIMIT: usize = 64;
 pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     let mut info = Info::template(provider, provider, provider);
     info.fabric.provider_version = Version::new(0, 1);
-    info.caps = caps | Caps::MSG | Caps::MSG_DIRECTIONS | Caps::SOURCE;
+    info.caps = caps | Caps::MSG | Caps::MSG_DIRECTIONS | Caps::SOURCE | Caps::SOURCE_ERR;
     info.domain.caps = caps & (Caps::LOCAL_COMM | Caps::REMOTE_COMM);
     info.domain.av_type = Some(AvType::Table);
     info.domain.mr_mode = MrMode::SCALABLE;
@@ -26,6 +27,7 @@ pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     info.domain.tx_ctx_cnt = ADVISED_CONTEXTS;
     info.domain.rx_ctx_cnt = ADVISED_CONTEXTS;
     info.domain.cntr_cnt = UNLIMITED;
+    info.domain.max_err_data = MAX_PRIVATE_DATA;
     info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
     info.tx.size = DEFAULT_QUEUE_SIZE;
     info.tx.iov_limit = IOV_LIMIT;
@@ -59,7 +61,7 @@ pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
 /// Converts an info into one for connected endpoints (`FI_EP_MSG`): a single peer needs neither
 /// directed receives nor a source address nor an address vector.
 pub(super) fn with_msg_endpoints(mut info: Info) -> Info {
-    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;
+    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE | Caps::SOURCE_ERR;
     info.domain.av_type = None;
     info.ep.ep_type = EpType::Msg;
     info

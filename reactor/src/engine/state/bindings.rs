@@ -47,6 +47,8 @@ pub struct Bindings {
     pub max_msg_size: usize,
     /// The longest message that can be injected, in bytes.
     pub inject_size: usize,
+    /// Whether the receive of a message of an unknown sender is an error (`FI_SOURCE_ERR`).
+    pub source_err: bool,
 }
 
 impl Bindings {
@@ -66,6 +68,7 @@ impl Bindings {
             rx_size: 1,
             max_msg_size: 1,
             inject_size: 1,
+            source_err: false,
         }
     }
 

@@ -12,6 +12,7 @@ use super::bindings::{AvId, Bindings, CqId};
 use super::cm::CmState;
 use super::deferred::Deferred;
 use super::id_map::IdMap;
+use super::sender_names::SenderNames;
 use super::tx_credits::{AwaitedGrant, CreditWaiter, TxCredits};
 
 /// An endpoint or a shared receive context.
@@ -21,6 +22,8 @@ pub(crate) struct EndpointState {
     pub(crate) tx_credits: TxCredits,
     posted_recvs: usize,
     stats: EndpointStats,
+    /// Of an endpoint that reports unknown senders.
+    sender_names: Option<Box<SenderNames>>,
     /// Of a passive or connected endpoint.
     cm: Option<Box<CmState>>,
 }
@@ -93,6 +96,17 @@ impl EndpointState {
         self.stats.discarded += messages as u64;
     }
 
+    /// Returns the names of the peers, if the endpoint reports unknown senders.
+    #[inline]
+    pub(crate) fn sender_names(&self) -> Option<&SenderNames> {
+        self.sender_names.as_deref()
+    }
+
+    /// As [`sender_names`](Self::sender_names), to be changed.
+    pub(crate) fn sender_names_mut(&mut self) -> Option<&mut SenderNames> {
+        self.sender_names.as_deref_mut()
+    }
+
     /// Makes this a passive or connected endpoint.
     pub(crate) fn set_cm(&mut self, cm: CmState) {
         self.cm = Some(Box::new(cm));
@@ -123,6 +137,7 @@ impl Endpoints {
     pub(crate) fn insert(&mut self, bindings: Bindings) -> EpId {
         EpId(self.by_id.insert(EndpointState {
             tx_credits: TxCredits::new(bindings.tx_size),
+            sender_names: bindings.source_err.then(Box::default),
             bindings,
             posted_recvs: 0,
             stats: EndpointStats::default(),

@@ -8,6 +8,7 @@
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
 //! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
+//! | `sender_names` | the senders of endpoints with `FI_SOURCE_ERR` |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
 //! | `pending_work`, `access_changes` | work that calls leave behind; retries of what transports hold back |
 //! | `arrival_timer` | messages that stop arriving |
@@ -36,5 +37,6 @@ pub(crate) mod pending_work;
 mod regions;
 mod reporting;
 mod rx_engine;
+mod sender_names;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;

@@ -28,6 +28,9 @@ impl RxEngine for DomainState {
             return None;
         }
         let ep = self.endpoints.get_mut(queue)?;
+        if ep.bindings().source_err {
+            return None;
+        }
         let cq = self.cqs.get_mut(ep.bindings().rx_cq);
         let reported_before = cq.as_ref().map_or(0, |cq| cq.len());
         Some(PlainDeliveries {
@@ -84,8 +87,10 @@ impl RxEngine for DomainState {
             }
         };
         let target = op.target();
+        let is_unknown = envelope.source.is_none() && ep.bindings().source_err;
         if !matches!(target, CompletionTarget::Future | CompletionTarget::Cq(_))
             || placed < envelope.len
+            || is_unknown
         {
             return self.complete(key, Outcome::received(envelope, placed));
         }
@@ -232,7 +237,7 @@ impl RxEngine for DomainState {
         self.part_lost(op);
     }
 
-    fn complete(&mut self, key: OpKey, outcome: Outcome) {
+    fn complete(&mut self, key: OpKey, mut outcome: Outcome) {
         if self.ops.has_in_flight()
             && let Some(in_flight) = self.ops.in_flight_mut(key)
         {
@@ -243,6 +248,9 @@ impl RxEngine for DomainState {
         };
         let (ep, kind, target) = (op.ep, op.kind, op.target());
         let (is_condition, held_credit) = (op.is_condition(), op.holds_credit());
+        if outcome.error.is_none() {
+            outcome.error = self.endpoints.source_error(ep, kind, &outcome.transfer);
+        }
         if kind.fills_buffer() {
             op.buf.finish(outcome.transfer.len);
         }
@@ -295,6 +303,18 @@ impl RxEngine for DomainState {
 
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
         self.endpoints.add_shared_peer(ep)
+    }
+
+    fn sender_connected(&mut self, queue: EpId, peer: PeerKey, name: &Address) {
+        if let Some(names) = self.endpoints.sender_names_of(queue) {
+            names.connect(peer, name);
+        }
+    }
+
+    fn sender_disconnected(&mut self, queue: EpId, peer: PeerKey) {
+        if let Some(names) = self.endpoints.sender_names_of(queue) {
+            names.disconnect(peer);
+        }
     }
 
     fn on_discarded(&mut self, queue: EpId, discarded: &DiscardedMessages) {

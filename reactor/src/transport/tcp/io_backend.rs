@@ -1,7 +1,6 @@
 //! The I/O backend of a domain: epoll or io_uring, and the domain's io_uring instance.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fabric_core::info::Progress;
@@ -9,16 +8,12 @@ use fabric_core::transport::{EngineContext, EpId, SocketIo, WaitSet, WaitToken};
 use fabric_core::{Error, Result};
 use rustix::io::Errno;
 
+use crate::parameters::SOCKET_IO;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::epoll_ctl_error;
 use crate::sys::uring::{
     CompletionKind, ReleasedBuffer, SharedUring, Uring, UringCompletion, UringConfig,
 };
-
-/// The environment variable that selects the backend of a program that requests `auto`.
-const ENV_VAR: &str = "FABRIC_SOCKET_IO";
-/// The backend that `auto` selects without the environment variable.
-const AUTO_BACKEND: SocketIo = SocketIo::Epoll;
 
 /// The I/O backend of a domain.
 pub(super) struct IoBackend {
@@ -78,25 +73,25 @@ impl IoBackend {
     /// Opens the backend of a domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if [`ENV_VAR`] has an unknown value; [`Error::Os`] if io_uring was
-    /// requested by name and is not available.
+    /// [`Error::Invalid`] if the parameter [`SOCKET_IO`] is not valid; [`Error::Os`] if io_uring
+    /// was requested by name and is not available.
     pub(super) fn open(
         wait_set: Arc<dyn WaitSet>,
         progress: Progress,
         io: SocketIo,
     ) -> Result<Self> {
-        Self::open_with_default(wait_set, progress, io, backend_from_env)
+        Self::open_with_default(wait_set, progress, io, || SOCKET_IO.get())
     }
 
     fn open_with_default(
         wait_set: Arc<dyn WaitSet>,
         progress: Progress,
         io: SocketIo,
-        from_env: impl FnOnce() -> Result<SocketIo>,
+        from_env: impl FnOnce() -> Result<Option<SocketIo>>,
     ) -> Result<Self> {
         let uring = match io {
             // Container runtimes may forbid io_uring; `auto` then falls back to epoll.
-            SocketIo::Auto if from_env()? == SocketIo::IoUring => {
+            SocketIo::Auto if from_env()? == Some(SocketIo::IoUring) => {
                 open_uring(&wait_set, progress).ok()
             }
             SocketIo::IoUring => Some(open_uring(&wait_set, progress)?),
@@ -187,26 +182,6 @@ impl Drop for IoBackend {
     }
 }
 
-/// Returns the backend that the environment selects.
-///
-/// # Errors
-/// [`Error::Invalid`] if [`ENV_VAR`] has an unknown value.
-fn backend_from_env() -> Result<SocketIo> {
-    std::env::var_os(ENV_VAR).map_or(Ok(AUTO_BACKEND), |value| parse_backend(&value))
-}
-
-fn parse_backend(value: &OsStr) -> Result<SocketIo> {
-    match value.to_str() {
-        Some("auto" | "") => Ok(AUTO_BACKEND),
-        Some("epoll") => Ok(SocketIo::Epoll),
-        Some("io_uring") => Ok(SocketIo::IoUring),
-        _ => {
-            let why = format!("{value:?} is not one of auto, epoll, io_uring");
-            Err(Error::Invalid { what: ENV_VAR, why })
-        }
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -227,25 +202,11 @@ mod tests {
                 let outcome = with_uring_forbidden(errno, || {
                     let set = EpollSet::new().expect("an epoll set");
                     let (set, progress) = (Arc::new(set), Progress::Manual);
-                    let backend = IoBackend::open_with_default(set, progress, io, || Ok(env));
+                    let backend = IoBackend::open_with_default(set, progress, io, || Ok(Some(env)));
                     backend.map(|backend| backend.name())
                 });
                 assert_eq!(outcome, expected, "{io:?} {env:?}");
             }
         }
-    }
-
-    #[test]
-    fn env_var_accepts_auto_epoll_and_io_uring() {
-        assert_eq!(parse_backend(OsStr::new("auto")), Ok(AUTO_BACKEND));
-        assert_eq!(parse_backend(OsStr::new("epoll")), Ok(SocketIo::Epoll));
-        assert_eq!(parse_backend(OsStr::new("io_uring")), Ok(SocketIo::IoUring));
-        let refused = parse_backend(OsStr::new("rubbish"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            refused.contains("FABRIC_SOCKET_IO") && refused.contains("rubbish"),
-            "{refused}"
-        );
     }
 }

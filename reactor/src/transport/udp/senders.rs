@@ -121,9 +121,13 @@ impl Senders {
         let is_inserted = address
             .as_ref()
             .is_some_and(|address| ctx.fi_addr_of(address).is_some());
-        let source =
-            address.and_then(|address| ctx.peer_connected(&address, Some(SOCKET_INCARNATION)));
-        (self.add(from, source, is_inserted), source)
+        let source = address
+            .as_ref()
+            .and_then(|address| ctx.peer_connected(address, Some(SOCKET_INCARNATION)));
+        let own_key = self.add(from, source, is_inserted);
+        // The endpoint has a receive queue of its own, so the key is the endpoint's.
+        let key = address.map_or(own_key, |address| ctx.connect_peer(own_key, &address));
+        (key, source)
     }
 
     /// Adds a sender, which the program may have inserted. Returns its key.

@@ -142,7 +142,7 @@ impl TcpEndpoint {
             Ok(Connected {
                 name: self.name.clone(),
                 data,
-                tx_caps: Caps::TAGGED | Caps::ATOMIC,
+                tx_caps: peer_caps.tx_caps(),
             }),
         );
         Ok(())
