@@ -12,7 +12,7 @@ use crate::mr::{Region, RmaIov};
 use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId};
 use crate::rx::{DiscardedMessages, Incarnation, PartialId, PeerSource, PlainRun, RxQueue};
 
-use super::{Connected, EngineContext, TransportEndpoint};
+use super::{Connected, EngineContext};
 
 /// An endpoint during a call of its transport: the receive queue, and the services of the engine.
 ///
@@ -72,7 +72,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.has_probes()
     }
 
-    /// Returns whether [`drain_unexpected`](Self::drain_unexpected) or
+    /// Returns whether unexpected messages are to be delivered to multi-receives,
     /// [`copy_next_chunk`](Self::copy_next_chunk) has work, or acks are unsent.
     #[must_use]
     #[inline]
@@ -186,24 +186,6 @@ impl<E: EngineContext> EndpointContext<'_, E> {
             sources: source.into_iter().collect(),
         };
         self.engine.on_discarded(self.ep, &report);
-    }
-
-    /// Delivers unexpected messages to multi-receives of the endpoint's own queue, within a bound,
-    /// and the held message of `transport` that is next. Returns whether any message moved. The
-    /// engine calls this before each [`TransportEndpoint::progress`].
-    #[inline]
-    pub fn drain_unexpected(&mut self, transport: &mut dyn TransportEndpoint<E>) -> bool {
-        self.rx.has_multi_recvs() && !self.shares_rx() && self.drain_own_queue(transport)
-    }
-
-    #[cold]
-    fn drain_own_queue(&mut self, transport: &mut dyn TransportEndpoint<E>) -> bool {
-        let moved = self.rx.drain_unexpected(self.engine);
-        if let Some(peer) = self.rx.next_held() {
-            transport.receive_held(self, peer);
-            self.rx.end_next_held(self.engine);
-        }
-        moved
     }
 
     /// Copies the next chunk of a message in the memory of its sender, taking turns between

@@ -100,8 +100,27 @@ impl EngineState {
         }
     }
 
+    /// Delivers unexpected messages to the multi-receives of all queues, within a bound. Returns
+    /// whether any message moved.
+    #[cold]
+    pub(crate) fn drain_multi_recvs(&mut self) -> bool {
+        let mut moved = 0;
+        let mut position = 0;
+        while let Some(ep) = self.endpoints.multi_recv_queue_at(position) {
+            moved += u64::from(self.with_rx(ep, RxQueue::drain_unexpected) == Some(true));
+            self.receive_next_held(ep);
+            if self.with_rx(ep, |rx, _| rx.has_multi_recvs()) == Some(true) {
+                position += 1;
+            } else {
+                self.endpoints.remove_multi_recv_queue(position);
+            }
+        }
+        self.moved_connections += moved;
+        moved > 0
+    }
+
     /// Delivers the held message that is next, if there is one.
-    pub(crate) fn receive_next_held(&mut self, ep: EpId) {
+    fn receive_next_held(&mut self, ep: EpId) {
         let Some(peer) = self.with_rx(ep, |rx, _| rx.next_held()).flatten() else {
             return;
         };
