@@ -128,8 +128,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// not wait.
     ///
     /// A probe finds buffered messages, and may buffer one more message beyond the budget for
-    /// unexpected messages, unless the budget is already exceeded. Messages behind one that is
-    /// held back at its sender are not found; see [`memory`](crate::guide::memory).
+    /// unexpected messages, unless the budget is already exceeded. Messages behind a held
+    /// one are not found; see [`memory`](crate::guide::memory).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

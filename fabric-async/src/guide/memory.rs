@@ -267,9 +267,9 @@
 //!   posted receive accepts. Over `shm`, a message that is [copied once](#single-copy) has room
 //!   longer: only 320 bytes of it count until it is buffered. A program that waits for tag 2 while
 //!   a sender floods tag 1 beyond the budget waits for ever. Post receives for what peers may send,
-//!   or agree on limits. The event [`EventKind::PeerHeldBack`] names such a peer, once until all
-//!   its buffered messages were received, and [`EndpointStats::held_back`] counts the connections
-//!   that wait now.
+//!   or agree on limits. The event [`EventKind::PeerOverBudget`] names such a peer, once until all
+//!   its buffered messages were received, and [`EndpointStats::held_connections`] counts the
+//!   connections that wait now.
 //! * Posting a receive that accepts the message takes it out of the ring. A
 //!   [probe](Endpoint::probe) finds the message. The endpoint then buffers it beyond the budget; of
 //!   one such message at a time.

@@ -56,7 +56,7 @@ async fn use_up_budget(ep: &Endpoint, count: usize) -> Vec<OwnedFd> {
         wait_until(ep, |stats| stats.peers == number + 1).await;
         sockets.push(socket);
     }
-    wait_until(ep, |stats| stats.held_back == count).await;
+    wait_until(ep, |stats| stats.held_connections == count).await;
     sockets
 }
 
@@ -149,7 +149,7 @@ fn ended_connections_of_one_name_count() {
             write_line(&segment, 0, FIRST_FRAGMENT, &[8 << 20, 7]);
             let socket = connect_raw(&ep).await;
             send_with_fds(&socket, &encode_hello(&name, 1, LINES), &[&segment]);
-            wait_until(&ep, |stats| stats.held_back == 1).await;
+            wait_until(&ep, |stats| stats.held_connections == 1).await;
             write_line(&segment, 0, CMA_OFFER, &[0, 0, 0]);
             drop(socket);
             let is_down = |kind| matches!(kind, EventKind::PeerDown { .. });

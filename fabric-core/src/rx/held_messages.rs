@@ -175,7 +175,7 @@ impl RxQueue {
         let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
         let next = self.find_next_held(engine, (&spec, None), buffered);
         let Some(next) = next.filter(|_| self.post_reports) else {
-            return self.post_after_others(engine, op, spec);
+            return self.queue_and_match(engine, op, spec);
         };
         self.held.set_next(next, NextFor::Receive(op, spec));
         let key = self.matcher.posted.push(&spec, op);
@@ -252,7 +252,7 @@ impl RxQueue {
         }
         match next_for {
             NextFor::Receive(op, spec) if self.remove_posted(op) => {
-                self.post_after_others(engine, op, spec);
+                self.queue_and_match(engine, op, spec);
             }
             NextFor::Probe(op, spec) if self.cancel_probe(op) => {
                 self.post_probe(engine, op, spec);

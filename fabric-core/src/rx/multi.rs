@@ -230,10 +230,10 @@ impl RxQueue {
         MatchResult::NoReceive
     }
 
-    /// Posts a receive for one message while multi-receives are posted, or messages are held.
-    /// Unexpected messages that match an earlier multi-receive are not for this receive.
+    /// Queues a receive for one message, and delivers the first unexpected message to it that no
+    /// earlier receive accepts. A multi-receive may be posted before, or messages may be held.
     #[cold]
-    pub(super) fn post_after_others(
+    pub(super) fn queue_and_match(
         &mut self,
         engine: &mut impl RxEngine,
         op: OpKey,

@@ -277,7 +277,7 @@ impl RxQueue {
                 return None;
             }
             MatchResult::NoReceive => {
-                self.hold_back(&envelope);
+                self.decline_over_budget(&envelope);
                 return None;
             }
         };

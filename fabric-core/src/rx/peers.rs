@@ -9,7 +9,7 @@ use crate::matching::PeerKey;
 use crate::op::EpId;
 
 use super::RxQueue;
-use super::budget::{PeerSource, UnexpectedBudget};
+use super::budget::{BudgetGroup, UnexpectedBudget};
 use super::engine::RxEngine;
 use super::partial::PartialMessage;
 
@@ -246,7 +246,7 @@ impl RxQueue {
     pub fn disconnect_peer(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name, &self.budget);
         self.budget.on_disconnect(peer);
-        self.held_back.remove(peer);
+        self.over_budget.remove(peer);
         self.held.remove(peer);
     }
 
@@ -255,10 +255,9 @@ impl RxQueue {
         self.held.remove(peer);
     }
 
-    /// Sets the source of a connected peer that the program has not inserted. The peers of one
-    /// source share a part of the budget for unexpected messages.
-    pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {
-        self.budget.set_source(peer, source);
+    /// Sets the group of a connected peer that the program has not inserted.
+    pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
+        self.budget.set_group(peer, group);
     }
 
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if

@@ -10,7 +10,7 @@ use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::{Region, RmaIov};
 use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId};
-use crate::rx::{DiscardedMessages, Incarnation, PartialId, PeerSource, PlainRun, RxQueue};
+use crate::rx::{BudgetGroup, DiscardedMessages, Incarnation, PartialId, PlainRun, RxQueue};
 
 use super::{Connected, EngineContext};
 
@@ -94,7 +94,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     }
 
     /// Returns a number that grows with each change after which a message or an access that the
-    /// transport holds back may be accepted ([`RxQueue::changes`],
+    /// transport holds may be accepted ([`RxQueue::changes`],
     /// [`EngineContext::access_changes`]). The engine reports the change, or makes a pass.
     #[must_use]
     #[inline]
@@ -111,8 +111,8 @@ impl<E: EngineContext> EndpointContext<'_, E> {
 
     /// Sets whether the engine reports each posted receive to the transport, as initially. If not,
     /// it reports only a post after which the queue [has work](Self::rx_has_work): the transport
-    /// holds no message back for which a receive may be posted. Has no effect on a shared queue,
-    /// which several endpoints may hold messages back for.
+    /// holds no message for which a receive may be posted. Has no effect on a shared queue, for
+    /// which several endpoints may hold messages.
     pub fn set_post_reports(&mut self, post_reports: bool) {
         self.rx.set_post_reports(post_reports);
     }
@@ -215,10 +215,10 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.connect_peer(self.engine, self.ep, peer, name)
     }
 
-    /// Sets the source of a connected peer that the program has not inserted, before its first
-    /// message. The peers of one source share a part of the budget for unexpected messages.
-    pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {
-        self.rx.set_peer_source(peer, source);
+    /// Sets the group of a connected peer that the program has not inserted, before its first
+    /// message.
+    pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
+        self.rx.set_budget_group(peer, group);
     }
 
     /// Notes that a message of this peer was declined and is dropped.
@@ -238,27 +238,27 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.release_peer(peer, bytes);
     }
 
-    /// Returns whether the budget has held back peers that no event has reported.
+    /// Returns whether the budget has declined messages of peers that no event has reported.
     #[must_use]
     #[inline]
-    pub fn has_held_back(&self) -> bool {
-        self.rx.has_held_back()
+    pub fn has_peers_over_budget(&self) -> bool {
+        self.rx.has_peers_over_budget()
     }
 
-    /// Reports the peers that the budget has held back ([`EventKind::PeerHeldBack`]). `peer_of`
-    /// returns the name and the handle of a peer; `None` for a peer of another endpoint that shares
-    /// the queue.
-    pub fn report_held_back(
+    /// Reports the peers whose messages the budget has declined ([`EventKind::PeerOverBudget`]).
+    /// `peer_of` returns the name and the handle of a peer; `None` for a peer of another endpoint
+    /// that shares the queue.
+    pub fn report_peers_over_budget(
         &mut self,
         mut peer_of: impl FnMut(PeerKey) -> Option<(Address, Option<FiAddr>)>,
     ) {
         let (engine, ep) = (&mut *self.engine, self.ep);
-        self.rx.report_held_back(|held_back| {
-            let Some((peer, source)) = peer_of(held_back.peer) else {
+        self.rx.report_peers_over_budget(|over_budget| {
+            let Some((peer, source)) = peer_of(over_budget.peer) else {
                 return false;
             };
-            let (len, buffered) = (held_back.len, held_back.buffered);
-            let kind = EventKind::PeerHeldBack {
+            let (len, buffered) = (over_budget.len, over_budget.buffered);
+            let kind = EventKind::PeerOverBudget {
                 peer,
                 source,
                 len,

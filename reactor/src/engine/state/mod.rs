@@ -9,7 +9,7 @@
 //! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
 //! | `av`, `regions`, `cm` | address vectors; memory regions; connection management |
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
-//! | `pending_work`, `access_changes` | work that calls leave behind; retries of what transports hold back |
+//! | `pending_work`, `access_changes` | work that calls leave behind; retries of what transports hold |
 //! | `arrival_timer` | messages that stop arriving |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
