@@ -597,6 +597,7 @@ impl RxQueue {
         self.post_keys.clear();
         self.unsent_acks.clear();
         self.budget.clear();
+        self.over_budget = PeersOverBudget::default();
         self.held = HeldMessages::new();
     }
 

@@ -267,4 +267,6 @@ fn sender_of_a_message_that_is_declined_later_is_reported() {
     assert!(fixture.rx.cancel(&mut fixture.engine, multi));
     assert!(fixture.rx.decline_again(&held));
     assert!(fixture.rx.has_peers_over_budget());
+    fixture.rx.close(&mut fixture.engine);
+    assert!(!fixture.rx.has_peers_over_budget(), "of a closed queue");
 }
