@@ -19,6 +19,7 @@ use super::engine::RxEngine;
 use super::held_messages::NextFor;
 use super::lost::OnLoss;
 use super::partial::PartialTarget;
+use super::peers::SourceCounts;
 use super::{RxQueue, UnexpectedMessage};
 
 /// The id of a claimed message, which is never reused at its endpoint.
@@ -39,6 +40,7 @@ struct ClaimedMessage {
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
     messages: Vec<ClaimedMessage>,
+    sources: SourceCounts,
     next_id: u64,
 }
 
@@ -218,6 +220,7 @@ impl ClaimTable {
     fn insert(&mut self, envelope: Envelope, message: UnexpectedMessage) -> ClaimId {
         let id = ClaimId(self.next_id);
         self.next_id += 1;
+        self.sources.add(envelope.source);
         self.messages.push(ClaimedMessage {
             id,
             envelope,
@@ -229,6 +232,7 @@ impl ClaimTable {
 
     fn take(&mut self, id: ClaimId) -> Option<ClaimedMessage> {
         let at = self.messages.iter().position(|claimed| claimed.id == id)?;
+        self.sources.remove(self.messages[at].envelope.source);
         Some(self.messages.swap_remove(at))
     }
 
@@ -259,21 +263,29 @@ impl ClaimTable {
         }
     }
 
-    /// Iterates over the envelopes of claimed messages. Their sources are kept up to date, because
-    /// a claimed message may be requeued.
-    pub(super) fn envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
-        let claimed = self.messages.iter_mut();
-        claimed.map(|claimed| &mut claimed.envelope)
-    }
-
     /// Returns whether a claimed message has this source.
     pub(super) fn has_source(&self, source: FiAddr) -> bool {
-        let mut claimed = self.messages.iter();
-        claimed.any(|claimed| claimed.envelope.source == Some(source))
+        self.sources.contains(source)
+    }
+
+    /// Sets the source of the claimed messages of these peers that have none: a claimed message may
+    /// be requeued.
+    pub(super) fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) {
+        let messages = self.messages.iter_mut();
+        self.sources
+            .assign(messages.map(|claimed| &mut claimed.envelope), peers, source);
+    }
+
+    /// Clears the source of the claimed messages that have this one.
+    pub(super) fn clear_source(&mut self, source: FiAddr) {
+        let messages = self.messages.iter_mut();
+        self.sources
+            .clear(messages.map(|claimed| &mut claimed.envelope), source);
     }
 
     /// Discards all claimed messages; receives of these claims are canceled.
     pub(super) fn clear(&mut self) {
         self.messages.clear();
+        self.sources = SourceCounts::default();
     }
 }
