@@ -19,7 +19,7 @@
 //! | `peers` | peers that connect and disconnect |
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
-//! | `held_messages` | messages that the budget has declined, in the order of arrival |
+//! | `held_messages` | declined messages, in the order of arrival |
 //! | `over_budget` | peers whose messages the budget has declined, for events |
 //! | `shared` | receive queues that several endpoints share |
 //! | `plain` | runs of plain messages |
@@ -397,7 +397,7 @@ impl RxQueue {
         let mut buffered = PooledBuf::empty(&self.pool);
         if peer_memory.is_none() {
             if buffered.begin_fill(envelope.len).is_err() {
-                return self.decline();
+                return self.decline_held(&envelope);
             }
             append_copy(&mut buffered, bytes);
         }
@@ -453,6 +453,11 @@ impl RxQueue {
         };
         let account = self.budget.account_number(envelope.peer);
         self.over_budget.add(over_budget, account);
+        self.decline_held(envelope)
+    }
+
+    /// Declines a message that no receive takes, and that cannot be buffered now.
+    fn decline_held(&mut self, envelope: &Envelope) -> bool {
         self.held.add(envelope, || self.matcher.next_arrival());
         self.decline()
     }

@@ -1,4 +1,5 @@
-//! Messages that the budget has declined, and that transports hold: one of each peer.
+//! Messages that the queue has declined, because the budget has no room or there is no memory for
+//! them, and that transports hold: one of each peer.
 //!
 //! A held message keeps its place in the order of arrival. A posted receive that accepts it and no
 //! buffered message is for the held message that has arrived first: the transport delivers it.

@@ -321,7 +321,7 @@ impl RxQueue {
         if let Some(buffer) = &mut buffer
             && buffer.begin_fill(envelope.len).is_err()
         {
-            self.decline();
+            self.decline_held(&envelope);
             return None;
         }
         engine.on_arriving();

@@ -477,6 +477,29 @@ fn claimed_messages_that_stall_get_their_turn_less_often() {
     assert_eq!(turns, 5, "after 64, 256, 512, 1024 and 2048 claims");
 }
 
+/// A message that the budget has room for, but for which there is no memory, keeps its place.
+#[test]
+fn message_without_memory_keeps_its_place() {
+    const TOO_LONG: usize = 1 << 50;
+    let mut fixture = Fixture::with_budget(usize::MAX);
+    let begun = fixture
+        .rx
+        .begin_partial(&mut fixture.engine, envelope(1, 1, TOO_LONG));
+    assert_eq!(begun, None);
+    let Fixture { rx, engine } = &mut fixture;
+    assert!(!rx.deliver(engine, envelope(2, 1, TOO_LONG), &&b"the rest is lost"[..]));
+    assert!(!rx.has_peers_over_budget());
+    for peer in [1, 2] {
+        let op = fixture.new_op();
+        let Fixture { rx, engine } = &mut fixture;
+        rx.post(engine, op, spec(None));
+        assert_eq!(rx.next_held(), Some(PeerKey(peer)));
+        assert!(rx.deliver(engine, envelope(peer, 1, 4), &&b"here"[..]));
+        rx.end_next_held(engine);
+        assert_eq!(fixture.received_len(op), Some(4));
+    }
+}
+
 /// The place in the order of arrival is that of a held message, not of one that was dropped.
 #[test]
 fn dropped_message_leaves_no_place() {
