@@ -338,13 +338,14 @@ impl RxQueue {
         !self.matcher.posted.is_empty() || !self.multi_recvs.is_empty()
     }
 
-    /// Returns whether nothing is posted, no message is buffered or being copied, and no ack is
-    /// unsent. The next message to arrive would then match the next receive that accepts it.
+    /// Returns whether nothing is posted, no message is buffered, held or being copied, and no ack
+    /// is unsent. The next message to arrive would then match the next receive that accepts it.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         let entries = self.matcher.posted.len()
             | self.matcher.unexpected.len()
+            | self.held.len()
             | self.multi_recvs.len()
             | self.probes.len()
             | self.peer_copies.running()

@@ -85,8 +85,13 @@ impl HeldMessages {
     }
 
     #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.len() == 0
     }
 
     /// Adds a declined message, unless it was added before. `arrival` returns the next arrival

@@ -500,6 +500,22 @@ fn message_without_memory_keeps_its_place() {
     }
 }
 
+/// A queue with a held message is not empty: an inline receive would take a later message.
+#[test]
+fn queue_with_a_held_message_is_not_empty() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    assert!(fixture.rx.is_empty());
+    assert!(!fixture.deliver(1, 1, &[1; BUDGET]));
+    assert!(!fixture.rx.is_empty());
+    let op = fixture.new_op();
+    let Fixture { rx, engine } = &mut fixture;
+    rx.post(engine, op, spec(None));
+    assert!(fixture.deliver(1, 1, &[1; BUDGET]));
+    fixture.rx.end_next_held(&mut fixture.engine);
+    assert_eq!(fixture.received_len(op), Some(BUDGET));
+    assert!(fixture.rx.is_empty());
+}
+
 /// The place in the order of arrival is that of a held message, not of one that was dropped.
 #[test]
 fn dropped_message_leaves_no_place() {
