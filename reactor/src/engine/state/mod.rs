@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `domain_state` | the state: what needs several of the parts below |
 //! | `endpoints`, `bindings` | endpoints; ids, and objects that endpoints are bound to |
+//! | `shared_peers` | the endpoints at which peers of shared receive contexts connect |
 //! | `engine_context`, `rx_engine` | the part that a transport sees; deliveries of received messages |
 //! | `ops`, `tx_credits`, `in_flight` | operations, transmit credits, buffers that the kernel still reads |
 //! | `cq`, `counter`, `eq`; `reporting` | completion queues, counters, event queues; reporting of operations |
@@ -36,5 +37,6 @@ pub(crate) mod pending_work;
 mod regions;
 mod reporting;
 mod rx_engine;
+mod shared_peers;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;
