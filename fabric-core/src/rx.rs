@@ -81,6 +81,8 @@ pub struct RxQueue {
     shared: bool,
     /// Whether the engine reports each posted receive to the transport.
     post_reports: bool,
+    /// Whether the transport drops the messages that the queue declines.
+    drops_declined: bool,
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key in the matcher of the last receive that was posted under each operation's index.
     post_keys: Vec<PostKey>,
@@ -172,6 +174,7 @@ impl RxQueue {
             ep,
             shared: false,
             post_reports: true,
+            drops_declined: false,
             matcher: Matcher::new(),
             post_keys: Vec::new(),
             multi_recvs: QueuedMultiRecvs::default(),
@@ -199,6 +202,11 @@ impl RxQueue {
         self.post_reports = post_reports || self.shared;
     }
 
+    /// Sets that the transport drops the messages that the queue declines, and holds none.
+    pub fn set_drops_declined(&mut self) {
+        self.drops_declined = true;
+    }
+
     /// Sets that one peer sends to this queue, as to that of an `FI_EP_MSG` endpoint: the peer may
     /// use the whole budget. Has no effect on a shared queue.
     pub fn set_single_peer(&mut self) {
@@ -224,7 +232,7 @@ impl RxQueue {
     }
 
     /// Returns a number that grows with each change after which the queue may accept a message that
-    /// it has declined: a receive or probe was posted, the budget has got bytes back, a peer has
+    /// it has declined: a receive was posted, the budget has got bytes back, a peer has
     /// left, a multi-receive has room again or has left the queue, a message has stalled. A
     /// transport that holds a message retries it after the number has grown.
     #[must_use]
@@ -393,12 +401,12 @@ impl RxQueue {
             message_cost(envelope.len)
         };
         if !self.make_room(engine, &envelope, cost) {
-            return self.decline_over_budget(&envelope);
+            return self.decline_over_budget(engine, &envelope);
         }
         let mut buffered = PooledBuf::empty(&self.pool);
         if peer_memory.is_none() {
             if buffered.begin_fill(envelope.len).is_err() {
-                return self.decline_held(&envelope);
+                return self.decline_held(engine, &envelope);
             }
             append_copy(&mut buffered, bytes);
         }
@@ -422,9 +430,9 @@ impl RxQueue {
             Admission::Fits => true,
             Admission::AfterDiscard => {
                 self.discard_from_disconnected(engine);
-                self.budget.fits(envelope.peer, cost) || self.is_admitted_by_probe(envelope)
+                self.budget.fits(envelope.peer, cost) || self.held.is_next_for_claim(envelope.peer)
             }
-            Admission::Declined => self.is_admitted_by_probe(envelope),
+            Admission::Declined => self.held.is_next_for_claim(envelope.peer),
         }
     }
 
@@ -446,7 +454,10 @@ impl RxQueue {
 
     /// Declines a message for which the budget has no room.
     #[cold]
-    fn decline_over_budget(&mut self, envelope: &Envelope) -> bool {
+    fn decline_over_budget(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> bool {
+        if self.drops_declined {
+            return false;
+        }
         let over_budget = PeerOverBudget {
             peer: envelope.peer,
             len: envelope.len,
@@ -454,12 +465,17 @@ impl RxQueue {
         };
         let account = self.budget.account_number(envelope.peer);
         self.over_budget.add(over_budget, account);
-        self.decline_held(envelope)
+        self.decline_held(engine, envelope)
     }
 
     /// Declines a message that no receive takes, and that cannot be buffered now.
-    fn decline_held(&mut self, envelope: &Envelope) -> bool {
-        self.held.add(envelope, || self.matcher.next_arrival());
+    fn decline_held(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> bool {
+        if self.drops_declined {
+            return false;
+        }
+        if self.held.add(envelope, || self.matcher.next_arrival()) {
+            self.check_probes(engine);
+        }
         self.decline()
     }
 
@@ -566,10 +582,10 @@ impl RxQueue {
     /// Declines a message again, unless a posted receive would take it now or the budget has room
     /// for it. Returns whether the message was declined.
     #[must_use]
-    pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
+    pub fn decline_again(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> bool {
         let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
         let has_room = admission != Admission::Declined
-            || self.is_admitted_by_probe(envelope)
+            || self.held.is_next_for_claim(envelope.peer)
             || self.has_stalled_receive_for(envelope);
         let is_blocked = !self.multi_recvs.is_empty() && {
             let receive = self.matcher.posted.find(envelope);
@@ -580,7 +596,7 @@ impl RxQueue {
         } else if has_room || self.matcher.posted.would_match(envelope) {
             return false;
         } else {
-            self.decline_over_budget(envelope);
+            self.decline_over_budget(engine, envelope);
         }
         true
     }

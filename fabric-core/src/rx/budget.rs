@@ -34,7 +34,7 @@ pub(super) struct UnexpectedBudget {
     limit: usize,
     /// One peer uses the whole budget.
     single_peer: bool,
-    /// What all peers use. A probed message may exceed the limit.
+    /// What all peers use. A claimed message may exceed the limit.
     used: usize,
     /// The peer that was charged last: mostly one peer sends several messages.
     current: (PeerKey, PeerAccount),
@@ -127,11 +127,6 @@ impl UnexpectedBudget {
 
     pub(super) fn used(&self) -> usize {
         self.used
-    }
-
-    /// Returns whether more than the limit is used.
-    pub(super) fn is_exceeded(&self) -> bool {
-        self.used > self.limit
     }
 
     /// Returns whether a message of this cost of this peer may be buffered.

@@ -313,7 +313,7 @@ impl RxQueue {
                 return None;
             }
             MatchResult::NoReceive => {
-                self.decline_over_budget(&envelope);
+                self.decline_over_budget(engine, &envelope);
                 return None;
             }
         };
@@ -321,7 +321,7 @@ impl RxQueue {
         if let Some(buffer) = &mut buffer
             && buffer.begin_fill(envelope.len).is_err()
         {
-            self.decline_held(&envelope);
+            self.decline_held(engine, &envelope);
             return None;
         }
         engine.on_arriving();

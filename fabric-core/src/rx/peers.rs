@@ -286,11 +286,6 @@ impl RxQueue {
         self.held.remove(peer);
     }
 
-    /// Notes that the transport has dropped a message of this peer that was declined.
-    pub fn on_dropped(&mut self, peer: PeerKey) {
-        self.held.remove(peer);
-    }
-
     /// Sets the group of a connected peer that the program has not inserted.
     pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
         self.budget.set_group(peer, group);

@@ -106,7 +106,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// for it. Returns whether the message was declined.
     #[must_use]
     pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
-        self.rx.decline_again(envelope)
+        self.rx.decline_again(self.engine, envelope)
     }
 
     /// Sets whether the engine reports each posted receive to the transport, as initially. If not,
@@ -115,6 +115,11 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// which several endpoints may hold messages.
     pub fn set_post_reports(&mut self, post_reports: bool) {
         self.rx.set_post_reports(post_reports);
+    }
+
+    /// Sets that the transport drops the messages that the queue declines, and holds none.
+    pub fn set_drops_declined(&mut self) {
+        self.rx.set_drops_declined();
     }
 
     /// Begins a run of plain messages of one peer, given by its key and its address handle. `None`
@@ -219,11 +224,6 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// message.
     pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
         self.rx.set_budget_group(peer, group);
-    }
-
-    /// Notes that a message of this peer was declined and is dropped.
-    pub fn on_dropped(&mut self, peer: PeerKey) {
-        self.rx.on_dropped(peer);
     }
 
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.

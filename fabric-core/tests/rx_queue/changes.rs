@@ -216,16 +216,17 @@ proptest! {
         let mut model = Model::new();
         let held = held_messages();
         for call in calls {
-            let rx = &mut model.fixture.rx;
-            let accepts_before: Vec<_> = held.iter().map(|held| !rx.decline_again(held)).collect();
+            let Fixture { rx, engine } = &mut model.fixture;
+            let accepts = |held| !rx.decline_again(engine, held);
+            let accepts_before: Vec<_> = held.iter().map(accepts).collect();
             let before = rx.changes();
             model.call(call);
-            let rx = &mut model.fixture.rx;
+            let Fixture { rx, engine } = &mut model.fixture;
             prop_assert!(rx.changes() >= before);
             if rx.changes() == before {
                 for (held, accepted) in held.iter().zip(accepts_before) {
                     let may_wait = accepted || model.left.contains(&held.peer);
-                    prop_assert!(may_wait || rx.decline_again(held), "{call:?}: {held:?}");
+                    prop_assert!(may_wait || rx.decline_again(engine, held), "{call:?}: {held:?}");
                 }
             }
         }
@@ -259,13 +260,13 @@ fn sender_of_a_message_that_is_declined_later_is_reported() {
         !fixture.deliver(1, 5, &[0; BUDGET]),
         "the multi-receive is blocked"
     );
-    assert!(fixture.rx.decline_again(&held));
+    assert!(fixture.rx.decline_again(&mut fixture.engine, &held));
     assert!(
         !fixture.rx.has_peers_over_budget(),
         "the message waits for a receive"
     );
     assert!(fixture.rx.cancel(&mut fixture.engine, multi));
-    assert!(fixture.rx.decline_again(&held));
+    assert!(fixture.rx.decline_again(&mut fixture.engine, &held));
     assert!(fixture.rx.has_peers_over_budget());
     fixture.rx.close(&mut fixture.engine);
     assert!(!fixture.rx.has_peers_over_budget(), "of a closed queue");

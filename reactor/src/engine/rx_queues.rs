@@ -119,10 +119,11 @@ impl EngineState {
         moved > 0
     }
 
-    /// Delivers the held message that is next, if there is one.
-    fn receive_next_held(&mut self, ep: EpId) {
+    /// Delivers the held message that is next, if there is one. Returns whether the queue has
+    /// declined the message again.
+    pub(crate) fn receive_next_held(&mut self, ep: EpId) -> bool {
         let Some(peer) = self.with_rx(ep, |rx, _| rx.next_held()).flatten() else {
-            return;
+            return false;
         };
         let holder = if self.endpoints.is_shared_context(ep) {
             self.domain.endpoints.arrival_endpoint(ep, peer)
@@ -133,7 +134,7 @@ impl EngineState {
             // An endpoint that is closed holds nothing.
             let _ = self.with_transport(holder, |transport, ctx| transport.receive_held(ctx, peer));
         }
-        self.with_rx(ep, |rx, domain| rx.end_next_held(domain));
+        self.with_rx(ep, |rx, domain| rx.end_next_held(domain)) == Some(true)
     }
 
     /// Fails a receive that was just posted, unless it has ended.
