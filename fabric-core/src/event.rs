@@ -63,11 +63,11 @@ pub enum EventKind {
     /// endpoint reads on when a receive takes the message or room in the budget is freed. The
     /// program can end the connection with `Endpoint::disconnect`.
     ///
-    /// Reported once, and again if the endpoint holds back a message of the peer after all buffered
+    /// Reported once, and again if the endpoint holds a message of the peer after all buffered
     /// messages of the peer were received.
-    /// [`EndpointStats::held_back`](crate::stats::EndpointStats::held_back) counts the connections
-    /// that wait now, without names.
-    PeerHeldBack {
+    /// [`EndpointStats::held_connections`](crate::stats::EndpointStats::held_connections) counts
+    /// the connections that wait now, without names.
+    PeerOverBudget {
         /// The peer's name.
         peer: Address,
         /// The peer's handle in the address vector, if it has one.

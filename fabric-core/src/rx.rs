@@ -3,7 +3,7 @@
 //! A message arrives whole ([`RxQueue::deliver`]) or in pieces ([`RxQueue::begin_partial`],
 //! [`RxQueue::append`]). Its bytes are copied directly into the receive that matches. If none
 //! matches, the message is buffered within a budget. Over the budget the queue *declines* the
-//! message: the transport leaves the message where it is and holds the sender back.
+//! message: the transport *holds* the message where it is, and the sender waits.
 //!
 //! No complete message is lost: when a receive is dropped after its match, its message is requeued
 //! at the message's old place.
@@ -19,8 +19,8 @@
 //! | `peers` | peers that connect and disconnect |
 //! | `acks` | acks that senders wait for |
 //! | `budget` | bytes that unexpected messages use |
-//! | `held_messages` | messages that the budget has declined, in the order of arrival |
-//! | `held_back` | peers whose messages the budget has declined, for events |
+//! | `held_messages` | declined messages, in the order of arrival |
+//! | `over_budget` | peers whose messages the budget has declined, for events |
 //! | `shared` | receive queues that several endpoints share |
 //! | `plain` | runs of plain messages |
 //! | `engine` | the engine as the queue uses it |
@@ -29,10 +29,10 @@ mod acks;
 mod budget;
 mod claim;
 mod engine;
-mod held_back;
 mod held_messages;
 mod lost;
 mod multi;
+mod over_budget;
 mod partial;
 mod peer_memory;
 mod peers;
@@ -55,18 +55,18 @@ use crate::op::{EpId, OpKey};
 use acks::UnsentAcks;
 use budget::{Admission, UNEXPECTED_OVERHEAD, UnexpectedBudget, message_cost};
 use claim::{ClaimTable, Probes};
-use held_back::HeldBackPeers;
 use held_messages::HeldMessages;
 use lost::OnLoss;
 use multi::{MatchResult, QueuedMultiRecvs};
+use over_budget::PeersOverBudget;
 use partial::{PartialTarget, Reassembly, append_copy};
 use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
 
-pub use budget::PeerSource;
+pub use budget::BudgetGroup;
 pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
-pub use held_back::HeldBackPeer;
+pub use over_budget::PeerOverBudget;
 pub use partial::PartialId;
 pub use peers::DiscardedMessages;
 pub use plain::{PlainDelivery, PlainRun, PlainSink};
@@ -81,6 +81,8 @@ pub struct RxQueue {
     shared: bool,
     /// Whether the engine reports each posted receive to the transport.
     post_reports: bool,
+    /// Whether the transport drops the messages that the queue declines.
+    drops_declined: bool,
     matcher: Matcher<OpKey, UnexpectedMessage>,
     /// The key in the matcher of the last receive that was posted under each operation's index.
     post_keys: Vec<PostKey>,
@@ -98,7 +100,7 @@ pub struct RxQueue {
     peer_copies: PeerCopies,
     unsent_acks: UnsentAcks,
     budget: UnexpectedBudget,
-    held_back: HeldBackPeers,
+    over_budget: PeersOverBudget,
     held: HeldMessages,
     pool: Arc<BufferPool>,
 }
@@ -172,6 +174,7 @@ impl RxQueue {
             ep,
             shared: false,
             post_reports: true,
+            drops_declined: false,
             matcher: Matcher::new(),
             post_keys: Vec::new(),
             multi_recvs: QueuedMultiRecvs::default(),
@@ -185,7 +188,7 @@ impl RxQueue {
             peer_copies: PeerCopies::default(),
             unsent_acks: UnsentAcks::default(),
             budget: UnexpectedBudget::new(budget),
-            held_back: HeldBackPeers::default(),
+            over_budget: PeersOverBudget::default(),
             held: HeldMessages::new(),
             pool,
         }
@@ -193,10 +196,15 @@ impl RxQueue {
 
     /// Sets whether the engine reports each posted receive to the transport, as initially. If not,
     /// it reports only a post after which the queue [has work](Self::has_work): the transport holds
-    /// no message back for which a receive may be posted. Has no effect on a shared queue, which
-    /// several endpoints may hold messages back for.
+    /// no message for which a receive may be posted. Has no effect on a shared queue, for which
+    /// several endpoints may hold messages.
     pub fn set_post_reports(&mut self, post_reports: bool) {
         self.post_reports = post_reports || self.shared;
+    }
+
+    /// Sets that the transport drops the messages that the queue declines, and holds none.
+    pub fn set_drops_declined(&mut self) {
+        self.drops_declined = true;
     }
 
     /// Sets that one peer sends to this queue, as to that of an `FI_EP_MSG` endpoint: the peer may
@@ -224,9 +232,9 @@ impl RxQueue {
     }
 
     /// Returns a number that grows with each change after which the queue may accept a message that
-    /// it has declined: a receive or probe was posted, the budget has got bytes back, a peer has
+    /// it has declined: a receive was posted, the budget has got bytes back, a peer has
     /// left, a multi-receive has room again or has left the queue, a message has stalled. A
-    /// transport that holds a message back retries it after the number has grown.
+    /// transport that holds a message retries it after the number has grown.
     #[must_use]
     #[inline]
     pub fn changes(&self) -> u64 {
@@ -256,7 +264,7 @@ impl RxQueue {
             return self.post_with_held(engine, op, spec);
         }
         if !self.multi_recvs.is_empty() {
-            return self.post_after_others(engine, op, spec);
+            return self.queue_and_match(engine, op, spec);
         }
         match self.matcher.post(spec, op) {
             RecvPostResult::Queued(key) => self.record_queued(engine, op, spec, key),
@@ -338,13 +346,14 @@ impl RxQueue {
         !self.matcher.posted.is_empty() || !self.multi_recvs.is_empty()
     }
 
-    /// Returns whether nothing is posted, no message is buffered or being copied, and no ack is
-    /// unsent. The next message to arrive would then match the next receive that accepts it.
+    /// Returns whether nothing is posted, no message is buffered, held or being copied, and no ack
+    /// is unsent. The next message to arrive would then match the next receive that accepts it.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         let entries = self.matcher.posted.len()
             | self.matcher.unexpected.len()
+            | self.held.len()
             | self.multi_recvs.len()
             | self.probes.len()
             | self.peer_copies.running()
@@ -392,12 +401,12 @@ impl RxQueue {
             message_cost(envelope.len)
         };
         if !self.make_room(engine, &envelope, cost) {
-            return self.hold_back(&envelope);
+            return self.decline_over_budget(engine, &envelope);
         }
         let mut buffered = PooledBuf::empty(&self.pool);
         if peer_memory.is_none() {
             if buffered.begin_fill(envelope.len).is_err() {
-                return self.decline();
+                return self.decline_held(engine, &envelope);
             }
             append_copy(&mut buffered, bytes);
         }
@@ -421,9 +430,9 @@ impl RxQueue {
             Admission::Fits => true,
             Admission::AfterDiscard => {
                 self.discard_from_disconnected(engine);
-                self.budget.fits(envelope.peer, cost) || self.is_admitted_by_probe(envelope)
+                self.budget.fits(envelope.peer, cost) || self.held.is_next_for_claim(envelope.peer)
             }
-            Admission::Declined => self.is_admitted_by_probe(envelope),
+            Admission::Declined => self.held.is_next_for_claim(envelope.peer),
         }
     }
 
@@ -445,30 +454,43 @@ impl RxQueue {
 
     /// Declines a message for which the budget has no room.
     #[cold]
-    fn hold_back(&mut self, envelope: &Envelope) -> bool {
-        let held_back = HeldBackPeer {
+    fn decline_over_budget(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> bool {
+        if self.drops_declined {
+            return false;
+        }
+        let over_budget = PeerOverBudget {
             peer: envelope.peer,
             len: envelope.len,
             buffered: self.budget.used_by(envelope.peer),
         };
         let account = self.budget.account_number(envelope.peer);
-        self.held_back.add(held_back, account);
-        self.held.add(envelope, || self.matcher.next_arrival());
+        self.over_budget.add(over_budget, account);
+        self.decline_held(engine, envelope)
+    }
+
+    /// Declines a message that no receive takes, and that cannot be buffered now.
+    fn decline_held(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> bool {
+        if self.drops_declined {
+            return false;
+        }
+        if self.held.add(envelope, || self.matcher.next_arrival()) {
+            self.check_probes(engine);
+        }
         self.decline()
     }
 
-    /// Returns whether the budget has held back peers that no event has reported.
+    /// Returns whether the budget has declined messages of peers that no event has reported.
     #[must_use]
     #[inline]
-    pub fn has_held_back(&self) -> bool {
-        self.held_back.has_unreported()
+    pub fn has_peers_over_budget(&self) -> bool {
+        self.over_budget.has_unreported()
     }
 
-    /// Calls `report` with each peer that the budget has held back and that no event has reported.
-    /// `report` returns whether it has reported the peer. A connected peer is reported again after
-    /// all its buffered messages were received.
-    pub fn report_held_back(&mut self, report: impl FnMut(HeldBackPeer) -> bool) {
-        self.held_back.take_reported(report);
+    /// Calls `report` with each peer whose message the budget has declined and that no event has
+    /// reported. `report` returns whether it has reported the peer. A connected peer is reported
+    /// again after all its buffered messages were received.
+    pub fn report_peers_over_budget(&mut self, report: impl FnMut(PeerOverBudget) -> bool) {
+        self.over_budget.take_reported(report);
     }
 
     /// Cancels a receive or probe that no message has matched. Returns false when neither is
@@ -560,10 +582,10 @@ impl RxQueue {
     /// Declines a message again, unless a posted receive would take it now or the budget has room
     /// for it. Returns whether the message was declined.
     #[must_use]
-    pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
+    pub fn decline_again(&mut self, engine: &mut impl RxEngine, envelope: &Envelope) -> bool {
         let admission = self.budget.admit(envelope.peer, message_cost(envelope.len));
         let has_room = admission != Admission::Declined
-            || self.is_admitted_by_probe(envelope)
+            || self.held.is_next_for_claim(envelope.peer)
             || self.has_stalled_receive_for(envelope);
         let is_blocked = !self.multi_recvs.is_empty() && {
             let receive = self.matcher.posted.find(envelope);
@@ -574,7 +596,7 @@ impl RxQueue {
         } else if has_room || self.matcher.posted.would_match(envelope) {
             return false;
         } else {
-            self.hold_back(envelope);
+            self.decline_over_budget(engine, envelope);
         }
         true
     }
@@ -597,6 +619,7 @@ impl RxQueue {
         self.post_keys.clear();
         self.unsent_acks.clear();
         self.budget.clear();
+        self.over_budget = PeersOverBudget::default();
         self.held = HeldMessages::new();
     }
 

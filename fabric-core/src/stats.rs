@@ -41,7 +41,7 @@ impl std::ops::AddAssign for OpStats {
 }
 
 /// Counters of an endpoint since it was enabled, and its load as of the last progress: `peers`,
-/// `held_back`, `unexpected` and `unexpected_bytes`.
+/// `held_connections`, `unexpected` and `unexpected_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
@@ -100,10 +100,10 @@ pub struct EndpointStats {
     /// Peers that are connected to this endpoint now. Over shared memory, those that have sent
     /// something or have called `add_peer`: each direction has a connection of its own.
     pub peers: usize,
-    /// Connections whose next message or remote access waits now, because the budget for unexpected
-    /// messages or a completion queue has no room for it. See
-    /// [`EventKind::PeerHeldBack`](crate::event::EventKind::PeerHeldBack).
-    pub held_back: usize,
+    /// Connections whose next message or remote access is held now, because the budget for
+    /// unexpected messages or a completion queue has no room for it. See
+    /// [`EventKind::PeerOverBudget`](crate::event::EventKind::PeerOverBudget).
+    pub held_connections: usize,
     /// Unexpected messages that wait for a receive now.
     pub unexpected: usize,
     /// Bytes of the budget that unexpected messages use now.
@@ -150,7 +150,7 @@ impl EndpointStats {
         self.discarded += other.discarded;
         self.inbound_refused += other.inbound_refused;
         self.peers += other.peers;
-        self.held_back += other.held_back;
+        self.held_connections += other.held_connections;
         self.unexpected += other.unexpected;
         self.unexpected_bytes += other.unexpected_bytes;
     }
@@ -210,7 +210,7 @@ mod tests {
             discarded: count,
             inbound_refused: count,
             peers: load,
-            held_back: load,
+            held_connections: load,
             unexpected: load,
             unexpected_bytes: load,
         }

@@ -127,9 +127,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// receive the message meanwhile; to keep it, claim it. [`try_probe`](Request::try_probe) does
     /// not wait.
     ///
-    /// A probe finds buffered messages, and may buffer one more message beyond the budget for
-    /// unexpected messages, unless the budget is already exceeded. Messages behind one that is
-    /// held back at its sender are not found; see [`memory`](crate::guide::memory).
+    /// A probe finds buffered messages, and messages that wait in their connection because the
+    /// budget for unexpected messages has no room; a claim has the endpoint buffer such a message.
+    /// Messages behind one that waits are not found; see [`memory`](crate::guide::memory).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

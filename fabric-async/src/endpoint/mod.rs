@@ -269,9 +269,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Ends the connections with a peer, in both directions, and discards what the peer has sent
     /// and no receive has taken. Returns whether there was a connection.
     ///
-    /// Pass the `peer` field of an event such as [`PeerHeldBack`](crate::EventKind::PeerHeldBack),
-    /// or the name that [`lookup`](crate::AddressVector::lookup) returns for a handle. Messages of
-    /// the peer that the peer saw complete can be lost; those that were buffered are reported by
+    /// Pass the `peer` field of an event such as
+    /// [`PeerOverBudget`](crate::EventKind::PeerOverBudget), or the name that
+    /// [`lookup`](crate::AddressVector::lookup) returns for a handle. Messages of the peer that the
+    /// peer saw complete can be lost; those that were buffered are reported by
     /// [`MessagesDiscarded`](crate::EventKind::MessagesDiscarded). An auto-inserted handle of the
     /// peer becomes invalid. Queued operations for the peer, and receives from its handle, fail
     /// with [`Error::PeerGone`](crate::Error::PeerGone). A receive from any source in which a

@@ -119,9 +119,10 @@
 //!
 //! An endpoint buffers messages that no receive accepts within a budget, of which each peer has a
 //! share: see [unexpected messages](super::memory#unexpected-messages). When the share is used up,
-//! the endpoint does not read on from that peer's connection. The event [`EventKind::PeerHeldBack`]
-//! names the peer, and [`EndpointStats::held_back`] counts such connections. The program can post
-//! receives, or end the connection with [`Endpoint::disconnect`].
+//! the endpoint does not read on from that peer's connection. The event
+//! [`EventKind::PeerOverBudget`] names the peer, and [`EndpointStats::held_connections`] counts
+//! such connections. The program can post receives, or end the connection with
+//! [`Endpoint::disconnect`].
 //!
 //! # A peer that takes nothing
 //!

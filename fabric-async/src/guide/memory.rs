@@ -267,12 +267,12 @@
 //!   posted receive accepts. Over `shm`, a message that is [copied once](#single-copy) has room
 //!   longer: only 320 bytes of it count until it is buffered. A program that waits for tag 2 while
 //!   a sender floods tag 1 beyond the budget waits for ever. Post receives for what peers may send,
-//!   or agree on limits. The event [`EventKind::PeerHeldBack`] names such a peer, once until all
-//!   its buffered messages were received, and [`EndpointStats::held_back`] counts the connections
-//!   that wait now.
+//!   or agree on limits. The event [`EventKind::PeerOverBudget`] names such a peer, once until all
+//!   its buffered messages were received, and [`EndpointStats::held_connections`] counts the
+//!   connections that wait now.
 //! * Posting a receive that accepts the message takes it out of the ring. A
-//!   [probe](Endpoint::probe) finds the message. The endpoint then buffers it beyond the budget; of
-//!   one such message at a time.
+//!   [probe](Endpoint::probe) finds the message and leaves it there; a claim has the endpoint buffer
+//!   the message beyond the budget.
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
 //! * A receive takes a buffered message before one that waits in its connection. But a message that
 //!   waits is passed by later messages of other peers only a limited number of times: it is

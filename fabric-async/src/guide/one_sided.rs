@@ -117,10 +117,10 @@
 //!
 //! The entry is not reserved. When the queue is full, the notification waits in the ring, or over
 //! `tcp` in the socket, with everything its sender sends later, ordinary messages too. No error or
-//! event reports this, and [`EndpointStats::held_back`] counts the connection: writes with data
-//! complete at the sender until the ring is full, and then wait. An endpoint of [`Endpoint::bind`]
-//! has a queue of 1024 entries: read it ([`Endpoint::take_completions`]), or take and drop it. An
-//! endpoint without a receive queue only counts.
+//! event reports this, and [`EndpointStats::held_connections`] counts the connection: writes with
+//! data complete at the sender until the ring is full, and then wait. An endpoint of
+//! [`Endpoint::bind`] has a queue of 1024 entries: read it ([`Endpoint::take_completions`]), or
+//! take and drop it. An endpoint without a receive queue only counts.
 //!
 //! # Large transfers
 //!

@@ -48,7 +48,8 @@ impl<M: ThreadModel> Request<'_, ClaimOp, (), M> {
     /// Claims the first matching message without waiting; `None` if there is none now.
     ///
     /// # Errors
-    /// As of a [probe](crate::Endpoint::probe).
+    /// As of a [probe](crate::Endpoint::probe); [`Error::OutOfMemory`] if there is no memory for a
+    /// message beyond the budget.
     pub fn try_claim(&self) -> Result<Option<Claimed<M>>> {
         self.ep.check_recv(&self.op.spec)?;
         try_claim_message(self.ep, self.op.spec)

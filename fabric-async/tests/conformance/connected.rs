@@ -40,7 +40,7 @@ async fn shutdown_reason(side: &mut MsgEndpointFixture) -> DownReason {
                 return reason;
             }
             // Messages of the peer waited for a receive.
-            EventKind::PeerHeldBack { peer, .. } => assert_eq!(&peer, side.ep.peer()),
+            EventKind::PeerOverBudget { peer, .. } => assert_eq!(&peer, side.ep.peer()),
             other => panic!("{other:?}"),
         }
     }

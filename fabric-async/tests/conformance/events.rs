@@ -663,7 +663,7 @@ pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Se
 
 /// A peer that sends more than the budget for unexpected messages is reported once, and counted as
 /// long as its messages wait.
-pub(crate) async fn held_back_peer_is_reported(setup: Setup) {
+pub(crate) async fn peer_over_budget_is_reported(setup: Setup) {
     const LEN: usize = 1 << 20;
     let setup = setup.single_copy_threshold(usize::MAX);
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
@@ -672,19 +672,19 @@ pub(crate) async fn held_back_peer_is_reported(setup: Setup) {
         let sends = (0..12).map(|_| a.ep.send(to_b, vec![7; LEN]).tag(9).start().unwrap());
         let sending = join_all(sends.collect::<Vec<_>>());
         let receiving = async {
-            while b.ep.stats().held_back == 0 {
+            while b.ep.stats().held_connections == 0 {
                 b.domain.progress();
                 let_other_tasks_run().await;
             }
-            assert_eq!(b.ep.stats().held_back, 1);
+            assert_eq!(b.ep.stats().held_connections, 1);
             for _ in 0..12 {
                 assert_eq!(b.ep.recv().tag(9).await.unwrap()[..], [7; LEN]);
             }
-            assert_eq!(b.ep.stats().held_back, 0);
+            assert_eq!(b.ep.stats().held_connections, 0);
         };
         let (sent, ()) = tokio::join!(sending, receiving);
         sent.into_iter().for_each(|sent| drop(sent.unwrap()));
-        reported.extend(std::iter::from_fn(|| b.eq.try_read()).filter_map(held_back));
+        reported.extend(std::iter::from_fn(|| b.eq.try_read()).filter_map(peer_over_budget));
     }
     // Once in each round, because all messages of the first one were received.
     assert_eq!(reported.len(), 2, "{reported:?}");
@@ -695,11 +695,11 @@ pub(crate) async fn held_back_peer_is_reported(setup: Setup) {
     }
 }
 
-/// Returns the name of the peer that the event reports as held back, the length of its message, and
-/// what it uses of the budget.
-fn held_back(event: Event) -> Option<(Address, usize, usize)> {
+/// Returns the name of the peer that the event reports, the length of its message, and what it uses
+/// of the budget.
+fn peer_over_budget(event: Event) -> Option<(Address, usize, usize)> {
     match event.kind {
-        EventKind::PeerHeldBack {
+        EventKind::PeerOverBudget {
             peer,
             len,
             buffered,

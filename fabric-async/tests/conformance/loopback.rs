@@ -149,7 +149,7 @@ pub(crate) async fn idle_endpoints_receive_held_and_new_messages(setup: Setup) {
             }
         }
     };
-    // More than the budget: some of the messages are held back.
+    // More than the budget: some of the messages are held.
     let held = 20;
     let (holding, to_holding) = &endpoints[0];
     let sends: Vec<_> = (0..held)
@@ -186,7 +186,7 @@ pub(crate) async fn idle_endpoints_receive_held_and_new_messages(setup: Setup) {
                 .unwrap()
         })
         .collect();
-    // With automatic progress the posts alone continue the messages that are held back.
+    // With automatic progress the posts alone continue the messages that are held.
     if setup.progress == Progress::Auto {
         for send in sends {
             send.await.unwrap();

@@ -238,7 +238,8 @@ pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     }
 }
 
-/// A probe finds a message beyond the budget and has it buffered, and so does the next probe.
+/// A probe finds a message beyond the budget, which stays at its sender, and a claim has it buffered.
+/// So do the next ones.
 pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
     const OVER: usize = 17 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -254,6 +255,7 @@ pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
             }
         }
         assert_eq!(b.ep.probe().await.unwrap().len, OVER);
+        assert!(b.ep.stats().unexpected_bytes <= 16 << 20);
         let claimed = b.ep.probe().claim().await.unwrap();
         assert_eq!(claimed.len(), OVER);
         let second = if round == 2 {

@@ -291,7 +291,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         event_queue_reads_make_progress: ANY_EP_TYPE,
         automatic_control_progress_needs_no_calls: MSG,
         send_succeeds_when_receiver_closes_after_receiving: MSG,
-        held_back_peer_is_reported: DIRECTED,
+        peer_over_budget_is_reported: DIRECTED,
         disconnect_discards_the_messages_of_a_peer: DIRECTED,
         peer_connect_and_close_are_events: SOURCE,
         endpoint_can_bind_its_own_event_queue: MSG,

@@ -216,7 +216,7 @@ fn receive_long_message(receive: impl AsyncFn(&Endpoint) -> Vec<usize>) {
                 let mut events = ep.take_events().unwrap();
                 loop {
                     let event = events.read().await.kind;
-                    if matches!(event, EventKind::PeerHeldBack { len: LONG_LEN, .. }) {
+                    if matches!(event, EventKind::PeerOverBudget { len: LONG_LEN, .. }) {
                         break;
                     }
                 }
@@ -280,7 +280,7 @@ fn connections_of_one_process_share_a_part_of_the_budget() {
         async |ep| {
             let name = ep.name().to_string();
             let attacker = TestPeer::start("budget send_unexpected_from_many", &name);
-            wait_until(ep, |stats| stats.held_back == ENDPOINTS).await;
+            wait_until(ep, |stats| stats.held_connections == ENDPOINTS).await;
             // Their share, and a part of the reserve.
             let used = ep.stats().unexpected_bytes;
             assert!((BUDGET / 4..=BUDGET / 2).contains(&used), "{used}");
@@ -302,7 +302,7 @@ fn names_of_inserted_peers_share_a_part_of_the_budget() {
             ep.address_vector().insert(&address).unwrap();
         }
         let _attacker = TestPeer::start("budget send_unexpected_from_names", &name);
-        wait_until(&ep, |stats| stats.held_back == ENDPOINTS).await;
+        wait_until(&ep, |stats| stats.held_connections == ENDPOINTS).await;
         let used = ep.stats().unexpected_bytes;
         assert!((BUDGET / 4..=BUDGET / 2).contains(&used), "{used}");
         serve_honest_peer(&ep).await;

@@ -69,7 +69,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
                         assert_eq!(reason, DownReason::Died, "kill {kill}");
                         break;
                     }
-                    EventKind::PeerConnected { .. } | EventKind::PeerHeldBack { .. } => {}
+                    EventKind::PeerConnected { .. } | EventKind::PeerOverBudget { .. } => {}
                     other => panic!("kill {kill}: {other:?}"),
                 }
             }

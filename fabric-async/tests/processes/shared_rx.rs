@@ -95,7 +95,7 @@ async fn recv_until_peer_down(
                     assert_eq!(reason, DownReason::Died);
                     down += 1;
                 }
-                EventKind::PeerConnected { .. } | EventKind::PeerHeldBack { .. } => {}
+                EventKind::PeerConnected { .. } | EventKind::PeerOverBudget { .. } => {}
                 other => panic!("{other:?}"),
             },
             message = shared.recv() => match message {
@@ -266,7 +266,7 @@ fn shared_multi_receives_take_turns_with_held_messages() {
         let receiving = async {
             while !matches!(
                 events.read().await.kind,
-                EventKind::PeerHeldBack { len: LONG_LEN, .. }
+                EventKind::PeerOverBudget { len: LONG_LEN, .. }
             ) {}
             let receives = shared.stats().unexpected + ATTACKERS + 64 * (ATTACKERS + 1);
             let mut received = 0;

@@ -4,10 +4,10 @@
 //!
 //! * one peer may use at most half of what the other peers leave, so n peers that send as much as
 //!   they can leave one (n + 1)th of the budget to the next one;
-//! * the peers of one [source](PeerSource) together may use at most half of what the others leave,
+//! * the peers of one [group](BudgetGroup) together may use at most half of what the others leave,
 //!   because one machine can have any number of connections;
 //! * an eighth is a reserve: a peer beyond its share may still use up to [`GUARANTEED`] bytes, from
-//!   the whole budget; the peers of a source together may use half of the reserve. When that is
+//!   the whole budget; the peers of a group together may use half of the reserve. When that is
 //!   used up too, messages of disconnected peers are discarded, the largest accounts first.
 
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub(super) struct UnexpectedBudget {
     limit: usize,
     /// One peer uses the whole budget.
     single_peer: bool,
-    /// What all peers use. A probed message may exceed the limit.
+    /// What all peers use. A claimed message may exceed the limit.
     used: usize,
     /// The peer that was charged last: mostly one peer sends several messages.
     current: (PeerKey, PeerAccount),
@@ -42,20 +42,21 @@ pub(super) struct UnexpectedBudget {
     others: HashMap<PeerKey, PeerAccount>,
     /// What the disconnected peers use whose messages can be discarded.
     disconnected_used: usize,
-    /// The sources of peers: of those that are connected, and of those that use anything.
-    sources: HashMap<PeerKey, PeerSource>,
-    /// What the peers of each source use together.
-    used_by_source: HashMap<PeerSource, usize>,
+    /// The groups of peers: of those that are connected, and of those that use anything.
+    groups: HashMap<PeerKey, BudgetGroup>,
+    /// What the peers of each group use together.
+    used_by_group: HashMap<BudgetGroup, usize>,
     /// The number of changes after which a declined message may fit.
     changes: u64,
     /// The number of accounts that were opened.
     accounts: u64,
 }
 
-/// Where a peer that the program has not inserted connects from, as a number that its transport
-/// has chosen: one machine, for example.
+/// The peers that share a part of the budget for unexpected messages, as a number that their
+/// transport has chosen: those of one machine, for example. Peers that the program has inserted are
+/// in no group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PeerSource(pub u128);
+pub struct BudgetGroup(pub u128);
 
 /// What one peer uses, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,8 +95,8 @@ impl UnexpectedBudget {
             current: (PeerKey::default(), PeerAccount::default()),
             others: HashMap::new(),
             disconnected_used: 0,
-            sources: HashMap::new(),
-            used_by_source: HashMap::new(),
+            groups: HashMap::new(),
+            used_by_group: HashMap::new(),
             changes: 0,
             accounts: 0,
         }
@@ -107,9 +108,9 @@ impl UnexpectedBudget {
         self.changes
     }
 
-    /// Sets the source of a connected peer that uses nothing yet.
-    pub(super) fn set_source(&mut self, peer: PeerKey, source: PeerSource) {
-        self.sources.insert(peer, source);
+    /// Sets the group of a connected peer that uses nothing yet.
+    pub(super) fn set_group(&mut self, peer: PeerKey, group: BudgetGroup) {
+        self.groups.insert(peer, group);
     }
 
     /// Raises the limit to `limit` bytes, if it is smaller.
@@ -128,20 +129,15 @@ impl UnexpectedBudget {
         self.used
     }
 
-    /// Returns whether more than the limit is used.
-    pub(super) fn is_exceeded(&self) -> bool {
-        self.used > self.limit
-    }
-
     /// Returns whether a message of this cost of this peer may be buffered.
     pub(super) fn admit(&self, peer: PeerKey, cost: usize) -> Admission {
         let own = self.used_by(peer);
         let others = self.used - own;
         let own_after = own.saturating_add(cost);
-        // How much the peers of the source may still use of their share, and with the reserve.
-        let (room_in_share, room_with_reserve) = match self.sources.get(&peer) {
-            Some(source) => {
-                let used = self.used_by_source.get(source).copied().unwrap_or(0);
+        // How much the peers of the group may still use of their share, and with the reserve.
+        let (room_in_share, room_with_reserve) = match self.groups.get(&peer) {
+            Some(group) => {
+                let used = self.used_by_group.get(group).copied().unwrap_or(0);
                 let share = self.share(self.used - used);
                 let with_reserve = share + self.limit / 16;
                 (
@@ -214,8 +210,8 @@ impl UnexpectedBudget {
             self.disconnected_used += cost;
         }
         self.accounts += u64::from(is_new);
-        if let Some(source) = self.sources.get(&peer) {
-            *self.used_by_source.entry(*source).or_default() += cost;
+        if let Some(group) = self.groups.get(&peer) {
+            *self.used_by_group.entry(*group).or_default() += cost;
         }
     }
 
@@ -232,16 +228,16 @@ impl UnexpectedBudget {
         if state == PeerState::Disconnected {
             self.disconnected_used = self.disconnected_used.saturating_sub(cost);
         }
-        if let Some(source) = self.sources.get(&peer).copied() {
-            let used = self.used_by_source.entry(source).or_default();
+        if let Some(group) = self.groups.get(&peer).copied() {
+            let used = self.used_by_group.entry(group).or_default();
             *used = used.saturating_sub(cost);
             if *used == 0 {
-                self.used_by_source.remove(&source);
+                self.used_by_group.remove(&group);
             }
         }
         if left == 0 && state != PeerState::Connected {
             self.current.1 = PeerAccount::default();
-            self.sources.remove(&peer);
+            self.groups.remove(&peer);
         }
     }
 
@@ -263,7 +259,7 @@ impl UnexpectedBudget {
     pub(super) fn on_disconnect(&mut self, peer: PeerKey) -> bool {
         let used = self.used_by(peer);
         if used == 0 {
-            self.sources.remove(&peer);
+            self.groups.remove(&peer);
             return false;
         }
         self.account(peer).state = PeerState::Disconnected;
@@ -368,27 +364,27 @@ mod tests {
     fn peers_of_one_source_leave_room_for_others() {
         let mut budget = UnexpectedBudget::new(LIMIT);
         for peer in 1..2000 {
-            budget.set_source(PeerKey(peer), PeerSource(7));
+            budget.set_group(PeerKey(peer), BudgetGroup(7));
             fill(&mut budget, peer, 500);
         }
         let used = budget.used();
         assert!((LIMIT / 2 - 500..=LIMIT / 2).contains(&used), "{used}");
-        // Another source, and a peer without a source.
-        budget.set_source(PeerKey(3000), PeerSource(8));
+        // Another group, and a peer without a group.
+        budget.set_group(PeerKey(3000), BudgetGroup(8));
         for peer in [3000, 4000] {
             let share = (LIMIT - LIMIT / 8 - budget.used()) / 2;
             let own = fill(&mut budget, peer, 500) * 500;
             assert!(own + 500 > share, "{peer}: {own} of {share}");
         }
-        // The source gets back what its peers return, and nothing is left of peers without
+        // The group gets back what its peers return, and nothing is left of peers without
         // messages.
         for peer in 1..2000 {
             let used = budget.used_by(PeerKey(peer));
             budget.on_disconnect(PeerKey(peer));
             budget.release(PeerKey(peer), used);
         }
-        assert_eq!(budget.used_by_source.len(), 1);
-        assert_eq!(budget.sources.len(), 1);
+        assert_eq!(budget.used_by_group.len(), 1);
+        assert_eq!(budget.groups.len(), 1);
         assert_eq!(budget.disconnected_used, 0);
     }
 

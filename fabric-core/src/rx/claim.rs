@@ -1,13 +1,12 @@
 //! Probes and claims.
 //!
 //! A *probe* (`FI_PEEK`) completes with the description of the message that a receive with the same
-//! spec would take, and leaves the message in the queue. A *claim* (`FI_CLAIM`) removes such a
-//! message, which may still be arriving, from matching. A claimed message is later received,
-//! discarded, or requeued at its old place.
+//! spec would take, and leaves the message where it is: buffered, or held by its transport. A
+//! *claim* (`FI_CLAIM`) removes such a message, which may still be arriving, from matching. A
+//! claimed message is later received, discarded, or requeued at its old place.
 //!
-//! A message that a probe waits for is buffered even over the budget, unless the budget is already
-//! exceeded: a program that asks for a message's length before it allocates a buffer must get the
-//! length of the longest message too.
+//! A held message that is claimed is buffered, even over the budget: a program that asks for a
+//! message's length before it allocates a buffer must get the longest message too.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
@@ -19,6 +18,7 @@ use super::engine::RxEngine;
 use super::held_messages::NextFor;
 use super::lost::OnLoss;
 use super::partial::PartialTarget;
+use super::peers::SourceCounts;
 use super::{RxQueue, UnexpectedMessage};
 
 /// The id of a claimed message, which is never reused at its endpoint.
@@ -39,6 +39,7 @@ struct ClaimedMessage {
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
     messages: Vec<ClaimedMessage>,
+    sources: SourceCounts,
     next_id: u64,
 }
 
@@ -54,39 +55,26 @@ impl Probes {
 }
 
 impl RxQueue {
-    /// Posts a probe, which completes with the description of a message as soon as one matches. If
-    /// a held message is next, the probe waits for that message: the engine has
-    /// [`next_held`](Self::next_held) delivered, and calls [`end_next_held`](Self::end_next_held).
+    /// Posts a probe, which completes with the description of a message as soon as one matches.
     pub fn probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
-        if !self.held.is_empty() && !self.budget.is_exceeded() {
-            let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
-            if let Some(next) = self.find_next_held(engine, (&spec, None), buffered) {
-                self.held.set_next(next, NextFor::Probe(op, spec));
-                return self.queue_probe(op, spec);
+        let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
+        let found = match self.find_next_held(engine, (&spec, None), buffered) {
+            Some(next) => self.held.set_probed(next),
+            None => {
+                let buffered = buffered.and_then(|key| self.matcher.unexpected.get_mut(key));
+                buffered.map(|(envelope, message)| {
+                    message.is_probed = true;
+                    Transfer::received(envelope, envelope.len)
+                })
             }
-        }
-        self.post_probe(engine, op, spec);
-    }
-
-    /// Completes a probe with the first buffered message that matches, or queues the probe.
-    pub(super) fn post_probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
-        let found = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
-        if let Some((envelope, message)) =
-            found.and_then(|key| self.matcher.unexpected.get_mut(key))
-        {
-            message.is_probed = true;
-            let found = Transfer::received(envelope, envelope.len);
+        };
+        if let Some(found) = found {
             return engine.complete(op, Outcome::ok(found));
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.queue_probe(op, spec),
+            None => self.probes.0.push((op, spec)),
         }
-    }
-
-    fn queue_probe(&mut self, op: OpKey, spec: RecvSpec) {
-        self.other_changes += 1;
-        self.probes.0.push((op, spec));
     }
 
     /// Returns whether a probe waits for a message.
@@ -101,7 +89,7 @@ impl RxQueue {
         at.map(|at| self.probes.0.remove(at)).is_some()
     }
 
-    /// Completes the probes for which a message is queued now.
+    /// Completes the probes for which a message is buffered or held now.
     #[inline]
     pub(super) fn check_probes(&mut self, engine: &mut impl RxEngine) {
         if !self.probes.0.is_empty() {
@@ -112,7 +100,7 @@ impl RxQueue {
     #[cold]
     fn complete_probes(&mut self, engine: &mut impl RxEngine) {
         for (op, spec) in std::mem::take(&mut self.probes.0) {
-            self.post_probe(engine, op, spec);
+            self.probe(engine, op, spec);
         }
     }
 
@@ -130,14 +118,19 @@ impl RxQueue {
         }
     }
 
-    /// Returns whether a message over the budget is buffered nevertheless, because a probe waits
-    /// for the message. That is one message at a time, so that a peer does not send many.
-    pub(super) fn is_admitted_by_probe(&self, envelope: &Envelope) -> bool {
-        !self.budget.is_exceeded() && self.probes.0.iter().any(|(_, spec)| spec.accepts(envelope))
+    /// Prepares a [`claim`](Self::claim) of the message that a probe has found. If that is a held
+    /// one, the engine has [`next_held`](Self::next_held) delivered, which is buffered, and calls
+    /// [`end_next_held`](Self::end_next_held).
+    pub fn prepare_claim(&mut self, engine: &impl RxEngine, spec: &RecvSpec) {
+        let buffered = self.matcher.unexpected_for_new(spec).map(|(key, _)| key);
+        if let Some(next) = self.find_next_held(engine, (spec, None), buffered) {
+            self.held.set_next(next, NextFor::Claim);
+        }
     }
 
-    /// Claims the first buffered message that a receive with this spec would take now: the one that
-    /// a probe has found. Returns the id of the claim and the description of the message.
+    /// Claims the first buffered message that a receive with this spec would take now, after
+    /// [`prepare_claim`](Self::prepare_claim). Returns the id of the claim and the description of
+    /// the message.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unexpected_for_new(spec)?;
         let (envelope, message) = self.matcher.unexpected.take(key)?;
@@ -218,6 +211,7 @@ impl ClaimTable {
     fn insert(&mut self, envelope: Envelope, message: UnexpectedMessage) -> ClaimId {
         let id = ClaimId(self.next_id);
         self.next_id += 1;
+        self.sources.add(envelope.source);
         self.messages.push(ClaimedMessage {
             id,
             envelope,
@@ -229,6 +223,7 @@ impl ClaimTable {
 
     fn take(&mut self, id: ClaimId) -> Option<ClaimedMessage> {
         let at = self.messages.iter().position(|claimed| claimed.id == id)?;
+        self.sources.remove(self.messages[at].envelope.source);
         Some(self.messages.swap_remove(at))
     }
 
@@ -259,21 +254,29 @@ impl ClaimTable {
         }
     }
 
-    /// Iterates over the envelopes of claimed messages. Their sources are kept up to date, because
-    /// a claimed message may be requeued.
-    pub(super) fn envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
-        let claimed = self.messages.iter_mut();
-        claimed.map(|claimed| &mut claimed.envelope)
-    }
-
     /// Returns whether a claimed message has this source.
     pub(super) fn has_source(&self, source: FiAddr) -> bool {
-        let mut claimed = self.messages.iter();
-        claimed.any(|claimed| claimed.envelope.source == Some(source))
+        self.sources.contains(source)
+    }
+
+    /// Sets the source of the claimed messages of these peers that have none: a claimed message may
+    /// be requeued.
+    pub(super) fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) {
+        let messages = self.messages.iter_mut();
+        self.sources
+            .assign(messages.map(|claimed| &mut claimed.envelope), peers, source);
+    }
+
+    /// Clears the source of the claimed messages that have this one.
+    pub(super) fn clear_source(&mut self, source: FiAddr) {
+        let messages = self.messages.iter_mut();
+        self.sources
+            .clear(messages.map(|claimed| &mut claimed.envelope), source);
     }
 
     /// Discards all claimed messages; receives of these claims are canceled.
     pub(super) fn clear(&mut self) {
         self.messages.clear();
+        self.sources = SourceCounts::default();
     }
 }

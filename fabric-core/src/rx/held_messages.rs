@@ -1,4 +1,5 @@
-//! Messages that the budget has declined, and that transports hold: one of each peer.
+//! Messages that the queue has declined, because the budget has no room or there is no memory for
+//! them, and that transports hold: one of each peer.
 //!
 //! A held message keeps its place in the order of arrival. A posted receive that accepts it and no
 //! buffered message is for the held message that has arrived first: the transport delivers it.
@@ -12,10 +13,10 @@
 //! * A multi-receive that takes buffered messages stops at the turn of a held one, and accepts
 //!   nothing else until the transport has delivered that message. The next multi-receive has the
 //!   turn if the message does not fit into this one.
-//! * The turn of a probe has the held message buffered over the budget, as for any probe that waits
-//!   ([`RxQueue::is_admitted_by_probe`]). The message goes to its old place and is the first one
-//!   there, so that the probe, and the claim or receive after it, find this message. The message
-//!   that a probe has found is for the next receive or claim that accepts it: it has had its turn.
+//! * A probe finds the held message whose turn it is, and the transport goes on holding it. The
+//!   message that a probe has found is for the next receive or claim that accepts it: it has had its
+//!   turn. A claim has the held message buffered, over the budget if need be. The message goes to
+//!   its old place and is the first one there, so that the claim takes this message.
 //! * A receive that a buffered message takes outside of a post, because another message was lost or
 //!   is stalled or a multi-receive has ended, is counted, and the turn is that of a later post: the
 //!   transport cannot be called then. The program has posted a limited number of such receives.
@@ -24,8 +25,10 @@
 //! timeout. Each one that does makes the interval longer.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::address::FiAddr;
+use crate::completion::Transfer;
 use crate::matching::{
     Envelope, PeerKey, PostKey, PostPlace, RecvSpec, UnexpectedKey, UnexpectedQueue,
 };
@@ -42,7 +45,8 @@ const MAX_INTERVAL: u32 = 1 << 16;
 
 /// The held messages of a queue.
 pub(super) struct HeldMessages {
-    queue: UnexpectedQueue<()>,
+    /// Each with whether a probe has found it.
+    queue: UnexpectedQueue<bool>,
     keys: HashMap<PeerKey, UnexpectedKey>,
     /// What the next held message is for, while the transport delivers the message.
     next: Option<(NextHeld, NextFor)>,
@@ -69,7 +73,7 @@ pub(super) struct NextHeld {
 pub(super) enum NextFor {
     Receive(OpKey, RecvSpec),
     MultiRecv(OpKey),
-    Probe(OpKey, RecvSpec),
+    Claim,
 }
 
 impl HeldMessages {
@@ -84,30 +88,37 @@ impl HeldMessages {
     }
 
     #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.len() == 0
     }
 
     /// Adds a declined message, unless it was added before. `arrival` returns the next arrival
-    /// number.
+    /// number. Returns whether the message was added.
     #[cold]
-    pub(super) fn add(&mut self, envelope: &Envelope, arrival: impl FnOnce() -> u64) {
+    pub(super) fn add(&mut self, envelope: &Envelope, arrival: impl FnOnce() -> u64) -> bool {
         if let Some((next, _)) = &mut self.next {
             // Not a later message of the peer, which has another key.
             next.is_declined |= self.keys.get(&envelope.peer) == Some(&next.key);
         }
-        self.keys.entry(envelope.peer).or_insert_with(|| {
-            let mut envelope = envelope.clone();
-            envelope.arrival = arrival();
-            self.queue.insert(envelope, ())
-        });
+        let Entry::Vacant(entry) = self.keys.entry(envelope.peer) else {
+            return false;
+        };
+        let mut envelope = envelope.clone();
+        envelope.arrival = arrival();
+        entry.insert(self.queue.insert(envelope, false));
+        true
     }
 
     /// Removes the message of a peer, and returns its arrival number.
     #[cold]
     pub(super) fn remove(&mut self, peer: PeerKey) -> Option<u64> {
         let key = self.keys.remove(&peer)?;
-        self.queue.take(key).map(|(envelope, ())| envelope.arrival)
+        self.queue.take(key).map(|(envelope, _)| envelope.arrival)
     }
 
     /// Counts a receive for which a later buffered message competes with a held one. Returns
@@ -129,6 +140,23 @@ impl HeldMessages {
             matches!(next_for, NextFor::MultiRecv(op) if op == multi)
                 && self.keys.get(&peer) == Some(&next.key)
         })
+    }
+
+    /// Returns whether the held message of this peer is next for a claim.
+    pub(super) fn is_next_for_claim(&self, peer: PeerKey) -> bool {
+        self.next.is_some_and(|(next, next_for)| {
+            matches!(next_for, NextFor::Claim) && self.keys.get(&peer) == Some(&next.key)
+        })
+    }
+
+    /// Notes that a probe has found this message. Returns the description of the message.
+    pub(super) fn set_probed(&mut self, next: NextHeld) -> Option<Transfer> {
+        if next.is_turn {
+            self.end_turn();
+        }
+        let (envelope, is_probed) = self.queue.get_mut(next.key)?;
+        *is_probed = true;
+        Some(Transfer::received(envelope, envelope.len))
     }
 
     /// Ends the turn of a held message.
@@ -175,7 +203,7 @@ impl RxQueue {
         let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
         let next = self.find_next_held(engine, (&spec, None), buffered);
         let Some(next) = next.filter(|_| self.post_reports) else {
-            return self.post_after_others(engine, op, spec);
+            return self.queue_and_match(engine, op, spec);
         };
         self.held.set_next(next, NextFor::Receive(op, spec));
         let key = self.matcher.posted.push(&spec, op);
@@ -191,18 +219,24 @@ impl RxQueue {
         (spec, key): (&RecvSpec, Option<PostKey>),
         buffered: Option<UnexpectedKey>,
     ) -> Option<NextHeld> {
+        if self.held.is_empty() {
+            return None;
+        }
         let departing = spec.from.and_then(|from| engine.departing_address(from));
         if departing.is_some() {
             return None;
         }
         let posted = &mut self.matcher.posted;
         let is_for = |envelope: &Envelope| posted.find(envelope).map(|(key, _)| key) == key;
-        let (held_key, held) = self.held.queue.find(spec, is_for)?;
-        let (peer, arrival) = (held.peer, held.arrival);
+        let held_key = self.held.queue.find(spec, is_for)?.0;
+        let (held, is_probed) = self.held.queue.get_mut(held_key)?;
+        let (peer, arrival, is_probed) = (held.peer, held.arrival, *is_probed);
         let buffered = buffered.and_then(|key| self.matcher.unexpected.get_mut(key));
-        let is_turn = buffered.is_some();
+        let is_turn = buffered.is_some() && !is_probed;
         let is_next = buffered.is_none_or(|(envelope, message)| {
-            envelope.arrival > arrival && !message.is_probed && self.held.count_receive()
+            envelope.arrival > arrival
+                && !message.is_probed
+                && (is_probed || self.held.count_receive())
         });
         is_next.then_some(NextHeld {
             peer,
@@ -226,8 +260,8 @@ impl RxQueue {
         }
     }
 
-    /// Returns the peer whose held message is next: for the receive, multi-receive or probe that
-    /// was just posted, or a multi-receive that takes unexpected messages. The transport delivers
+    /// Returns the peer whose held message is next: for the receive or multi-receive that was just
+    /// posted, a multi-receive that takes unexpected messages, or a claim. The transport delivers
     /// the message, if it still holds it, before it delivers any other one.
     #[must_use]
     #[inline]
@@ -235,11 +269,12 @@ impl RxQueue {
         self.held.next.map(|(next, _)| next.peer)
     }
 
-    /// Ends what [`next_held`](Self::next_held) began: a receive or probe that has got no message
-    /// takes a buffered one, and a multi-receive goes on.
-    pub fn end_next_held(&mut self, engine: &mut impl RxEngine) {
+    /// Ends what [`next_held`](Self::next_held) began: a receive that has got no message takes a
+    /// buffered one, and a multi-receive goes on. Returns whether the queue has declined the
+    /// message again: there is no memory for a claim, or no room in a multi-receive.
+    pub fn end_next_held(&mut self, engine: &mut impl RxEngine) -> bool {
         let Some((next, next_for)) = self.held.next.take() else {
-            return;
+            return false;
         };
         if !next.is_declined {
             if self.held.keys.get(&next.peer) == Some(&next.key) {
@@ -252,14 +287,15 @@ impl RxQueue {
         }
         match next_for {
             NextFor::Receive(op, spec) if self.remove_posted(op) => {
-                self.post_after_others(engine, op, spec);
+                self.queue_and_match(engine, op, spec);
             }
-            NextFor::Probe(op, spec) if self.cancel_probe(op) => {
-                self.post_probe(engine, op, spec);
+            NextFor::Claim if let Some((_, is_probed)) = self.held.queue.get_mut(next.key) => {
+                *is_probed = false;
             }
             // Other receives get the unexpected messages that waited for it.
             NextFor::MultiRecv(op) if !self.is_queued_multi(op) => self.match_unexpected(engine),
             _ => {}
         }
+        next.is_declined
     }
 }

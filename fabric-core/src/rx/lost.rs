@@ -84,7 +84,7 @@ impl RxQueue {
             waiting.and_then(|waiting| self.matcher.unexpected.take(waiting))
         else {
             self.record_post_key(op, place.key());
-            // `RxEngine::repost` made the engine retry messages that transports hold back.
+            // `RxEngine::repost` made the engine retry messages that transports hold.
             return;
         };
         self.matcher.posted.remove(place.key());

@@ -93,15 +93,9 @@ impl RxQueue {
         self.drain_to(engine, self.multi_recvs.len() - 1);
     }
 
-    /// Delivers unexpected messages to multi-receives, within a bound. Returns whether any message
-    /// moved. If so, a held message may be next, as after [`post_multi`](Self::post_multi).
-    pub fn drain_unexpected(&mut self, engine: &mut impl RxEngine) -> bool {
-        self.has_multi_recvs() && self.drain_all(engine)
-    }
-
-    /// Returns whether a multi-receive is posted, or was since the last pass.
+    /// Returns whether a multi-receive is posted, or was since the last
+    /// [`drain_unexpected`](Self::drain_unexpected).
     #[must_use]
-    #[inline]
     pub fn has_multi_recvs(&self) -> bool {
         !self.multi_recvs.is_empty()
     }
@@ -115,10 +109,11 @@ impl RxQueue {
             .any(|multi| multi.state == MultiRecvState::Blocked)
     }
 
-    /// Delivers unexpected messages to each multi-receive that can take some, and removes retired
-    /// entries. Returns whether any message moved or any entry was removed.
+    /// Delivers unexpected messages to each multi-receive that can take some, within a bound, and
+    /// removes retired entries. Returns whether any message moved or any entry was removed. If so,
+    /// a held message may be next, as after [`post_multi`](Self::post_multi).
     #[cold]
-    fn drain_all(&mut self, engine: &mut impl RxEngine) -> bool {
+    pub fn drain_unexpected(&mut self, engine: &mut impl RxEngine) -> bool {
         let mut moved = false;
         for index in 0..self.multi_recvs.len() {
             if self.next_held().is_some() {
@@ -235,10 +230,10 @@ impl RxQueue {
         MatchResult::NoReceive
     }
 
-    /// Posts a receive for one message while multi-receives are posted, or messages are held.
-    /// Unexpected messages that match an earlier multi-receive are not for this receive.
+    /// Queues a receive for one message, and delivers the first unexpected message to it that no
+    /// earlier receive accepts. A multi-receive may be posted before, or messages may be held.
     #[cold]
-    pub(super) fn post_after_others(
+    pub(super) fn queue_and_match(
         &mut self,
         engine: &mut impl RxEngine,
         op: OpKey,

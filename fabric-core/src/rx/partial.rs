@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use slab::Slab;
 
+use crate::address::FiAddr;
 use crate::buf::{CopySource, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::Error;
@@ -15,6 +16,7 @@ use super::claim::ClaimId;
 use super::engine::RxEngine;
 use super::lost::OnLoss;
 use super::multi::MatchResult;
+use super::peers::SourceCounts;
 use super::stalled::ArrivalProgress;
 use super::{RxQueue, UnexpectedMessage};
 
@@ -112,6 +114,10 @@ pub(super) struct Reassembly {
     next_serial: u64,
     /// The messages that are arriving in buffers, by peer and arrival number.
     buffered: BTreeSet<(PeerKey, u64)>,
+    /// The index of the message that was the last one to arrive in each receive, at the index of
+    /// the receive's operation.
+    by_receive: Vec<usize>,
+    sources: SourceCounts,
     /// The indices of the messages that the last check of arrivals has found stalled, and whose
     /// receive another message may take: at most as many as there are receives.
     stalled_receives: BTreeSet<usize>,
@@ -132,6 +138,7 @@ impl Reassembly {
         let id = self.next_id();
         message.serial = id.serial;
         self.next_serial += 1;
+        self.sources.add(message.envelope.source);
         self.messages.insert(message);
         self.add_to_indices(id.index);
         id
@@ -148,7 +155,8 @@ impl Reassembly {
     }
 
     pub(super) fn try_remove(&mut self, id: PartialId) -> Option<PartialMessage> {
-        self.get(id)?;
+        let source = self.get(id)?.envelope.source;
+        self.sources.remove(source);
         self.remove_from_indices(id.index);
         self.messages.try_remove(id.index)
     }
@@ -173,6 +181,13 @@ impl Reassembly {
             self.buffered.insert((message.envelope.peer, arrival));
         } else if message.was_stalled() && message.place_to_give().is_some() {
             self.stalled_receives.insert(index);
+        }
+        if let Some(op) = message.target.receive() {
+            let op_index = op.index as usize;
+            if op_index >= self.by_receive.len() {
+                self.by_receive.resize(op_index + 1, usize::MAX);
+            }
+            self.by_receive[op_index] = index;
         }
     }
 
@@ -219,8 +234,26 @@ impl Reassembly {
         })
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PartialMessage> {
-        self.messages.iter_mut().map(|(_, message)| message)
+    /// Returns whether a message has this source.
+    pub(super) fn has_source(&self, source: FiAddr) -> bool {
+        self.sources.contains(source)
+    }
+
+    /// Sets the source of the messages of these peers that have none.
+    pub(super) fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) {
+        let messages = self.messages.iter_mut();
+        self.sources.assign(
+            messages.map(|(_, message)| &mut message.envelope),
+            peers,
+            source,
+        );
+    }
+
+    /// Clears the source of the messages that have this one.
+    pub(super) fn clear_source(&mut self, source: FiAddr) {
+        let messages = self.messages.iter_mut();
+        self.sources
+            .clear(messages.map(|(_, message)| &mut message.envelope), source);
     }
 
     /// Returns the arrival number of the first message of this peer that is arriving in a buffer:
@@ -230,17 +263,20 @@ impl Reassembly {
         of_peer.next().map(|(_, arrival)| *arrival)
     }
 
-    /// Returns the message that is arriving in this receive: few are arriving at a time.
+    /// Returns the message that is arriving in this receive.
     pub(super) fn arriving_in(&self, op: OpKey) -> Option<PartialId> {
-        let is_target = |message: &PartialMessage| message.target.receive() == Some(op);
-        self.iter()
-            .find_map(|(id, message)| is_target(message).then_some(id))
+        let &index = self.by_receive.get(op.index as usize)?;
+        let message = self.messages.get(index)?;
+        let serial = message.serial;
+        (message.target.receive() == Some(op)).then_some(PartialId { index, serial })
     }
 
     /// Removes everything, and returns the receives in which messages were arriving.
     pub(super) fn clear(&mut self) -> Vec<OpKey> {
         self.buffered.clear();
         self.stalled_receives.clear();
+        self.by_receive.clear();
+        self.sources = SourceCounts::default();
         let removed = self.messages.drain();
         removed
             .filter_map(|message| message.target.receive())
@@ -277,7 +313,7 @@ impl RxQueue {
                 return None;
             }
             MatchResult::NoReceive => {
-                self.hold_back(&envelope);
+                self.decline_over_budget(engine, &envelope);
                 return None;
             }
         };
@@ -285,7 +321,7 @@ impl RxQueue {
         if let Some(buffer) = &mut buffer
             && buffer.begin_fill(envelope.len).is_err()
         {
-            self.decline();
+            self.decline_held(engine, &envelope);
             return None;
         }
         engine.on_arriving();
@@ -468,6 +504,8 @@ pub(super) fn append_copy(buffer: &mut PooledBuf, bytes: &dyn CopySource) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::matching::{Matcher, RecvSpec};
     use crate::rx::stalled::stalled_progress;
@@ -496,6 +534,104 @@ mod tests {
         assert!(partials.get(ended).is_none() && partials.get_mut(ended).is_none());
         assert!(partials.try_remove(ended).is_none());
         assert!(partials.get(later).is_some());
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Insert(u32, Option<u32>),
+        Remove(usize),
+        Receive(usize, u32),
+        Discard(usize),
+        AssignSource(u32, u32),
+        ClearSource(u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..4u32, proptest::option::of(0..4u32))
+                .prop_map(|(peer, source)| Step::Insert(peer, source)),
+            1 => (0..9usize).prop_map(Step::Remove),
+            3 => (0..9usize, 0..3u32).prop_map(|(at, generation)| Step::Receive(at, generation)),
+            1 => (0..9usize).prop_map(Step::Discard),
+            1 => (0..4u32, 0..4u32).prop_map(|(peer, source)| Step::AssignSource(peer, source)),
+            1 => (0..4u32).prop_map(Step::ClearSource),
+        ]
+    }
+
+    fn source(index: u32) -> FiAddr {
+        FiAddr {
+            index,
+            generation: 0,
+            vector: 0,
+        }
+    }
+
+    proptest! {
+        /// A look-up by receive or by source finds what a search among all messages finds.
+        #[test]
+        fn look_ups_agree_with_a_search(steps in proptest::collection::vec(step(), 1..80)) {
+            let mut partials = Reassembly::default();
+            let mut ids: Vec<PartialId> = Vec::new();
+            // No receive takes two messages at a time, so each message has indices of its own.
+            let op = |id: PartialId, generation| OpKey {
+                index: 50 - id.index as u32,
+                generation,
+            };
+            for step in steps {
+                let at = |at: usize| at % ids.len().max(1);
+                match step {
+                    Step::Insert(peer, of) => {
+                        let mut message = message(peer, PartialTarget::Discard);
+                        message.envelope.source = of.map(source);
+                        ids.push(partials.insert(message));
+                    }
+                    Step::Remove(_) | Step::Receive(..) | Step::Discard(_) if ids.is_empty() => {}
+                    Step::Remove(index) => {
+                        let id = ids.swap_remove(at(index));
+                        prop_assert!(partials.try_remove(id).is_some());
+                    }
+                    Step::Receive(index, generation) => {
+                        let id = ids[at(index)];
+                        let target = PartialTarget::Receive {
+                            op: op(id, generation),
+                            capacity: 10,
+                            written: 0,
+                            on_loss: OnLoss::Fail,
+                        };
+                        partials.set_target(id, target);
+                    }
+                    Step::Discard(index) => {
+                        partials.set_target(ids[at(index)], PartialTarget::Discard);
+                    }
+                    Step::AssignSource(peer, of) => {
+                        partials.assign_source(&[PeerKey(peer)], source(of));
+                        for (_, message) in partials.iter() {
+                            let is_of_peer = message.envelope.peer == PeerKey(peer);
+                            prop_assert!(!is_of_peer || message.envelope.source.is_some());
+                        }
+                    }
+                    Step::ClearSource(of) => {
+                        partials.clear_source(source(of));
+                        prop_assert!(!partials.has_source(source(of)));
+                    }
+                }
+                let messages: Vec<_> = partials.iter().collect();
+                for of in (0..4).map(source) {
+                    let mut sources = messages.iter().map(|(_, message)| message.envelope.source);
+                    let is_found = sources.any(|other| other == Some(of));
+                    prop_assert_eq!(partials.has_source(of), is_found);
+                }
+                for index in 0..60 {
+                    for generation in 0..3 {
+                        let op = OpKey { index, generation };
+                        let found = messages
+                            .iter()
+                            .find(|(_, message)| message.target.receive() == Some(op));
+                        prop_assert_eq!(partials.arriving_in(op), found.map(|(id, _)| *id));
+                    }
+                }
+            }
+        }
     }
 
     /// With any number of arriving messages, only receives of stalled ones are examined.

@@ -1,17 +1,16 @@
 //! Peers that connect and disconnect, and the address handles of their messages.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use crate::address::{Address, FiAddr};
 use crate::completion::Outcome;
 use crate::error::Error;
-use crate::matching::PeerKey;
+use crate::matching::{Envelope, PeerKey};
 use crate::op::EpId;
 
 use super::RxQueue;
-use super::budget::{PeerSource, UnexpectedBudget};
+use super::budget::{BudgetGroup, UnexpectedBudget};
 use super::engine::RxEngine;
-use super::partial::PartialMessage;
 
 /// Maximum number of disconnected peers whose names are kept.
 const MAX_DISCONNECTED_PEERS: usize = 256;
@@ -74,6 +73,63 @@ impl QueuePeers {
         let connected = connected.map(|(key, (name, _))| (*key, name));
         let disconnected = self.disconnected.iter().map(|(key, name)| (*key, name));
         disconnected.chain(connected)
+    }
+}
+
+/// The number of messages of each source, among those that the owner keeps.
+#[derive(Debug, Default)]
+pub(super) struct SourceCounts(BTreeMap<FiAddr, usize>);
+
+impl SourceCounts {
+    /// Counts a message with this source.
+    pub(super) fn add(&mut self, source: Option<FiAddr>) {
+        if let Some(source) = source {
+            *self.0.entry(source).or_default() += 1;
+        }
+    }
+
+    /// Takes a counted message with this source from the count.
+    pub(super) fn remove(&mut self, source: Option<FiAddr>) {
+        if let Some(source) = source
+            && let Some(count) = self.0.get_mut(&source)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&source);
+            }
+        }
+    }
+
+    pub(super) fn contains(&self, source: FiAddr) -> bool {
+        self.0.contains_key(&source)
+    }
+
+    /// Sets the source of those of the counted messages that are of these peers and have none.
+    pub(super) fn assign<'a>(
+        &mut self,
+        messages: impl Iterator<Item = &'a mut Envelope>,
+        peers: &[PeerKey],
+        source: FiAddr,
+    ) {
+        for envelope in messages {
+            if envelope.source.is_none() && peers.contains(&envelope.peer) {
+                envelope.source = Some(source);
+                self.add(Some(source));
+            }
+        }
+    }
+
+    /// Clears this source of the counted messages that have it.
+    pub(super) fn clear<'a>(
+        &mut self,
+        messages: impl Iterator<Item = &'a mut Envelope>,
+        source: FiAddr,
+    ) {
+        if self.0.remove(&source).is_some() {
+            for envelope in messages.filter(|envelope| envelope.source == Some(source)) {
+                envelope.source = None;
+            }
+        }
     }
 }
 
@@ -187,18 +243,8 @@ impl RxQueue {
     /// offered in the order of arrival.
     fn assign_source_all(&mut self, engine: &mut impl RxEngine, peers: &[PeerKey], source: FiAddr) {
         self.other_changes += 1;
-        for partial in self.partials.iter_mut() {
-            if peers.contains(&partial.envelope.peer) {
-                partial.envelope.source.get_or_insert(source);
-            }
-        }
-        for envelope in self
-            .claims
-            .envelopes()
-            .filter(|envelope| peers.contains(&envelope.peer))
-        {
-            envelope.source.get_or_insert(source);
-        }
+        self.partials.assign_source(peers, source);
+        self.claims.assign_source(peers, source);
         self.held.assign_source(peers, source);
         let updated = self.matcher.unexpected.assign_source(peers, source);
         self.match_keys(engine, updated);
@@ -210,18 +256,8 @@ impl RxQueue {
     pub fn clear_source(&mut self, engine: &mut impl RxEngine, source: FiAddr) {
         self.matcher.unexpected.clear_source(source);
         self.held.clear_source(source);
-        for partial in self.partials.iter_mut() {
-            if partial.envelope.source == Some(source) {
-                partial.envelope.source = None;
-            }
-        }
-        for envelope in self
-            .claims
-            .envelopes()
-            .filter(|envelope| envelope.source == Some(source))
-        {
-            envelope.source = None;
-        }
+        self.partials.clear_source(source);
+        self.claims.clear_source(source);
         self.fail_directed(engine, source, &Error::StaleAddress(source));
         self.request_rearm_if_work(engine);
     }
@@ -246,19 +282,13 @@ impl RxQueue {
     pub fn disconnect_peer(&mut self, peer: PeerKey, name: Address) {
         self.peers.disconnect(peer, name, &self.budget);
         self.budget.on_disconnect(peer);
-        self.held_back.remove(peer);
+        self.over_budget.remove(peer);
         self.held.remove(peer);
     }
 
-    /// Notes that the transport has dropped a message of this peer that was declined.
-    pub fn on_dropped(&mut self, peer: PeerKey) {
-        self.held.remove(peer);
-    }
-
-    /// Sets the source of a connected peer that the program has not inserted. The peers of one
-    /// source share a part of the budget for unexpected messages.
-    pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {
-        self.budget.set_source(peer, source);
+    /// Sets the group of a connected peer that the program has not inserted.
+    pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
+        self.budget.set_group(peer, group);
     }
 
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if
@@ -281,9 +311,8 @@ impl RxQueue {
     #[must_use]
     pub fn holds_messages_from(&mut self, source: FiAddr) -> bool {
         // A message that is being copied from the sender's memory may outlive the connection.
-        let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
         self.matcher.unexpected.holds_messages_from(source)
             || self.claims.has_source(source)
-            || self.partials.iter().any(|(_, partial)| arriving(partial))
+            || self.partials.has_source(source)
     }
 }

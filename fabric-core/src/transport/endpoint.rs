@@ -211,7 +211,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// ([`EndpointContext::set_post_reports`](super::EndpointContext::set_post_reports)).
     fn on_rx_queue_changed(&mut self, _ctx: &mut EndpointContext<'_, E>) {}
 
-    /// Delivers the message of this peer that the transport holds back. The receive queue accepts
+    /// Delivers the message of this peer that the transport holds. The receive queue accepts
     /// the message now.
     fn receive_held(&mut self, _ctx: &mut EndpointContext<'_, E>, _peer: PeerKey) {}
 

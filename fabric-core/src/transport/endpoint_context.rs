@@ -10,9 +10,9 @@ use crate::event::EventKind;
 use crate::matching::{Envelope, PeerKey};
 use crate::mr::{Region, RmaIov};
 use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId};
-use crate::rx::{DiscardedMessages, Incarnation, PartialId, PeerSource, PlainRun, RxQueue};
+use crate::rx::{BudgetGroup, DiscardedMessages, Incarnation, PartialId, PlainRun, RxQueue};
 
-use super::{Connected, EngineContext, TransportEndpoint};
+use super::{Connected, EngineContext};
 
 /// An endpoint during a call of its transport: the receive queue, and the services of the engine.
 ///
@@ -72,7 +72,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.has_probes()
     }
 
-    /// Returns whether [`drain_unexpected`](Self::drain_unexpected) or
+    /// Returns whether unexpected messages are to be delivered to multi-receives,
     /// [`copy_next_chunk`](Self::copy_next_chunk) has work, or acks are unsent.
     #[must_use]
     #[inline]
@@ -94,7 +94,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     }
 
     /// Returns a number that grows with each change after which a message or an access that the
-    /// transport holds back may be accepted ([`RxQueue::changes`],
+    /// transport holds may be accepted ([`RxQueue::changes`],
     /// [`EngineContext::access_changes`]). The engine reports the change, or makes a pass.
     #[must_use]
     #[inline]
@@ -106,15 +106,20 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// for it. Returns whether the message was declined.
     #[must_use]
     pub fn decline_again(&mut self, envelope: &Envelope) -> bool {
-        self.rx.decline_again(envelope)
+        self.rx.decline_again(self.engine, envelope)
     }
 
     /// Sets whether the engine reports each posted receive to the transport, as initially. If not,
     /// it reports only a post after which the queue [has work](Self::rx_has_work): the transport
-    /// holds no message back for which a receive may be posted. Has no effect on a shared queue,
-    /// which several endpoints may hold messages back for.
+    /// holds no message for which a receive may be posted. Has no effect on a shared queue, for
+    /// which several endpoints may hold messages.
     pub fn set_post_reports(&mut self, post_reports: bool) {
         self.rx.set_post_reports(post_reports);
+    }
+
+    /// Sets that the transport drops the messages that the queue declines, and holds none.
+    pub fn set_drops_declined(&mut self) {
+        self.rx.set_drops_declined();
     }
 
     /// Begins a run of plain messages of one peer, given by its key and its address handle. `None`
@@ -188,24 +193,6 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.engine.on_discarded(self.ep, &report);
     }
 
-    /// Delivers unexpected messages to multi-receives of the endpoint's own queue, within a bound,
-    /// and the held message of `transport` that is next. Returns whether any message moved. The
-    /// engine calls this before each [`TransportEndpoint::progress`].
-    #[inline]
-    pub fn drain_unexpected(&mut self, transport: &mut dyn TransportEndpoint<E>) -> bool {
-        self.rx.has_multi_recvs() && !self.shares_rx() && self.drain_own_queue(transport)
-    }
-
-    #[cold]
-    fn drain_own_queue(&mut self, transport: &mut dyn TransportEndpoint<E>) -> bool {
-        let moved = self.rx.drain_unexpected(self.engine);
-        if let Some(peer) = self.rx.next_held() {
-            transport.receive_held(self, peer);
-            self.rx.end_next_held(self.engine);
-        }
-        moved
-    }
-
     /// Copies the next chunk of a message in the memory of its sender, taking turns between
     /// messages. Returns false when no message is being copied.
     pub fn copy_next_chunk(&mut self) -> bool {
@@ -235,15 +222,10 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         peer
     }
 
-    /// Sets the source of a connected peer that the program has not inserted, before its first
-    /// message. The peers of one source share a part of the budget for unexpected messages.
-    pub fn set_peer_source(&mut self, peer: PeerKey, source: PeerSource) {
-        self.rx.set_peer_source(peer, source);
-    }
-
-    /// Notes that a message of this peer was declined and is dropped.
-    pub fn on_dropped(&mut self, peer: PeerKey) {
-        self.rx.on_dropped(peer);
+    /// Sets the group of a connected peer that the program has not inserted, before its first
+    /// message.
+    pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
+        self.rx.set_budget_group(peer, group);
     }
 
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
@@ -258,27 +240,27 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.release_peer(peer, bytes);
     }
 
-    /// Returns whether the budget has held back peers that no event has reported.
+    /// Returns whether the budget has declined messages of peers that no event has reported.
     #[must_use]
     #[inline]
-    pub fn has_held_back(&self) -> bool {
-        self.rx.has_held_back()
+    pub fn has_peers_over_budget(&self) -> bool {
+        self.rx.has_peers_over_budget()
     }
 
-    /// Reports the peers that the budget has held back ([`EventKind::PeerHeldBack`]). `peer_of`
-    /// returns the name and the handle of a peer; `None` for a peer of another endpoint that shares
-    /// the queue.
-    pub fn report_held_back(
+    /// Reports the peers whose messages the budget has declined ([`EventKind::PeerOverBudget`]).
+    /// `peer_of` returns the name and the handle of a peer; `None` for a peer of another endpoint
+    /// that shares the queue.
+    pub fn report_peers_over_budget(
         &mut self,
         mut peer_of: impl FnMut(PeerKey) -> Option<(Address, Option<FiAddr>)>,
     ) {
         let (engine, ep) = (&mut *self.engine, self.ep);
-        self.rx.report_held_back(|held_back| {
-            let Some((peer, source)) = peer_of(held_back.peer) else {
+        self.rx.report_peers_over_budget(|over_budget| {
+            let Some((peer, source)) = peer_of(over_budget.peer) else {
                 return false;
             };
-            let (len, buffered) = (held_back.len, held_back.buffered);
-            let kind = EventKind::PeerHeldBack {
+            let (len, buffered) = (over_budget.len, over_budget.buffered);
+            let kind = EventKind::PeerOverBudget {
                 peer,
                 source,
                 len,

@@ -2,7 +2,7 @@
 
 use fabric_core::av::AddressTable;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::rx::{ClaimId, PartialId, PeerSource};
+use fabric_core::rx::{BudgetGroup, ClaimId, PartialId};
 use fabric_core::transport::OpKey;
 use fabric_core::{Address, Error, FiAddr, Scheme};
 use proptest::prelude::*;
@@ -83,8 +83,8 @@ impl Model {
         let name = Address::new(Scheme::Tcp, "127.0.0.1:1").unwrap();
         let mut fixture = Fixture::with_budget(BUDGET);
         for peer in 1..3 {
-            let source = PeerSource(7);
-            fixture.rx.set_peer_source(PeerKey(peer), source);
+            let group = BudgetGroup(7);
+            fixture.rx.set_budget_group(PeerKey(peer), group);
         }
         Self {
             fixture,
@@ -198,8 +198,8 @@ impl Model {
     }
 }
 
-/// Messages that a transport may hold back.
-fn held_back() -> Vec<Envelope> {
+/// Messages that a transport may hold.
+fn held_messages() -> Vec<Envelope> {
     let peers = 1..6;
     let messages = peers.flat_map(|peer| (1..4).map(move |tag| (peer, tag)));
     let lens = [0, 5000, 20_000];
@@ -214,18 +214,19 @@ proptest! {
         calls in proptest::collection::vec(call(), 1..150),
     ) {
         let mut model = Model::new();
-        let held = held_back();
+        let held = held_messages();
         for call in calls {
-            let rx = &mut model.fixture.rx;
-            let accepts_before: Vec<_> = held.iter().map(|held| !rx.decline_again(held)).collect();
+            let Fixture { rx, engine } = &mut model.fixture;
+            let accepts = |held| !rx.decline_again(engine, held);
+            let accepts_before: Vec<_> = held.iter().map(accepts).collect();
             let before = rx.changes();
             model.call(call);
-            let rx = &mut model.fixture.rx;
+            let Fixture { rx, engine } = &mut model.fixture;
             prop_assert!(rx.changes() >= before);
             if rx.changes() == before {
                 for (held, accepted) in held.iter().zip(accepts_before) {
                     let may_wait = accepted || model.left.contains(&held.peer);
-                    prop_assert!(may_wait || rx.decline_again(held), "{call:?}: {held:?}");
+                    prop_assert!(may_wait || rx.decline_again(engine, held), "{call:?}: {held:?}");
                 }
             }
         }
@@ -249,7 +250,7 @@ fn declined_message_is_reported_after_the_next_change() {
 /// A transport that only asks whether a held message is accepted reports its sender, too: a blocked
 /// multi-receive has declined the message first, and the budget does so once it has left.
 #[test]
-fn message_that_the_budget_declines_later_is_held_back() {
+fn sender_of_a_message_that_is_declined_later_is_reported() {
     let mut fixture = Fixture::with_budget(BUDGET);
     let multi = fixture.new_op();
     let any = spec(None);
@@ -259,12 +260,14 @@ fn message_that_the_budget_declines_later_is_held_back() {
         !fixture.deliver(1, 5, &[0; BUDGET]),
         "the multi-receive is blocked"
     );
-    assert!(fixture.rx.decline_again(&held));
+    assert!(fixture.rx.decline_again(&mut fixture.engine, &held));
     assert!(
-        !fixture.rx.has_held_back(),
+        !fixture.rx.has_peers_over_budget(),
         "the message waits for a receive"
     );
     assert!(fixture.rx.cancel(&mut fixture.engine, multi));
-    assert!(fixture.rx.decline_again(&held));
-    assert!(fixture.rx.has_held_back());
+    assert!(fixture.rx.decline_again(&mut fixture.engine, &held));
+    assert!(fixture.rx.has_peers_over_budget());
+    fixture.rx.close(&mut fixture.engine);
+    assert!(!fixture.rx.has_peers_over_budget(), "of a closed queue");
 }

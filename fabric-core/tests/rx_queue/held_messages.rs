@@ -39,9 +39,9 @@ struct Model {
     outstanding: Vec<VecDeque<Message>>,
     /// Queued receives and claims, the oldest first.
     posted: Vec<(OpKey, Option<u64>)>,
-    /// The tag of the multi-receive, while there is one: the queue gives messages that wait for it
-    /// no place.
-    multi_tag: Option<Option<u64>>,
+    /// The tag and the parts of the multi-receive, while there is one: the queue gives messages that
+    /// wait for it no place.
+    multi: Option<(Option<u64>, Vec<OpKey>)>,
     time: u32,
     /// Receives that buffered messages have taken before a held one that has arrived first.
     passed: u32,
@@ -53,7 +53,7 @@ impl Model {
             fixture: Fixture::with_budget(BUDGET),
             outstanding: (0..PEERS).map(|_| VecDeque::new()).collect(),
             posted: Vec::new(),
-            multi_tag: None,
+            multi: None,
             time: 0,
             passed: 0,
         }
@@ -79,7 +79,13 @@ impl Model {
                 continue;
             }
             self.time += 1;
-            if !self.multi_tag.is_some_and(|tag| message.has_tag(tag)) {
+            let engine = &self.fixture.engine;
+            let is_last = |part: &OpKey| part.index.is_multiple_of(3);
+            let waits_for_multi = self.multi.as_ref().is_some_and(|(tag, parts)| {
+                let mut ended = parts.iter().filter(|part| is_last(part));
+                message.has_tag(*tag) && !ended.any(|part| engine.outcome(*part).is_some())
+            });
+            if !waits_for_multi {
                 message.arrived.get_or_insert(self.time);
             }
             let mut bytes = vec![0; message.len];
@@ -147,7 +153,8 @@ impl Model {
         let buffered = buffered.min_by_key(|message| message.arrived);
         let is_held_first = first.is_some_and(|first| !first.is_buffered);
         let was_probed = buffered.is_some_and(|buffered| buffered.is_probed);
-        let competes = is_held_first && buffered.is_some() && !was_probed;
+        let has_turn = is_held_first && first.is_some_and(|first| first.is_probed);
+        let competes = is_held_first && buffered.is_some() && !was_probed && !has_turn;
         if found == first.map(|first| first.id) && !(is_held_first && was_probed) {
             if competes {
                 assert_eq!(self.passed, 63);
@@ -155,6 +162,7 @@ impl Model {
             }
         } else {
             assert_eq!(found, buffered.map(|buffered| buffered.id));
+            assert!(!has_turn || was_probed);
             self.passed += u32::from(competes);
             assert!(self.passed < 64);
         }
@@ -176,23 +184,20 @@ impl Model {
     /// message that it finds.
     fn probe(&mut self, tag: Option<u64>) -> Option<usize> {
         let arrived = self.arrived(tag);
-        let is_exceeded = self.fixture.rx.unexpected().1 > BUDGET;
+        let before = self.fixture.rx.unexpected();
         let op = self.fixture.new_op();
         let Fixture { rx, engine, .. } = &mut self.fixture;
         rx.probe(engine, op, spec(tag));
-        self.deliver_next();
-        if !is_exceeded {
-            // The lengths of the messages differ.
-            let found = self.fixture.engine.outcome(op);
-            let found = found.map(|outcome| outcome.transfer.len);
-            let message = arrived.iter().find(|message| Some(message.len) == found);
-            assert_eq!(found, message.map(|message| message.len));
-            self.check_found(&arrived, message.map(|message| message.id));
-        }
-        // A probe that waits takes the first message in.
-        self.deliver_all();
+        // A probe buffers nothing.
+        assert_eq!((rx.next_held(), rx.unexpected()), (None, before));
+        // The lengths of the messages differ.
+        let found = self.fixture.engine.outcome(op);
+        let found = found.map(|outcome| outcome.transfer.len);
+        let message = arrived.iter().find(|message| Some(message.len) == found);
+        assert_eq!(found, message.map(|message| message.len));
+        self.check_found(&arrived, message.map(|message| message.id));
         self.fixture.rx.cancel(&mut self.fixture.engine, op);
-        let found = self.fixture.engine.outcome(op)?.transfer.len;
+        let found = found?;
         let mut messages = self.outstanding.iter_mut().flatten();
         let message = messages.find(|message| message.has_tag(tag) && message.len == found);
         message.unwrap().is_probed = true;
@@ -204,6 +209,9 @@ impl Model {
         let Some(found) = self.probe(tag) else {
             return;
         };
+        let Fixture { rx, engine, .. } = &mut self.fixture;
+        rx.prepare_claim(engine, &spec(tag));
+        self.deliver_next();
         let (id, claimed) = self.fixture.rx.claim(&spec(tag)).unwrap();
         assert_eq!(claimed.len, found);
         let op = self.fixture.new_op();
@@ -221,7 +229,7 @@ impl Model {
         let multi = self.fixture.new_op();
         let parts: Vec<_> = (0..count).map(|_| self.fixture.new_op()).collect();
         self.posted.extend(parts.iter().map(|part| (*part, tag)));
-        self.multi_tag = Some(tag);
+        self.multi = Some((tag, parts.clone()));
         let Fixture { rx, engine, .. } = &mut self.fixture;
         engine.parts = parts.iter().rev().copied().collect();
         rx.post_multi(engine, multi, spec(tag));
@@ -238,7 +246,7 @@ impl Model {
             arrived.retain(|message| message.id != id);
         }
         self.fixture.rx.cancel(&mut self.fixture.engine, multi);
-        self.multi_tag = None;
+        self.multi = None;
         self.fixture.engine.parts.clear();
         self.take_received();
         self.posted.retain(|(op, _)| !parts.contains(op));
@@ -457,6 +465,7 @@ fn claimed_messages_that_stall_get_their_turn_less_often() {
         let (probe, op) = (fixture.new_op(), fixture.new_op());
         let Fixture { rx, engine } = &mut fixture;
         rx.probe(engine, probe, spec(None));
+        rx.prepare_claim(engine, &spec(None));
         let next = rx.next_held();
         let begun = next.and_then(|PeerKey(peer)| rx.begin_partial(engine, held(peer)));
         rx.end_next_held(engine);
@@ -477,16 +486,120 @@ fn claimed_messages_that_stall_get_their_turn_less_often() {
     assert_eq!(turns, 5, "after 64, 256, 512, 1024 and 2048 claims");
 }
 
-/// The place in the order of arrival is that of a held message, not of one that was dropped.
+/// A message that the budget has room for, but for which there is no memory, keeps its place.
+#[test]
+fn message_without_memory_keeps_its_place() {
+    const TOO_LONG: usize = 1 << 50;
+    let mut fixture = Fixture::with_budget(usize::MAX);
+    let begun = fixture
+        .rx
+        .begin_partial(&mut fixture.engine, envelope(1, 1, TOO_LONG));
+    assert_eq!(begun, None);
+    assert!(!fixture.deliver_envelope(envelope(2, 1, TOO_LONG)));
+    assert!(!fixture.rx.has_peers_over_budget());
+    for peer in [1, 2] {
+        let op = fixture.new_op();
+        let Fixture { rx, engine } = &mut fixture;
+        rx.post(engine, op, spec(None));
+        assert_eq!(rx.next_held(), Some(PeerKey(peer)));
+        assert!(rx.deliver(engine, envelope(peer, 1, 4), &&b"here"[..]));
+        rx.end_next_held(engine);
+        assert_eq!(fixture.received_len(op), Some(4));
+    }
+}
+
+/// A queue with a held message is not empty: an inline receive would take a later message.
+#[test]
+fn queue_with_a_held_message_is_not_empty() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    assert!(fixture.rx.is_empty());
+    assert!(!fixture.deliver(1, 1, &[1; BUDGET]));
+    assert!(!fixture.rx.is_empty());
+    let op = fixture.new_op();
+    let Fixture { rx, engine } = &mut fixture;
+    rx.post(engine, op, spec(None));
+    assert!(fixture.deliver(1, 1, &[1; BUDGET]));
+    fixture.rx.end_next_held(&mut fixture.engine);
+    assert_eq!(fixture.received_len(op), Some(BUDGET));
+    assert!(fixture.rx.is_empty());
+}
+
+/// A message that the transport drops has no place in the order of arrival, and no probe finds it.
 #[test]
 fn dropped_message_leaves_no_place() {
     let mut fixture = Fixture::with_budget(BUDGET);
+    fixture.rx.set_drops_declined();
+    let probe = fixture.new_op();
+    fixture.rx.probe(&mut fixture.engine, probe, spec(None));
     assert!(!fixture.deliver(1, 1, &[1; BUDGET]));
-    fixture.rx.on_dropped(PeerKey(1));
+    assert!(!fixture.rx.has_peers_over_budget() && !fixture.rx.take_declined());
     assert!(fixture.deliver(2, 1, b"older"));
     assert!(fixture.deliver(1, 1, b"newest"));
+    let found = fixture.engine.outcome(probe).unwrap();
+    assert_eq!(found.transfer.len, 5);
     let op = fixture.post(None);
     assert_eq!(fixture.received_len(op), Some(5));
+}
+
+/// Probes find a held message, also one that is declined while they wait, and buffer nothing. A
+/// claim has the message buffered, and the next message of the peer is declined.
+#[test]
+fn probes_find_held_messages_and_claims_buffer_them() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    let found_len = |fixture: &Fixture, probe| {
+        let outcome = fixture.engine.outcome(probe);
+        outcome.map(|outcome| outcome.transfer.len)
+    };
+    let probe = |fixture: &mut Fixture| {
+        let probe = fixture.new_op();
+        let Fixture { rx, engine } = fixture;
+        rx.probe(engine, probe, spec(None));
+        probe
+    };
+    let waiting = [probe(&mut fixture), probe(&mut fixture)];
+    assert!(!fixture.deliver(1, 1, &[1; BUDGET]));
+    assert_eq!(waiting.map(|op| found_len(&fixture, op)), [Some(BUDGET); 2]);
+    // It has been found, and so is first although the budget has room for others.
+    for _ in 0..20 {
+        assert!(fixture.deliver(2, 1, &[2; 8]));
+        let found = probe(&mut fixture);
+        assert_eq!(found_len(&fixture, found), Some(BUDGET));
+    }
+    assert_eq!(fixture.rx.unexpected().0, 20);
+    let Fixture { rx, engine } = &mut fixture;
+    rx.prepare_claim(engine, &spec(None));
+    assert_eq!(rx.next_held(), Some(PeerKey(1)));
+    assert!(fixture.deliver(1, 1, &[1; BUDGET]));
+    assert!(!fixture.deliver(1, 1, &[1; BUDGET + 1]));
+    assert!(!fixture.rx.end_next_held(&mut fixture.engine));
+    let (claim, claimed) = fixture.rx.claim(&spec(None)).unwrap();
+    assert_eq!(claimed.len, BUDGET);
+    let op = fixture.new_op();
+    let Fixture { rx, engine } = &mut fixture;
+    rx.receive_claimed(engine, op, claim);
+    assert_eq!(fixture.received_len(op), Some(BUDGET));
+}
+
+/// If there is no memory for a held message that is claimed, the message has to wait for its turn.
+#[test]
+fn claim_without_memory_is_declined() {
+    const TOO_LONG: usize = 1 << 50;
+    let mut fixture = Fixture::with_budget(BUDGET);
+    assert!(!fixture.deliver_envelope(envelope(1, 1, TOO_LONG)));
+    let found = fixture.new_op();
+    fixture.rx.probe(&mut fixture.engine, found, spec(None));
+    assert!(fixture.engine.outcome(found).is_some());
+    assert!(fixture.deliver(2, 1, b"short"));
+    let Fixture { rx, engine } = &mut fixture;
+    rx.prepare_claim(engine, &spec(None));
+    assert_eq!(rx.next_held(), Some(PeerKey(1)));
+    assert!(!fixture.deliver_envelope(envelope(1, 1, TOO_LONG)));
+    let Fixture { rx, engine } = &mut fixture;
+    assert!(rx.end_next_held(engine));
+    rx.prepare_claim(engine, &spec(None));
+    assert_eq!(rx.next_held(), None);
+    let (_, claimed) = rx.claim(&spec(None)).unwrap();
+    assert_eq!(claimed.len, 5);
 }
 
 /// A posted receive does not stay with a stalled message while another message is held.

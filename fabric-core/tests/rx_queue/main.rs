@@ -69,6 +69,11 @@ impl Fixture {
         self.rx.deliver(&mut self.engine, envelope, &bytes)
     }
 
+    /// Delivers a message whose bytes are lost.
+    fn deliver_envelope(&mut self, envelope: Envelope) -> bool {
+        self.rx.deliver(&mut self.engine, envelope, &&b""[..])
+    }
+
     /// Checks the arriving messages. Returns the peers that have timed out.
     fn check(&mut self, times: usize) -> Vec<PeerKey> {
         let mut timed_out = Vec::new();

@@ -87,7 +87,7 @@ impl EngineState {
                 transport.address_removed(ctx, addr);
             });
         }
-        // A receive that fails makes room for messages that were held back for it.
+        // A receive that fails makes room for messages that were held for it.
         let _ = self.after_rx_change(ep);
     }
 

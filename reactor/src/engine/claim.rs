@@ -1,7 +1,7 @@
 //! Probes and claims (`FI_PEEK`, `FI_CLAIM`).
 //!
 //! A probe is an operation without a buffer. It completes when a message waits that no posted
-//! receive takes. A claim moves such a message out of matching, where it continues to arrive;
+//! receive takes. A claim has the transport deliver the message if the transport holds it, and moves such a message out of matching, where it continues to arrive;
 //! receiving a claimed message is an operation like any other receive, already matched.
 
 use std::task::{Context, Poll};
@@ -86,11 +86,17 @@ impl DomainHandle {
     /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
     ///
     /// # Errors
-    /// As [`DomainHandle::peek`].
+    /// As [`DomainHandle::peek`]; [`Error::OutOfMemory`] when there is no memory for a message that
+    /// the transport holds.
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
         self.with_engine(|locked| {
-            if locked.peek(ep, spec)?.is_none() {
+            let Some(found) = locked.peek(ep, spec)? else {
                 return Ok(None);
+            };
+            locked.with_rx(ep, |rx, domain| rx.prepare_claim(domain, &spec));
+            if locked.receive_next_held(ep) {
+                let (what, len) = ("buffer", found.len);
+                return Err(Error::OutOfMemory { what, len });
             }
             let claimed = locked.change_rx(ep, |rx, _| rx.claim(&spec));
             claimed.ok_or_else(|| Error::Closed(Class::Endpoint))

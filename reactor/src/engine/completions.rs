@@ -30,7 +30,7 @@ impl EngineState {
         }
         let domain = &mut self.domain;
         let queue = domain.cqs.close(id, &mut domain.deferred)?;
-        // The closed queue no longer holds messages back.
+        // The closed queue no longer holds messages.
         domain.on_cq_space(id);
         Some(queue)
     }

@@ -42,6 +42,8 @@ pub(crate) struct EndpointTable {
     transport_count: usize,
     /// The shared receive contexts: few, and mostly none.
     shared_contexts: Vec<EpId>,
+    /// The queues to which multi-receives are posted: mostly none.
+    multi_recv_queues: Vec<EpId>,
     /// The active endpoints. A closed endpoint is removed by the next pass.
     active: Vec<EpId>,
     /// Number of endpoints up to which none becomes inactive.
@@ -62,6 +64,7 @@ impl EndpointTable {
             entries: Vec::new(),
             transport_count: 0,
             shared_contexts: Vec::new(),
+            multi_recv_queues: Vec::new(),
             active: Vec::new(),
             always_active: transport.always_active(),
             polls_inactive: transport.polls_inactive_endpoints(),
@@ -259,6 +262,30 @@ impl EndpointTable {
     #[inline]
     pub(crate) fn shared_contexts(&self) -> &[EpId] {
         &self.shared_contexts
+    }
+
+    /// Adds the queue of an endpoint or of a shared context to those with multi-receives.
+    pub(crate) fn add_multi_recv_queue(&mut self, id: EpId) {
+        if !self.multi_recv_queues.contains(&id) {
+            self.multi_recv_queues.push(id);
+        }
+    }
+
+    /// Returns whether a queue may have multi-receives.
+    #[inline]
+    pub(crate) fn has_multi_recvs(&self) -> bool {
+        !self.multi_recv_queues.is_empty()
+    }
+
+    /// Returns the queue at this position of the list of those with multi-receives.
+    pub(crate) fn multi_recv_queue_at(&self, position: usize) -> Option<EpId> {
+        self.multi_recv_queues.get(position).copied()
+    }
+
+    /// Removes the queue at this position from the list of those with multi-receives. The last one
+    /// takes the position.
+    pub(crate) fn remove_multi_recv_queue(&mut self, position: usize) {
+        self.multi_recv_queues.swap_remove(position);
     }
 
     /// Returns the number of active endpoints.

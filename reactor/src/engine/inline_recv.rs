@@ -2,9 +2,9 @@
 //! matching.
 //!
 //! A program that awaits its receives one by one often finds that the next message has arrived.
-//! While the receive queue of the endpoint is empty (no receive is posted, no message is buffered),
-//! that message is the one that a posted receive would match, so the transport copies it into the
-//! buffer. In any other case the receive is posted.
+//! While the receive queue of the endpoint is empty (no receive is posted, no message is buffered
+//! or held), that message is the one that a posted receive would match, so the transport copies it
+//! into the buffer. In any other case the receive is posted.
 
 use std::task::{Context, Poll};
 

@@ -60,6 +60,7 @@ impl DomainHandle {
         self.with_engine(|locked| {
             let domain = &mut locked.domain;
             let key = domain.insert_multi_recv(ep, spec, buf, min_free, sink)?;
+            locked.endpoints.add_multi_recv_queue(ep);
             locked.post_to_rx(ep, key, |rx, domain| rx.post_multi(domain, key, spec));
             Ok(key)
         })

@@ -36,11 +36,13 @@ impl EngineState {
             // The connections belong to the parent process.
             return false;
         }
-        if self.endpoints.shared_contexts().is_empty() {
+        let drained = self.endpoints.has_multi_recvs() && self.drain_multi_recvs();
+        let moved = if self.endpoints.shared_contexts().is_empty() {
             self.poll_endpoints()
         } else {
             self.progress_with_shared_rx()
-        }
+        };
+        moved | drained
     }
 
     /// Polls the active endpoints, and distributes first what has arrived for them on a shared
@@ -56,8 +58,7 @@ impl EngineState {
                 self.endpoints.deactivate(position);
                 continue;
             };
-            let drained = u32::from(ctx.drain_unexpected(transport));
-            let moved_here = drained + transport.progress(&mut ctx, active_count);
+            let moved_here = transport.progress(&mut ctx, active_count);
             self.moved_connections += u64::from(moved_here);
             moved |= moved_here > 0;
             if may_deactivate && transport.is_idle(&mut ctx) {
@@ -92,8 +93,7 @@ impl EngineState {
         let Some((transport, mut ctx)) = self.endpoints.for_call(ep, &mut self.domain) else {
             return false;
         };
-        let drained = u32::from(ctx.drain_unexpected(transport));
-        let moved = drained + transport.progress(&mut ctx, active_count);
+        let moved = transport.progress(&mut ctx, active_count);
         self.moved_connections += u64::from(moved);
         if transport.is_idle(&mut ctx) {
             transport.on_idle(&mut ctx);

@@ -100,10 +100,30 @@ impl EngineState {
         }
     }
 
-    /// Delivers the held message that is next, if there is one.
-    pub(crate) fn receive_next_held(&mut self, ep: EpId) {
+    /// Delivers unexpected messages to the multi-receives of all queues, within a bound. Returns
+    /// whether any message moved.
+    #[cold]
+    pub(crate) fn drain_multi_recvs(&mut self) -> bool {
+        let mut moved = 0;
+        let mut position = 0;
+        while let Some(ep) = self.endpoints.multi_recv_queue_at(position) {
+            moved += u64::from(self.with_rx(ep, RxQueue::drain_unexpected) == Some(true));
+            self.receive_next_held(ep);
+            if self.with_rx(ep, |rx, _| rx.has_multi_recvs()) == Some(true) {
+                position += 1;
+            } else {
+                self.endpoints.remove_multi_recv_queue(position);
+            }
+        }
+        self.moved_connections += moved;
+        moved > 0
+    }
+
+    /// Delivers the held message that is next, if there is one. Returns whether the queue has
+    /// declined the message again.
+    pub(crate) fn receive_next_held(&mut self, ep: EpId) -> bool {
         let Some(peer) = self.with_rx(ep, |rx, _| rx.next_held()).flatten() else {
-            return;
+            return false;
         };
         let holder = if self.endpoints.is_shared_context(ep) {
             self.domain.endpoints.arrival_endpoint(ep, peer)
@@ -114,7 +134,7 @@ impl EngineState {
             // An endpoint that is closed holds nothing.
             let _ = self.with_transport(holder, |transport, ctx| transport.receive_held(ctx, peer));
         }
-        self.with_rx(ep, |rx, domain| rx.end_next_held(domain));
+        self.with_rx(ep, |rx, domain| rx.end_next_held(domain)) == Some(true)
     }
 
     /// Fails a receive that was just posted, unless it has ended.

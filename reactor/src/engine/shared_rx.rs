@@ -48,15 +48,7 @@ impl EngineState {
     /// Makes a pass over the shared contexts and the endpoints.
     #[cold]
     pub(crate) fn progress_with_shared_rx(&mut self) -> bool {
-        let mut moved = false;
-        for index in 0..self.endpoints.shared_contexts().len() {
-            let context = self.endpoints.shared_contexts()[index];
-            if self.with_rx(context, RxQueue::drain_unexpected) == Some(true) {
-                self.receive_next_held(context);
-                moved = true;
-            }
-        }
-        moved |= self.poll_endpoints();
+        let mut moved = self.poll_endpoints();
         // After the transport, so that a message that has just arrived is copied in this pass: the
         // program may not make another one.
         for index in 0..self.endpoints.shared_contexts().len() {

@@ -84,7 +84,7 @@ impl Survivor {
                 }
                 EventKind::PeerConnected { .. }
                 | EventKind::PeerDown { .. }
-                | EventKind::PeerHeldBack { .. } => {}
+                | EventKind::PeerOverBudget { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -203,7 +203,7 @@ fn listening_endpoint_replaces_an_earlier_claim_of_its_address() {
     });
 }
 
-/// A peer is restarted while the endpoint holds back messages of its earlier connection. These
+/// A peer is restarted while the endpoint holds messages of its earlier connection. These
 /// arrive, and so do those of the new connection.
 #[test]
 fn held_messages_of_a_replaced_connection_arrive() {

@@ -137,7 +137,7 @@ fn closed_connections_with_held_messages_make_room() {
         for number in 0..4u16 {
             let mut socket = connect_from(local, &ep).await;
             assert!(request(&mut socket, 10_000 + number).await);
-            // Longer than the share of a peer, so that the endpoint holds it back.
+            // Longer than the share of a peer, so that the endpoint holds it.
             let header = encode_header(0, 0, 0, 16, 1 << 30);
             let beginning = [&header[..], &[0; 5000]].concat();
             socket.write_all(&beginning).await.unwrap();

@@ -13,6 +13,7 @@ use super::cm::CmState;
 use super::deferred::Deferred;
 use super::id_map::IdMap;
 use super::sender_names::SenderNames;
+use super::shared_peers::SharedPeers;
 use super::tx_credits::{AwaitedGrant, CreditWaiter, TxCredits};
 
 /// An endpoint or a shared receive context.
@@ -117,19 +118,16 @@ impl EndpointState {
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     by_id: IdMap<EndpointState>,
-    /// The endpoint at which each peer of a shared receive context has connected, at the peer's
-    /// key less one.
-    ///
-    /// A few bytes are kept for each connection ever made: messages from it may still wait
-    /// somewhere.
-    shared_peers: Vec<EpId>,
+    /// The peers of shared receive contexts: messages from them may wait after they have
+    /// disconnected.
+    shared_peers: SharedPeers,
 }
 
 impl Endpoints {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             by_id: IdMap::new(),
-            shared_peers: Vec::new(),
+            shared_peers: SharedPeers::default(),
         }
     }
 
@@ -147,6 +145,7 @@ impl Endpoints {
 
     pub(crate) fn remove(&mut self, ep: EpId) {
         self.by_id.remove(ep.0);
+        self.shared_peers.remove(ep);
     }
 
     #[inline]
@@ -226,11 +225,10 @@ impl Endpoints {
     /// Adds a peer of a shared context that has connected to this endpoint. Returns the key of the
     /// peer, which is unique in the domain.
     pub(crate) fn add_shared_peer(&mut self, ep: EpId) -> PeerKey {
-        self.shared_peers.push(ep);
-        PeerKey(self.shared_peers.len() as u32)
+        self.shared_peers.add(ep)
     }
 
-    /// Returns whether any peer has connected to an endpoint that shares a context.
+    /// Returns whether any peer has connected to an open endpoint that shares a context.
     #[inline]
     pub(crate) fn has_shared_peers(&self) -> bool {
         !self.shared_peers.is_empty()
@@ -239,8 +237,7 @@ impl Endpoints {
     /// Returns the endpoint that a peer is or was connected to, if the endpoint shares this
     /// context.
     pub(crate) fn arrival_endpoint(&self, context: EpId, peer: PeerKey) -> Option<EpId> {
-        let index = (peer.0 as usize).checked_sub(1)?;
-        let sharer = *self.shared_peers.get(index)?;
+        let sharer = self.shared_peers.endpoint_of(peer)?;
         (self.rx_context_of(sharer) == Some(context)).then_some(sharer)
     }
 

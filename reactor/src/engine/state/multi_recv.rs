@@ -125,7 +125,7 @@ enum MultiRecvSink {
     Stream {
         /// The maximum number of parts at a time.
         limit: usize,
-        /// Whether the limit is reached and messages are held back.
+        /// Whether the limit is reached and messages are held.
         full: bool,
     },
     Cq {
@@ -478,7 +478,7 @@ impl DomainState {
 }
 
 impl MultiRecvEntry {
-    /// Returns whether messages that were held back can resume, after a part was removed.
+    /// Returns whether messages that were held can resume, after a part was removed.
     fn resumes(&mut self) -> bool {
         let MultiRecvSink::Stream { limit, full } = &mut self.sink else {
             return false;

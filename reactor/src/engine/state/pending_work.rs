@@ -18,7 +18,7 @@ pub(crate) enum FollowUp {
     ReleaseAddr(AvId, FiAddr),
     /// Start the timer that checks which arriving messages make progress.
     StartArrivalTimer,
-    /// Make a pass: messages or accesses that were held back may be accepted now.
+    /// Make a pass: messages or accesses that were held may be accepted now.
     MakePass,
 }
 

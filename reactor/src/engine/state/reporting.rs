@@ -153,7 +153,7 @@ impl DomainState {
     }
 
     /// Gives the free entries of a completion queue to multi-receives that wait for one, and
-    /// resumes the progress of messages that were held back because a queue was full.
+    /// resumes the progress of messages that were held because a queue was full.
     pub(crate) fn on_cq_space(&mut self, cq: CqId) {
         if !self.multi_recvs.is_empty() {
             self.reserve_multi_recv_entries(cq);

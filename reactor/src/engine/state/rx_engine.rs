@@ -228,7 +228,7 @@ impl RxEngine for DomainState {
         }
         // A task that waits to cancel the receive can do so now.
         op.waiter.wake(&mut self.deferred);
-        // The receive may accept a message of another peer that a transport holds back, and no peer
+        // The receive may accept a message of another peer that a transport holds, and no peer
         // rings for that.
         self.pending_work.push(FollowUp::MakePass);
     }

@@ -98,7 +98,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
                 "inbound connection refused"
             );
         }
-        EventKind::PeerHeldBack {
+        EventKind::PeerOverBudget {
             peer,
             len,
             buffered,
@@ -106,7 +106,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
         } => {
             tracing::info!(
                 target: "fabric::connection", endpoint, %peer, len, buffered,
-                "peer held back: no receive and no room for its message"
+                "peer over budget: its message is held, no receive accepts it"
             );
         }
         EventKind::MessagesDiscarded {

@@ -374,7 +374,7 @@ impl RxConnection {
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
     /// another pass, and counts that pass. With a probe posted, messages are not deferred: a probe
-    /// sees only messages that have left the ring.
+    /// finds only messages that were offered to the receive queue.
     fn defers_message(&mut self, ctx: &EndpointContext<'_, impl EngineContext>) -> bool {
         let defers = self.deferred_passes < MAX_DEFERRED_PASSES
             && self.down_reason.is_none()

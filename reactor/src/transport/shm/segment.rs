@@ -53,24 +53,19 @@ const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
 const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
 const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= HEAD_LEN);
 
-/// Bounds of the number of lines of a segment that is accepted from a peer. A mapped segment holds
-/// its memory also when the peer has left: at most 64 MiB.
+/// Bounds of the number of lines of a segment that is accepted from a peer.
 const MIN_LINES: usize = 64;
-const MAX_LINES: usize = 1 << 20;
-/// Lines of a segment that this process creates, once its ring has grown: 512 KiB. A ring of more
-/// lines does not grow. A peer may leave lines that are not allocated, or free them later: this
-/// process allocates such lines when it reads them.
-pub(crate) const GROWN_LINES: usize = 8192;
+/// Lines of a segment that this process creates, once its ring has grown, and at most of a segment
+/// of a peer: 512 KiB. A mapped segment holds its memory also when the peer has left. A peer may
+/// leave lines that are not allocated, or free them later: this process allocates such lines when
+/// it reads them.
+pub(crate) const MAX_LINES: usize = 8192;
 /// Lines that a ring begins with, if it grows: 128 KiB.
 const INITIAL_LINES: usize = 2048;
 
 /// Returns how many lines a ring of up to `lines` lines begins with. These are allocated.
 fn initial_lines(lines: usize) -> usize {
-    if lines > GROWN_LINES {
-        lines
-    } else {
-        lines.min(INITIAL_LINES)
-    }
+    lines.min(INITIAL_LINES)
 }
 
 /// A word in the memory of the sender's process. A receiver that reads `value` at `address` with
@@ -399,6 +394,7 @@ mod tests {
         };
         assert!(rejected(&fd, 128, "announced size"));
         assert!(rejected(&fd, 65, "out of bounds"));
+        assert!(rejected(&fd, 2 * MAX_LINES, "out of bounds"));
         assert!(rejected(&fd, 1 << 40, "out of bounds"));
         let size = HEAD_LEN + 64 * LINE_LEN;
         let unsealed = memfd::create("unsealed", size).unwrap();
@@ -412,30 +408,26 @@ mod tests {
     #[test]
     fn growth_of_a_hostile_ring_allocates_little_memory() {
         const MAX_ALLOCATED: usize = 1 << 20;
-        for lines in [8192, 1 << 14, 1 << 20] {
-            let size = HEAD_LEN + lines * LINE_LEN;
-            let allocated = HEAD_LEN + INITIAL_LINES * LINE_LEN;
-            let memory = memfd::create_sparse("hostile", size, allocated).unwrap();
-            memfd::seal(&memory, true).unwrap();
-            let Ok(segment) = Segment::map_from_peer(&memory, lines) else {
-                continue;
-            };
-            let mut consumer = Consumer::new(segment.clone());
-            let header = |kind: u64, len: usize| kind | (len as u64) << 16 | 1 << 40;
-            for line in 0..INITIAL_LINES - 1 {
-                let record = header(1, HEADER_LEN);
-                segment.header(line).store(record, Ordering::Relaxed);
-                let record = consumer.peek().unwrap().expect("a record");
-                consumer.consume(record);
-            }
-            let growth = header(0xfe, LINE_LEN);
-            segment
-                .header(INITIAL_LINES - 1)
-                .store(growth, Ordering::Relaxed);
-            assert_eq!(consumer.peek(), Ok(None));
-            let blocks = rustix::fs::fstat(&memory).unwrap().st_blocks;
-            assert!(blocks as usize * 512 <= MAX_ALLOCATED, "{blocks} blocks");
+        let size = HEAD_LEN + MAX_LINES * LINE_LEN;
+        let allocated = HEAD_LEN + INITIAL_LINES * LINE_LEN;
+        let memory = memfd::create_sparse("hostile", size, allocated).unwrap();
+        memfd::seal(&memory, true).unwrap();
+        let segment = Segment::map_from_peer(&memory, MAX_LINES).unwrap();
+        let mut consumer = Consumer::new(segment.clone());
+        let header = |kind: u64, len: usize| kind | (len as u64) << 16 | 1 << 40;
+        for line in 0..INITIAL_LINES - 1 {
+            let record = header(1, HEADER_LEN);
+            segment.header(line).store(record, Ordering::Relaxed);
+            let record = consumer.peek().unwrap().expect("a record");
+            consumer.consume(record);
         }
+        let growth = header(0xfe, LINE_LEN);
+        segment
+            .header(INITIAL_LINES - 1)
+            .store(growth, Ordering::Relaxed);
+        assert_eq!(consumer.peek(), Ok(None));
+        let blocks = rustix::fs::fstat(&memory).unwrap().st_blocks;
+        assert!(blocks as usize * 512 <= MAX_ALLOCATED, "{blocks} blocks");
     }
 
     #[test]

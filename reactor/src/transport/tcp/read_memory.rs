@@ -8,7 +8,7 @@ const SHORT_READ: usize = 8 << 10;
 /// Memory for one read, which all connections of an endpoint share, and the number of bytes that
 /// the connections keep because they were read and not consumed.
 ///
-/// A connection whose message is held back keeps what was read behind it. Many such connections
+/// A connection whose message is held keeps what was read behind it. Many such connections
 /// would keep much memory, so reads are then short.
 #[derive(Debug, Default)]
 pub(crate) struct ReadMemory {

@@ -151,7 +151,6 @@ impl UdpEndpoint {
                 ack: None,
             };
             if !ctx.deliver(envelope, &datagram.bytes) {
-                ctx.on_dropped(peer);
                 self.dropped += 1;
             }
         }

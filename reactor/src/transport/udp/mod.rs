@@ -102,6 +102,7 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         }
         let config = SocketConfig::from_info(&self.options, info)?;
         let endpoint = UdpEndpoint::open(ctx.ep(), info, (at, config), self.wait_set.clone())?;
+        ctx.set_drops_declined();
         let name = endpoint.name().clone();
         Ok((Box::new(endpoint), name))
     }

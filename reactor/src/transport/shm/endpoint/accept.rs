@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::event::EventKind;
-use fabric_core::rx::PeerSource;
+use fabric_core::rx::BudgetGroup;
 use fabric_core::transport::{EndpointContext, EngineContext, WaitSet};
 use fabric_core::{Address, Error, RefusalReason, Result};
 
@@ -217,8 +217,8 @@ impl ShmEndpoint {
         if !is_exempt {
             self.rx_limits.add(rx_index, process);
         }
-        if !has_own_share && let Some(source) = budget_source(process) {
-            ctx.set_peer_source(rx.peer.key(), source);
+        if !has_own_share && let Some(group) = budget_group(process) {
+            ctx.set_budget_group(rx.peer.key(), group);
         }
         self.rx_connections.insert_established(rx_index, rx);
         ctx.event(EventKind::PeerConnected { peer: name, source });
@@ -226,9 +226,9 @@ impl ShmEndpoint {
     }
 }
 
-/// Returns the source whose peers share a part of the budget for unexpected messages: the process
-/// of a peer. Endpoints of this process have a share each.
-fn budget_source(process: Option<u64>) -> Option<PeerSource> {
+/// Returns the group of a peer that the program has not inserted: the peers of its process.
+/// Endpoints of this process have a share each.
+fn budget_group(process: Option<u64>) -> Option<BudgetGroup> {
     let is_own = process == Some(std::process::id().into());
-    (!is_own).then(|| PeerSource(process.map_or(u128::MAX, u128::from)))
+    (!is_own).then(|| BudgetGroup(process.map_or(u128::MAX, u128::from)))
 }

@@ -345,7 +345,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             stats.peers += 1;
         }
         stats.inbound_refused += self.rx_limits.refused();
-        stats.held_back += self.rx_connections.held_count();
+        stats.held_connections += self.rx_connections.held_count();
     }
 
     fn shm_info(&mut self, ctx: &EndpointContext<'_, E>, peer: FiAddr) -> Result<Option<ShmInfo>> {

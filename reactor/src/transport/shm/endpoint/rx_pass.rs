@@ -151,8 +151,8 @@ impl ShmEndpoint {
         pass: &mut RxPass,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) {
-        if pass.any_held && ctx.has_held_back() {
-            self.report_held_back(ctx);
+        if pass.any_held && ctx.has_peers_over_budget() {
+            self.report_peers_over_budget(ctx);
         }
         let has_held = self.rx_connections.has_held();
         if self.has_held_rx != has_held {
@@ -169,10 +169,10 @@ impl ShmEndpoint {
         }
     }
 
-    /// Reports the peers that the budget has held back.
+    /// Reports the peers whose messages the budget has declined.
     #[cold]
-    fn report_held_back(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        ctx.report_held_back(|key| {
+    fn report_peers_over_budget(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        ctx.report_peers_over_budget(|key| {
             let rx_index = self.rx_connections.index_of(key)?;
             let rx = self.rx_connections.get(rx_index)?;
             Some((rx.peer_address.clone(), rx.peer.source()))
@@ -217,7 +217,7 @@ impl ShmEndpoint {
         ctx.request_rearm();
     }
 
-    /// Sets whether the engine reports posted receives: if this endpoint holds a message back, is
+    /// Sets whether the engine reports posted receives: if this endpoint holds a message, is
     /// idle, or has other effects to apply.
     #[cold]
     pub(super) fn update_post_reports(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {

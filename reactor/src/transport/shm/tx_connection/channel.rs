@@ -29,7 +29,7 @@ use super::super::record::{
 use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
 use super::super::rma_bounce::{REQUEST_LEN, RmaBounceBuffer};
 use super::super::rx_connection::PeerIdentity;
-use super::super::segment::{GROWN_LINES, Segment};
+use super::super::segment::{MAX_LINES, Segment};
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::tx_settings::TxSettings;
 use super::super::{cma, doorbell};
@@ -92,7 +92,7 @@ impl TxChannel {
         incarnation: u64,
         settings: &TxSettings,
     ) -> Result<Self> {
-        let (segment, memory) = Segment::create(GROWN_LINES)?;
+        let (segment, memory) = Segment::create(MAX_LINES)?;
         if !settings.single_copy.is_disabled() {
             segment.set_cma_marker(cma::local_marker());
         }
@@ -140,7 +140,7 @@ impl TxChannel {
             peer,
             from,
             hello.incarnation,
-            GROWN_LINES,
+            MAX_LINES,
             segment,
         )?;
         Ok(true)
@@ -156,7 +156,7 @@ impl TxChannel {
         let hello = self.unsent_hello.take()?;
         Some(CmOffer {
             endpoint: CmEndpoint {
-                lines: GROWN_LINES,
+                lines: MAX_LINES,
                 incarnation: hello.incarnation,
                 caps,
                 private_data: private_data.to_vec(),

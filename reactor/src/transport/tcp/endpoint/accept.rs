@@ -288,7 +288,7 @@ impl TcpEndpoint {
     ) {
         self.connections.count_inbound(connection_index, source);
         if let Some(connection) = self.connections.established(connection_index) {
-            ctx.set_peer_source(connection.peer.key(), source.into());
+            ctx.set_budget_group(connection.peer.key(), source.into());
         }
     }
 

@@ -259,8 +259,8 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
                 self.connections.deactivate(position);
             }
         }
-        if ctx.has_held_back() {
-            self.report_held_back(ctx);
+        if ctx.has_peers_over_budget() {
+            self.report_peers_over_budget(ctx);
         }
         moved
     }
@@ -338,7 +338,7 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         stats.zero_copy += self.zero_copy;
         stats.zero_copy_fallbacks += self.zero_copy_fallbacks;
         stats.inbound_refused += self.connections.refused();
-        stats.held_back += self.connections.held_count();
+        stats.held_connections += self.connections.held_count();
     }
 
     fn tcp_info(&self, ctx: &EndpointContext<'_, E>, peer: FiAddr) -> Result<Option<TcpInfo>> {

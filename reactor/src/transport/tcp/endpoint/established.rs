@@ -57,10 +57,13 @@ impl TcpEndpoint {
         connection_index
     }
 
-    /// Reports the peers that the budget has held back.
+    /// Reports the peers whose messages the budget has declined.
     #[cold]
-    pub(super) fn report_held_back(&self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        ctx.report_held_back(|key| {
+    pub(super) fn report_peers_over_budget(
+        &self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) {
+        ctx.report_peers_over_budget(|key| {
             let connection_index = self.connections.with_key(key)?;
             let connection = self.connections.established(connection_index)?;
             let name = self.peers[connection.peer_index].address.clone();

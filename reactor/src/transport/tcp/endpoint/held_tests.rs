@@ -166,8 +166,9 @@ impl Fixture {
         let condition = OpState::condition(Some(self.ep), OpPhase::Executing);
         let probe = self.domain.ops.insert(condition);
         self.rx.probe(&mut self.domain, probe, spec(tag));
-        self.after_post();
         self.domain.take_op_result(probe)?;
+        self.rx.prepare_claim(&self.domain, &spec(tag));
+        self.after_post();
         let (claim, _) = self.rx.claim(&spec(tag))?;
         let op = self.new_recv();
         self.rx.receive_claimed(&mut self.domain, op, claim);

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fabric_core::rx::PeerSource;
+use fabric_core::rx::BudgetGroup;
 
 /// The addresses that one machine, or one customer of a network, can connect from: an IPv4 address,
 /// all IPv4 loopback addresses together, or an IPv6 network of 64 bits.
@@ -21,7 +21,7 @@ impl InboundSource {
     }
 }
 
-impl From<InboundSource> for PeerSource {
+impl From<InboundSource> for BudgetGroup {
     fn from(InboundSource(ip): InboundSource) -> Self {
         Self(match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
