@@ -238,8 +238,8 @@ pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     }
 }
 
-/// A probe finds a message beyond the budget, which stays at its sender, and a claim has it buffered.
-/// So do the next ones.
+/// A probe finds a message beyond the budget, which stays at its sender. A claim buffers it. The
+/// next probes and claims do the same.
 pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
     const OVER: usize = 17 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;

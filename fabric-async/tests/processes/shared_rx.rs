@@ -192,7 +192,9 @@ fn killed_senders_do_not_affect_shared_rx() {
                     ended = &mut directed => break ended.unwrap_err(),
                     message = shared.recv() => match message {
                         Ok(message) => checker.check_message(&shared, &message),
-                        Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
+                        Err(failed) => {
+                            assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
+                        }
                     },
                 }
             };

@@ -39,8 +39,8 @@ struct Model {
     outstanding: Vec<VecDeque<Message>>,
     /// Queued receives and claims, the oldest first.
     posted: Vec<(OpKey, Option<u64>)>,
-    /// The tag and the parts of the multi-receive, while there is one: the queue gives messages that
-    /// wait for it no place.
+    /// The tag and the parts of the multi-receive, while there is one: messages that wait for it
+    /// have no place in the queue.
     multi: Option<(Option<u64>, Vec<OpKey>)>,
     time: u32,
     /// Receives that buffered messages have taken before a held one that has arrived first.

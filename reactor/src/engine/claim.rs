@@ -1,8 +1,9 @@
 //! Probes and claims (`FI_PEEK`, `FI_CLAIM`).
 //!
 //! A probe is an operation without a buffer. It completes when a message waits that no posted
-//! receive takes. A claim has the transport deliver the message if the transport holds it, and moves such a message out of matching, where it continues to arrive;
-//! receiving a claimed message is an operation like any other receive, already matched.
+//! receive takes. If the transport holds the message, a claim first lets the transport deliver it.
+//! A claim moves the message out of matching, where it continues to arrive; receiving a claimed
+//! message is an operation like any other receive, already matched.
 
 use std::task::{Context, Poll};
 
