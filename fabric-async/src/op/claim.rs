@@ -24,7 +24,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// [`Request::claim`](crate::Request::claim)). An awaited claim waits for a matching message.
 ///
 /// # Errors
-/// As of a [probe](crate::Endpoint::probe).
+/// As of a [probe](crate::Endpoint::probe); [`Error::OutOfMemory`] if there is no memory for a
+/// message beyond the budget.
 ///
 /// # Cancel safety
 /// Safe: a message is claimed only by the poll that returns it.
