@@ -22,6 +22,18 @@ pub struct DomainConfig {
     /// The time after which the connection of a message that has begun and makes no progress ends;
     /// `Some(None)` for never.
     pub progress_timeout: Option<Option<Duration>>,
+    /// Which threads use the domain.
+    pub thread_mode: ThreadMode,
+}
+
+/// Which threads use a domain (`enum fi_threading`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ThreadMode {
+    /// Any thread, at any time.
+    #[default]
+    Shared,
+    /// Only the thread that opens the domain.
+    Pinned,
 }
 
 /// How a domain waits (`FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD`).

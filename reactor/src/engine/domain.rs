@@ -13,10 +13,11 @@ use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, LoanAllocator, OpKey, WaitPolicy};
 
-use super::driver::{self, TaskDriver};
+use super::driver::{self, DomainWaker, TaskDriver};
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
 use crate::sys::EpollSet;
+use crate::sys::thread_lock::Owner;
 
 /// A completed operation whose result is to be taken. It holds the domain's lock.
 #[must_use = "the result stays in its slot until `take`"]
@@ -78,7 +79,14 @@ impl DomainHandle {
         config.socket_options.check()?;
         let domain = transport.open_domain(info, set.clone(), config)?;
         let progress = info.domain.data_progress;
-        let engine = Arc::new(Engine::new(domain, set, config.wait_policy, progress));
+        let owner = Owner::new(config.thread_mode);
+        let engine = Arc::new(Engine::new(
+            domain,
+            set,
+            config.wait_policy,
+            progress,
+            owner,
+        ));
         let (pool, loan_allocator) = {
             let mut locked = engine.lock();
             if let Some(timeout) = config.progress_timeout {
@@ -214,6 +222,12 @@ impl DomainHandle {
             key,
             _waker: waker,
         })
+    }
+
+    /// Returns a handle that wakes the driver of this domain without keeping the domain open.
+    #[must_use]
+    pub fn waker(&self) -> DomainWaker {
+        DomainWaker::new(&self.engine)
     }
 
     /// Returns a driver by which a task can drive this domain without keeping it open.

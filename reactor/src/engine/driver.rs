@@ -4,7 +4,7 @@
 //! the same steps. A driver that wakes makes passes until nothing has arrived for a while, arms the
 //! doorbells and sleeps.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::thread;
@@ -23,6 +23,7 @@ use super::wait_fd::WaitFd;
 use super::wait_policy::SpinBudget;
 use crate::sys::EpollSet;
 use crate::sys::sync;
+use crate::sys::thread_lock::Owner;
 
 /// Interval at which the driver thread checks whether the application still polls.
 const STANDBY_PERIOD: Duration = Duration::from_millis(1);
@@ -123,7 +124,9 @@ pub(crate) fn spawn_thread(engine: &Arc<Engine>, name: String) -> Result<()> {
 
 /// Drives a domain from this thread until the domain is closed.
 pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
-    let _exit_guard = DriverExitGuard::new(engine, "thread");
+    let _exit_guard = engine
+        .upgrade()
+        .map(|engine| DriverExitGuard::new(&engine, "thread"));
     let mut state = DriverState::new();
     loop {
         let Some(engine) = engine.upgrade() else {
@@ -150,21 +153,30 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
 /// and reports that as an event of the domain. From then on waiting tasks keep themselves runnable.
 struct DriverExitGuard {
     engine: Weak<Engine>,
+    owner: Owner,
+    /// Set on a thread that cannot lock the domain.
+    ended_elsewhere: Arc<AtomicBool>,
     /// The kind of driver, for `tracing` events: `task` or `thread`.
     kind: &'static str,
 }
 
 impl DriverExitGuard {
-    fn new(engine: &Weak<Engine>, kind: &'static str) -> Self {
+    fn new(engine: &Arc<Engine>, kind: &'static str) -> Self {
         Deferred::emit_now(TraceEvent::DriverStarted(kind));
-        let engine = engine.clone();
-        Self { engine, kind }
+        Self {
+            owner: engine.owner,
+            ended_elsewhere: engine.driver_ended_elsewhere.clone(),
+            engine: Arc::downgrade(engine),
+            kind,
+        }
     }
 }
 
 impl Drop for DriverExitGuard {
     fn drop(&mut self) {
-        if let Some(engine) = self.engine.upgrade() {
+        if !self.owner.admits_current_thread() {
+            self.ended_elsewhere.store(true, Ordering::Relaxed);
+        } else if let Some(engine) = self.engine.upgrade() {
             let mut locked = engine.lock();
             locked.driver = DriverStatus::NotRunning;
             let domain = &mut locked.domain;
@@ -177,21 +189,21 @@ impl Drop for DriverExitGuard {
     }
 }
 
-/// Drives a domain from a task until the domain is closed.
+/// Drives a domain from a task until the domain is closed. The driver of a domain that one thread
+/// owns ends when it is polled on another thread.
 pub struct TaskDriver {
     wait_set: Arc<EpollSet>,
     engine: Weak<Engine>,
     state: DriverState,
-    _exit_guard: DriverExitGuard,
+    exit_guard: DriverExitGuard,
 }
 
 impl TaskDriver {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
-        let (wait_set, engine) = (engine.wait_set.clone(), Arc::downgrade(engine));
         Self {
-            wait_set,
-            _exit_guard: DriverExitGuard::new(&engine, "task"),
-            engine,
+            wait_set: engine.wait_set.clone(),
+            engine: Arc::downgrade(engine),
+            exit_guard: DriverExitGuard::new(engine, "task"),
             state: DriverState::new(),
         }
     }
@@ -211,6 +223,9 @@ impl TaskDriver {
         mut readable: impl FnMut(&mut Context<'_>) -> Poll<Result<(), E>>,
     ) -> Poll<()> {
         loop {
+            if !self.exit_guard.owner.admits_current_thread() {
+                return Poll::Ready(());
+            }
             let Some(engine) = self.engine.upgrade() else {
                 return Poll::Ready(());
             };
@@ -232,6 +247,36 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // A driver that sleeps on the set wakes up, finds the engine gone and ends.
         self.wait_set.wake();
+    }
+}
+
+/// Wakes the driver of a domain, from threads that may not make progress in the domain.
+#[derive(Debug)]
+pub struct DomainWaker {
+    owner: Owner,
+    wait_set: Weak<EpollSet>,
+}
+
+impl DomainWaker {
+    pub(crate) fn new(engine: &Engine) -> Self {
+        Self {
+            owner: engine.owner,
+            wait_set: Arc::downgrade(&engine.wait_set),
+        }
+    }
+
+    /// Returns whether the calling thread may make progress in the domain.
+    #[must_use]
+    pub fn admits_current_thread(&self) -> bool {
+        self.owner.admits_current_thread()
+    }
+
+    /// Wakes the driver, which makes a pass, or makes the descriptor of a domain in an event loop
+    /// readable.
+    pub fn wake(&self) {
+        if let Some(wait_set) = self.wait_set.upgrade() {
+            wait_set.wake();
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) mod wait_policy;
 
 pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 pub use domain::{CompletedOp, DomainHandle};
-pub use driver::TaskDriver;
+pub use driver::{DomainWaker, TaskDriver};
 pub use event_loop::WaitObject;
 pub use onesided::check_atomic;
 pub use progress::EngineTransport;

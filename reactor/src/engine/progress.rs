@@ -15,6 +15,9 @@
 //! try-lock and a "missed" flag, in which another step can lose wake-ups. It saves nothing, because
 //! the lock is held for a fraction of a microsecond.
 //!
+//! A domain that one thread owns has the same locks without atomic operations (`sys/thread_lock`).
+//! Other threads wake its driver instead of locking the domain.
+//!
 //! # Progress
 //!
 //! A poll of an operation or a queue drives the domain for up to a few microseconds. The *driver*
@@ -33,7 +36,7 @@
 //! modelled in `models/progress` and `models/event_loop`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use fabric_core::completion::Outcome;
@@ -48,7 +51,7 @@ use super::state::pending_work::FollowUp;
 use super::wait_policy::PollSpinner;
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::sync::{Mutex, MutexGuard, lock, try_lock};
+use crate::sys::thread_lock::{DomainGuard, DomainLock, Owner};
 
 /// A transport whose domains run under this engine.
 pub type EngineTransport = dyn OpenDomain<DomainState>;
@@ -126,7 +129,12 @@ pub(crate) struct Engine {
     /// The number of polls by the application. The driver thread in standby checks whether it
     /// changes.
     pub(crate) app_polls: AtomicU64,
-    state: Mutex<EngineState>,
+    /// The thread that owns the domain, if one does.
+    pub(crate) owner: Owner,
+    /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
+    /// the domain.
+    pub(crate) driver_ended_elsewhere: Arc<AtomicBool>,
+    state: DomainLock<EngineState>,
 }
 
 impl Engine {
@@ -135,6 +143,7 @@ impl Engine {
         wait_set: Arc<EpollSet>,
         policy: WaitPolicy,
         progress_mode: Progress,
+        owner: Owner,
     ) -> Self {
         let state = EngineState {
             endpoints: EndpointTable::new(&*transport),
@@ -154,19 +163,21 @@ impl Engine {
             progress_mode,
             wait_set,
             app_polls: AtomicU64::new(0),
-            state: Mutex::new(state),
+            owner,
+            driver_ended_elsewhere: Arc::default(),
+            state: DomainLock::new(owner, state),
         }
     }
 
     pub(crate) fn lock(&self) -> EngineGuard<'_> {
         EngineGuard {
             engine: self,
-            state: Some(lock(&self.state)),
+            state: Some(self.state.lock()),
         }
     }
 
     pub(crate) fn try_lock(&self) -> Option<EngineGuard<'_>> {
-        try_lock(&self.state).map(|state| EngineGuard {
+        self.state.try_lock().map(|state| EngineGuard {
             engine: self,
             state: Some(state),
         })
@@ -328,7 +339,7 @@ impl Engine {
 /// The locked engine; deferred actions run when the guard is dropped.
 pub(crate) struct EngineGuard<'a> {
     engine: &'a Engine,
-    state: Option<MutexGuard<'a, EngineState>>,
+    state: Option<DomainGuard<'a, EngineState>>,
 }
 
 impl std::ops::Deref for EngineGuard<'_> {
@@ -358,7 +369,7 @@ impl EngineGuard<'_> {
     /// Releases the lock for a moment and runs the deferred actions.
     pub(crate) fn yield_lock(&mut self) {
         self.unlock_and_run_deferred();
-        self.state = Some(lock(&self.engine.state));
+        self.state = Some(self.engine.state.lock());
     }
 
     #[cold]
@@ -541,6 +552,10 @@ impl EngineGuard<'_> {
     /// Establishes the invariant before a caller that will wait releases the lock. Returns true
     /// when the caller must keep itself runnable.
     pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
+        let engine = self.engine;
+        if engine.owner.is_pinned() && engine.driver_ended_elsewhere.load(Ordering::Relaxed) {
+            self.driver = DriverStatus::NotRunning;
+        }
         let spins = self.engine.policy == WaitPolicy::Spin;
         if !self.armed && (!spins || self.is_in_event_loop()) {
             self.ensure_driver();

@@ -19,7 +19,8 @@ use crate::engine::state::bindings::{AvId, Bindings};
 use crate::engine::state::domain_state::DomainState;
 use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
 use crate::sys::sync::{AtomicU32, Ordering, fence};
-use fabric_core::transport::WaitPolicy;
+use crate::sys::thread_lock::Owner;
+use fabric_core::transport::{ThreadMode, WaitPolicy};
 
 type MockContext<'a> = EndpointContext<'a, DomainState>;
 
@@ -53,7 +54,8 @@ impl MockConnection {
             wait_set: wait_set.clone(),
         };
         let connection = Arc::new(connection);
-        let engine = Engine::new(Box::new(MockDomain), wait_set, policy, progress);
+        let owner = Owner::new(ThreadMode::Shared);
+        let engine = Engine::new(Box::new(MockDomain), wait_set, policy, progress, owner);
         let mut locked = engine.lock();
         let bindings = Bindings::for_tests(AvId(0));
         let id = locked.insert_endpoint(bindings).expect("no shared context");

@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
+//! | `thread_lock` | locks that all threads share, or that one thread owns |
 //! | `epoll` | the epoll set of a domain |
 //! | `uring` | io_uring operations |
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
@@ -45,6 +46,7 @@ pub(crate) mod process_local;
 pub(crate) mod process_memory;
 pub(crate) mod sockopt;
 pub(crate) mod sync;
+pub(crate) mod thread_lock;
 pub(crate) mod timer;
 pub(crate) mod uring;
 pub(crate) mod watched_fd;

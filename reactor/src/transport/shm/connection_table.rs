@@ -26,7 +26,7 @@ use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
-use crate::sys::sync::{SpinGuard, SpinLock, lock_spin};
+use crate::sys::thread_lock::{ConnectionLock, ConnectionLockGuard, Owner};
 
 /// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;
@@ -34,6 +34,8 @@ const FIRST_CHUNK_LEN: usize = 8;
 const MAX_CHUNKS: usize = 30;
 /// The outgoing connections of an endpoint, by index of the peer's address handle.
 pub(crate) struct ConnectionTable {
+    /// The thread that owns the domain, if one does.
+    owner: Owner,
     /// Whether an operation waits for a transmit credit.
     blocked: AtomicBool,
     /// Maximum length of a message. The engine rejects longer messages, outside of the fast path.
@@ -46,16 +48,16 @@ pub(crate) struct ConnectionTable {
 
 /// A slot for a connection. Each slot has its own cache line, since threads may use different
 /// slots.
-#[derive(Default)]
 #[repr(align(64))]
-struct ConnectionSlot(SpinLock<Option<Box<TxConnection>>>);
+struct ConnectionSlot(ConnectionLock<Option<Box<TxConnection>>>);
 
 /// A locked connection.
-pub(crate) struct ConnectionGuard<'a>(SpinGuard<'a, Option<Box<TxConnection>>>);
+pub(crate) struct ConnectionGuard<'a>(ConnectionLockGuard<'a, Option<Box<TxConnection>>>);
 
 impl ConnectionTable {
-    pub(crate) fn new(max_msg_size: usize) -> Self {
+    pub(crate) fn new(owner: Owner, max_msg_size: usize) -> Self {
         Self {
+            owner,
             blocked: AtomicBool::new(false),
             max_msg_size,
             short_limit: ALIGN_PAYLOAD_FROM.min(max_msg_size),
@@ -65,7 +67,7 @@ impl ConnectionTable {
 
     /// Locks the connection at this index; `None` if there is none.
     pub(crate) fn lock(&self, index: usize) -> Option<ConnectionGuard<'_>> {
-        let slot = lock_spin(&self.slot(index)?.0);
+        let slot = self.slot(index)?.0.lock();
         slot.is_some().then_some(ConnectionGuard(slot))
     }
 
@@ -74,14 +76,14 @@ impl ConnectionTable {
         let (chunk, slot) = Self::locate(index);
         let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
-                .map(|_| ConnectionSlot::default())
+                .map(|_| ConnectionSlot(ConnectionLock::new(self.owner, None)))
                 .collect()
         });
-        *lock_spin(&slots[slot].0) = Some(Box::new(tx));
+        *slots[slot].0.lock() = Some(Box::new(tx));
     }
 
     pub(crate) fn remove(&self, index: usize) -> Option<Box<TxConnection>> {
-        lock_spin(&self.slot(index)?.0).take()
+        self.slot(index)?.0.lock().take()
     }
 
     /// Returns the chunk of an index, and the position within the chunk.
@@ -106,7 +108,7 @@ impl ConnectionTable {
         if self.blocked.load(Ordering::Acquire) {
             return None;
         }
-        let slot = lock_spin(&self.slot(peer.index())?.0);
+        let slot = self.slot(peer.index())?.0.lock();
         let is_open = slot.as_deref().is_some_and(|tx| tx.addr == peer);
         is_open.then_some(ConnectionGuard(slot))
     }

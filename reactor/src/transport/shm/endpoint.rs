@@ -44,6 +44,7 @@ use super::token::ShmToken;
 use super::tx_connection::QueueProgress;
 use super::tx_settings::TxSettings;
 use crate::sys::fork_guard::ForkGuard;
+use crate::sys::thread_lock::Owner;
 
 use accept::RdmListener;
 use connected::MsgConnection;
@@ -56,6 +57,8 @@ pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 /// What an endpoint is opened with.
 #[derive(Clone)]
 pub(crate) struct ShmConfig<'a> {
+    /// The thread that owns the domain, if one does.
+    pub(crate) owner: Owner,
     pub(crate) info: &'a Info,
     pub(crate) tx_settings: TxSettings,
     pub(crate) wait_set: Arc<dyn WaitSet>,
@@ -124,6 +127,7 @@ impl ShmEndpoint {
         config: ShmConfig<'_>,
     ) -> Self {
         let ShmConfig {
+            owner,
             info,
             tx_settings,
             wait_set,
@@ -151,7 +155,7 @@ impl ShmEndpoint {
             ended_rx: Vec::new(),
             has_held_rx: false,
             is_idle: false,
-            tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),
+            tx_connections: Arc::new(ConnectionTable::new(owner, info.ep.max_msg_size)),
             tx_indices: Vec::new(),
             tx_queued: Vec::new(),
             tx_unflushed: Vec::new(),

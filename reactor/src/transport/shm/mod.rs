@@ -68,6 +68,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Result, SocketOptions};
 
+use crate::sys::thread_lock::Owner;
 use crate::transport::info_templates;
 
 use endpoint::{ShmConfig, ShmEndpoint, UNEXPECTED_BYTES};
@@ -135,6 +136,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     ) -> Result<Box<dyn TransportDomain<E>>> {
         config.socket_options.check()?;
         Ok(Box::new(ShmDomain {
+            owner: Owner::new(config.thread_mode),
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
             single_copy: config
@@ -147,6 +149,8 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
 
 /// A domain of the transport: what its endpoints share.
 struct ShmDomain {
+    /// The thread that owns the domain, if one does.
+    owner: Owner,
     wait_set: Arc<dyn WaitSet>,
     loan_pool: LoanPool,
     /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when
@@ -164,6 +168,7 @@ impl ShmDomain {
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
         let loan_pool = self.loan_pool.clone();
         ShmConfig {
+            owner: self.owner,
             info,
             tx_settings: TxSettings {
                 loan_pool,
