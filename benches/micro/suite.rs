@@ -134,13 +134,13 @@ fn posted(others: u64) -> Work {
 /// A message arrives for the first receive, which is posted again behind so many others.
 fn posted_in_front(others: u64) -> Work {
     let mut tags = (0..=others).cycle();
-    posted_again(others, move || tags.next().unwrap_or(0))
+    posted_again(others, 1, move || tags.next().unwrap_or(0))
 }
 
 /// A message arrives for any of so many receives, which is posted again behind the others.
 fn posted_among(others: u64) -> Work {
     let mut random = 1u64;
-    posted_again(others, move || {
+    posted_again(others, 32, move || {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
@@ -149,24 +149,34 @@ fn posted_among(others: u64) -> Work {
 }
 
 /// A message with the next tag arrives for one of the receives, which is posted again behind so
-/// many others.
-fn posted_again(others: u64, mut next_tag: impl FnMut() -> u64 + 'static) -> Work {
-    let mut matcher = Matcher::new();
-    for tag in 0..=others {
-        assert!(
-            matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
-            "nothing has arrived yet"
-        );
+/// many others. So many queues take turns, of which each hashes with random factors of its own.
+fn posted_again(others: u64, queues: usize, mut next_tag: impl FnMut() -> u64 + 'static) -> Work {
+    let mut matchers: Vec<Matcher<u32, u32>> = (0..queues).map(|_| Matcher::new()).collect();
+    for matcher in &mut matchers {
+        for tag in 0..=others {
+            assert!(
+                matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_)),
+                "nothing has arrived yet"
+            );
+        }
     }
-    Box::new(move || {
+    let mut turn = 0;
+    let mut work = move || {
+        turn = (turn + 1) % queues;
+        let matcher = &mut matchers[turn];
         let tag = next_tag();
-        let message = envelope(&mut matcher, tag);
+        let message = envelope(matcher, tag);
         let receive = matcher.posted.take_match(black_box(&message));
         let queued = matches!(matcher.post(tagged(tag), 1), RecvPostResult::Queued(_));
         receive
             .filter(|_| queued)
             .map_or(0, |receive| receive as usize)
-    })
+    };
+    // Matches behind many receives build the index of a queue step by step.
+    for _ in 0..200 * queues {
+        work();
+    }
+    Box::new(work)
 }
 
 /// A receive is posted and its message arrives, while so many unexpected messages wait.
