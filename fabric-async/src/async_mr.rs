@@ -15,6 +15,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use fabric_core::buf::{FlatBuf, IoBufMut};
+use fabric_core::completion::Failed;
 use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
@@ -22,8 +24,11 @@ use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{ReservedEvent, run_in_background};
 
-use crate::domain_inner::DomainInner;
-use crate::mr::MrRegistration;
+use crate::domain::Domain;
+use crate::domain_inner::{DomainInner, RegistrationMode};
+use crate::eq::EventQueue;
+use crate::mr::{CopiedBuffer, MemoryRegion, MrRegistration, ZeroedMemory};
+use crate::registered::{BufferInPlace, RegisteredBuffer};
 
 /// A request to register memory asynchronously (`FI_REG_MR`), from
 /// [`Domain::alloc_async`](crate::Domain::alloc_async),
@@ -101,6 +106,106 @@ pub(crate) trait RegionSource<R, E>: Send {
     -> R;
     /// Returns the failure, with the buffer.
     fn fail(self: Box<Self>, error: Error) -> E;
+}
+
+/// # Asynchronous registration
+///
+/// A thread of the crate opens the regions, so a domain that one thread owns
+/// ([`Pinned`](crate::thread_model::Pinned)) has no asynchronous registration.
+impl Domain {
+    /// Allocates a memory region of `len` zeroed bytes asynchronously, as [`alloc`](Self::alloc) in
+    /// other respects.
+    ///
+    /// A thread of the crate allocates the memory, which takes time in proportion to the length.
+    /// The request is awaited, which needs no event queue, or posted in a domain that is [bound
+    /// with `FI_REG_MR`](Self::bind_eq_reg_mr).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Access, Endpoint};
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let region = ep.domain().alloc_async(1 << 20, Access::REMOTE_READ).await?;
+    /// assert_eq!(region.remote().len, 1 << 20);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Of the request: as [`alloc`](Self::alloc); [`Error::Key`] when a requested key is in use;
+    /// [`Error::Os`] when no thread can be started.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the region: see
+    /// [`PendingRegion`].
+    #[doc(alias = "FI_REG_MR")]
+    pub fn alloc_async(&self, len: usize, access: Access) -> RegionRequest<MemoryRegion> {
+        let transport = self.inner.fabric.inner.transport;
+        let source = ZeroedMemory {
+            transport,
+            len,
+            access,
+        };
+        RegionRequest::new(&self.inner, access, source)
+    }
+
+    /// Allocates a memory region with the bytes of a buffer asynchronously, as
+    /// [`alloc_from`](Self::alloc_from). A thread of the crate allocates and copies.
+    ///
+    /// # Errors
+    /// Of the request, with the buffer: as [`alloc_async`](Self::alloc_async); [`Error::Invalid`]
+    /// when a method of a custom buffer panics.
+    ///
+    /// # Cancel safety
+    /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn alloc_from_async<B: IoBufMut + FlatBuf>(
+        &self,
+        buf: B,
+        access: Access,
+    ) -> RegionRequest<MemoryRegion<B>, Failed<B>> {
+        let transport = self.inner.fabric.inner.transport;
+        let source = CopiedBuffer {
+            transport,
+            buf,
+            access,
+        };
+        RegionRequest::new(&self.inner, access, source)
+    }
+
+    /// Registers a buffer in place asynchronously, as [`register`](Self::register).
+    ///
+    /// # Errors
+    /// Of the request, with the buffer: as [`register`](Self::register); [`Error::Os`] when no
+    /// thread can be started.
+    ///
+    /// # Cancel safety
+    /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn register_async<B: IoBufMut + FlatBuf>(
+        &self,
+        buf: B,
+        access: Access,
+    ) -> RegionRequest<RegisteredBuffer<B>, Failed<B>> {
+        RegionRequest::new(&self.inner, access, BufferInPlace::new(buf))
+    }
+
+    /// Binds the default event queue, as [`bind_eq`](Self::bind_eq), with `FI_REG_MR`: from now on
+    /// this domain registers memory asynchronously only.
+    ///
+    /// Regions are requested with [`alloc_async`](Self::alloc_async),
+    /// [`alloc_from_async`](Self::alloc_from_async) and [`register_async`](Self::register_async).
+    /// The end of a [posted](RegionRequest::post) registration is an event of this queue:
+    /// [`MrComplete`](crate::EventKind::MrComplete) or [`MrFailed`](crate::EventKind::MrFailed).
+    /// The synchronous calls fail with [`Error::Invalid`]. Regions that exist stay.
+    ///
+    /// # Errors
+    /// As [`bind_eq`](Self::bind_eq).
+    #[doc(alias = "fi_domain_bind")]
+    #[doc(alias = "FI_REG_MR")]
+    pub fn bind_eq_reg_mr(&self, eq: &EventQueue) -> Result<()> {
+        self.bind_eq_as(eq, RegistrationMode::Asynchronous)
+    }
 }
 
 impl<R, E> RegionRequest<R, E> {

@@ -12,6 +12,7 @@ use crate::extension::*;
 use crate::info::*;
 use crate::ops::*;
 use crate::stats::*;
+use crate::thread_model::{Pinned, Shared};
 use crate::*;
 
 type Buf = Vec<u8>;
@@ -22,6 +23,26 @@ macro_rules! assert_shareable {
     ($($public:ty),* $(,)?) => {
         $(const _: () = {
             const fn check<T: Send + Sync + Unpin + Debug>() {}
+            check::<$public>()
+        };)*
+    };
+}
+
+/// Requires that types stay on their thread, and can be moved while they are polled, and printed.
+macro_rules! assert_pinned {
+    ($($public:ty),* $(,)?) => {
+        $(const _: () = {
+            trait AmbiguousIfSend<A> {
+                fn check() {}
+            }
+            struct IsSend;
+            struct IsSync;
+            impl<T> AmbiguousIfSend<()> for T {}
+            impl<T: Send> AmbiguousIfSend<IsSend> for T {}
+            impl<T: Sync> AmbiguousIfSend<IsSync> for T {}
+            // Does not compile if a second impl applies: for a type that is `Send` or `Sync`.
+            let _ = <$public as AmbiguousIfSend<_>>::check;
+            const fn check<T: Unpin + Debug>() {}
             check::<$public>()
         };)*
     };
@@ -64,4 +85,22 @@ assert_shareable! {
     OpFlags, AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass,
     Version, DomainStats, EndpointStats, OpStats, Children, Class, AtomicCall, AtomicOp, Datatype,
     AtomicAttr, Parameter, ParameterKind,
+}
+
+// Whatever locks a domain of model `Pinned`.
+assert_pinned! {
+    Domain<Pinned>, DomainBuilder<'static, Pinned>, Endpoint<Pinned>, ConnectedEndpoint<Pinned>,
+    EndpointBuilder<Pinned>, BindOptions<Pinned>, Connect<Pinned>, SharedRxContext<Pinned>,
+    SharedRxContextBuilder<Pinned>, CompletionQueue<Pinned>, Counter<Pinned>,
+    AddressVector<Pinned>, MulticastGroup<Pinned>, MemoryRegion<Allocated, Pinned>,
+    MemoryRegion<Buf, Pinned>, RegisteredBuffer<Buf, Pinned>, RegisteredGuard<'static, Pinned>,
+    Request<'static, SendOp, Buf, Pinned>, Request<'static, RecvOp, Buf, Pinned>,
+    Request<'static, MultiRecvOp, BytesMut, Pinned>, Request<'static, ProbeOp, (), Pinned>,
+    Request<'static, ClaimOp, (), Pinned>, RequestFuture<'static, SendOp, Buf, Pinned>,
+    Request<'static, RemoteAtomicOp<u64, Fetching>, u64, Pinned>,
+    RequestFuture<'static, RemoteAtomicOp<u64, Fetching>, u64, Pinned>,
+    AtomicOperation<u64, Fetching, Pinned>, MultiRecv<Pinned>, PostedMultiRecv<Pinned>,
+    Probing<'static, Pinned>, Claiming<'static, Pinned>, Claimed<Pinned>,
+    Reserving<'static, Pinned>, Permit<Pinned>, PermitSendOp<Pinned>, ClaimedRecvOp<Pinned>,
+    Operation<Buf, Pinned>, Pinned,
 }

@@ -16,7 +16,6 @@ use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitFd;
 
-use crate::async_mr::RegionRequest;
 use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
@@ -27,10 +26,10 @@ use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::flush::flush;
-use crate::mr::{Allocated, CopiedBuffer, MemoryRegion, ZeroedMemory};
+use crate::mr::{Allocated, MemoryRegion};
 use crate::open_domains;
-use crate::registered::{BufferInPlace, RegisteredBuffer};
-use crate::thread_model::{Shared, ThreadModel};
+use crate::registered::RegisteredBuffer;
+use crate::thread_model::{self, Pinned, Shared, ThreadModel};
 use crate::try_wait::TryWait;
 
 /// A domain (`fid_domain`): the scope within which endpoints, queues, address vectors, memory
@@ -50,12 +49,24 @@ pub struct Domain<M: ThreadModel = Shared> {
 /// A builder of a domain, with options.
 #[derive(Debug)]
 #[must_use = "nothing is opened before `open`"]
-pub struct DomainBuilder<'a> {
+pub struct DomainBuilder<'a, M: ThreadModel = Shared> {
     fabric: &'a Fabric,
     info: &'a Info,
     config: DomainConfig,
     context: u64,
-    driven_by_event_loop: bool,
+    driver: DriverKind,
+    model: PhantomData<M>,
+}
+
+/// What makes progress in a domain under manual progress.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum DriverKind {
+    /// A task of the runtime.
+    Task,
+    /// A task of the `LocalSet` of this thread.
+    LocalTask,
+    /// An event loop of the program.
+    EventLoop,
 }
 
 impl<'a> DomainBuilder<'a> {
@@ -65,10 +76,13 @@ impl<'a> DomainBuilder<'a> {
             info,
             config: DomainConfig::default(),
             context: 0,
-            driven_by_event_loop: false,
+            driver: DriverKind::Task,
+            model: PhantomData,
         }
     }
+}
 
+impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
     pub(crate) fn config(self, config: DomainConfig) -> Self {
         Self { config, ..self }
     }
@@ -191,6 +205,29 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
+    /// Sets the thread model; [`Shared`] by default.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::Threading;
+    /// use fabric_async::thread_model::Pinned;
+    /// use fabric_async::{Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm").threading(Threading::Domain))?;
+    /// let fabric = Fabric::open(&info[0])?;
+    /// let domain = fabric.domain_builder(&info[0]).thread_model::<Pinned>().open()?;
+    /// # drop(domain); Ok(()) }
+    /// ```
+    pub fn thread_model<N: ThreadModel>(self) -> DomainBuilder<'a, N> {
+        DomainBuilder {
+            fabric: self.fabric,
+            info: self.info,
+            config: self.config,
+            context: self.context,
+            driver: self.driver,
+            model: PhantomData,
+        }
+    }
+
     /// Opens the domain without a driver: an event loop of the program drives the domain. Such a
     /// domain needs manual progress, and no Tokio runtime.
     ///
@@ -200,7 +237,7 @@ impl<'a> DomainBuilder<'a> {
     /// queued, acknowledgements are not read, connections are not accepted, and futures of the
     /// domain are not woken. See [`guide::event_loops`](crate::guide::event_loops).
     pub fn driven_by_event_loop(mut self) -> Self {
-        self.driven_by_event_loop = true;
+        self.driver = DriverKind::EventLoop;
         self
     }
 
@@ -246,7 +283,7 @@ impl<'a> DomainBuilder<'a> {
     /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
     /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
     /// [`SocketIo::IoUring`] was requested and the kernel refuses it.
-    pub fn open(self) -> Result<Domain> {
+    pub fn open(self) -> Result<Domain<M>> {
         Ok(Domain {
             inner: self.open_as(Class::Domain)?,
             model: PhantomData,
@@ -258,12 +295,13 @@ impl<'a> DomainBuilder<'a> {
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check_info(self.info)?;
         let has_thread = self.info.domain.data_progress == Progress::Auto;
-        if has_thread && self.driven_by_event_loop {
+        if has_thread && self.driver == DriverKind::EventLoop {
             return Err(Error::Invalid {
                 what: "driven_by_event_loop",
                 why: "a domain with automatic progress is driven by its own thread".into(),
             });
         }
+        thread_model::check_info::<M>(self.info)?;
         let provider = self.fabric.inner.transport;
         let attr = &self.info.domain;
         let limits = ChildLimits::NONE
@@ -274,11 +312,16 @@ impl<'a> DomainBuilder<'a> {
         let parent = Some(self.fabric.inner.node.clone());
         let node = ObjectNode::with_limits(class, parent, limits);
         let name = format!("{}-{}", provider.name(), node.id());
-        let engine = reactor::DomainHandle::open(provider, self.info, &self.config, &name)?;
-        if self.driven_by_event_loop {
-            engine.enter_event_loop();
-        } else if !has_thread {
-            driver::spawn(&engine)?;
+        let config = DomainConfig {
+            thread_mode: thread_model::mode::<M>(),
+            ..self.config
+        };
+        let engine = reactor::DomainHandle::open(provider, self.info, &config, &name)?;
+        match self.driver {
+            DriverKind::EventLoop => engine.enter_event_loop(),
+            DriverKind::Task | DriverKind::LocalTask if has_thread => {}
+            DriverKind::Task => driver::spawn(&engine, config.thread_mode)?,
+            DriverKind::LocalTask => driver::spawn_local(&engine)?,
         }
         node.attach_to_parent()?;
         if class == Class::Domain {
@@ -292,6 +335,24 @@ impl<'a> DomainBuilder<'a> {
             context: self.context,
         };
         Ok(Arc::new(DomainInner::new(state)))
+    }
+}
+
+impl DomainBuilder<'_, Pinned> {
+    /// Opens the domain, as [`open`](DomainBuilder::open). Its driver is a task of the
+    /// [`LocalSet`](tokio::task::LocalSet) or [`LocalRuntime`](tokio::runtime::LocalRuntime) in
+    /// which this call runs, which may be one on a thread of a multi-thread runtime.
+    ///
+    /// # Errors
+    /// As [`open`](DomainBuilder::open).
+    ///
+    /// # Panics
+    /// Outside of a `LocalSet` and `LocalRuntime`.
+    pub fn open_local(mut self) -> Result<Domain<Pinned>> {
+        if self.driver == DriverKind::Task {
+            self.driver = DriverKind::LocalTask;
+        }
+        self.open()
     }
 }
 
@@ -455,87 +516,6 @@ impl<M: ThreadModel> Domain<M> {
         RegisteredBuffer::register(self, buf, access, key)
     }
 
-    /// Allocates a memory region of `len` zeroed bytes asynchronously, as [`alloc`](Self::alloc) in
-    /// other respects.
-    ///
-    /// A thread of the crate allocates the memory, which takes time in proportion to the length.
-    /// The request is awaited, which needs no event queue, or posted in a domain that is [bound
-    /// with `FI_REG_MR`](Self::bind_eq_reg_mr).
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// use fabric_async::{Access, Endpoint};
-    /// let ep = Endpoint::bind("shm://").await?;
-    /// let region = ep.domain().alloc_async(1 << 20, Access::REMOTE_READ).await?;
-    /// assert_eq!(region.remote().len, 1 << 20);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Of the request: as [`alloc`](Self::alloc); [`Error::Key`] when a requested key is in use;
-    /// [`Error::Os`] when no thread can be started.
-    ///
-    /// # Cancel safety
-    /// Dropping the future closes the region: see
-    /// [`PendingRegion`](crate::async_mr::PendingRegion).
-    #[doc(alias = "FI_REG_MR")]
-    pub fn alloc_async(
-        &self,
-        len: usize,
-        access: Access,
-    ) -> RegionRequest<MemoryRegion<Allocated, M>> {
-        let transport = self.inner.fabric.inner.transport;
-        let source = ZeroedMemory {
-            transport,
-            len,
-            access,
-        };
-        RegionRequest::new(&self.inner, access, source)
-    }
-
-    /// Allocates a memory region with the bytes of a buffer asynchronously, as
-    /// [`alloc_from`](Self::alloc_from). A thread of the crate allocates and copies.
-    ///
-    /// # Errors
-    /// Of the request, with the buffer: as [`alloc_async`](Self::alloc_async); [`Error::Invalid`]
-    /// when a method of a custom buffer panics.
-    ///
-    /// # Cancel safety
-    /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
-    #[doc(alias = "fi_mr_reg")]
-    #[doc(alias = "FI_REG_MR")]
-    pub fn alloc_from_async<B: IoBufMut + FlatBuf>(
-        &self,
-        buf: B,
-        access: Access,
-    ) -> RegionRequest<MemoryRegion<B, M>, Failed<B>> {
-        let transport = self.inner.fabric.inner.transport;
-        let source = CopiedBuffer {
-            transport,
-            buf,
-            access,
-        };
-        RegionRequest::new(&self.inner, access, source)
-    }
-
-    /// Registers a buffer in place asynchronously, as [`register`](Self::register).
-    ///
-    /// # Errors
-    /// Of the request, with the buffer: as [`register`](Self::register); [`Error::Os`] when no
-    /// thread can be started.
-    ///
-    /// # Cancel safety
-    /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
-    #[doc(alias = "fi_mr_reg")]
-    #[doc(alias = "FI_REG_MR")]
-    pub fn register_async<B: IoBufMut + FlatBuf>(
-        &self,
-        buf: B,
-        access: Access,
-    ) -> RegionRequest<RegisteredBuffer<B, M>, Failed<B>> {
-        RegionRequest::new(&self.inner, access, BufferInPlace::new(buf))
-    }
-
     /// Binds the default event queue of the domain and its endpoints (`fi_domain_bind`). A domain
     /// can be bound once.
     ///
@@ -547,24 +527,7 @@ impl<M: ThreadModel> Domain<M> {
         self.bind_eq_as(eq, RegistrationMode::Synchronous)
     }
 
-    /// Binds the default event queue, as [`bind_eq`](Self::bind_eq), with `FI_REG_MR`: from now on
-    /// this domain registers memory asynchronously only.
-    ///
-    /// Regions are requested with [`alloc_async`](Self::alloc_async),
-    /// [`alloc_from_async`](Self::alloc_from_async) and [`register_async`](Self::register_async).
-    /// The end of a [posted](RegionRequest::post) registration is an event of this queue:
-    /// [`MrComplete`](crate::EventKind::MrComplete) or [`MrFailed`](crate::EventKind::MrFailed).
-    /// The synchronous calls fail with [`Error::Invalid`]. Regions that exist stay.
-    ///
-    /// # Errors
-    /// As [`bind_eq`](Self::bind_eq).
-    #[doc(alias = "fi_domain_bind")]
-    #[doc(alias = "FI_REG_MR")]
-    pub fn bind_eq_reg_mr(&self, eq: &EventQueue) -> Result<()> {
-        self.bind_eq_as(eq, RegistrationMode::Asynchronous)
-    }
-
-    fn bind_eq_as(&self, eq: &EventQueue, registration: RegistrationMode) -> Result<()> {
+    pub(crate) fn bind_eq_as(&self, eq: &EventQueue, registration: RegistrationMode) -> Result<()> {
         let fabric = &self.inner.fabric.inner;
         let guard = dependency_on(&eq.inner.node, &fabric.node, Class::Domain)?;
         self.inner.bind_eq(&eq.inner, registration, guard)?;

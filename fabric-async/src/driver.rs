@@ -4,11 +4,12 @@
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+use fabric_core::transport::ThreadMode;
 use fabric_core::{Error, Result};
 use fabric_reactor::{DomainHandle, WaitFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::io_driver;
 
@@ -22,10 +23,36 @@ impl AsRawFd for WaitFdSource {
 }
 
 /// Spawns the driver task of a domain on the current runtime. The task ends with the domain.
-pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
-    let runtime = Handle::try_current().map_err(|_| {
+///
+/// A domain that one thread owns needs a runtime of one thread: a multi-thread runtime moves tasks
+/// between its threads.
+pub(crate) fn spawn(domain: &DomainHandle, mode: ThreadMode) -> Result<()> {
+    let runtime = current_runtime()?;
+    if mode == ThreadMode::Pinned && runtime.runtime_flavor() == RuntimeFlavor::MultiThread {
+        return Err(Error::Runtime(
+            "a multi-thread runtime moves the driver of a domain of one thread to other threads; \
+             use a current-thread runtime, or open_local in a LocalSet",
+        ));
+    }
+    runtime.spawn(task(domain)?);
+    Ok(())
+}
+
+/// Spawns the driver task of a domain on the `LocalSet` or `LocalRuntime` of this thread.
+pub(crate) fn spawn_local(domain: &DomainHandle) -> Result<()> {
+    current_runtime()?;
+    tokio::task::spawn_local(task(domain)?);
+    Ok(())
+}
+
+fn current_runtime() -> Result<Handle> {
+    Handle::try_current().map_err(|_| {
         Error::Runtime("no Tokio runtime is running on this thread; open the domain inside one")
-    })?;
+    })
+}
+
+/// Returns the driver task of a domain.
+fn task(domain: &DomainHandle) -> Result<impl Future<Output = ()> + Send + 'static> {
     let mut driver = domain.task_driver();
     let source = WaitFdSource(driver.wait_fd());
     let registered = io_driver::catch_missing_io_driver(|| {
@@ -50,11 +77,10 @@ pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
             ));
         }
     };
-    runtime.spawn(poll_fn(move |cx| {
+    Ok(poll_fn(move |cx| {
         driver.poll(cx, |cx| {
             fd.poll_read_ready(cx)
                 .map_ok(|mut guard| guard.clear_ready())
         })
-    }));
-    Ok(())
+    }))
 }

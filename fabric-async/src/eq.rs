@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use fabric_core::event::Event;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{EqState, WaitFd, WaitObject};
+use fabric_reactor::{DomainWaker, EqState, WaitFd, WaitObject};
 use futures_core::Stream;
 use tokio::task::coop;
 
@@ -101,11 +101,17 @@ pub(crate) struct EventQueueInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) state: Arc<EqState>,
     /// Domains that report to this queue. A task that waits for events drives them.
-    domains: Mutex<Vec<Weak<DomainInner>>>,
+    domains: Mutex<Vec<EventSource>>,
     wait: LazyWaitObject,
     /// Domains that make the descriptor readable.
     watched: Mutex<Vec<Weak<DomainInner>>>,
     _fabric: Fabric,
+}
+
+/// A domain that reports to an event queue.
+struct EventSource {
+    domain: Weak<DomainInner>,
+    waker: DomainWaker,
 }
 
 impl EventQueue {
@@ -302,8 +308,11 @@ impl EventQueueInner {
     pub(crate) fn attach_domain(&self, domain: &Arc<DomainInner>) {
         domain.engine.register_eq(&self.state);
         let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.retain(|known| known.strong_count() > 0);
-        domains.push(Arc::downgrade(domain));
+        domains.retain(|known| known.domain.strong_count() > 0);
+        domains.push(EventSource {
+            domain: Arc::downgrade(domain),
+            waker: domain.engine.waker(),
+        });
         drop(domains);
         // A thread that blocks on the descriptor does not watch this domain yet.
         if let Some(wait) = self.wait.get() {
@@ -341,10 +350,19 @@ impl EventQueueInner {
         Ok(may_block && self.state.is_empty())
     }
 
-    /// Returns the open domains that report to this queue.
+    /// Returns the open domains that report to this queue and that this thread may drive. Wakes the
+    /// drivers of the others, which belong to other threads.
     fn domains(&self) -> Vec<Arc<DomainInner>> {
-        let domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.iter().filter_map(Weak::upgrade).collect()
+        let sources = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
+        let (own, of_others): (Vec<_>, Vec<_>) = sources
+            .iter()
+            .partition(|source| source.waker.admits_current_thread());
+        for source in of_others {
+            source.waker.wake();
+        }
+        own.iter()
+            .filter_map(|source| source.domain.upgrade())
+            .collect()
     }
 }
 

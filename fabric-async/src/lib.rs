@@ -82,6 +82,7 @@
 //! | [`guide::overview`] | a summary: posting, dropping, memory limits, the death of a peer |
 //! | [`guide::progress`] | which thread moves the bytes, and when none does |
 //! | [`guide::wait_policy`] | spinning, parking, and what each costs |
+//! | [`guide::threads`] | thread models: domains without locks, one for each core |
 //! | [`guide::event_loops`] | waiting with epoll, without Tokio |
 //! | [`guide::batching`] | batches, selective completion |
 //! | [`guide::cancellation`] | what happens when a future is dropped |
@@ -132,7 +133,7 @@ mod passive;
 mod registered;
 mod resolve;
 pub mod stats;
-mod thread_model;
+pub mod thread_model;
 mod try_wait;
 mod window;
 
@@ -157,7 +158,6 @@ pub use op::{
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};
 pub use resolve::resolve;
-pub use thread_model::{Shared, ThreadModel};
 pub use try_wait::TryWait;
 pub use window::RemoteWindow;
 

@@ -320,7 +320,7 @@ pub(crate) struct ZeroedMemory {
     pub(crate) access: Access,
 }
 
-impl<M: ThreadModel> RegionSource<MemoryRegion<Allocated, M>, Error> for ZeroedMemory {
+impl RegionSource<MemoryRegion, Error> for ZeroedMemory {
     fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
         self.transport.alloc(self.len, self.access)
     }
@@ -329,7 +329,7 @@ impl<M: ThreadModel> RegionSource<MemoryRegion<Allocated, M>, Error> for ZeroedM
         self: Box<Self>,
         registration: Box<MrRegistration>,
         memory: Arc<dyn RegionMemory>,
-    ) -> MemoryRegion<Allocated, M> {
+    ) -> MemoryRegion {
         MemoryRegion::from_parts(registration, memory, Allocated)
     }
 
@@ -345,9 +345,7 @@ pub(crate) struct CopiedBuffer<B> {
     pub(crate) access: Access,
 }
 
-impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegionSource<MemoryRegion<B, M>, Failed<B>>
-    for CopiedBuffer<B>
-{
+impl<B: IoBufMut + FlatBuf> RegionSource<MemoryRegion<B>, Failed<B>> for CopiedBuffer<B> {
     fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
         let bytes = self.buf.bytes();
         let memory = self.transport.alloc(bytes.len(), self.access)?;
@@ -359,7 +357,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegionSource<MemoryRegion<B, M>, Fai
         self: Box<Self>,
         registration: Box<MrRegistration>,
         memory: Arc<dyn RegionMemory>,
-    ) -> MemoryRegion<B, M> {
+    ) -> MemoryRegion<B> {
         MemoryRegion::from_parts(registration, memory, self.buf)
     }
 

@@ -1,6 +1,7 @@
 //! Multicast groups.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use fabric_core::flags::Caps;
@@ -9,7 +10,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use crate::av::ToAddress;
 use crate::endpoint::Endpoint;
 use crate::endpoint_inner::EndpointInner;
-use crate::thread_model::ThreadModel;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A multicast group that an endpoint has joined (`fid_mc`): the endpoint receives the messages
 /// sent to the group.
@@ -19,12 +20,13 @@ use crate::thread_model::ThreadModel;
 /// several times leaves the group with the last one.
 #[doc(alias = "fid_mc")]
 #[must_use = "the endpoint leaves the group when the `MulticastGroup` is dropped"]
-pub struct MulticastGroup {
+pub struct MulticastGroup<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     address: Address,
     fi_addr: FiAddr,
     /// The id of the join in the engine.
     group_id: u32,
+    model: PhantomData<M>,
 }
 
 impl<M: ThreadModel> Endpoint<M> {
@@ -63,7 +65,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`], [`Error::Os`].
     #[doc(alias = "fi_join")]
     #[doc(alias = "FI_MULTICAST")]
-    pub fn join_multicast(&self, group: impl ToAddress) -> Result<MulticastGroup> {
+    pub fn join_multicast(&self, group: impl ToAddress) -> Result<MulticastGroup<M>> {
         self.inner.node.check_open()?;
         let caps = self.info().caps;
         if !caps.contains(Caps::MULTICAST) {
@@ -85,6 +87,7 @@ impl<M: ThreadModel> Endpoint<M> {
                 address,
                 fi_addr,
                 group_id,
+                model: PhantomData,
             }),
             Err(error) => {
                 ep.domain.engine.leave_group(ep.id, group_id);
@@ -94,7 +97,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 }
 
-impl MulticastGroup {
+impl<M: ThreadModel> MulticastGroup<M> {
     /// Returns the address handle of the group, to send to (`fi_mc_addr`).
     #[doc(alias = "fi_mc_addr")]
     #[must_use]
@@ -109,13 +112,13 @@ impl MulticastGroup {
     }
 }
 
-impl Drop for MulticastGroup {
+impl<M: ThreadModel> Drop for MulticastGroup<M> {
     fn drop(&mut self) {
         self.ep.domain.engine.leave_group(self.ep.id, self.group_id);
     }
 }
 
-impl fmt::Debug for MulticastGroup {
+impl<M: ThreadModel> fmt::Debug for MulticastGroup<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MulticastGroup")
             .field("address", &self.address)

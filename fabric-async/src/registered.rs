@@ -65,10 +65,11 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
 ///
 /// While the guard exists, accesses of peers wait, and so does everything those peers send after
 /// the accesses on the same connection. Hold the guard briefly.
-pub struct RegisteredGuard<'a> {
+pub struct RegisteredGuard<'a, M: ThreadModel = Shared> {
     memory: &'a RegisteredMemory,
     domain: &'a DomainInner,
     buf: AnyBuf,
+    model: PhantomData<M>,
 }
 
 impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
@@ -107,12 +108,13 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// executed, of which at most 64 KiB are executed at once.
     ///
     /// After a guard was leaked (`mem::forget`), later guards are empty.
-    pub fn lock(&mut self) -> RegisteredGuard<'_> {
+    pub fn lock(&mut self) -> RegisteredGuard<'_, M> {
         let buf = self.memory.take().unwrap_or_default();
         RegisteredGuard {
             memory: &self.memory,
             domain: &self.registration.domain,
             buf,
+            model: PhantomData,
         }
     }
 
@@ -142,9 +144,7 @@ impl BufferInPlace {
     }
 }
 
-impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegionSource<RegisteredBuffer<B, M>, Failed<B>>
-    for BufferInPlace
-{
+impl<B: IoBufMut + FlatBuf> RegionSource<RegisteredBuffer<B>, Failed<B>> for BufferInPlace {
     fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
         match &self.0 {
             Ok(memory) => Ok(memory.clone()),
@@ -156,7 +156,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegionSource<RegisteredBuffer<B, M>,
         self: Box<Self>,
         registration: Box<MrRegistration>,
         _: Arc<dyn RegionMemory>,
-    ) -> RegisteredBuffer<B, M> {
+    ) -> RegisteredBuffer<B> {
         let Ok(memory) = self.0 else {
             unreachable!("the memory of a refused buffer is not registered")
         };
@@ -239,7 +239,7 @@ impl<B, M: ThreadModel> fmt::Debug for RegisteredBuffer<B, M> {
     }
 }
 
-impl Deref for RegisteredGuard<'_> {
+impl<M: ThreadModel> Deref for RegisteredGuard<'_, M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -247,13 +247,13 @@ impl Deref for RegisteredGuard<'_> {
     }
 }
 
-impl DerefMut for RegisteredGuard<'_> {
+impl<M: ThreadModel> DerefMut for RegisteredGuard<'_, M> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.buf.bytes_mut()
     }
 }
 
-impl Drop for RegisteredGuard<'_> {
+impl<M: ThreadModel> Drop for RegisteredGuard<'_, M> {
     fn drop(&mut self) {
         // The buffer is `AnyBuf::None` if an earlier guard was leaked (`mem::forget`).
         if !matches!(self.buf, AnyBuf::None) {
@@ -263,7 +263,7 @@ impl Drop for RegisteredGuard<'_> {
     }
 }
 
-impl fmt::Debug for RegisteredGuard<'_> {
+impl<M: ThreadModel> fmt::Debug for RegisteredGuard<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RegisteredGuard({} bytes)", self.len())
     }

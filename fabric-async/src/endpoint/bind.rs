@@ -1,10 +1,11 @@
 //! Endpoints with their own fabric, domain, queues and address vector, in one call.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use fabric_core::flags::{Caps, CqBind};
-use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
-use fabric_core::transport::{DomainConfig, SocketIo, WaitPolicy};
+use fabric_core::info::{EpType, Hints, Info, Progress, Protocol, Threading};
+use fabric_core::transport::{DomainConfig, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
 use super::{Endpoint, EndpointBuilder, OwnedQueues};
@@ -15,6 +16,7 @@ use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
+use crate::thread_model::{self, Shared, ThreadModel};
 
 /// Capacity of the completion queue, in entries.
 const DEFAULT_CQ_CAPACITY: usize = 1024;
@@ -38,11 +40,12 @@ const DEFAULT_EQ_CAPACITY: usize = 256;
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct BindOptions {
+pub struct BindOptions<M: ThreadModel = Shared> {
     progress: Progress,
     pub(crate) config: DomainConfig,
     protocol: Option<Protocol>,
     pub(crate) context: u64,
+    model: PhantomData<M>,
 }
 
 impl Endpoint {
@@ -97,11 +100,12 @@ impl Endpoint {
             config: DomainConfig::default(),
             protocol: None,
             context: 0,
+            model: PhantomData,
         }
     }
 }
 
-impl BindOptions {
+impl<M: ThreadModel> BindOptions<M> {
     /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.config.wait_policy = policy;
@@ -200,17 +204,29 @@ impl BindOptions {
         self
     }
 
+    /// Sets the thread model; [`Shared`] by default. [`Pinned`](thread_model::Pinned) asks for
+    /// [`Threading::Domain`]: the endpoint is used by the thread that opens it.
+    pub fn thread_model<N: ThreadModel>(self) -> BindOptions<N> {
+        BindOptions {
+            progress: self.progress,
+            config: self.config,
+            protocol: self.protocol,
+            context: self.context,
+            model: PhantomData,
+        }
+    }
+
     /// Opens the endpoint, as [`Endpoint::bind`].
     ///
     /// # Errors
     /// As [`Endpoint::bind`].
-    pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
+    pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint<M>> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
         resolve::try_addresses(found, |at| std::future::ready(self.bind_at(&at))).await
     }
 
     /// Opens an endpoint at one address.
-    fn bind_at(&self, at: &Address) -> Result<Endpoint> {
+    fn bind_at(&self, at: &Address) -> Result<Endpoint<M>> {
         let hints = self.hints(at.scheme());
         let discover_rdm = |caps| discover(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
@@ -239,7 +255,7 @@ impl BindOptions {
     }
 
     /// Opens a domain for connected endpoints with addresses of this scheme.
-    pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain> {
+    pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain<M>> {
         let hints = self.hints(scheme).ep_type(EpType::Msg);
         self.open_domain(&discover(&hints)?.swap_remove(0))
     }
@@ -247,7 +263,10 @@ impl BindOptions {
     /// Returns the hints for an endpoint with an address of this scheme.
     fn hints(&self, scheme: Scheme) -> Hints {
         let provider = scheme.provider();
-        let hints = Hints::new().provider(provider).progress(self.progress);
+        let mut hints = Hints::new().provider(provider).progress(self.progress);
+        if thread_model::mode::<M>() == ThreadMode::Pinned {
+            hints = hints.threading(Threading::Domain);
+        }
         match self.protocol {
             Some(protocol) => hints.protocol(protocol),
             None => hints,
@@ -255,16 +274,17 @@ impl BindOptions {
     }
 
     /// Opens a fabric and a domain with these options.
-    fn open_domain(&self, info: &Info) -> Result<Domain> {
+    fn open_domain(&self, info: &Info) -> Result<Domain<M>> {
         Fabric::open(info)?
             .domain_builder(info)
+            .thread_model()
             .config(self.config.clone())
             .open()
     }
 }
 
 /// Opens a completion queue and an event queue with the default capacities.
-fn open_queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
+fn open_queues<M: ThreadModel>(domain: &Domain<M>) -> Result<(CompletionQueue<M>, EventQueue)> {
     Ok((
         domain.completion_queue(DEFAULT_CQ_CAPACITY)?,
         domain.fabric().event_queue(DEFAULT_EQ_CAPACITY)?,
@@ -272,7 +292,10 @@ fn open_queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
 }
 
 /// Returns a builder for a connected endpoint of this domain, with its own queues.
-pub(crate) fn builder_with_queues(domain: &Domain, info: &Info) -> Result<EndpointBuilder> {
+pub(crate) fn builder_with_queues<M: ThreadModel>(
+    domain: &Domain<M>,
+    info: &Info,
+) -> Result<EndpointBuilder<M>> {
     let (completions, events) = open_queues(domain)?;
     let ep = domain
         .endpoint(info)?

@@ -45,7 +45,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     context: u64,
     pub(super) av: Option<Arc<AvInner>>,
     /// The open shared receive context.
-    shared_rx: Option<Arc<OpenEndpoint>>,
+    shared_rx: Option<Arc<OpenEndpoint<M>>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
     /// The directions that are bound for selective completion.
@@ -53,7 +53,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     counters: CounterBindings,
     eq: Option<Arc<EventQueueInner>>,
     dependencies: Vec<DependencyGuard>,
-    owned_queues: OwnedQueues,
+    owned_queues: OwnedQueues<M>,
     /// The class of the object: an endpoint, or a shared receive context.
     class: Class,
 }
@@ -73,7 +73,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             counters: CounterBindings::default(),
             eq: None,
             dependencies: Vec::new(),
-            owned_queues: OwnedQueues::default(),
+            owned_queues: OwnedQueues::NONE,
             class,
         }
     }
@@ -284,7 +284,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     /// Sets the queues that the application takes from the endpoint.
-    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
+    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues<M>) -> Self {
         self.owned_queues = owned_queues;
         self
     }

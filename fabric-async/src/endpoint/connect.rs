@@ -18,7 +18,7 @@ use crate::av::{AvInner, ToAddress};
 use crate::domain_inner::DomainInner;
 use crate::passive::ConnectionRequest;
 use crate::resolve::{AddressOrHost, try_addresses};
-use crate::thread_model::{Shared, ThreadModel};
+use crate::thread_model::{Pinned, Shared, ThreadModel};
 
 /// Default connect timeout.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,8 +57,26 @@ pub struct Connect<M: ThreadModel = Shared> {
     timeout: Duration,
 }
 
-/// Returns the builder of the endpoint, given the scheme of the peer. Called at the first poll.
-type OpenBuilder<M> = Box<dyn FnOnce(Scheme) -> Result<EndpointBuilder<M>> + Send + Sync>;
+/// What an endpoint is connected from.
+enum OpenBuilder<M: ThreadModel> {
+    Builder(Box<EndpointBuilder<M>>),
+    /// The endpoint gets its own domain and queues, at the first poll.
+    Options(BindOptions<M>),
+}
+
+impl<M: ThreadModel> OpenBuilder<M> {
+    /// Returns the builder of the endpoint, given the scheme of the peer.
+    fn open(self, scheme: Scheme) -> Result<EndpointBuilder<M>> {
+        match self {
+            Self::Builder(builder) => Ok(*builder),
+            Self::Options(options) => {
+                let domain = options.open_msg_domain(scheme)?;
+                let builder = builder_with_queues(&domain, domain.info())?;
+                Ok(builder.context(options.context))
+            }
+        }
+    }
+}
 
 impl<M: ThreadModel> Connect<M> {
     fn new(open_builder: OpenBuilder<M>, target: Result<AddressOrHost>) -> Self {
@@ -93,34 +111,45 @@ impl<M: ThreadModel> Connect<M> {
         self.timeout = timeout;
         self
     }
+
+    /// Tries the addresses of the target in order.
+    async fn run(self) -> Result<ConnectedEndpoint<M>> {
+        let to = self.target?;
+        let builder = self.open_builder.open(to.scheme())?;
+        let source = builder.address.as_ref().and_then(Address::socket_addr);
+        let found = to
+            .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
+            .await?;
+        let options = (&self.private_data[..], self.peer_supports_tags);
+        let (to, attempt, connected) = try_addresses(found, |to| {
+            let builder = &builder;
+            async move {
+                let (attempt, connected) = builder.try_connect(&to, options, self.timeout).await?;
+                Ok((to, attempt, connected))
+            }
+        })
+        .await?;
+        let data = connected.data.clone();
+        attempt.into_endpoint(builder, connected, to, data)
+    }
 }
 
-impl<M: ThreadModel> IntoFuture for Connect<M> {
-    type Output = Result<ConnectedEndpoint<M>>;
+// The states of resolution and attempts are those of async functions: the futures are boxed.
+impl IntoFuture for Connect {
+    type Output = Result<ConnectedEndpoint>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        // The states of resolution and attempts are those of async functions: the future is boxed.
-        Box::pin(async move {
-            let to = self.target?;
-            let builder = (self.open_builder)(to.scheme())?;
-            let source = builder.address.as_ref().and_then(Address::socket_addr);
-            let found = to
-                .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
-                .await?;
-            let options = (&self.private_data[..], self.peer_supports_tags);
-            let (to, attempt, connected) = try_addresses(found, |to| {
-                let builder = &builder;
-                async move {
-                    let (attempt, connected) =
-                        builder.try_connect(&to, options, self.timeout).await?;
-                    Ok((to, attempt, connected))
-                }
-            })
-            .await?;
-            let data = connected.data.clone();
-            attempt.into_endpoint(builder, connected, to, data)
-        })
+        Box::pin(self.run())
+    }
+}
+
+impl IntoFuture for Connect<Pinned> {
+    type Output = Result<ConnectedEndpoint<Pinned>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output>>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
     }
 }
 
@@ -204,7 +233,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     #[doc(alias = "fi_connect")]
     pub fn connect(self, to: impl ToAddress) -> Connect<M> {
         let to = AddressOrHost::parse(&to, self.domain.inner.scheme());
-        Connect::new(Box::new(|_| Ok(self)), to)
+        Connect::new(OpenBuilder::Builder(Box::new(self)), to)
     }
 
     /// Accepts a connection request (`fi_accept`), from an info of type
@@ -321,20 +350,15 @@ impl ConnectedEndpoint {
     }
 }
 
-impl BindOptions {
+impl<M: ThreadModel> BindOptions<M> {
     /// Connects to the passive endpoint at this address and resolves to a [`ConnectedEndpoint`], as
     /// [`ConnectedEndpoint::connect`].
     ///
     /// # Errors
     /// As [`ConnectedEndpoint::connect`].
-    pub fn connect(self, to: impl ToAddress) -> Connect {
+    pub fn connect(self, to: impl ToAddress) -> Connect<M> {
         let to = AddressOrHost::parse(&to, Scheme::Tcp);
-        let open_builder = move |scheme| {
-            let domain = self.open_msg_domain(scheme)?;
-            let builder = builder_with_queues(&domain, domain.info())?;
-            Ok(builder.context(self.context))
-        };
-        Connect::new(Box::new(open_builder), to)
+        Connect::new(OpenBuilder::Options(self), to)
     }
 }
 

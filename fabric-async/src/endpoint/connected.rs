@@ -215,12 +215,12 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     }
 }
 
-impl ConnectedEndpoint {
+impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// Takes the completion queue of an endpoint from [`ConnectedEndpoint::connect`] or
     /// [`ConnectionRequest::accept`](crate::ConnectionRequest::accept). Returns `None` after the
     /// first call, and for endpoints from an [`EndpointBuilder`](crate::EndpointBuilder).
     #[must_use]
-    pub fn take_completions(&self) -> Option<CompletionQueue> {
+    pub fn take_completions(&self) -> Option<CompletionQueue<M>> {
         self.ep.take_completions()
     }
 

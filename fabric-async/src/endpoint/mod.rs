@@ -76,7 +76,7 @@ use crate::thread_model::{Shared, ThreadModel};
 #[doc(alias = "fid_ep")]
 pub struct Endpoint<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<EndpointInner>,
-    pub(crate) open: Arc<OpenEndpoint>,
+    pub(crate) open: Arc<OpenEndpoint<M>>,
     domain: Domain<M>,
 }
 
@@ -86,24 +86,30 @@ pub struct Endpoint<M: ThreadModel = Shared> {
 ///
 /// The references that keep other objects open are here, and none in [`EndpointInner`], to which
 /// operations refer: a future that is never polled again keeps no object open.
-pub(crate) struct OpenEndpoint {
+pub(crate) struct OpenEndpoint<M: ThreadModel> {
     pub(crate) inner: Arc<EndpointInner>,
     _domain: Arc<DomainInner>,
     pub(crate) av: Arc<AvInner>,
     /// The shared receive context, if the endpoint uses one.
-    _shared_rx: Option<Arc<OpenEndpoint>>,
+    _shared_rx: Option<Arc<OpenEndpoint<M>>>,
     /// Objects that the endpoint is bound to, which cannot be closed before it.
     guards: Mutex<Vec<DependencyGuard>>,
     /// The queues that `bind`, `connect` or `accept` created and that were not taken yet.
-    owned_queues: Mutex<OwnedQueues>,
+    owned_queues: Mutex<OwnedQueues<M>>,
 }
 
 /// The queues of an endpoint that was opened in one call: by `bind`, `connect` or `accept`. `None`
 /// after a queue was taken.
-#[derive(Default)]
-pub(crate) struct OwnedQueues {
-    pub(crate) completions: Option<CompletionQueue>,
+pub(crate) struct OwnedQueues<M: ThreadModel> {
+    pub(crate) completions: Option<CompletionQueue<M>>,
     pub(crate) events: Option<EventQueue>,
+}
+
+impl<M: ThreadModel> OwnedQueues<M> {
+    pub(crate) const NONE: Self = Self {
+        completions: None,
+        events: None,
+    };
 }
 
 impl<M: ThreadModel> Endpoint<M> {
@@ -160,7 +166,7 @@ impl<M: ThreadModel> Endpoint<M> {
             CreditMode::Wait,
         ) {
             Ok(PostResult::Pending(key)) => {
-                Operation::<Vec<u8>>::posted(self.inner.clone(), key, false)
+                Operation::<Vec<u8>, M>::posted(self.inner.clone(), key, false)
                     .await
                     .map(drop)
             }
@@ -357,11 +363,11 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 }
 
-impl Endpoint {
+impl<M: ThreadModel> Endpoint<M> {
     /// Takes the completion queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the
     /// first call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
-    pub fn take_completions(&self) -> Option<CompletionQueue> {
+    pub fn take_completions(&self) -> Option<CompletionQueue<M>> {
         self.open.owned_queues.lock().ok()?.completions.take()
     }
 
@@ -373,7 +379,7 @@ impl Endpoint {
     }
 }
 
-impl Drop for OpenEndpoint {
+impl<M: ThreadModel> Drop for OpenEndpoint<M> {
     fn drop(&mut self) {
         // Fails only if the endpoint was closed before: endpoints that use it as their shared
         // receive context hold references.

@@ -9,6 +9,7 @@
 //! | [`overview`] | a summary: posting, dropping, memory limits, the death of a peer |
 //! | [`progress`] | which thread moves the bytes, and when none does |
 //! | [`wait_policy`] | spinning, parking, and what each costs |
+//! | [`threads`] | thread models: domains without locks, one for each core |
 //! | [`event_loops`] | waiting with epoll, without Tokio; several objects at once |
 //! | [`batching`] | batches, selective completion |
 //! | [`cancellation`] | what happens when a future is dropped |
@@ -42,5 +43,6 @@ pub mod ordering;
 pub mod overview;
 pub mod progress;
 pub mod tcp;
+pub mod threads;
 pub mod udp;
 pub mod wait_policy;

@@ -24,7 +24,7 @@ use super::traits::{AwaitableOp, DeliveryOp, Op, SelectiveOp, TransmitOp, TxOpti
 use super::{Operation, POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint_inner::EndpointInner;
 use crate::mr::RemoteAddr;
-use crate::thread_model::ThreadModel;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// Length in bytes up to which operands, comparands and results need no allocation.
 const INLINE_BYTES: usize = 64;
@@ -131,7 +131,7 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Request<'_, RemoteAtomic
     /// [`Error::NotSupported`] when the data type does not have the operation; [`Error::Invalid`]
     /// when the offset is not a multiple of the value's size, or the numbers of operands and
     /// comparands differ; and as of a write.
-    pub fn start(self) -> Result<AtomicOperation<R, A>> {
+    pub fn start(self) -> Result<AtomicOperation<R, A, M>> {
         let posted = AtomicPost::new(&self.op, &self.buf, self.ep)?.submit(CreditMode::NoWait)?;
         Ok(AtomicOperation(match posted {
             Submitted::Done(output) => AtomicOperationState::Done(Some(output)),
@@ -339,15 +339,17 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
 /// # Panics
 /// When polled after it has resolved.
 #[must_use = "its result is lost if the operation is dropped"]
-pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>>(AtomicOperationState<R, A>);
+pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel = Shared>(
+    AtomicOperationState<R, A, M>,
+);
 
-enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>> {
+enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> {
     /// Ended; `None` after the future has resolved.
     Done(Option<A::Output>),
-    Posted(Operation<Vec<u8>>, R),
+    Posted(Operation<Vec<u8>, M>, R),
 }
 
-impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> Future for AtomicOperation<R, A, M> {
     type Output = Result<A::Output>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -367,7 +369,7 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
     }
 }
 
-impl<R: AtomicValues, A: AtomicMode<R>> AtomicOperation<R, A> {
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicOperation<R, A, M> {
     /// Cancels the operation if it has not taken effect, and returns its operands; else waits for
     /// its completion, as [`Operation::cancel`].
     ///
@@ -394,7 +396,7 @@ impl<R: AtomicValues, A: AtomicMode<R>> AtomicOperation<R, A> {
     }
 }
 
-impl<R: AtomicValues, A: AtomicMode<R>> fmt::Debug for AtomicOperation<R, A> {
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> fmt::Debug for AtomicOperation<R, A, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             AtomicOperationState::Posted(..) => "AtomicOperation(posted)",

@@ -1,6 +1,7 @@
 //! Multi-receives: several messages in one buffer.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use super::Request;
 use super::recv::ANY_UNTAGGED;
 use super::traits::{MatchingOp, Op, QueuedOp, sealed};
 use crate::endpoint_inner::EndpointInner;
-use crate::thread_model::ThreadModel;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// Default of `min_free`, in bytes.
 pub(crate) const DEFAULT_MIN_FREE: usize = 64;
@@ -80,11 +81,12 @@ impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
     /// or [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages;
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[allow(clippy::result_large_err)] // as of every request
-    pub fn start(self) -> Result<MultiRecv, Failed<BytesMut>> {
+    pub fn start(self) -> Result<MultiRecv<M>, Failed<BytesMut>> {
         let ep = self.ep.clone();
         let key = self.submit(MultiRecvTarget::Stream)?;
         Ok(MultiRecv {
             state: MultiRecvStreamState::Posted { ep, key },
+            model: PhantomData,
         })
     }
 
@@ -131,10 +133,14 @@ impl<M: ThreadModel> Request<'_, MultiRecvOp, BytesMut, M> {
     /// entries of the queue are free; [`Error::Invalid`] when its capacity is 1; [`Error::Unbound`]
     /// when the endpoint has no receive queue.
     #[allow(clippy::result_large_err)] // as of every request
-    pub fn post(self) -> Result<PostedMultiRecv, Failed<BytesMut>> {
+    pub fn post(self) -> Result<PostedMultiRecv<M>, Failed<BytesMut>> {
         let (ep, context) = (self.ep.clone(), self.completion_options.context);
         let key = self.submit(MultiRecvTarget::Cq(context))?;
-        Ok(PostedMultiRecv { ep, key })
+        Ok(PostedMultiRecv {
+            ep,
+            key,
+            model: PhantomData,
+        })
     }
 
     /// Checks and posts the request.
@@ -205,8 +211,9 @@ fn invalid_buffer(why: String) -> Error {
 /// that have arrived and were not taken, or are arriving, go to the next receives that accept them,
 /// in order.
 #[must_use = "dropping the stream cancels the receive"]
-pub struct MultiRecv {
+pub struct MultiRecv<M: ThreadModel = Shared> {
     state: MultiRecvStreamState,
+    model: PhantomData<M>,
 }
 
 enum MultiRecvStreamState {
@@ -218,7 +225,7 @@ enum MultiRecvStreamState {
     Finished(BytesMut),
 }
 
-impl MultiRecv {
+impl<M: ThreadModel> MultiRecv<M> {
     /// Stops taking messages into the buffer (`fi_cancel`). The stream yields the messages that
     /// have arrived, and ends.
     #[doc(alias = "fi_cancel")]
@@ -245,7 +252,7 @@ impl MultiRecv {
     }
 }
 
-impl Stream for MultiRecv {
+impl<M: ThreadModel> Stream for MultiRecv<M> {
     type Item = Result<MessageSlice, Failed<Bytes>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -284,7 +291,7 @@ fn into_message_slice(received: OpResult) -> Result<MessageSlice, Failed<Bytes>>
     }
 }
 
-impl Drop for MultiRecv {
+impl<M: ThreadModel> Drop for MultiRecv<M> {
     fn drop(&mut self) {
         if let MultiRecvStreamState::Posted { ep, key } = &self.state {
             drop(ep.domain.engine.detach_multi_recv(*key));
@@ -292,7 +299,7 @@ impl Drop for MultiRecv {
     }
 }
 
-impl fmt::Debug for MultiRecv {
+impl<M: ThreadModel> fmt::Debug for MultiRecv<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
             MultiRecvStreamState::Posted { .. } => f.write_str("MultiRecv(posted)"),
@@ -305,12 +312,13 @@ impl fmt::Debug for MultiRecv {
 
 /// A posted multi-receive that reports to the completion queue. Dropping the `PostedMultiRecv`
 /// changes nothing.
-pub struct PostedMultiRecv {
+pub struct PostedMultiRecv<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     key: OpKey,
+    model: PhantomData<M>,
 }
 
-impl PostedMultiRecv {
+impl<M: ThreadModel> PostedMultiRecv<M> {
     /// Stops taking messages into the buffer (`fi_cancel`): when the arriving messages are
     /// complete, the release is reported with [`Error::Canceled`] and the rest of the buffer. Does
     /// nothing after the release.
@@ -320,7 +328,7 @@ impl PostedMultiRecv {
     }
 }
 
-impl fmt::Debug for PostedMultiRecv {
+impl<M: ThreadModel> fmt::Debug for PostedMultiRecv<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PostedMultiRecv")
     }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::marker::PhantomData;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use tokio::task::coop;
 use super::POLLED_AFTER_COMPLETION;
 use super::traits::{BufferOp, empty_buffer};
 use crate::endpoint_inner::EndpointInner;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A posted operation, to be awaited: a future that resolves to [`Done`] or [`Failed`], each with
 /// the buffer.
@@ -37,8 +39,9 @@ use crate::endpoint_inner::EndpointInner;
 /// # Panics
 /// When polled after it has resolved.
 #[must_use = "dropping an operation discards its result; dropping a receive withdraws it"]
-pub struct Operation<B> {
+pub struct Operation<B, M: ThreadModel = Shared> {
     state: OperationState<B>,
+    model: PhantomData<M>,
 }
 
 enum OperationState<B> {
@@ -64,7 +67,7 @@ pub enum CancelOutcome<B, T = Result<Done<B>, Failed<B>>> {
     Completed(T),
 }
 
-impl<B: IoBuf> Operation<B> {
+impl<B: IoBuf, M: ThreadModel> Operation<B, M> {
     /// Posts an operation without waiting for a credit.
     #[inline]
     pub(super) fn start<O: BufferOp<B>>(
@@ -98,6 +101,7 @@ impl<B: IoBuf> Operation<B> {
                     cancels_on_drop: op.cancels_on_drop(),
                     buffer_is_loan: O::BUFFER_IS_LOAN,
                 },
+                model: PhantomData,
             }),
             PostResult::Reported => {
                 unreachable!("a post for a future is never reported to a queue")
@@ -109,6 +113,7 @@ impl<B: IoBuf> Operation<B> {
     fn done_inline(buf: B, transfer: Transfer) -> Self {
         Self {
             state: OperationState::DoneInline(buf, transfer.len, transfer.tag),
+            model: PhantomData,
         }
     }
 
@@ -121,6 +126,7 @@ impl<B: IoBuf> Operation<B> {
                 cancels_on_drop,
                 buffer_is_loan: false,
             },
+            model: PhantomData,
         }
     }
 
@@ -173,7 +179,7 @@ where
     .await
 }
 
-impl<B: IoBuf> Future for Operation<B> {
+impl<B: IoBuf, M: ThreadModel> Future for Operation<B, M> {
     type Output = Result<Done<B>, Failed<B>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -209,7 +215,7 @@ impl<B: IoBuf> Future for Operation<B> {
     }
 }
 
-impl<B> Drop for Operation<B> {
+impl<B, M: ThreadModel> Drop for Operation<B, M> {
     #[inline]
     fn drop(&mut self) {
         if let OperationState::Posted {
@@ -234,7 +240,7 @@ pub(super) fn drop_posted(ep: &EndpointInner, key: OpKey, cancels_on_drop: bool)
     }
 }
 
-impl<B> fmt::Debug for Operation<B> {
+impl<B, M: ThreadModel> fmt::Debug for Operation<B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
             OperationState::DoneInline(..) => "Operation(ended)",

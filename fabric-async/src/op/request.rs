@@ -331,7 +331,7 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
     ///   [`Error::Closed`](crate::Error::Closed), or another failure that is known at once, such as
     ///   [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     #[inline]
-    pub fn start(self) -> Result<Operation<B>, Failed<B>> {
+    pub fn start(self) -> Result<Operation<B, M>, Failed<B>> {
         let Self {
             ep, mut op, buf, ..
         } = self;

@@ -21,10 +21,10 @@ pub(crate) mod sealed {
 }
 
 /// An operation that a [`Request`](crate::Request) describes.
-pub trait Op: sealed::Sealed + Send + Unpin + 'static {
+pub trait Op: sealed::Sealed + Unpin + 'static {
     /// How the request refers to its endpoint.
     #[doc(hidden)]
-    type Ep<'a>: Borrow<Arc<EndpointInner>> + Send + Unpin;
+    type Ep<'a>: Borrow<Arc<EndpointInner>> + Unpin;
 
     /// Returns the modifiers of an operation on a peer; `None` for a receive, probe or claim.
     #[doc(hidden)]

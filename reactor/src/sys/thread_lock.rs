@@ -10,12 +10,16 @@
 //! owner no thread enters.
 #![cfg_attr(not(loom), allow(unsafe_code))] // the value of a lock, and a raw spin lock
 
+use std::cell::Cell;
 #[cfg(not(loom))]
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 #[cfg(not(loom))]
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut};
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_core::transport::ThreadMode;
 #[cfg(not(loom))]
@@ -75,12 +79,13 @@ impl Owner {
 /// Returns the id of the calling thread. Ids are not reused.
 #[inline]
 fn current_thread() -> NonZeroU64 {
-    thread_local!(static ID: std::cell::Cell<Option<NonZeroU64>> = const { std::cell::Cell::new(None) });
+    thread_local! {
+        static ID: Cell<Option<NonZeroU64>> = const { Cell::new(None) };
+    }
     #[cold]
     fn assign() -> NonZeroU64 {
-        static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let last = LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        NonZeroU64::MIN.saturating_add(last)
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        NonZeroU64::MIN.saturating_add(LAST.fetch_add(1, Ordering::Relaxed))
     }
     ID.with(|id| {
         id.get().unwrap_or_else(|| {
@@ -219,7 +224,7 @@ impl<T, R: RawMutex> Drop for ThreadGuard<'_, T, R> {
 /// A thread that finds the lock taken spins, then yields its core, and finally sleeps: the holder
 /// may have a lower priority, and then yielding has no effect.
 #[cfg(not(loom))]
-pub(crate) struct RawSpinLock(std::sync::atomic::AtomicBool);
+pub(crate) struct RawSpinLock(AtomicBool);
 
 // SAFETY: at most one thread holds the lock: `locked` goes from false to true by compare-exchange,
 // and the holder sets it to false. The acquire and the release order what the holders do.
@@ -228,7 +233,7 @@ unsafe impl RawMutex for RawSpinLock {
     type GuardMarker = GuardNoSend;
 
     #[allow(clippy::declare_interior_mutable_const)] // a constant of the trait
-    const INIT: Self = Self(std::sync::atomic::AtomicBool::new(false));
+    const INIT: Self = Self(AtomicBool::new(false));
 
     #[inline]
     fn lock(&self) {
@@ -239,7 +244,6 @@ unsafe impl RawMutex for RawSpinLock {
 
     #[inline]
     fn try_lock(&self) -> bool {
-        use std::sync::atomic::Ordering;
         // SYNC: pairs with the release in `unlock`.
         self.0
             .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
@@ -249,7 +253,7 @@ unsafe impl RawMutex for RawSpinLock {
     #[inline]
     unsafe fn unlock(&self) {
         // SYNC: pairs with the acquire in `try_lock`.
-        self.0.store(false, std::sync::atomic::Ordering::Release);
+        self.0.store(false, Ordering::Release);
     }
 }
 

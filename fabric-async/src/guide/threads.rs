@@ -1,0 +1,105 @@
+//! Thread models: which threads use a domain, and what that saves.
+//!
+//! After this chapter you can choose a thread model, and write a program with one domain for each
+//! core.
+//!
+//! | | [`Shared`], the default | [`Pinned`] |
+//! |---|---|---|
+//! | handles, requests, operations | `Send` and `Sync` | neither: one thread uses them |
+//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | the thread is compared, and a flag is set |
+//! | atomic read-modify-writes of a message over `shm`, awaited; in a batch | 4.3; 0.3 | 1.3; 0.0 |
+//! | [`Threading`] of the info | any | [`Threading::Domain`] |
+//! | progress | manual or automatic | manual |
+//! | driver | a task, a thread, or an event loop | a task on the same thread, or an event loop |
+//! | asynchronous registration | yes | no: it opens regions from other threads |
+//!
+//! [`Threading`] hints for `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`, `FI_THREAD_COMPLETION` and
+//! `FI_THREAD_DOMAIN` are granted; without [`Pinned`] the domain locks as for `FI_THREAD_SAFE`.
+//!
+//! # When to take which
+//!
+//! Take [`Shared`] for services on a multi-thread runtime: their tasks, and so their handles, move
+//! between threads. Take [`Pinned`] where each thread has its own domain and its own current-thread
+//! runtime: a server that shards its clients by core, or a client whose latency counts. The model
+//! is a type parameter of all handles. What does not hold its promise does not compile:
+//!
+//! ```compile_fail,E0277
+//! use fabric_async::Endpoint;
+//! use fabric_async::thread_model::Pinned;
+//!
+//! fn from_another_thread(ep: Endpoint<Pinned>) {
+//!     std::thread::spawn(move || ep.stats());
+//! }
+//! ```
+//!
+//! # One domain for each core
+//!
+//! ```
+//! use fabric_async::thread_model::Pinned;
+//! use fabric_async::{Address, Endpoint, Result};
+//!
+//! /// What one core does: it opens its own endpoint, and exchanges messages with other cores.
+//! async fn serve(name: Address) -> Result<usize> {
+//!     let options = Endpoint::options().thread_model::<Pinned>();
+//!     let ep = options.bind(name).await?;
+//!     Ok(ep.recv().await?.len())
+//! }
+//!
+//! fn on_its_own_runtime<T>(work: impl Future<Output = T>) -> T {
+//!     let mut runtime = tokio::runtime::Builder::new_current_thread();
+//!     runtime.enable_all().build().expect("a runtime").block_on(work)
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! # let at: Address = format!("shm://threads-of-the-guide-{}", std::process::id()).parse()?; /*
+//! let at: Address = "shm://core-1".parse()?;
+//! # */
+//! let core = std::thread::spawn({
+//!     let at = at.clone();
+//!     move || on_its_own_runtime(serve(at))
+//! });
+//! let sent = on_its_own_runtime(async {
+//!     let ep = Endpoint::options().thread_model::<Pinned>().bind("shm://").await?;
+//!     let peer = loop {
+//!         match ep.add_peer(&at).await {
+//!             Ok(peer) => break peer,
+//!             // The other thread has not bound its address yet.
+//!             Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+//!         }
+//!     };
+//!     Ok::<_, fabric_async::Error>(ep.send(peer, "hello, core").await?.len())
+//! })?;
+//! assert_eq!(sent, core.join().expect("no panic")?);
+//! # Ok(()) }
+//! ```
+//!
+//! The example `thread_per_core` passes messages around all cores of the machine.
+//!
+//! # The thread of a `Pinned` domain
+//!
+//! The thread that opens the domain owns it. Opening needs a current-thread runtime; in a
+//! [`LocalSet`] of a multi-thread runtime, use [`open_local`]. Without a runtime, an [event
+//! loop](super::event_loops) of the same thread drives the domain.
+//!
+//! * Buffers, loans, descriptors ([`WaitFd`]) and events are values: they move freely.
+//! * An [`EventQueue`] may be read by another thread. Its reads then wake the domain's driver
+//!   instead of making progress themselves.
+//! * Wakers are called from any thread. A task of another thread may wait for a channel that a task
+//!   of this thread fills.
+//! * A passive endpoint has a domain of its own, of model [`Shared`]. A `Pinned` domain accepts its
+//!   requests with [`EndpointBuilder::accept`].
+//! * The driver ends when the runtime that has it is moved to another thread and runs there, or is
+//!   dropped there. Tasks that wait at that moment are not woken; later polls keep themselves
+//!   runnable.
+//! * A [`CustomBuf`](crate::buf::CustomBuf) or a waker whose methods call the domain again panics:
+//!   the domain is in use. With [`Shared`] such a call blocks for ever.
+//!
+//! [`Shared`]: crate::thread_model::Shared
+//! [`Pinned`]: crate::thread_model::Pinned
+//! [`Threading`]: crate::info::Threading
+//! [`Threading::Domain`]: crate::info::Threading::Domain
+//! [`LocalSet`]: tokio::task::LocalSet
+//! [`open_local`]: crate::DomainBuilder::open_local
+//! [`WaitFd`]: crate::WaitFd
+//! [`EventQueue`]: crate::EventQueue
+//! [`EndpointBuilder::accept`]: crate::EndpointBuilder::accept

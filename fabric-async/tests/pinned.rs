@@ -1,0 +1,224 @@
+//! Domains of one thread (`thread_model::Pinned`).
+
+use std::pin::pin;
+use std::sync::mpsc;
+use std::task::{Context, Waker};
+use std::thread;
+
+use fabric_async::info::Threading;
+use fabric_async::thread_model::{Pinned, Shared};
+use fabric_async::{
+    BindOptions, ConnectedEndpoint, CqBind, Endpoint, EpType, Error, EventKind, Fabric, Hints,
+    Info, Progress, discover,
+};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::LocalSet;
+
+const PROVIDERS: [&str; 3] = ["shm", "tcp", "udp"];
+
+fn runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+fn pinned() -> BindOptions<Pinned> {
+    Endpoint::options().thread_model::<Pinned>()
+}
+
+fn pinned_info(provider: &str) -> Info {
+    let hints = Hints::new().provider(provider).threading(Threading::Domain);
+    discover(&hints).unwrap().swap_remove(0)
+}
+
+#[test]
+fn pinned_needs_the_level_and_manual_progress() {
+    let refusal = |hints: Hints| {
+        let info = discover(&hints.provider("shm")).unwrap().swap_remove(0);
+        let fabric = Fabric::open(&info).unwrap();
+        let builder = fabric.domain_builder(&info).thread_model::<Pinned>();
+        builder.open().unwrap_err().to_string()
+    };
+    let _runtime = runtime();
+    let no_level = refusal(Hints::new());
+    assert!(no_level.contains("FI_THREAD_DOMAIN"), "{no_level}");
+    let completion = refusal(Hints::new().threading(Threading::Completion));
+    assert!(completion.contains("has Completion"), "{completion}");
+    let with_thread = Hints::new().threading(Threading::Domain);
+    let automatic = refusal(with_thread.progress(Progress::Auto));
+    assert!(automatic.contains("manual"), "{automatic}");
+    // The weakest promise serves every level.
+    let info = pinned_info("shm");
+    let fabric = Fabric::open(&info).unwrap();
+    let opened = runtime().block_on(async { fabric.domain_builder(&info).open() });
+    assert_eq!(opened.unwrap().info().domain.threading, Threading::Domain);
+}
+
+#[test]
+fn multi_thread_runtimes_need_a_local_set() {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let info = pinned_info("shm");
+    let fabric = Fabric::open(&info).unwrap();
+    let refused = runtime.block_on(async {
+        let builder = fabric.domain_builder(&info).thread_model::<Pinned>();
+        builder.open().unwrap_err()
+    });
+    let Error::Runtime(why) = refused else {
+        panic!("{refused}");
+    };
+    assert!(why.contains("open_local"), "{why}");
+    // The driver is a task of the `LocalSet`: queued messages leave while this task sleeps.
+    let received = LocalSet::new().block_on(&runtime, async {
+        let builder = fabric.domain_builder(&info).thread_model::<Pinned>();
+        let domain = builder.open_local().unwrap();
+        let cq = domain.completion_queue(16).unwrap();
+        let av = domain.address_vector().unwrap();
+        let ep = domain.endpoint(&info).unwrap();
+        let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap();
+        let ep = ep.bind_av(&av).unwrap().enable().unwrap();
+        let other = Endpoint::bind("shm://").await.unwrap();
+        let to_other = av.insert(other.name()).unwrap();
+        ep.send(to_other, vec![5; 100_000]).post().unwrap();
+        let received = tokio::spawn(async move { other.recv().await.unwrap().len() });
+        received.await.unwrap()
+    });
+    assert_eq!(received, 100_000);
+}
+
+#[test]
+fn domains_of_two_threads_exchange_messages() {
+    for provider in PROVIDERS {
+        let (announce, name) = mpsc::channel();
+        let echo = thread::spawn(move || {
+            runtime().block_on(async {
+                let ep = pinned().bind(format!("{provider}://")).await.unwrap();
+                announce.send(ep.name().clone()).unwrap();
+                for _ in 0..100 {
+                    let got = ep.recv().await.unwrap();
+                    let back = ep.send(got.source().unwrap(), got[..].to_vec());
+                    back.await.unwrap();
+                }
+                ep.flush().await.unwrap();
+            });
+        });
+        runtime().block_on(async {
+            let ep = pinned().bind(format!("{provider}://")).await.unwrap();
+            let peer = ep.add_peer(&name.recv().unwrap()).await.unwrap();
+            for round in 0..100u8 {
+                let receive = ep.recv_into(vec![0; 1000]).start().unwrap();
+                let message = vec![round; 10 * usize::from(round)];
+                ep.send(peer, message.clone()).await.unwrap();
+                assert_eq!(receive.await.unwrap()[..], message, "{provider}");
+            }
+        });
+        echo.join().unwrap();
+    }
+}
+
+#[test]
+fn pinned_endpoints_connect_and_accept() {
+    for provider in ["shm", "tcp"] {
+        runtime().block_on(async {
+            let hints = Hints::new().provider(provider).ep_type(EpType::Msg);
+            let hints = hints.threading(Threading::Domain);
+            let info = discover(&hints).unwrap().swap_remove(0);
+            let fabric = Fabric::open(&info).unwrap();
+            let mut listener = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
+            let domain = fabric.domain_builder(&info).thread_model::<Pinned>();
+            let domain = domain.open().unwrap();
+            let cq = domain.completion_queue(16).unwrap();
+            let connect = pinned().connect(listener.name());
+            let accept = async {
+                let request = listener.accept().await?;
+                let ep = domain.endpoint(request.info())?;
+                let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+                ep.accept(request, b"welcome")
+            };
+            let (client, server) = tokio::try_join!(connect, accept).unwrap();
+            let client: ConnectedEndpoint<Pinned> = client;
+            assert_eq!(client.private_data(), b"welcome");
+            server.send("hello").await.unwrap();
+            assert_eq!(&client.recv().await.unwrap()[..], b"hello");
+        });
+    }
+}
+
+/// The reader has no task of the domain's thread, and only wakes the driver.
+#[test]
+fn event_queue_of_another_thread_gets_events() {
+    let (done, wait_until_done) = tokio::sync::oneshot::channel::<()>();
+    let (hand_over, queue) = mpsc::channel();
+    let owner = thread::spawn(move || {
+        runtime().block_on(async {
+            let ep = pinned().bind("shm://").await.unwrap();
+            let events = ep.take_events().expect("the first call");
+            hand_over.send((events, ep.name().clone())).unwrap();
+            // No task of this thread uses the domain meanwhile.
+            wait_until_done.await.unwrap();
+            // The domain may close here, with a queue that another thread has.
+        });
+    });
+    let (mut events, name) = queue.recv().unwrap();
+    runtime().block_on(async {
+        let other = Endpoint::bind("shm://").await.unwrap();
+        other.add_peer(&name).await.unwrap();
+        let event = events.read().await;
+        assert!(
+            matches!(event.kind, EventKind::PeerConnected { .. }),
+            "{event:?}"
+        );
+        other.close().unwrap();
+        let event = events.read().await;
+        assert!(
+            matches!(event.kind, EventKind::PeerDown { .. }),
+            "{event:?}"
+        );
+        done.send(()).unwrap();
+    });
+    owner.join().unwrap();
+    assert_eq!(events.try_read(), None, "a closed domain is not entered");
+}
+
+#[test]
+fn waiting_tasks_go_on_after_the_driver_has_left_the_thread() {
+    let runtime = runtime();
+    let (ep, me) = runtime.block_on(async {
+        let ep = pinned().bind("shm://").await.unwrap();
+        let me = ep.add_peer(ep.name()).await.unwrap();
+        (ep, me)
+    });
+    // The runtime, and the driver with it, ends on another thread.
+    thread::spawn(move || {
+        runtime.block_on(tokio::task::yield_now());
+        drop(runtime);
+    })
+    .join()
+    .unwrap();
+    let mut receive = pin!(ep.recv().into_future());
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(receive.as_mut().poll(&mut cx).is_pending());
+    ep.send(me, b"late").inject().unwrap();
+    let got = crate::runtime().block_on(receive).unwrap();
+    assert_eq!(&got[..], b"late");
+    // A further wait keeps itself runnable.
+    let other = crate::runtime().block_on(async {
+        let waiting = ep.recv();
+        let sending = async {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            ep.send(me, b"later").inject()
+        };
+        let (got, sent) = tokio::join!(waiting, sending);
+        sent.and(got.map_err(Error::from))
+    });
+    assert_eq!(&other.unwrap()[..], b"later");
+}
+
+#[test]
+fn shared_is_the_default() {
+    let options: BindOptions = Endpoint::options();
+    let ep: Endpoint<Shared> = runtime().block_on(options.bind("shm://")).unwrap();
+    thread::spawn(move || ep.stats()).join().unwrap();
+}
