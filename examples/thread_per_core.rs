@@ -1,7 +1,7 @@
 //! One domain for each core: each thread opens a domain of model `Pinned`, which locks nothing, and
 //! passes messages to the next thread.
 //!
-//!     cargo run --release --example thread_per_core [provider [threads [rounds]]]
+//!     cargo run --release --example thread_per_core
 //!
 //! The first thread sends a message around the ring of threads, and waits until it is back.
 
@@ -57,15 +57,19 @@ impl Core {
 }
 
 fn main() -> Result<()> {
-    let mut args = std::env::args().skip(1);
-    let scheme = args.next().unwrap_or_else(|| "shm".into());
-    let cores = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
-    let threads = args.next().map_or(cores, |text| {
-        text.parse().expect("the number of threads, at least 2")
-    });
-    let rounds = args.next().map_or(DEFAULT_ROUNDS, |text| {
-        text.parse().expect("the number of rounds")
-    });
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut scheme = "shm";
+    // Also on a machine with one core there is a ring.
+    let mut threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+    let mut rounds = DEFAULT_ROUNDS;
+    for option in args.chunks(2) {
+        match option {
+            [flag, name] if flag == "--provider" => scheme = name,
+            [flag, count] if flag == "--threads" => threads = number(count),
+            [flag, count] if flag == "--rounds" => rounds = number(count) as u64,
+            _ => usage(),
+        }
+    }
 
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..threads).map(|_| mpsc::channel()).unzip();
     // Channel `n` has the address of thread `n`, for thread `n - 1`.
@@ -77,7 +81,7 @@ fn main() -> Result<()> {
         .map(|(number, announce)| {
             let core = Core {
                 number,
-                scheme: scheme.clone(),
+                scheme: scheme.to_owned(),
                 rounds,
                 announce,
                 next: receivers.pop_front().expect("as many as threads"),
@@ -99,4 +103,17 @@ fn main() -> Result<()> {
         println!("thread {number}: {rounds} messages");
     }
     Ok(())
+}
+
+/// Parses a number above 0.
+fn number(text: &str) -> usize {
+    match text.parse() {
+        Ok(number) if number > 0 => number,
+        _ => usage(),
+    }
+}
+
+fn usage() -> ! {
+    eprintln!("usage: thread_per_core [--provider shm|tcp|udp] [--threads N] [--rounds N]");
+    std::process::exit(2);
 }

@@ -10,7 +10,7 @@ use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
 use fabric_core::info::{self, Hints, Info, Progress, Scope};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{DomainConfig, SocketIo, WaitPolicy};
+use fabric_core::transport::{DomainConfig, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
@@ -79,6 +79,16 @@ impl<'a> DomainBuilder<'a> {
             driver: DriverKind::Task,
             model: PhantomData,
         }
+    }
+}
+
+impl<'a> DomainBuilder<'a> {
+    /// Gives the domain to this thread, as model `Pinned` does, although the type of its handles
+    /// says `Shared`: a use by another thread panics. For tests that run with both models.
+    #[doc(hidden)]
+    pub fn owned_by_this_thread(mut self) -> Self {
+        self.config.thread_mode = ThreadMode::Pinned;
+        self
     }
 }
 
@@ -221,7 +231,10 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         DomainBuilder {
             fabric: self.fabric,
             info: self.info,
-            config: self.config,
+            config: DomainConfig {
+                thread_mode: thread_model::mode::<N>(),
+                ..self.config
+            },
             context: self.context,
             driver: self.driver,
             model: PhantomData,
@@ -312,15 +325,11 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         let parent = Some(self.fabric.inner.node.clone());
         let node = ObjectNode::with_limits(class, parent, limits);
         let name = format!("{}-{}", provider.name(), node.id());
-        let config = DomainConfig {
-            thread_mode: thread_model::mode::<M>(),
-            ..self.config
-        };
-        let engine = reactor::DomainHandle::open(provider, self.info, &config, &name)?;
+        let engine = reactor::DomainHandle::open(provider, self.info, &self.config, &name)?;
         match self.driver {
             DriverKind::EventLoop => engine.enter_event_loop(),
             DriverKind::Task | DriverKind::LocalTask if has_thread => {}
-            DriverKind::Task => driver::spawn(&engine, config.thread_mode)?,
+            DriverKind::Task => driver::spawn(&engine, self.config.thread_mode)?,
             DriverKind::LocalTask => driver::spawn_local(&engine)?,
         }
         node.attach_to_parent()?;

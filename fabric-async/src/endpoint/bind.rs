@@ -209,7 +209,10 @@ impl<M: ThreadModel> BindOptions<M> {
     pub fn thread_model<N: ThreadModel>(self) -> BindOptions<N> {
         BindOptions {
             progress: self.progress,
-            config: self.config,
+            config: DomainConfig {
+                thread_mode: thread_model::mode::<N>(),
+                ..self.config
+            },
             protocol: self.protocol,
             context: self.context,
             model: PhantomData,
@@ -264,7 +267,7 @@ impl<M: ThreadModel> BindOptions<M> {
     fn hints(&self, scheme: Scheme) -> Hints {
         let provider = scheme.provider();
         let mut hints = Hints::new().provider(provider).progress(self.progress);
-        if thread_model::mode::<M>() == ThreadMode::Pinned {
+        if self.config.thread_mode == ThreadMode::Pinned {
             hints = hints.threading(Threading::Domain);
         }
         match self.protocol {

@@ -7,6 +7,8 @@
 //! * A transport knows no runtime and is called under one lock: over the other providers, each
 //!   progress mode and each runtime occurs once. Over tcp they are combined in full again, half of
 //!   them with epoll and half with io_uring.
+//! * A domain of one thread omits locks of the engine and of connections over shm. Its driver is a
+//!   task of a current-thread runtime, under manual progress.
 //! * A wait policy concerns the engine and what it sleeps on: the policies are combined with shm,
 //!   and `park` with both kinds of socket I/O.
 //! * The copy path of long messages concerns shm alone; zero-copy sends concern tcp with io_uring.
@@ -30,10 +32,12 @@ pub(crate) fn combinations() -> Vec<Combination> {
         ("shm", "spin_auto", shm.spin().auto().multi_thread()),
         ("shm", "park_manual", shm.park()),
         ("shm", "park_auto", shm.park().auto().multi_thread()),
+        ("shm", "pinned", shm.pinned()),
         ("shm", "single_copy_always", shm.single_copy_threshold(0).auto().multi_thread()),
         ("shm", "single_copy_never", shm.single_copy_threshold(usize::MAX)),
         ("tcp", "manual_current_thread", tcp),
         ("tcp", "auto_multi_thread", tcp.auto().multi_thread()),
+        ("tcp", "pinned_uring", tcp.pinned().io_uring()),
         ("tcp", "epoll_park_auto", tcp.epoll().park().auto().multi_thread()),
         ("tcp", "uring_manual_multi_thread", tcp.io_uring().multi_thread()),
         ("tcp", "uring_auto_current_thread", tcp.io_uring().auto()),
@@ -48,6 +52,7 @@ pub(crate) fn combinations() -> Vec<Combination> {
         ("rxm", "uring_auto_multi_thread", tcp.rxm().io_uring().auto().multi_thread()),
         ("udp", "manual_multi_thread", udp.multi_thread()),
         ("udp", "auto_current_thread", udp.auto()),
+        ("udp", "pinned", udp.pinned()),
         ("sim", "manual_current_thread", sim),
         ("sim", "auto_multi_thread", sim.auto().multi_thread()),
     ]

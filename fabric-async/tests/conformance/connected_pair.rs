@@ -5,7 +5,6 @@ use std::future::IntoFuture;
 use fabric_async::{
     CompletionQueue, Connect, ConnectedEndpoint, ConnectionRequest, CqBind, Domain,
     EndpointBuilder, EventKind, EventQueue, Fabric, Info, PassiveEndpoint, SharedRxContext,
-    SocketOptions,
 };
 
 use crate::setup::Setup;
@@ -50,15 +49,8 @@ impl MsgDomainFixture {
 
     fn with_info(setup: &Setup, info: Info) -> Self {
         let fabric = Fabric::open(&info).unwrap();
-        let domain = fabric
-            .domain_builder(&info)
-            .wait_policy(setup.wait_policy)
-            .socket_io(setup.socket_io);
-        let mut domain = domain.socket_options(setup.socket_options(SocketOptions::new()));
-        if let Some(len) = setup.single_copy_threshold {
-            domain = domain.single_copy_threshold(len);
-        }
-        let (domain, eq) = (domain.open().unwrap(), fabric.event_queue(256).unwrap());
+        let domain = setup.open_domain(&fabric, &info);
+        let eq = fabric.event_queue(256).unwrap();
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(1024).unwrap();
         Self {

@@ -105,12 +105,9 @@ impl EndpointFixture {
         (info.tx.op_flags, info.rx.op_flags) =
             (config.op_flags, config.op_flags & OpFlags::COMPLETION);
         info.domain.tclass = config.tclass;
-        let mut domain = fabric
-            .domain_builder(&info)
-            .wait_policy(setup.wait_policy)
-            .socket_io(setup.socket_io);
+        let mut domain = setup.domain_builder(&fabric, &info);
         domain = domain.socket_options(setup.socket_options(config.socket_options));
-        if let Some(len) = config.single_copy_threshold.or(setup.single_copy_threshold) {
+        if let Some(len) = config.single_copy_threshold {
             domain = domain.single_copy_threshold(len);
         }
         let domain = domain.open().unwrap();

@@ -23,11 +23,7 @@ pub(crate) async fn open_virt_addr_owner(
         .swap_remove(0);
     assert!(info.domain.mr_mode.contains(MrMode::VIRT_ADDR));
     let fabric = Fabric::open(&info).unwrap();
-    let domain = fabric
-        .domain_builder(&info)
-        .wait_policy(setup.wait_policy)
-        .open()
-        .unwrap();
+    let domain = setup.open_domain(&fabric, &info);
     let av = domain.auto_insert_address_vector().unwrap();
     let owner = domain
         .endpoint(&info)

@@ -29,6 +29,8 @@ pub(crate) struct Requirements {
     pub(crate) auto_progress: bool,
     /// An event loop can drive the domain and block: manual progress, and not policy spin.
     pub(crate) event_loop: bool,
+    /// Other threads than the one that opens a domain may use it.
+    pub(crate) other_threads: bool,
     /// Long messages can be copied once, by cross-memory attach.
     pub(crate) single_copy: bool,
     /// Loans are not copied.
@@ -49,6 +51,7 @@ impl Requirements {
             sockets: false,
             auto_progress: false,
             event_loop: false,
+            other_threads: false,
             single_copy: false,
             loans: false,
             lacks_a_level: false,
@@ -146,10 +149,19 @@ impl Requirements {
         }
     }
 
-    /// Requires that an event loop can drive the domain and block.
+    /// Requires that other threads than the one that opens a domain may use it.
+    pub(crate) const fn other_threads(self) -> Self {
+        Self {
+            other_threads: true,
+            ..self
+        }
+    }
+
+    /// Requires that an event loop on another thread can drive the domain and block.
     pub(crate) const fn event_loop(self) -> Self {
         Self {
             event_loop: true,
+            other_threads: true,
             ..self
         }
     }

@@ -289,7 +289,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     events {
         event_queue_reads_make_progress: ANY_EP_TYPE,
-        automatic_control_progress_needs_no_calls: MSG,
+        automatic_control_progress_needs_no_calls: MSG.other_threads(),
         send_succeeds_when_receiver_closes_after_receiving: MSG,
         peer_over_budget_is_reported: DIRECTED,
         disconnect_discards_the_messages_of_a_peer: DIRECTED,
@@ -360,7 +360,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     batches {
         inject_all_arrives_in_order: MSG,
         post_all_arrives_and_completes_in_order: MSG_TAGGED,
-        batch_of_long_arrays_takes_little_stack: MSG,
+        batch_of_long_arrays_takes_little_stack: MSG.other_threads(),
         mixed_length_batch_keeps_order: MSG,
         batch_rings_each_peer_doorbell_once: ANY_EP_TYPE,
         failed_request_stops_batch_and_returns_the_rest: ANY_EP_TYPE,
@@ -524,14 +524,14 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         multi_segment_ops_fail_as_single_segment_ops: RMA.rma_iov(),
     }
     async_registration {
-        posted_registration_has_no_key_before_its_event: RMA,
-        peers_access_posted_regions_after_their_events: RMA,
-        awaited_registration_yields_no_event: RMA,
-        failed_registration_is_an_error_event: RMA,
-        region_closed_while_pending_has_no_event: RMA,
-        closed_region_leaves_no_event: RMA,
-        posted_registrations_are_limited_to_the_entries: RMA,
-        domain_registers_as_it_is_bound: RMA,
+        posted_registration_has_no_key_before_its_event: RMA.other_threads(),
+        peers_access_posted_regions_after_their_events: RMA.other_threads(),
+        awaited_registration_yields_no_event: RMA.other_threads(),
+        failed_registration_is_an_error_event: RMA.other_threads(),
+        region_closed_while_pending_has_no_event: RMA.other_threads(),
+        closed_region_leaves_no_event: RMA.other_threads(),
+        posted_registrations_are_limited_to_the_entries: RMA.other_threads(),
+        domain_registers_as_it_is_bound: RMA.other_threads(),
     }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
@@ -620,11 +620,11 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         many_simultaneous_peer_closes_are_all_reported: MSG,
     }
     event_loops {
-        event_loops_drive_their_domains: ANY_EP_TYPE,
+        event_loops_drive_their_domains: ANY_EP_TYPE.other_threads(),
         registrations_wake_event_loops: RMA.event_loop(),
-        threads_in_event_loops_share_a_domain: ANY_EP_TYPE,
-        descriptors_wake_threads_beside_a_driver: ANY_EP_TYPE,
-        eq_and_counter_descriptors_wake_a_thread: MSG,
+        threads_in_event_loops_share_a_domain: ANY_EP_TYPE.other_threads(),
+        descriptors_wake_threads_beside_a_driver: ANY_EP_TYPE.other_threads(),
+        eq_and_counter_descriptors_wake_a_thread: MSG.other_threads(),
         futures_complete_in_an_event_loop: ANY_EP_TYPE.event_loop(),
         passes_of_another_thread_leave_the_descriptor_armed: ANY_EP_TYPE.event_loop(),
         domain_with_a_driver_has_no_descriptor: ANY_EP_TYPE.auto_progress(),

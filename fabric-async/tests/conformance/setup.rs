@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Caps, Domain, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, SocketOptions,
-    WaitPolicy, discover,
+    Caps, Domain, DomainBuilder, EpType, Error, Fabric, Hints, Info, Progress, SocketIo,
+    SocketOptions, WaitPolicy, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -39,6 +39,8 @@ pub(crate) struct Setup {
     pub(crate) zero_copy: bool,
     /// The provider in the hints, if not `provider` alone: `tcp;ofi_rxm`.
     provider_chain: Option<&'static str>,
+    /// Whether the thread that opens a domain owns it.
+    pinned: bool,
     /// Worker threads of the runtime; `None` is a current-thread runtime.
     worker_threads: Option<usize>,
     /// Control progress in the hints, if it differs from `progress`.
@@ -89,6 +91,7 @@ impl Setup {
             socket_io: SocketIo::default(),
             zero_copy: false,
             provider_chain: None,
+            pinned: false,
             worker_threads: None,
             control_progress: None,
         }
@@ -193,6 +196,14 @@ impl Setup {
         }
     }
 
+    /// Opens domains that one thread owns.
+    pub(crate) fn pinned(self) -> Self {
+        Self {
+            pinned: true,
+            ..self
+        }
+    }
+
     /// Returns whether tasks may run in parallel.
     pub(crate) fn is_multi_thread(&self) -> bool {
         self.worker_threads.is_some()
@@ -270,6 +281,7 @@ impl Setup {
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
+            && !(needs.other_threads && self.pinned)
             && (!(needs.shared_memory || needs.single_copy || needs.loans) || self.shares_memory()))
     }
 
@@ -279,9 +291,9 @@ impl Setup {
     }
 
     /// Returns the key of discovery's offers: setups with equal keys get equal offers.
-    pub(crate) fn offer_key(&self) -> (&'static str, Progress, WaitPolicy) {
+    pub(crate) fn offer_key(&self) -> (&'static str, Progress, WaitPolicy, bool) {
         let provider = self.provider_chain.unwrap_or(self.provider);
-        (provider, self.progress, self.wait_policy)
+        (provider, self.progress, self.wait_policy, self.pinned)
     }
 
     /// Returns the facility that the machine lacks for domains of this setup with io_uring, and the
@@ -346,17 +358,32 @@ impl Setup {
         (Fabric::open(&info).unwrap(), info)
     }
 
-    /// Opens an endpoint with a domain of its own, at an unused address.
     /// Opens a domain from this info.
     pub(crate) fn open_domain(&self, fabric: &Fabric, info: &Info) -> Domain {
-        fabric
+        self.domain_builder(fabric, info).open().unwrap()
+    }
+
+    /// Returns a builder of a domain with the options of this setup.
+    pub(crate) fn domain_builder<'a>(
+        &self,
+        fabric: &'a Fabric,
+        info: &'a Info,
+    ) -> DomainBuilder<'a> {
+        let mut builder = fabric
             .domain_builder(info)
             .wait_policy(self.wait_policy)
             .socket_io(self.socket_io)
-            .open()
-            .unwrap()
+            .socket_options(self.socket_options(SocketOptions::new()));
+        if let Some(len) = self.single_copy_threshold {
+            builder = builder.single_copy_threshold(len);
+        }
+        if self.pinned {
+            builder = builder.owned_by_this_thread();
+        }
+        builder
     }
 
+    /// Opens an endpoint with a domain of its own, at an unused address.
     pub(crate) async fn open_endpoint(&self) -> EndpointFixture {
         self.open_endpoint_with(EndpointConfig::default()).await
     }

@@ -33,11 +33,7 @@ impl SharedRxFixture {
         let mut info = setup.shared_rx_info();
         info.rx.size = config.rx_size.unwrap_or(info.rx.size);
         let fabric = Fabric::open(&info).unwrap();
-        let mut domain = fabric.domain_builder(&info).wait_policy(setup.wait_policy);
-        if let Some(len) = setup.single_copy_threshold {
-            domain = domain.single_copy_threshold(len);
-        }
-        let domain = domain.open().unwrap();
+        let domain = setup.open_domain(&fabric, &info);
         let eq = fabric.event_queue(config.eq_capacity).unwrap();
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(config.cq_capacity).unwrap();
