@@ -7,7 +7,8 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use fabric_async::{
-    Access, Completion, CompletionQueue, Done, Endpoint, Failed, FiAddr, Result, WaitPolicy,
+    Access, BindOptions, Completion, CompletionQueue, Done, Endpoint, Failed, FiAddr, Result,
+    WaitPolicy,
 };
 use fabric_bench::instructions::Section;
 use tokio::runtime::Runtime;
@@ -22,7 +23,7 @@ pub(crate) fn all() -> Vec<Microbench> {
     let bench = |name, prepare: fn() -> Work| Microbench::new(name, prepare).operations(MESSAGES);
     let batched = || stream(Posted, MESSAGES, MESSAGES);
     vec![
-        bench("awaited/shared", send_and_recv),
+        bench("awaited/shared", || send_and_recv(options())),
         bench("awaited/shared, header seen to header published", || {
             reply(true)
         })
@@ -39,6 +40,10 @@ pub(crate) fn all() -> Vec<Microbench> {
         bench("batched/shared", batched),
         bench("batched/shared, sending side", batched).counted("*send_and_drain*"),
         bench("batched/shared, receiving side", batched).counted("*receiving_side*"),
+        bench("awaited/pinned", || send_and_recv(pinned_options())),
+        bench("batched/pinned", || {
+            stream_with(pinned_options(), Posted, MESSAGES, MESSAGES)
+        }),
         bench("injected in a batch", || {
             stream(Injected, MESSAGES, MESSAGES)
         }),
@@ -71,8 +76,7 @@ struct EndpointPair {
 }
 
 impl EndpointPair {
-    async fn open() -> Result<Self> {
-        let options = Endpoint::options().wait_policy(WaitPolicy::Spin);
+    async fn open(options: BindOptions) -> Result<Self> {
         let (sender, receiver) = (
             options.clone().bind("shm://").await?,
             options.bind("shm://").await?,
@@ -138,20 +142,29 @@ impl EndpointPair {
     }
 }
 
-fn open_pair() -> (Runtime, EndpointPair) {
+fn options() -> BindOptions {
+    Endpoint::options().wait_policy(WaitPolicy::Spin)
+}
+
+/// The data path is that of `Endpoint<Pinned>`, compiled once for both models.
+fn pinned_options() -> BindOptions {
+    options().owned_by_this_thread()
+}
+
+fn open_pair(options: BindOptions) -> (Runtime, EndpointPair) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     let pair = runtime
-        .block_on(EndpointPair::open())
+        .block_on(EndpointPair::open(options))
         .expect("shared memory");
     (runtime, pair)
 }
 
 /// Each message is awaited on both sides before the next one is sent.
-fn send_and_recv() -> Work {
-    let (runtime, pair) = open_pair();
+fn send_and_recv(options: BindOptions) -> Work {
+    let (runtime, pair) = open_pair(options);
     let (mut buf, mut buffer) = (vec![7u8; 8], vec![0u8; 8]);
     Box::new(move || {
         let trips = async {
@@ -182,7 +195,7 @@ const REPLY: &str = "*reply_to_arrived*";
 /// A message arrives, and the reply is sent at once. The receive is posted before the message
 /// arrives, as in a ping-pong whose receiver waits, or is first polled afterwards.
 fn reply(is_posted: bool) -> Work {
-    let (runtime, pair) = open_pair();
+    let (runtime, pair) = open_pair(options());
     let replying = runtime.block_on(pair.receiver.add_peer(pair.sender.name()));
     let reply_to = replying.expect("the peer is known");
     let (mut buffer, mut answer) = (message_buffer(), message_buffer());
@@ -265,7 +278,11 @@ impl StreamReceiver {
 /// Posts receives, sends messages, and takes the completions of both sides. A batch size of 0 posts
 /// one by one.
 fn stream(mode: SendMode, batch: usize, receives: usize) -> Work {
-    let (runtime, pair) = open_pair();
+    stream_with(options(), mode, batch, receives)
+}
+
+fn stream_with(options: BindOptions, mode: SendMode, batch: usize, receives: usize) -> Work {
+    let (runtime, pair) = open_pair(options);
     let queue = |ep: &Endpoint| {
         ep.take_completions()
             .expect("the endpoint has a queue of its own")
@@ -291,7 +308,7 @@ fn stream(mode: SendMode, batch: usize, receives: usize) -> Work {
 
 /// Writes to memory of the peer in batches, and takes the completions.
 fn write_batches() -> Work {
-    let (runtime, pair) = open_pair();
+    let (runtime, pair) = open_pair(options());
     let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
     let region = pair.receiver.domain().alloc(8 * MESSAGES, access);
     let region = region.expect("shared memory");

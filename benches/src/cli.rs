@@ -10,7 +10,7 @@ use crate::compare::{CompareConfig, compare, select_peers};
 use crate::goals::{self, run_goals};
 use crate::info::{EpTypeArg, build_hints, format_offers};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
-use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, WaitMode};
+use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode};
 use crate::output::{Output, print};
 use crate::peer_process::{PeerProcess, exit_on_stdin_eof, serve};
 use crate::peers::{
@@ -128,7 +128,7 @@ struct FloorArgs {
 }
 
 /// Options that the connecting side sends to the listening one.
-const CONFLICTS_WITH_LISTEN: [&str; 20] = [
+const CONFLICTS_WITH_LISTEN: [&str; 21] = [
     "provider",
     "op",
     "size",
@@ -136,6 +136,7 @@ const CONFLICTS_WITH_LISTEN: [&str; 20] = [
     "wait",
     "progress",
     "runtime",
+    "threading",
     "threads",
     "peers",
     "endpoints",
@@ -179,6 +180,9 @@ struct MeasureArgs {
     /// The Tokio runtime of each measuring thread
     #[arg(long, value_enum, default_value = "current")]
     runtime: RuntimeKind,
+    /// The thread model: which threads may use a domain
+    #[arg(long, value_enum, default_value = "shared")]
+    threading: ThreadModelKind,
     /// Measuring threads, each with a domain of its own
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
@@ -591,6 +595,7 @@ impl MeasureArgs {
             wait: self.wait,
             progress: self.progress,
             runtime: self.runtime,
+            threading: self.threading,
             window,
             peers: self.peers,
             endpoints: self.endpoints,

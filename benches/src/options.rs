@@ -128,6 +128,17 @@ impl ProgressMode {
     }
 }
 
+/// The thread model of the domains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ThreadModelKind {
+    /// Any thread may use a domain.
+    #[default]
+    Shared,
+    /// The thread that opens a domain owns it.
+    Pinned,
+}
+
 /// The Tokio runtime of each measuring thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -29,6 +29,9 @@ pub struct Record {
     pub progress: String,
     /// The Tokio runtime.
     pub runtime: String,
+    /// The thread model; `shared` in files that lack this key.
+    #[serde(default = "shared")]
+    pub threading: String,
     /// Messages in flight: one for latencies; 0 for streams without a window, or whose program does
     /// not report it.
     pub window: usize,
@@ -88,6 +91,11 @@ pub struct Record {
 
 fn one() -> usize {
     1
+}
+
+/// The thread model of files that do not state it.
+fn shared() -> String {
+    "shared".into()
 }
 
 impl Record {

@@ -107,8 +107,13 @@ pub fn heading(record: &Record) -> String {
         peers,
         threads,
         endpoints,
+        threading,
         ..
     } = record;
+    let threading = match threading.as_str() {
+        "shared" | "" => String::new(),
+        model => format!(", threading {model}"),
+    };
     let endpoints = match (endpoints, record.fan_in) {
         (1, _) => String::new(),
         (count, false) => format!(", endpoints {count}"),
@@ -121,7 +126,7 @@ pub fn heading(record: &Record) -> String {
     };
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
-         {runtime}, peers {peers}, threads {threads}{endpoints}{domains}"
+         {runtime}{threading}, peers {peers}, threads {threads}{endpoints}{domains}"
     )
 }
 

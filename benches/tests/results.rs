@@ -46,6 +46,7 @@ fn latency_record() -> Record {
         wait: "spin".into(),
         progress: "manual".into(),
         runtime: "current".into(),
+        threading: "shared".into(),
         window: 1,
         peers: 1,
         threads: 1,

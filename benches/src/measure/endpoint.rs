@@ -9,7 +9,7 @@ use fabric_async::{
 use futures_util::StreamExt;
 
 use super::plan::Plan;
-use crate::options::{Api, BenchOp, WaitMode};
+use crate::options::{Api, BenchOp, ThreadModelKind, WaitMode};
 use crate::{Result, limits};
 
 /// The tag of measured messages, if they have one.
@@ -79,6 +79,10 @@ fn open_domain(plan: &Plan, fabric: &Fabric, info: &Info) -> Result<Domain> {
     let mut domain = fabric.domain_builder(info).wait_policy(plan.wait.policy());
     if let Some(len) = plan.single_copy_threshold {
         domain = domain.single_copy_threshold(len);
+    }
+    if plan.threading == ThreadModelKind::Pinned {
+        // The data path is that of `Domain<Pinned>`, compiled once for both models.
+        domain = domain.owned_by_this_thread();
     }
     if let Some(name) = &plan.congestion {
         domain = domain.socket_options(SocketOptions::new().congestion_control(name));

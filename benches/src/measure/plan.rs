@@ -3,7 +3,9 @@
 use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
 
-use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, WaitMode, name};
+use crate::options::{
+    Api, Bench, BenchOp, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode, name,
+};
 use crate::record::Record;
 use crate::size::Size;
 use crate::{Error, Result, memory};
@@ -25,6 +27,9 @@ pub struct Plan {
     pub progress: ProgressMode,
     /// The Tokio runtime.
     pub runtime: RuntimeKind,
+    /// The thread model.
+    #[serde(default)]
+    pub threading: ThreadModelKind,
     /// Messages in flight in streams.
     pub window: usize,
     /// Endpoints of the responder, for each endpoint of the initiator.
@@ -108,6 +113,18 @@ impl Plan {
                 return Err(self.invalid_request("only measured with --api await or mapped"));
             }
             _ => return Err(self.invalid_request("only measured with --api await")),
+        }
+        if self.threading == ThreadModelKind::Pinned {
+            if self.progress != ProgressMode::Manual {
+                return Err(Error::InvalidRequest(
+                    "--threading pinned needs --progress manual".into(),
+                ));
+            }
+            if self.runtime != RuntimeKind::Current {
+                return Err(Error::InvalidRequest(
+                    "--threading pinned needs --runtime current".into(),
+                ));
+            }
         }
         if self.fan_in && self.peers > 1 {
             return Err(Error::InvalidRequest(
@@ -316,6 +333,7 @@ impl Plan {
             wait: name(self.wait),
             progress: name(self.progress),
             runtime: name(self.runtime),
+            threading: name(self.threading),
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
                 // Nothing is in flight: the bytes are copied at once.

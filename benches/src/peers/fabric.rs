@@ -2,7 +2,7 @@
 
 use super::{BenchCase, MeasuredLibrary};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
-use crate::options::{Api, ProgressMode, RuntimeKind, WaitMode};
+use crate::options::{Api, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode};
 use crate::peer_process::PeerProcess;
 use crate::record::Record;
 use crate::stop::Stop;
@@ -36,6 +36,7 @@ impl FabricLibrary {
             wait: WaitMode::Spin,
             progress: ProgressMode::Manual,
             runtime: RuntimeKind::Current,
+            threading: ThreadModelKind::Shared,
             window: DEFAULT_WINDOW,
             single_copy_threshold: None,
             idle: 0,

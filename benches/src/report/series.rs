@@ -25,7 +25,7 @@ pub(super) struct Series {
 }
 
 /// Number of attributes of a result.
-const ATTRIBUTES: usize = 11;
+const ATTRIBUTES: usize = 12;
 
 /// Returns the attributes in which results of one provider may differ.
 fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
@@ -36,6 +36,7 @@ fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
         ("wait ", record.wait.clone()),
         ("progress ", record.progress.clone()),
         ("runtime ", record.runtime.clone()),
+        ("threading ", record.threading.clone()),
         (
             "window ",
             if record.window == 0 {

@@ -219,6 +219,14 @@ impl<M: ThreadModel> BindOptions<M> {
         }
     }
 
+    /// Gives the domain to this thread, as
+    /// [`DomainBuilder::owned_by_this_thread`](crate::DomainBuilder::owned_by_this_thread).
+    #[doc(hidden)]
+    pub fn owned_by_this_thread(mut self) -> Self {
+        self.config.thread_mode = ThreadMode::Pinned;
+        self
+    }
+
     /// Opens the endpoint, as [`Endpoint::bind`].
     ///
     /// # Errors

@@ -66,7 +66,8 @@ impl Owner {
     /// Returns whether the calling thread may lock what has this owner.
     #[inline]
     pub(crate) fn admits_current_thread(self) -> bool {
-        self.0.is_none_or(|owner| owner == current_thread())
+        // A thread without an id owns nothing.
+        self.0.is_none() || self.0 == THREAD_ID.get()
     }
 
     /// Returns whether one thread owns the value.
@@ -76,23 +77,18 @@ impl Owner {
     }
 }
 
-/// Returns the id of the calling thread. Ids are not reused.
-#[inline]
+thread_local! {
+    /// The id of the thread, once it owns something. Ids are not reused.
+    static THREAD_ID: Cell<Option<NonZeroU64>> = const { Cell::new(None) };
+}
+
+/// Returns the id of the calling thread.
 fn current_thread() -> NonZeroU64 {
-    thread_local! {
-        static ID: Cell<Option<NonZeroU64>> = const { Cell::new(None) };
-    }
-    #[cold]
-    fn assign() -> NonZeroU64 {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        NonZeroU64::MIN.saturating_add(LAST.fetch_add(1, Ordering::Relaxed))
-    }
-    ID.with(|id| {
-        id.get().unwrap_or_else(|| {
-            let assigned = assign();
-            id.set(Some(assigned));
-            assigned
-        })
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    THREAD_ID.get().unwrap_or_else(|| {
+        let id = NonZeroU64::MIN.saturating_add(LAST.fetch_add(1, Ordering::Relaxed));
+        THREAD_ID.set(Some(id));
+        id
     })
 }
 
