@@ -351,14 +351,36 @@ impl RxQueue {
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
-        let entries = self.matcher.posted.len()
-            | self.matcher.unexpected.len()
+        self.matcher.posted.len() | self.entries_but_posted() == 0
+    }
+
+    /// Returns the one receive that is posted, and the source that it accepts, if the queue is
+    /// [empty](Self::is_empty) apart from it and the receive is untagged. The next untagged message
+    /// to arrive matches it.
+    #[must_use]
+    #[inline]
+    pub fn only_receive(&self) -> Option<(OpKey, Option<FiAddr>)> {
+        if self.matcher.posted.len() != 1 || self.entries_but_posted() != 0 {
+            return None;
+        }
+        self.matcher.posted.first_untagged()
+    }
+
+    /// Removes the [only receive](Self::only_receive), because it has a message.
+    #[inline]
+    pub fn take_only_receive(&mut self) {
+        self.matcher.posted.take_first();
+    }
+
+    /// Returns 0 if the queue has nothing but posted receives.
+    #[inline]
+    fn entries_but_posted(&self) -> usize {
+        self.matcher.unexpected.len()
             | self.held.len()
             | self.multi_recvs.len()
             | self.probes.len()
             | self.peer_copies.running()
-            | self.unsent_acks.len();
-        entries == 0
+            | self.unsent_acks.len()
     }
 
     /// Delivers a whole message. Returns false when the message is declined and must stay where it

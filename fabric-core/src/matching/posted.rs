@@ -427,6 +427,16 @@ impl<R: Copy> PostedQueue<R> {
         Some(receive)
     }
 
+    /// Returns the first untagged receive, and its source, unless vacant entries are
+    /// in front of it. O(1).
+    #[must_use]
+    #[inline]
+    pub fn first_untagged(&self) -> Option<(R, Option<FiAddr>)> {
+        let list = &self.lists[QueueKind::Untagged as usize];
+        let first = list.entries.get(list.head)?;
+        Some((first.receive?, first.from))
+    }
+
     #[cold]
     fn peek_first_behind_vacant(&mut self, source: Option<FiAddr>) -> Option<R> {
         self.lists[QueueKind::Untagged as usize].skip_vacant();

@@ -90,16 +90,16 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 
     /// Receives a message inline if possible: copies the oldest whole message of a peer, or of the
     /// peer `from`, into `into`, and returns the length and the source. The message is untagged,
-    /// has no CQ data, needs no ack, and has at most `room` bytes. The engine calls this method
-    /// only while the endpoint's receive queue is empty. With `None` nothing was received, and the
-    /// receive must be posted.
+    /// has no CQ data, needs no ack, and has at most `max_len` bytes, which fit into `into`. The
+    /// engine calls this method only while the endpoint's receive queue has nothing else for the
+    /// message. With `None` nothing was received; a pass may receive the message.
     fn try_recv(
         &mut self,
         from: Option<FiAddr>,
-        room: usize,
+        max_len: usize,
         into: &mut AnyBuf,
     ) -> Option<(usize, Option<FiAddr>)> {
-        let _ = (from, room, into);
+        let _ = (from, max_len, into);
         None
     }
 

@@ -102,14 +102,14 @@ impl EndpointTable {
 
     #[inline(always)] // on the small-message path
     fn get(&self, id: EpId) -> Option<&EndpointEntry> {
-        let entry = self.entries.get(id.index())?.as_ref();
-        entry.filter(|entry| entry.id == id)
+        let entry = self.entries.get(id.index())?.as_ref()?;
+        (entry.id == id).then_some(entry)
     }
 
     #[inline(always)] // on the small-message path
     fn get_mut(&mut self, id: EpId) -> Option<&mut EndpointEntry> {
-        let entry = self.entries.get_mut(id.index())?.as_mut();
-        entry.filter(|entry| entry.id == id)
+        let entry = self.entries.get_mut(id.index())?.as_mut()?;
+        (entry.id == id).then_some(entry)
     }
 
     /// Sets the transport endpoint, and activates the endpoint.
@@ -188,6 +188,19 @@ impl EndpointTable {
         };
         let ctx = EndpointContext::new(id, rx, domain);
         Some((entry.transport.as_deref_mut()?, ctx))
+    }
+
+    /// Returns a transport endpoint, and its queue. `None` if it has no queue of its own.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn for_recv(
+        &mut self,
+        id: EpId,
+    ) -> Option<(&mut RxQueue, &mut EngineTransportEndpoint)> {
+        let entry = self.get_mut(id)?;
+        match &mut entry.rx {
+            RxSource::Own(rx) => Some((rx, entry.transport.as_deref_mut()?)),
+            RxSource::Shared(_) => None,
+        }
     }
 
     /// Returns a transport endpoint.

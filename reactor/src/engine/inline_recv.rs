@@ -1,10 +1,10 @@
-//! Receives that complete *inline*: by the first poll of their future, without a slot and without
-//! matching.
+//! Receives that complete *inline*: by a poll of their future, without matching and without a pass.
 //!
 //! A program that awaits its receives one by one often finds that the next message has arrived.
 //! While the receive queue of the endpoint is empty (no receive is posted, no message is buffered
 //! or held), that message is the one that a posted receive would match, so the transport copies it
-//! into the buffer. In any other case the receive is posted.
+//! into the buffer. In any other case the receive is posted. While it is all that the queue has, a
+//! later poll receives in the same way.
 
 use std::task::{Context, Poll};
 
@@ -18,45 +18,76 @@ use super::domain::DomainHandle;
 use super::progress::EngineState;
 use super::state::ops::{CompletionTarget, CreditMode};
 
-/// Each 64th receive is posted, so that a program whose messages have always arrived makes passes
-/// too.
+/// Each 64th receive needs a pass, so that a program whose messages have always arrived makes some.
 const RECVS_PER_PASS: u32 = 64;
 
 impl EngineState {
-    /// Receives a message that has arrived into `buf`. `None` if the receive must be posted: also
-    /// if the domain is armed or has work for a pass, which a post sees to. A success leaves no
-    /// work, so that the caller can release the lock at once.
+    /// Receives a message that has arrived into `buf`. `None` if the receive must be posted. A
+    /// success leaves no work, so that the caller can release the lock at once.
     #[inline(always)] // on the small-message path
     fn try_recv(&mut self, ep: EpId, from: Option<FiAddr>, buf: &mut AnyBuf) -> Option<Transfer> {
+        if !self.may_recv_inline() {
+            return None;
+        }
+        let (rx, transport) = self.endpoints.for_recv(ep)?;
         let domain = &mut self.domain;
-        // Both are mostly 0, which one comparison tells.
-        let work = domain.ops.pending_sends() | domain.avs.departing_count();
-        if self.armed
-            || !self.fork_guard.in_original_process()
-            || self.posts % RECVS_PER_PASS == RECVS_PER_PASS - 1
-            || domain.pending_work.needs_pass()
-            || work != 0
-            || !self.endpoints.own_rx(ep)?.is_empty()
-        {
-            return None;
-        }
         let state = domain.endpoints.get_mut(ep)?;
-        if state.bindings().source_err {
+        if !rx.is_empty() || state.bindings().source_err {
             return None;
         }
-        let room = buf.recv_capacity().min(state.bindings().max_msg_size);
-        let transport = self.endpoints.transport_mut(ep)?;
-        let (len, source) = transport.try_recv(from, room, buf)?;
-        state.record_message(len);
+        let received = transport.try_recv(from, state.bindings().max_msg_size, buf)?;
+        state.record_message(received.0);
         let counter = state.bindings().counters.recv;
         domain.counters.count(counter, true, &mut domain.deferred);
         self.posts = self.posts.wrapping_add(1);
-        Some(Transfer::received_plain(
-            (PeerKey::default(), source),
-            0,
-            len,
-        ))
+        Some(inline_transfer(received))
     }
+
+    /// Receives a message that has arrived into a posted receive, whose future is polled. Returns
+    /// whether the receive has ended; the caller takes its result under the same lock.
+    pub(crate) fn try_recv_posted(&mut self, key: OpKey) -> bool {
+        self.may_recv_inline() && self.recv_posted(key).is_some()
+    }
+
+    #[inline(always)] // on the small-message path
+    fn recv_posted(&mut self, key: OpKey) -> Option<()> {
+        let domain = &mut self.domain;
+        let op = domain.ops.get_mut(key)?;
+        let (rx, transport) = self.endpoints.for_recv(op.ep)?;
+        let (_, from) = rx.only_receive().filter(|(receive, _)| *receive == key)?;
+        let state = domain.endpoints.get_mut(op.ep)?;
+        if state.bindings().source_err {
+            return None;
+        }
+        let received = transport.try_recv(from, state.bindings().max_msg_size, &mut op.buf)?;
+        rx.take_only_receive();
+        state.release_recv(op.take_recv_place());
+        op.finish_ok(inline_transfer(received), &mut domain.deferred);
+        let counter = state.bindings().counters.recv;
+        domain.counters.count(counter, true, &mut domain.deferred);
+        Some(())
+    }
+
+    /// Returns whether a receive may end without a pass: not if the domain is armed or has work for
+    /// a pass.
+    #[inline(always)] // on the small-message path
+    fn may_recv_inline(&self) -> bool {
+        let domain = &self.domain;
+        // Both are mostly 0, which one comparison tells.
+        let work = domain.ops.pending_sends() | domain.avs.departing_count();
+        !self.armed
+            && self.fork_guard.in_original_process()
+            && self.posts % RECVS_PER_PASS != RECVS_PER_PASS - 1
+            && !domain.pending_work.needs_pass()
+            && work == 0
+    }
+}
+
+/// Returns the result of a receive that has ended inline. Its message cannot be requeued, which
+/// would need the peer and the arrival number.
+#[inline(always)] // on the small-message path
+fn inline_transfer((len, source): (usize, Option<FiAddr>)) -> Transfer {
+    Transfer::received_plain((PeerKey::default(), source), 0, len)
 }
 
 impl DomainHandle {

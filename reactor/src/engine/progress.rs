@@ -209,9 +209,10 @@ impl Engine {
     pub(crate) fn drive(
         &self,
         waker: &Waker,
-        is_ready: impl FnMut(&mut DomainState) -> bool,
+        mut is_ready: impl FnMut(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'_>> {
+        let is_ready = |state: &mut EngineState| is_ready(&mut state.domain);
         self.drive_locked(self.lock(), (waker, 0), is_ready, register)
     }
 
@@ -229,7 +230,8 @@ impl Engine {
         let mut registered = locked.domain.take_op_waker(key);
         // The task still counts among those that share the spin time.
         let uncounted = usize::from(registered.is_some());
-        let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
+        let is_done =
+            |state: &mut EngineState| state.domain.ops.is_done(key) || state.try_recv_posted(key);
         let driven = self.drive_locked(locked, (waker, uncounted), is_done, |domain, waker| {
             domain.restore_op_waker(key, waker, registered.take());
         });
@@ -243,29 +245,29 @@ impl Engine {
         &'a self,
         mut locked: EngineGuard<'a>,
         (waker, uncounted): (&Waker, usize),
-        mut is_ready: impl FnMut(&mut DomainState) -> bool,
+        mut is_ready: impl FnMut(&mut EngineState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'a>> {
+        self.count_app_poll();
         let mut attempts = 0;
         let moved_limit = locked.moved_connections + MAX_MOVED_PER_POLL;
         loop {
-            if is_ready(&mut locked.domain) {
-                return Poll::Ready(locked);
-            }
-            locked.disarm_for_poll();
-            if locked.domain.pending_work.has_batched() {
-                locked.write_batched();
-                if is_ready(&mut locked.domain) {
-                    self.count_app_poll();
-                    return Poll::Ready(locked);
+            let mut has_ended = is_ready(&mut locked);
+            if !has_ended {
+                locked.disarm_for_poll();
+                if locked.domain.pending_work.has_batched() {
+                    locked.write_batched();
+                    has_ended = is_ready(&mut locked);
                 }
             }
-            locked.progress();
-            if is_ready(&mut locked.domain) {
+            if !has_ended {
+                locked.progress();
+                has_ended = is_ready(&mut locked);
+            }
+            if has_ended {
                 if attempts > 0 {
                     locked.spinner.record_hit();
                 }
-                self.count_app_poll();
                 return Poll::Ready(locked);
             }
             let waiting = locked.domain.deferred.waiting() + uncounted;
@@ -274,7 +276,6 @@ impl Engine {
                 if !has_moved_much {
                     locked.spinner.record_miss(attempts);
                 }
-                self.count_app_poll();
                 register(&mut locked.domain, waker);
                 let stay_runnable = locked.ensure_driven_for_waiter();
                 drop(locked);

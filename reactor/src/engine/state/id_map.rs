@@ -56,19 +56,19 @@ impl<T> IdMap<T> {
 
     #[inline]
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
-        let entry = self
-            .entries
-            .get(Self::index(id))
-            .filter(|entry| entry.id == id)?;
+        let entry = self.entries.get(Self::index(id))?;
+        if entry.id != id {
+            return None;
+        }
         entry.value.as_deref()
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
-        let entry = self
-            .entries
-            .get_mut(Self::index(id))
-            .filter(|entry| entry.id == id)?;
+        let entry = self.entries.get_mut(Self::index(id))?;
+        if entry.id != id {
+            return None;
+        }
         entry.value.as_deref_mut()
     }
 

@@ -382,16 +382,14 @@ impl OpTable {
 
     #[inline]
     pub(crate) fn get(&self, key: OpKey) -> Option<&OpState> {
-        self.slots
-            .get(key.index as usize)
-            .filter(|op| op.generation == key.generation)
+        let slot = self.slots.get(key.index as usize)?;
+        (slot.generation == key.generation).then_some(slot)
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, key: OpKey) -> Option<&mut OpState> {
-        self.slots
-            .get_mut(key.index as usize)
-            .filter(|op| op.generation == key.generation)
+        let slot = self.slots.get_mut(key.index as usize)?;
+        (slot.generation == key.generation).then_some(slot)
     }
 
     /// Returns an operation, and the list of free slots for [`OpState::free`].

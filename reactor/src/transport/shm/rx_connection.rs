@@ -338,14 +338,14 @@ impl RxConnection {
         self.poll_ring_general(ctx, (received, end_position))
     }
 
-    /// Receives the oldest record into `into`, if the record is a plain message of at most `room`
-    /// bytes, and the peer is `from` if that is given. Continues if the ring is empty, and breaks
-    /// without a message if a pass has to process the record.
+    /// Receives the oldest record into `into`, if it is a plain message that fits, of at most
+    /// `max_len` bytes, and the peer is `from` if that is given. Continues if the ring is empty,
+    /// and breaks without a message if a pass has to process the record.
     #[inline(always)] // fast path of small messages
     pub(crate) fn try_recv(
         &mut self,
         from: Option<FiAddr>,
-        room: usize,
+        max_len: usize,
         into: &mut AnyBuf,
     ) -> ControlFlow<Option<(usize, Option<FiAddr>)>> {
         let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
@@ -357,19 +357,17 @@ impl RxConnection {
             return ControlFlow::Break(None);
         }
         let at = plain_payload_offset(len);
-        let payload = self.ring.memory().payload(start + at, len - at);
-        let Some(payload) = payload.filter(|payload| payload.len() <= room) else {
+        let len = len - at;
+        let payload = self.ring.memory().payload(start + at, len);
+        if len > max_len || !payload.is_some_and(|payload| into.receive_whole(&payload)) {
             return ControlFlow::Break(None);
-        };
-        let Ok(placed) = into.receive(&payload) else {
-            return ControlFlow::Break(None);
-        };
+        }
         if self.ring.consume_lines(u64::from(lines)) {
             self.ring_doorbell();
         }
         self.held_for = None;
         self.deferred_passes = 0;
-        ControlFlow::Break(Some((placed, self.peer.source())))
+        ControlFlow::Break(Some((len, self.peer.source())))
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for

@@ -67,11 +67,11 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     fn try_recv(
         &mut self,
         from: Option<FiAddr>,
-        room: usize,
+        max_len: usize,
         into: &mut AnyBuf,
     ) -> Option<(usize, Option<FiAddr>)> {
         self.rx_connections
-            .poll_next(|peer| peer.try_recv(from, room, into))
+            .poll_next(|peer| peer.try_recv(from, max_len, into))
     }
 
     fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
