@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::num::{NonZeroU16, NonZeroU64};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -334,29 +335,50 @@ impl fmt::Display for Address {
 /// holds an index and a generation: the generation makes the handle of a removed peer an error,
 /// where libfabric would address the next peer at the same index. It prints as `3 of vector 1`, or,
 /// if the index was used before, as `3 of vector 1, generation 2`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "fi_addr_t")]
-pub struct FiAddr {
-    /// The position in the table (`FI_AV_TABLE`).
-    pub(crate) index: u32,
-    /// The number of times that the position was reused.
-    pub(crate) generation: u16,
-    /// The id of the address vector.
-    pub(crate) vector: u16,
-}
+pub struct FiAddr(
+    /// The index in bits 32 to 63, the generation in 16 to 31, the id of the vector in 0 to 15: one
+    /// word, so that messages copy and compare their source in one step.
+    NonZeroU64,
+);
 
 impl FiAddr {
+    /// Returns the handle of this position (`FI_AV_TABLE`) of the vector with this id.
+    /// `generation` is the number of times that the position was reused.
+    pub(crate) const fn new(index: u32, generation: u16, vector: NonZeroU16) -> Self {
+        let bits = (index as u64) << 32 | (generation as u64) << 16 | vector.get() as u64;
+        match NonZeroU64::new(bits) {
+            Some(bits) => Self(bits),
+            None => unreachable!(),
+        }
+    }
+
     /// Returns the position in the address vector's table, counted from 0.
     #[must_use]
+    #[inline]
     pub fn index(self) -> usize {
-        self.index as usize
+        (self.0.get() >> 32) as usize
+    }
+
+    /// Returns index, generation and id of the vector as one number, whose lowest 16 bits are the
+    /// id and not 0.
+    #[inline]
+    pub(crate) fn bits(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Debug for FiAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl fmt::Display for FiAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of vector {}", self.index, self.vector)?;
-        match self.generation {
+        write!(f, "{} of vector {}", self.index(), self.bits() as u16)?;
+        match (self.bits() >> 16) as u16 {
             0 => Ok(()),
             generation => write!(f, ", generation {generation}"),
         }
@@ -391,13 +413,8 @@ mod tests {
     #[test]
     fn handles_of_other_vectors_and_generations_print_differently() {
         let text = |generation, vector| {
-            let index = 3;
-            let addr = FiAddr {
-                index,
-                generation,
-                vector,
-            };
-            addr.to_string()
+            let vector = NonZeroU16::new(vector).unwrap();
+            FiAddr::new(3, generation, vector).to_string()
         };
         assert_eq!(text(0, 1), "3 of vector 1");
         assert_eq!(text(0, 2), "3 of vector 2");

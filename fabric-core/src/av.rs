@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::num::NonZeroU16;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::address::{Address, FiAddr};
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 #[doc(alias = "fi_av_open")]
 pub struct AddressTable {
-    av_id: u16,
+    av_id: NonZeroU16,
     entries: Vec<AvEntry>,
     /// Free indices, the lowest first.
     free: BinaryHeap<Reverse<u32>>,
@@ -33,13 +34,18 @@ struct AvEntry {
 
 static NEXT_AV_ID: AtomicU16 = AtomicU16::new(0);
 
+/// Returns an id for a table; ids wrap around.
+fn next_av_id() -> NonZeroU16 {
+    let next = || NonZeroU16::new(NEXT_AV_ID.fetch_add(1, Ordering::Relaxed));
+    next().or_else(next).unwrap_or(NonZeroU16::MIN)
+}
+
 impl AddressTable {
     /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
-        let av_id = NEXT_AV_ID.fetch_add(1, Ordering::Relaxed);
         Self {
-            av_id,
+            av_id: next_av_id(),
             entries: Vec::new(),
             free: BinaryHeap::new(),
             by_address: HashMap::new(),
@@ -74,8 +80,8 @@ impl AddressTable {
     pub fn get(&self, addr: FiAddr) -> Result<&Address> {
         let entry = self
             .entries
-            .get(addr.index as usize)
-            .filter(|entry| addr.vector == self.av_id && entry.generation == addr.generation);
+            .get(addr.index())
+            .filter(|entry| addr == FiAddr::new(addr.index() as u32, entry.generation, self.av_id));
         entry
             .and_then(|entry| entry.address.as_ref())
             .ok_or_else(|| Error::StaleAddress(addr))
@@ -109,7 +115,7 @@ impl AddressTable {
     /// As [`get`](Self::get).
     pub fn remove(&mut self, addr: FiAddr) -> Result<Address> {
         self.detach(addr)?;
-        let entry = &mut self.entries[addr.index as usize];
+        let entry = &mut self.entries[addr.index()];
         // A position whose generations are used up is not freed.
         let next_generation = entry.generation.checked_add(1);
         entry.generation = next_generation.unwrap_or(entry.generation);
@@ -118,7 +124,7 @@ impl AddressTable {
             .take()
             .ok_or_else(|| Error::StaleAddress(addr))?;
         if next_generation.is_some() {
-            self.free.push(Reverse(addr.index));
+            self.free.push(Reverse(addr.index() as u32));
         }
         Ok(address)
     }
@@ -149,11 +155,7 @@ impl AddressTable {
 
     /// Returns the current handle of a position.
     fn handle(&self, index: u32) -> FiAddr {
-        FiAddr {
-            index,
-            generation: self.entries[index as usize].generation,
-            vector: self.av_id,
-        }
+        FiAddr::new(index, self.entries[index as usize].generation, self.av_id)
     }
 }
 

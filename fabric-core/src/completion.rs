@@ -110,8 +110,9 @@ pub struct Transfer {
     pub source: Option<FiAddr>,
     /// The remote completion data that came with the message (`FI_REMOTE_CQ_DATA`).
     pub data: Option<u64>,
-    /// The sender of a received message, as the transport identifies peers.
-    peer: PeerKey,
+    /// The [`PeerKey`] of the sender of a received message. A word, because a type with padding is
+    /// moved in more steps.
+    peer: u64,
     /// The arrival number of a received message: [`Envelope::arrival`].
     arrival: u64,
 }
@@ -149,7 +150,7 @@ impl Transfer {
             tag: envelope.tag,
             source: envelope.source,
             data: envelope.data,
-            peer: envelope.peer,
+            peer: envelope.peer.0.into(),
             arrival: envelope.arrival,
         }
     }
@@ -166,7 +167,7 @@ impl Transfer {
         Self {
             len,
             source,
-            peer,
+            peer: peer.0.into(),
             arrival,
             ..Self::default()
         }
@@ -176,7 +177,7 @@ impl Transfer {
     #[doc(hidden)]
     #[must_use]
     pub fn peer(&self) -> PeerKey {
-        self.peer
+        PeerKey(self.peer as u32)
     }
 
     /// Returns the envelope of the received message, of which `lost` bytes were truncated, so that
@@ -185,7 +186,7 @@ impl Transfer {
     #[must_use]
     pub fn envelope(&self, lost: usize) -> Envelope {
         Envelope {
-            peer: self.peer,
+            peer: self.peer(),
             source: self.source,
             tag: self.tag,
             len: self.len + lost,

@@ -122,11 +122,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
     let fabric = crate::tree::ObjectNode::new(Class::Fabric, None);
     let domain = crate::tree::ObjectNode::new(Class::Domain, Some(fabric.clone()));
     domain.attach_to_parent().unwrap();
-    let handle = FiAddr {
-        index: 17,
-        generation: 0,
-        vector: 0,
-    };
+    let handle = FiAddr::new(17, 0, std::num::NonZeroU16::MIN);
     let refused = |reason| Error::ConnectionRefused {
         peer: peer(),
         reason,
@@ -311,7 +307,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         (
             Error::StaleAddress(handle),
             vec![
-                "handle 17 of vector 0",
+                "handle 17 of vector 1",
                 "add an inserted peer again",
                 "drop",
             ],

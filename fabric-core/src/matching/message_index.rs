@@ -6,6 +6,7 @@
 //! kind searches a long queue for the first time.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 use crate::address::FiAddr;
 
@@ -25,16 +26,9 @@ pub(super) struct MessageFilter {
     sender: SenderKey,
 }
 
-/// The sender of a message as an index compares it.
+/// The sender of a message as an index compares it, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum SenderKey {
-    /// Any sender.
-    Any,
-    /// A sender in the address vector.
-    Source(FiAddr),
-    /// A sender that is not in the address vector.
-    Peer(PeerKey),
-}
+struct SenderKey(u64);
 
 /// The views of both lists.
 #[derive(Default)]
@@ -69,14 +63,14 @@ impl MessageFilter {
     /// Any message.
     pub(super) const ANY: Self = Self {
         tag: TagMatch::ANY,
-        sender: SenderKey::Any,
+        sender: SenderKey::ANY,
     };
 
     /// The messages of this source.
     pub(super) fn of_source(source: FiAddr) -> Self {
         Self {
             tag: TagMatch::ANY,
-            sender: SenderKey::Source(source),
+            sender: SenderKey::of_source(source),
         }
     }
 
@@ -84,34 +78,46 @@ impl MessageFilter {
     pub(super) fn of_unknown_peer(peer: PeerKey) -> Self {
         Self {
             tag: TagMatch::ANY,
-            sender: SenderKey::Peer(peer),
+            sender: SenderKey::of_peer(peer),
         }
     }
 
     /// The messages that a receive accepts.
     pub(super) fn of_receive(RecvKey { tag, from }: RecvKey) -> Self {
-        let sender = from.map_or(SenderKey::Any, SenderKey::Source);
+        let sender = from.map_or(SenderKey::ANY, SenderKey::of_source);
         Self { tag, sender }
     }
 
     /// Returns whether all messages of the list are searched for.
     pub(super) fn accepts_all(&self) -> bool {
-        self.tag.ignore == u64::MAX && self.sender == SenderKey::Any
+        self.tag.ignore == u64::MAX && self.sender == SenderKey::ANY
     }
 
     /// Returns whether this message is searched for.
     pub(super) fn accepts(&self, entry: &MessageEntry) -> bool {
         self.tag.accepts(entry.key.tag)
-            && (self.sender == SenderKey::Any || self.sender == SenderKey::of(entry))
+            && (self.sender == SenderKey::ANY || self.sender == SenderKey::of(entry))
     }
 }
 
 impl SenderKey {
+    /// Any sender.
+    const ANY: Self = Self(0);
+
+    /// Returns the key of a sender in the address vector.
+    fn of_source(source: FiAddr) -> Self {
+        Self(source.bits())
+    }
+
+    /// Returns the key of a sender that is not in the address vector. The lowest 16 bits are 0;
+    /// those of a source are not.
+    fn of_peer(peer: PeerKey) -> Self {
+        Self((u64::from(peer.0) + 1) << 16)
+    }
+
     fn of(entry: &MessageEntry) -> Self {
-        match entry.key.source {
-            Some(source) => Self::Source(source),
-            None => Self::Peer(entry.peer),
-        }
+        let source = entry.key.source.map(Self::of_source);
+        source.unwrap_or_else(|| Self::of_peer(entry.peer))
     }
 }
 
@@ -149,6 +155,7 @@ impl MessageIndex {
     /// Returns the view in which these messages are found, and the first message of the list that
     /// is not in the view yet; there are at most `max_unindexed`. `None` if the list has no such
     /// view and may not get another one.
+    #[inline(always)] // the result is large
     pub(super) fn view(
         &mut self,
         lists: &LinkedLists<MessageEntry>,
@@ -166,24 +173,28 @@ impl MessageIndex {
     /// Returns the position of the view in which these messages are found, which is created if it
     /// may be.
     fn view_position(&mut self, kind: QueueKind, filter: &MessageFilter) -> Option<usize> {
+        let (ignore, by_sender) = (filter.tag.ignore, filter.sender != SenderKey::ANY);
+        let is_same = |view: &MessageView| view.ignore == ignore && view.by_sender == by_sender;
+        let found = self.views[kind as usize].iter().position(is_same);
+        found.or_else(|| self.add_view(kind, ignore, by_sender))
+    }
+
+    /// Adds an empty view if it may be added, and returns its position.
+    #[cold]
+    fn add_view(&mut self, kind: QueueKind, ignore: u64, by_sender: bool) -> Option<usize> {
         let views = &mut self.views[kind as usize];
         let new = MessageView {
-            ignore: filter.tag.ignore,
-            by_sender: filter.sender != SenderKey::Any,
+            ignore,
+            by_sender,
             items: BTreeSet::new(),
             indexed_to: 0,
         };
-        let is_same =
-            |view: &MessageView| view.ignore == new.ignore && view.by_sender == new.by_sender;
-        let found = views.iter().position(is_same);
-        if found.is_none() {
-            let masked = views.iter().filter(|view| view.is_masked()).count();
-            if new.is_masked() && masked == MAX_MASKED_VIEWS {
-                return None;
-            }
-            views.push(new);
+        let masked = views.iter().filter(|view| view.is_masked()).count();
+        if new.is_masked() && masked == MAX_MASKED_VIEWS {
+            return None;
         }
-        Some(found.unwrap_or(views.len() - 1))
+        views.push(new);
+        Some(views.len() - 1)
     }
 }
 
@@ -199,7 +210,7 @@ impl MessageView {
             sender: if self.by_sender {
                 SenderKey::of(entry)
             } else {
-                SenderKey::Any
+                SenderKey::ANY
             },
             arrival: entry.arrival,
             key,
@@ -244,30 +255,40 @@ impl MessageView {
 
     /// Iterates over the messages in the view that the filter of the view accepts, in arrival
     /// order.
+    #[inline(always)] // the iterator is large
     pub(super) fn matches(&self, filter: &MessageFilter) -> impl Iterator<Item = EntryKey> {
         let (tag, sender) = (filter.tag.tag & !self.ignore, filter.sender);
-        let items = self.items.range(MessageItem::bound(tag, sender, 0)..);
-        let items = items.take_while(move |item| (item.0.tag, item.0.sender) == (tag, sender));
-        items.map(|item| item.0.key)
+        let items = self.items_from(tag, sender, 0);
+        let items = items.take_while(move |item| (item.tag, item.sender) == (tag, sender));
+        items.map(|item| item.key)
     }
 
     /// Returns the first message in a view of [any message](MessageFilter::ANY) that has a larger
     /// arrival number.
     pub(super) fn first_after(&self, arrival: u64) -> Option<EntryKey> {
-        let bound = MessageItem::bound(0, SenderKey::Any, arrival + 1);
-        self.items.range(bound..).next().map(|item| item.0.key)
+        let mut items = self.items_from(0, SenderKey::ANY, arrival + 1);
+        items.next().map(|item| item.key)
     }
-}
 
-impl MessageItem {
-    /// Returns the lower bound of the items with this tag and sender that have not arrived before.
-    fn bound(tag: u64, sender: SenderKey, arrival: u64) -> IndexItem<Self> {
+    /// Iterates over the messages from the first one on with this tag and sender that has not
+    /// arrived before.
+    #[inline(always)] // the iterator is large
+    fn items_from(
+        &self,
+        tag: u64,
+        sender: SenderKey,
+        arrival: u64,
+    ) -> impl Iterator<Item = &MessageItem> {
         let key = EntryKey::default();
-        IndexItem(Self {
+        let first = IndexItem(MessageItem {
             tag,
             sender,
             arrival,
             key,
-        })
+        });
+        let items = self
+            .items
+            .range((Bound::Included(&first), Bound::Unbounded));
+        items.map(|item| &item.0)
     }
 }

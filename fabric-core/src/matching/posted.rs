@@ -542,6 +542,8 @@ impl<R> fmt::Debug for PostedQueue<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use super::super::PeerKey;
     use super::*;
 
@@ -561,11 +563,8 @@ mod tests {
             ack: None,
         };
         let mut push = |queue: &mut PostedQueue<u64>, tag: u64| {
-            let from = tag.is_multiple_of(3).then_some(FiAddr {
-                index: tag as u32,
-                generation: 0,
-                vector: 0,
-            });
+            let source = FiAddr::new(tag as u32, 0, NonZeroU16::MIN);
+            let from = tag.is_multiple_of(3).then_some(source);
             // The masks are more than the groups of an index.
             let ignore = (tag / 500 % 40) << 40;
             let wanted = Some(TagMatch { tag, ignore });

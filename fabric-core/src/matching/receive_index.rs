@@ -249,9 +249,7 @@ impl ReceiveGroup {
 /// Returns a source as one integer, which is fast to compare. Without a source, 0; groups keep
 /// receives from one source and from any source apart.
 fn source_bits(source: Option<FiAddr>) -> u64 {
-    source.map_or(0, |addr| {
-        (u64::from(addr.index) << 32) | (u64::from(addr.generation) << 16) | u64::from(addr.vector)
-    })
+    source.map_or(0, |addr| addr.bits())
 }
 
 /// Hashes a [`BucketKey`] as `ax + by + c` modulo 2^128, of which the upper half is the hash. The

@@ -1,6 +1,8 @@
 //! Tests that count comparisons: a match, a search and a change of a source compare about as many
 //! entries behind 100,000 others as behind 1,000.
 
+use std::num::NonZeroU16;
+
 use super::comparisons::comparisons_of;
 use super::*;
 use crate::address::FiAddr;
@@ -17,11 +19,7 @@ const OTHER_TAG: u64 = 1 << 40;
 type LongMatcher = Matcher<u64, ()>;
 
 fn peer(index: u32) -> FiAddr {
-    FiAddr {
-        index,
-        generation: 0,
-        vector: 0,
-    }
+    FiAddr::new(index, 0, NonZeroU16::MIN)
 }
 
 fn tagged(tag: u64) -> RecvSpec {
@@ -41,7 +39,7 @@ fn untagged(from: Option<FiAddr>) -> RecvSpec {
 
 fn message(matcher: &mut LongMatcher, source: Option<FiAddr>, tag: Option<u64>) -> Envelope {
     Envelope {
-        peer: PeerKey(source.map_or(0, |source| source.index)),
+        peer: PeerKey(source.map_or(0, |source| source.index() as u32)),
         source,
         tag,
         len: 0,

@@ -1,19 +1,13 @@
 //! One test for each rule in the documentation of `matching`. `tests/matching_oracle.rs` compares
 //! whole histories with an oracle.
 
+use std::num::NonZeroU16;
+
 use super::*;
 use crate::address::FiAddr;
 
-const ALICE: FiAddr = FiAddr {
-    index: 1,
-    generation: 0,
-    vector: 0,
-};
-const BOB: FiAddr = FiAddr {
-    index: 2,
-    generation: 0,
-    vector: 0,
-};
+const ALICE: FiAddr = FiAddr::new(1, 0, NonZeroU16::MIN);
+const BOB: FiAddr = FiAddr::new(2, 0, NonZeroU16::MIN);
 
 type TestMatcher = Matcher<u32, &'static str>;
 
@@ -41,7 +35,7 @@ fn next_envelope(
     source: Option<FiAddr>,
     tag: impl Into<Option<u64>>,
 ) -> Envelope {
-    let peer = PeerKey(source.map_or(9, |source| source.index));
+    let peer = PeerKey(source.map_or(9, |source| source.index() as u32));
     Envelope {
         peer,
         source,
@@ -239,14 +233,7 @@ fn directed_and_any_source_match_in_posting_order() {
 fn message_from_another_generation_of_the_address_does_not_match() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_from(ALICE, 1), 0);
-    let message = next_envelope(
-        &mut matcher,
-        Some(FiAddr {
-            generation: 1,
-            ..ALICE
-        }),
-        1,
-    );
+    let message = next_envelope(&mut matcher, Some(FiAddr::new(1, 1, NonZeroU16::MIN)), 1);
     assert_eq!(matcher.posted.take_match(&message), None);
 }
 
@@ -334,7 +321,7 @@ fn messages_of_a_cleared_source_match_only_any_source_receives() {
     assert_eq!(post_and_take(&mut matcher, recv_from(ALICE, 1)), None);
     assert_eq!(post_and_take(&mut matcher, recv_from(BOB, 1)), Some("bob"));
     assert_eq!(post_and_take(&mut matcher, UNTAGGED), Some("untagged"));
-    assert!(match_assigned(&mut matcher, PeerKey(ALICE.index), BOB).is_empty());
+    assert!(match_assigned(&mut matcher, PeerKey(ALICE.index() as u32), BOB).is_empty());
     assert_eq!(
         post_and_take(&mut matcher, recv_from(BOB, 1)),
         Some("alice")

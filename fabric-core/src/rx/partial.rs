@@ -559,11 +559,7 @@ mod tests {
     }
 
     fn source(index: u32) -> FiAddr {
-        FiAddr {
-            index,
-            generation: 0,
-            vector: 0,
-        }
+        FiAddr::new(index, 0, std::num::NonZeroU16::MIN)
     }
 
     proptest! {
