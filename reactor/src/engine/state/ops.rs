@@ -91,6 +91,8 @@ pub(crate) enum OpPhase {
 #[derive(Debug)]
 pub(crate) struct OpState {
     generation: u32,
+    /// Index of the next free slot, in a free slot; [`NO_SLOT`] in the last one.
+    next_free: u32,
     pub(crate) ep: EpId,
     pub(crate) kind: OpKind,
     phase: OpPhase,
@@ -115,7 +117,8 @@ pub(crate) struct OpState {
 impl OpState {
     pub(crate) fn new(ep: EpId, kind: OpKind, target: CompletionTarget, buf: AnyBuf) -> Self {
         Self {
-            generation: 0,
+            generation: FREE_GENERATION,
+            next_free: NO_SLOT,
             ep,
             kind,
             phase: OpPhase::Executing,
@@ -269,15 +272,23 @@ impl OpState {
 
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline(always)] // on the small-message path
-    pub(crate) fn free(&mut self, key: OpKey, free_slots: &mut Vec<u32>) {
+    pub(crate) fn free(&mut self, key: OpKey, first_free: &mut u32) {
         debug_assert!(self.waiter.is_empty() && matches!(self.buf, AnyBuf::None));
+        self.link_free(key, first_free);
+    }
+
+    /// Adds the slot to the free slots.
+    #[inline(always)] // on the small-message path
+    fn link_free(&mut self, key: OpKey, first_free: &mut u32) {
         self.generation = FREE_GENERATION;
-        free_slots.push(key.index);
+        self.next_free = std::mem::replace(first_free, key.index);
     }
 }
 
 /// The generation of a free slot.
 const FREE_GENERATION: u32 = 0;
+/// The index of no slot.
+const NO_SLOT: u32 = u32::MAX;
 
 /// All operations of a domain. Slots are filled and emptied in place: an operation is large, and
 /// moving it would dominate the cost of a small message.
@@ -285,10 +296,11 @@ const FREE_GENERATION: u32 = 0;
 /// Three methods empty a slot: [`remove`](Self::remove) moves the whole operation out;
 /// [`free_done`](Self::free_done) returns the slot of a completed operation, whose result is then
 /// taken in place; [`free`](Self::free) is for a slot whose buffer and waker were taken before.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OpTable {
     slots: Vec<OpState>,
-    free_slots: Vec<u32>,
+    /// Index of the first free slot; [`NO_SLOT`] if there is none.
+    first_free: u32,
     generation: u32,
     /// The number of transmit operations that hold a credit.
     pending_sends: usize,
@@ -298,17 +310,33 @@ pub(crate) struct OpTable {
     in_flight: HashMap<OpKey, InFlight>,
 }
 
+impl Default for OpTable {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            first_free: NO_SLOT,
+            generation: FREE_GENERATION,
+            pending_sends: 0,
+            rma_iovs: Slab::new(),
+            in_flight: HashMap::new(),
+        }
+    }
+}
+
 impl OpTable {
     /// Fills a slot with an operation of any kind.
     pub(crate) fn insert(&mut self, op: OpState) -> OpKey {
-        let key = self.next_key();
         self.pending_sends += usize::from(op.is_pending_send());
-        match self.slots.get_mut(key.index as usize) {
-            Some(slot) => *slot = op,
-            None => self.slots.push(op),
+        let generation = self.next_generation();
+        let op = OpState { generation, ..op };
+        match self.slots.get_mut(self.first_free as usize) {
+            Some(slot) => {
+                let index = std::mem::replace(&mut self.first_free, slot.next_free);
+                *slot = op;
+                OpKey { index, generation }
+            }
+            None => self.push(op),
         }
-        self.slots[key.index as usize].generation = key.generation;
-        key
     }
 
     /// Fills a slot with a posted receive.
@@ -342,17 +370,17 @@ impl OpTable {
         buf: AnyBuf,
         holds_credit: bool,
     ) -> OpKey {
-        let key = self.next_key();
-        let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            self.slots.push(OpState {
-                generation: key.generation,
+        let generation = self.next_generation();
+        let Some(slot) = self.slots.get_mut(self.first_free as usize) else {
+            return self.push(OpState {
+                generation,
                 tx_op: tx_op.copied(),
                 holds_credit,
                 ..OpState::new(ep, kind, target, buf)
             });
-            return key;
         };
-        slot.generation = key.generation;
+        let index = std::mem::replace(&mut self.first_free, slot.next_free);
+        slot.generation = generation;
         slot.ep = ep;
         slot.kind = kind;
         slot.phase = OpPhase::Executing;
@@ -365,19 +393,22 @@ impl OpTable {
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(vacant_buf, AnyBuf::None));
         std::mem::forget(vacant_buf);
-        key
+        OpKey { index, generation }
+    }
+
+    /// Adds a slot, because none is free.
+    #[cold]
+    fn push(&mut self, op: OpState) -> OpKey {
+        let (index, generation) = (self.slots.len() as u32, op.generation);
+        self.slots.push(op);
+        OpKey { index, generation }
     }
 
     #[inline]
-    fn next_key(&mut self) -> OpKey {
-        self.generation = self
-            .generation
-            .checked_add(1)
-            .unwrap_or(FREE_GENERATION + 1);
-        OpKey {
-            index: self.free_slots.pop().unwrap_or(self.slots.len() as u32),
-            generation: self.generation,
-        }
+    fn next_generation(&mut self) -> u32 {
+        let next = self.generation.checked_add(1);
+        self.generation = next.unwrap_or(FREE_GENERATION + 1);
+        self.generation
     }
 
     #[inline]
@@ -392,14 +423,11 @@ impl OpTable {
         (slot.generation == key.generation).then_some(slot)
     }
 
-    /// Returns an operation, and the list of free slots for [`OpState::free`].
+    /// Returns an operation, and the first free slot for [`OpState::free`].
     #[inline(always)] // on the small-message path
-    pub(crate) fn get_with_free_slots(
-        &mut self,
-        key: OpKey,
-    ) -> Option<(&mut OpState, &mut Vec<u32>)> {
+    pub(crate) fn get_with_free_slots(&mut self, key: OpKey) -> Option<(&mut OpState, &mut u32)> {
         let slot = self.slots.get_mut(key.index as usize)?;
-        (slot.generation == key.generation).then_some((slot, &mut self.free_slots))
+        (slot.generation == key.generation).then_some((slot, &mut self.first_free))
     }
 
     /// Returns whether an operation has ended and its result was not taken.
@@ -410,21 +438,17 @@ impl OpTable {
 
     /// Removes an operation and returns it, with its buffer and its waker.
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<OpState> {
-        let slot = self.get_mut(key)?;
-        let vacant = OpState {
-            generation: FREE_GENERATION,
-            ..OpState::new(slot.ep, slot.kind, slot.target, AnyBuf::None)
-        };
-        let op = std::mem::replace(slot, vacant);
-        self.free_slots.push(key.index);
-        Some(op)
+        let (slot, first_free) = self.get_with_free_slots(key)?;
+        let mut vacant = OpState::new(slot.ep, slot.kind, slot.target, AnyBuf::None);
+        vacant.link_free(key, first_free);
+        Some(std::mem::replace(slot, vacant))
     }
 
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline]
     pub(crate) fn free(&mut self, key: OpKey) {
-        if let Some((slot, free_slots)) = self.get_with_free_slots(key) {
-            slot.free(key, free_slots);
+        if let Some((slot, first_free)) = self.get_with_free_slots(key) {
+            slot.free(key, first_free);
         }
     }
 
@@ -437,8 +461,7 @@ impl OpTable {
             slot.generation == key.generation,
             "result taken from a slot that holds another operation"
         );
-        slot.generation = FREE_GENERATION;
-        self.free_slots.push(key.index);
+        slot.link_free(key, &mut self.first_free);
         slot
     }
 
@@ -597,7 +620,7 @@ impl OpTable {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free_slots.len()
+        self.iter().count()
     }
 }
 

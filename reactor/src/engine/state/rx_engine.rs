@@ -370,7 +370,7 @@ impl PlainSink for PlainDeliveries<'_> {
         if len > self.ep.bindings().max_msg_size {
             return false;
         }
-        let Some((op, free_slots)) = self.ops.get_with_free_slots(key) else {
+        let Some((op, first_free)) = self.ops.get_with_free_slots(key) else {
             return false;
         };
         let report_to = match (op.target(), &mut self.cq) {
@@ -391,7 +391,7 @@ impl PlainSink for PlainDeliveries<'_> {
                     Completion::new(context, OpKind::Recv, outcome, buf)
                 },
             ));
-            op.free(key, free_slots);
+            op.free(key, first_free);
             self.reported_bytes += len as u64;
         } else {
             op.finish_ok(transfer(), self.deferred);
