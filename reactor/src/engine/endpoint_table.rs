@@ -124,9 +124,11 @@ impl EndpointTable {
     /// Makes passes poll an endpoint.
     #[inline]
     pub(crate) fn activate(&mut self, id: EpId) {
+        // Not written if it is set: a call that follows need not look up the entry again.
         if let Some(entry) = self.get_mut(id)
-            && !std::mem::replace(&mut entry.is_active, true)
+            && !entry.is_active
         {
+            entry.is_active = true;
             self.active.push(id);
         }
     }

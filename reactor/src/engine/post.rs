@@ -122,11 +122,13 @@ impl EngineState {
         {
             return Ok(TrySend::WouldBlock);
         }
-        let outcome = self.with_transport(ep, act)?;
-        if matches!(outcome, Ok(TrySend::Done)) {
-            self.domain.count_inline(ep, tx_op.kind, len);
+        match self.with_transport(ep, act)? {
+            Ok(TrySend::Done) => {
+                self.domain.count_inline(ep, tx_op.kind, len);
+                Ok(TrySend::Done)
+            }
+            other => other,
         }
-        outcome
     }
 
     /// Reports an operation that was completed by its post. `queue` has the entry that it reserved.

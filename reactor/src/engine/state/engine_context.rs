@@ -1,7 +1,5 @@
 //! The domain's state as a transport sees it: the implementation of [`EngineContext`].
 
-use std::iter::once;
-
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
@@ -139,7 +137,7 @@ impl EngineContext for DomainState {
                 return false;
             }
             let (kind, outcome) = (OpKind::RemoteWrite, Outcome::ok(transfer));
-            queue.extend(once(Completion::new(0, kind, outcome, AnyBuf::None)));
+            queue.push(Completion::new(0, kind, outcome, AnyBuf::None));
             queue.reader.wake(&mut self.deferred);
             self.on_message_consumed(transfer.source);
         }

@@ -1,7 +1,6 @@
 //! Reporting of operations that have ended: to futures, completion queues, multi-receives, counters
 //! and statistics.
 
-use std::iter::once;
 use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, Loan};
@@ -102,7 +101,7 @@ impl DomainState {
         let Some(queue) = self.cqs.get_mut(queue) else {
             return self.deferred.drop_buffer(buf);
         };
-        queue.extend(once(Completion::new(context, kind, outcome, buf)));
+        queue.push(Completion::new(context, kind, outcome, buf));
         queue.reader.wake(&mut self.deferred);
     }
 

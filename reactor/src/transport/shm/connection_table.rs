@@ -71,6 +71,14 @@ impl ConnectionTable {
         slot.is_some().then_some(ConnectionGuard(slot))
     }
 
+    /// Locks the connection to a peer; `None` if there is none.
+    #[inline(always)] // fast path of small messages
+    pub(crate) fn lock_peer(&self, peer: FiAddr) -> Option<ConnectionGuard<'_>> {
+        let slot = self.slot(peer.index())?.0.lock();
+        let is_open = slot.as_deref().is_some_and(|tx| tx.addr == peer);
+        is_open.then_some(ConnectionGuard(slot))
+    }
+
     /// Inserts a connection at an index that has none.
     pub(crate) fn insert(&self, index: usize, tx: TxConnection) {
         let (chunk, slot) = Self::locate(index);
@@ -108,9 +116,7 @@ impl ConnectionTable {
         if self.blocked.load(Ordering::Acquire) {
             return None;
         }
-        let slot = self.slot(peer.index())?.0.lock();
-        let is_open = slot.as_deref().is_some_and(|tx| tx.addr == peer);
-        is_open.then_some(ConnectionGuard(slot))
+        self.lock_peer(peer)
     }
 }
 

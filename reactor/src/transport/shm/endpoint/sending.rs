@@ -94,9 +94,7 @@ impl ShmEndpoint {
     /// Returns the connection to a peer, if there is one.
     #[inline]
     pub(super) fn tx_connection(&self, addr: FiAddr) -> Option<ConnectionGuard<'_>> {
-        self.tx_connections
-            .lock(addr.index())
-            .filter(|tx| tx.addr == addr)
+        self.tx_connections.lock_peer(addr)
     }
 
     /// Calls `act` with every connection to a peer.
