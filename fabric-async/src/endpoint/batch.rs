@@ -1,5 +1,6 @@
 //! Batches of messages and requests.
 
+use arrayvec::ArrayVec;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::OpKind;
 use fabric_core::transport::TxOp;
@@ -45,29 +46,27 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
-        let tx_op = TxOp {
-            more: true,
-            ..TxOp::new(OpKind::Send, peer)
-        };
+        let mut tx_op = TxOp::new(OpKind::Send, peer);
         if let Err(error) = self.inner.check_tx_op(&tx_op) {
             return (0, Err(error));
         }
         let mut messages = messages.into_iter();
         let mut accepted = 0;
         loop {
-            let mut chunk: [&[u8]; MAX_BATCH_POSTS] = [&[]; MAX_BATCH_POSTS];
-            let mut count = 0;
-            for (slot, message) in chunk.iter_mut().zip(messages.by_ref()) {
-                *slot = message;
-                count += 1;
-            }
-            if count == 0 {
+            let chunk: ArrayVec<&[u8], MAX_BATCH_POSTS> =
+                messages.by_ref().take(MAX_BATCH_POSTS).collect();
+            if chunk.is_empty() {
                 return (accepted, Ok(()));
             }
+            tx_op.more = chunk.len() > 1;
             let mut posts = self.inner.domain.engine.batch(self.inner.id);
-            let sent = posts.try_inject_plain(peer, &chunk[..count]);
+            let sent = if tx_op.more {
+                posts.try_inject_plain(peer, &chunk)
+            } else {
+                0
+            };
             accepted += sent;
-            let stopped = chunk[sent..count].iter().try_for_each(|message| {
+            let stopped = chunk[sent..].iter().try_for_each(|message| {
                 posts.inject(&tx_op, message)?;
                 accepted += 1;
                 Ok(())

@@ -198,8 +198,9 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
         let mut posts = ep.domain.engine.batch(ep.id);
         let mut posted = 0;
+        let more = chunk.len() > 1;
         // With selective completion not every message is reported.
-        if chunk.len() > 1 && !B::IS_LOAN && !ep.selective_tx {
+        if more && !B::IS_LOAN && !ep.selective_tx {
             posted = batch::send_plain_together(&mut posts, chunk, |op| {
                 op.plain_peer_at(op.options.level.unwrap_or(ep.completion_level))
             });
@@ -210,7 +211,7 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
             posted,
             |posts, op, buf, completion_options| {
                 let tx_op = TxOp {
-                    more: true,
+                    more,
                     ..op.to_tx(ep, buf.loan_key())
                 };
                 posts.send(&tx_op, buf, completion_options.target(ep.selective_tx))

@@ -36,6 +36,8 @@ pub struct PostBatch<'a> {
     engine: EngineGuard<'a>,
     ep: EpId,
     posts: u32,
+    /// Whether a post had `FI_MORE`, so that its peer must be woken at the end.
+    has_unflushed: bool,
     finished: bool,
 }
 
@@ -47,13 +49,15 @@ impl DomainHandle {
             engine: self.engine().lock(),
             ep,
             posts: 0,
+            has_unflushed: false,
             finished: false,
         }
     }
 }
 
 impl PostBatch<'_> {
-    /// Posts a send or a write that reports to the transmit queue. `tx_op.more` must be set.
+    /// Posts a send or a write that reports to the transmit queue. `tx_op.more` must be set unless
+    /// this is the only post.
     ///
     /// # Errors
     /// As [`DomainHandle::send`], with the buffer.
@@ -65,12 +69,8 @@ impl PostBatch<'_> {
         buf: B,
         target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
-        debug_assert!(
-            tx_op.more,
-            "batched post without FI_MORE rings a doorbell each"
-        );
         let buf = self.domain.copy_unlendable_loan(buf)?;
-        self.posts += 1;
+        self.count_post(tx_op);
         self.engine
             .send(self.ep, tx_op, buf, target, CreditMode::NoWait)
             .map(drop)
@@ -194,6 +194,7 @@ impl PostBatch<'_> {
             domain.counters.add(counter, count, 0, deferred);
         }
         self.posts += executed as u32;
+        self.has_unflushed |= executed > 0;
         executed
     }
 
@@ -210,23 +211,19 @@ impl PostBatch<'_> {
         target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         let buf = self.domain.copy_unlendable_loan(buf)?;
-        self.posts += 1;
+        self.count_post(&tx_op);
         self.engine
             .write_rma_iov(self.ep, tx_op, rma_iovs, buf, target, CreditMode::NoWait)
             .map(drop)
     }
 
-    /// Sends a copy of borrowed bytes. `tx_op.more` must be set.
+    /// Sends a copy of borrowed bytes. `tx_op.more` must be set unless this is the only post.
     ///
     /// # Errors
     /// As [`DomainHandle::inject`].
     #[inline]
     pub fn inject(&mut self, tx_op: &TxOp, bytes: &[u8]) -> Result<()> {
-        debug_assert!(
-            tx_op.more,
-            "batched post without FI_MORE rings a doorbell each"
-        );
-        self.posts += 1;
+        self.count_post(tx_op);
         self.engine
             .inject(self.ep, tx_op, bytes, self.domain.pool())
     }
@@ -311,19 +308,33 @@ impl PostBatch<'_> {
         self.flush()
     }
 
+    #[inline]
+    fn count_post(&mut self, tx_op: &TxOp) {
+        self.posts += 1;
+        self.has_unflushed |= tx_op.more;
+    }
+
     /// Does the work that the posts deferred: rings doorbells and runs follow-ups.
     fn flush(&mut self) -> Result<()> {
         self.finished = true;
-        let flushed = self
-            .engine
-            .with_transport(self.ep, |transport, ctx| transport.flush(ctx));
-        let flushed = match flushed.flatten() {
-            // Every post has reported the closed endpoint already, if there was a post.
-            Err(Error::Closed(_)) => Ok(()),
-            flushed => flushed,
+        let flushed = if self.has_unflushed {
+            self.flush_transport()
+        } else {
+            Ok(())
         };
         self.engine.finish_posts(self.posts);
         flushed
+    }
+
+    fn flush_transport(&mut self) -> Result<()> {
+        let flushed = self
+            .engine
+            .with_transport(self.ep, |transport, ctx| transport.flush(ctx));
+        match flushed.flatten() {
+            // Every post has reported the closed endpoint already.
+            Err(Error::Closed(_)) => Ok(()),
+            flushed => flushed,
+        }
     }
 }
 
