@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys of the JSON stream, in their order, which must not change.
-const RECORD_KEYS: [&str; 29] = [
+const RECORD_KEYS: [&str; 30] = [
     "bench",
     "provider",
     "op",
@@ -13,6 +13,7 @@ const RECORD_KEYS: [&str; 29] = [
     "wait",
     "progress",
     "runtime",
+    "threading",
     "window",
     "peers",
     "threads",
@@ -109,6 +110,7 @@ fn records_without_newer_keys_are_read() {
     let old = [
         "\"timer_ns\":20.0,",
         "\"idle_bytes\":9000.0,",
+        "\"threading\":\"shared\",",
         "\"threads\":1,",
         "\"endpoints\":1,",
         "\"fan_in\":false,",
