@@ -87,7 +87,7 @@ assert_shareable! {
     AtomicAttr, Parameter, ParameterKind,
 }
 
-// Whatever locks a domain of model `Pinned`.
+// The types whose methods, futures or drops lock a domain of model `Pinned`.
 assert_pinned! {
     Domain<Pinned>, DomainBuilder<'static, Pinned>, Endpoint<Pinned>, ConnectedEndpoint<Pinned>,
     EndpointBuilder<Pinned>, BindOptions<Pinned>, Connect<Pinned>, SharedRxContext<Pinned>,

@@ -83,8 +83,9 @@ impl<'a> DomainBuilder<'a> {
 }
 
 impl<'a> DomainBuilder<'a> {
-    /// Gives the domain to this thread, as model `Pinned` does, although the type of its handles
-    /// says `Shared`: a use by another thread panics. For tests that run with both models.
+    /// Gives the domain to this thread, as model `Pinned` does, with the same conditions, although
+    /// the type of its handles says `Shared`: a use by another thread panics. For tests and
+    /// benchmarks that are compiled once for both models.
     #[doc(hidden)]
     pub fn owned_by_this_thread(mut self) -> Self {
         self.config.thread_mode = ThreadMode::Pinned;
@@ -314,7 +315,7 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
                 why: "a domain with automatic progress is driven by its own thread".into(),
             });
         }
-        thread_model::check_info::<M>(self.info)?;
+        thread_model::check_info(self.config.thread_mode, self.info)?;
         let provider = self.fabric.inner.transport;
         let attr = &self.info.domain;
         let limits = ChildLimits::NONE

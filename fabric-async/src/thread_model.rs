@@ -83,13 +83,13 @@ pub(crate) fn mode<M: ThreadModel>() -> ThreadMode {
     M::MODE
 }
 
-/// Checks that a domain of this model can be opened from `info`.
+/// Checks that a domain of this mode can be opened from `info`.
 ///
 /// # Errors
 /// [`Error::Invalid`] for `Pinned` with another level than [`Threading::Domain`], or with automatic
 /// progress.
-pub(crate) fn check_info<M: ThreadModel>(info: &Info) -> Result<()> {
-    if M::MODE == ThreadMode::Shared {
+pub(crate) fn check_info(mode: ThreadMode, info: &Info) -> Result<()> {
+    if mode == ThreadMode::Shared {
         return Ok(());
     }
     let domain = &info.domain;

@@ -46,6 +46,20 @@ fn pinned_needs_the_level_and_manual_progress() {
     let with_thread = Hints::new().threading(Threading::Domain);
     let automatic = refusal(with_thread.progress(Progress::Auto));
     assert!(automatic.contains("manual"), "{automatic}");
+    // The option for tests has the same conditions: the domain's own thread could not enter.
+    let with_thread = Hints::new().provider("shm").threading(Threading::Domain);
+    let info = discover(&with_thread.progress(Progress::Auto))
+        .unwrap()
+        .swap_remove(0);
+    let fabric = Fabric::open(&info).unwrap();
+    let refused = fabric.domain_builder(&info).owned_by_this_thread().open();
+    assert!(matches!(
+        refused,
+        Err(Error::Invalid {
+            what: "thread model",
+            ..
+        })
+    ));
     // The weakest promise serves every level.
     let info = pinned_info("shm");
     let fabric = Fabric::open(&info).unwrap();

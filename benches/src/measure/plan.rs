@@ -1,5 +1,6 @@
 //! The plan of a measurement, complete and checked.
 
+use fabric_async::info::Threading;
 use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
 
@@ -277,10 +278,14 @@ impl Plan {
     }
 
     fn hints(&self) -> Hints {
-        Hints::new()
+        let hints = Hints::new()
             .ep_type(EpType::Rdm)
             .caps(self.caps())
-            .progress(self.progress.model())
+            .progress(self.progress.model());
+        match self.threading {
+            ThreadModelKind::Shared => hints,
+            ThreadModelKind::Pinned => hints.threading(Threading::Domain),
+        }
     }
 
     /// Returns the provider's offer.

@@ -716,10 +716,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     unsupported(fixture.endpoint().bind_av(&av).map(drop).unwrap_err());
     let invalid = |error: Error| assert!(matches!(error, Error::Invalid { .. }), "{error}");
     invalid(fixture.endpoint().enable().map(drop).unwrap_err());
-    let rdm_info = Hints::new()
-        .provider(setup.provider)
-        .ep_type(EpType::Rdm)
-        .progress(setup.progress);
+    let rdm_info = setup.hints().provider(setup.provider).ep_type(EpType::Rdm);
     let rdm_info = discover(&rdm_info).unwrap().swap_remove(0);
     invalid(
         fixture

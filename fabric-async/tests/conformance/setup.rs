@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fabric_async::info::SHARED_CONTEXT;
+use fabric_async::info::{SHARED_CONTEXT, Threading};
 use fabric_async::{
     Caps, Domain, DomainBuilder, EpType, Error, Fabric, Hints, Info, Progress, SocketIo,
     SocketOptions, WaitPolicy, discover,
@@ -222,9 +222,12 @@ impl Setup {
 
     /// Returns the hints of every discovery.
     pub(crate) fn hints(&self) -> Hints {
-        let hints = Hints::new()
+        let mut hints = Hints::new()
             .provider(self.provider_chain.unwrap_or(self.provider))
             .progress(self.progress);
+        if self.pinned {
+            hints = hints.threading(Threading::Domain);
+        }
         hints.control_progress(self.control_progress.unwrap_or(self.progress))
     }
 

@@ -7,7 +7,7 @@ use std::pin::pin;
 use bytes::BytesMut;
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
-    Class, ConnectedEndpoint, DownReason, EpType, Error, EventKind, Hints, OpKind, discover,
+    Class, ConnectedEndpoint, DownReason, EpType, Error, EventKind, OpKind, discover,
 };
 use futures_util::{FutureExt, StreamExt};
 
@@ -359,10 +359,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     assert_eq!(answered, unbound);
     assert!(matches!(refused.unwrap_err(), Error::RejectedByPeer { .. }));
     // Connected endpoints have no address vectors.
-    let rdm_info = Hints::new()
-        .provider(setup.provider)
-        .ep_type(EpType::Rdm)
-        .progress(setup.progress);
+    let rdm_info = setup.hints().provider(setup.provider).ep_type(EpType::Rdm);
     let rdm_info = discover(&rdm_info.ep_rx_ctx_cnt(SHARED_CONTEXT))
         .unwrap()
         .swap_remove(0);

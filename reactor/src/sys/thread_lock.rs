@@ -25,8 +25,7 @@ use fabric_core::transport::ThreadMode;
 #[cfg(not(loom))]
 use parking_lot::lock_api::{GuardNoSend, RawMutex};
 
-/// A lock that is held for longer than a few cache lines take, or whose waiters sleep: for the
-/// state of a domain.
+/// The lock of a domain's state, whose waiters sleep.
 ///
 /// A spinning thread takes such a lock again as soon as it has released the lock. The mutex passes
 /// itself on to a waiting thread after half a millisecond, so every thread gets its turn. A panic
@@ -40,7 +39,7 @@ pub(crate) type DomainLock<T> = ThreadLock<T>;
 #[cfg(loom)]
 pub(crate) type DomainGuard<'a, T> = ThreadGuard<'a, T>;
 
-/// A lock that is held briefly, though maybe often: for a connection.
+/// The lock of a connection, which is held briefly, and whose waiters spin.
 #[cfg(not(loom))]
 pub(crate) type ConnectionLock<T> = ThreadLock<T, RawSpinLock>;
 #[cfg(not(loom))]
