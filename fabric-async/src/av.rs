@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(doc)]
 use fabric_core::Error;
 use fabric_core::host::HostName;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Address, FiAddr, Result, Scheme};
-use fabric_reactor::AvId;
+use fabric_reactor::{AvId, DomainUpdates};
 
 use crate::close::{CloseError, close_object};
 use crate::domain::Domain;
@@ -29,8 +29,19 @@ pub struct AddressVector<M: ThreadModel = Shared> {
 
 pub(crate) struct AvInner {
     pub(crate) node: Arc<ObjectNode>,
-    pub(crate) id: AvId,
-    pub(crate) domain: Arc<DomainInner>,
+    id: AvId,
+    domain: Arc<DomainInner>,
+    /// The copies in resource domains of the vector's domain. Locked while the vector changes, so
+    /// that the changes reach the copies in their order.
+    copies: Mutex<Vec<AvCopy>>,
+}
+
+/// A copy of a vector in a resource domain.
+struct AvCopy {
+    /// The id of the resource domain in the object tree.
+    domain_id: u64,
+    id: AvId,
+    updates: DomainUpdates,
 }
 
 /// An endpoint address or the text of one: an [`Address`], or a string like `shm://echo`.
@@ -121,7 +132,69 @@ impl AvInner {
             node: ObjectNode::new(Class::AddressVector, Some(domain.node.clone())),
             id,
             domain: domain.clone(),
+            copies: Mutex::default(),
         }
+    }
+
+    /// Locks the list of copies that exist.
+    fn lock_copies(&self) -> MutexGuard<'_, Vec<AvCopy>> {
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.retain(|copy| copy.updates.is_open());
+        copies
+    }
+
+    /// Returns the id of the vector in the engine of its domain or of a resource domain of it. The
+    /// vector is copied to the resource domain at the first call.
+    pub(crate) fn id_in(&self, domain: &DomainInner) -> Result<AvId> {
+        if domain.node.id() == self.domain.node.id() {
+            return Ok(self.id);
+        }
+        let mut copies = self.lock_copies();
+        let domain_id = domain.node.id();
+        if let Some(copy) = copies.iter().find(|copy| copy.domain_id == domain_id) {
+            return Ok(copy.id);
+        }
+        let table = self.domain.engine.copy_av(self.id)?;
+        let id = domain.engine.open_av_copy(table);
+        copies.push(AvCopy {
+            domain_id,
+            id,
+            updates: domain.engine.updates(),
+        });
+        Ok(id)
+    }
+
+    /// Inserts addresses into the vector and its copies, and returns the handle of each and whether
+    /// it is new.
+    fn insert_addresses(&self, addresses: Vec<Result<Address>>) -> Vec<Result<(FiAddr, bool)>> {
+        let copies = self.lock_copies();
+        let inserted = self.domain.engine.insert_addresses(self.id, &addresses);
+        for copy in &*copies {
+            for (address, inserted) in addresses.iter().zip(&inserted) {
+                if let (Ok(address), Ok((addr, _))) = (address, inserted) {
+                    copy.updates.insert_address(copy.id, *addr, address);
+                }
+            }
+        }
+        inserted
+    }
+
+    /// Removes a peer from the vector and its copies.
+    fn remove(&self, peer: FiAddr) -> Result<Address> {
+        let copies = self.lock_copies();
+        let address = self.domain.engine.remove_address(self.id, peer)?;
+        for copy in &*copies {
+            copy.updates.remove_address(copy.id, peer);
+        }
+        Ok(address)
+    }
+
+    /// Closes the vector and its copies.
+    fn close(&self) {
+        for copy in self.lock_copies().drain(..) {
+            copy.updates.close_av(copy.id);
+        }
+        self.domain.engine.close_av(self.id);
     }
 
     /// Creates the vector of a connected endpoint, with its one peer. The vector is part of the
@@ -141,7 +214,8 @@ impl AvInner {
     /// Inserts a peer, and returns its handle and whether the peer is new to the vector.
     pub(crate) fn insert(&self, peer: impl ToAddress) -> Result<(FiAddr, bool)> {
         let address = self.peer_address(peer)?;
-        self.domain.engine.insert_address(self.id, &address)
+        let mut inserted = self.insert_addresses(vec![Ok(address)]);
+        inserted.pop().expect("one address gives one result")
     }
 
     /// Returns the address of a peer that is to be inserted.
@@ -222,8 +296,11 @@ impl<M: ThreadModel> AddressVector<M> {
         peers: impl IntoIterator<Item = impl ToAddress>,
     ) -> Vec<Result<FiAddr>> {
         let addresses = peers.into_iter().map(|peer| self.inner.peer_address(peer));
-        let engine = &self.inner.domain.engine;
-        engine.insert_addresses(self.inner.id, addresses.collect())
+        let inserted = self.inner.insert_addresses(addresses.collect());
+        let handles = inserted.into_iter();
+        handles
+            .map(|inserted| inserted.map(|(addr, _)| addr))
+            .collect()
     }
 
     /// Removes a peer and returns its address (`fi_av_remove`). From then on the use of its
@@ -235,7 +312,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, peer: FiAddr) -> Result<Address> {
-        self.inner.domain.engine.remove_address(self.inner.id, peer)
+        self.inner.remove(peer)
     }
 
     /// Returns the address of a peer (`fi_av_lookup`).
@@ -263,14 +340,14 @@ impl<M: ThreadModel> AddressVector<M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let av = close_object(self, |av| &av.inner.node)?;
-        av.inner.domain.engine.close_av(av.inner.id);
+        av.inner.close();
         Ok(())
     }
 }
 
 impl Drop for AvInner {
     fn drop(&mut self) {
-        self.domain.engine.close_av(self.id);
+        self.close();
         self.node.detach_from_parent();
     }
 }

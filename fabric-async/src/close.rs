@@ -41,13 +41,18 @@ pub(crate) fn dependency_on(
     parent: &Arc<ObjectNode>,
     by: Class,
 ) -> Result<DependencyGuard> {
-    if !node.parent().is_some_and(|of| Arc::ptr_eq(of, parent)) {
+    if !is_child_of(node, parent) {
         return Err(Error::WrongParent {
             object: node.class(),
             parent: parent.class(),
         });
     }
     DependencyGuard::new(node, by)
+}
+
+/// Returns whether the parent of an object is `parent`.
+pub(crate) fn is_child_of(node: &ObjectNode, parent: &Arc<ObjectNode>) -> bool {
+    node.parent().is_some_and(|of| Arc::ptr_eq(of, parent))
 }
 
 impl<H> CloseError<H> {

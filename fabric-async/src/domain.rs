@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
-use fabric_core::info::{self, Hints, Info, Progress, Scope};
+use fabric_core::info::{self, Hints, Info, Scope};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
@@ -20,8 +20,8 @@ use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
-use crate::domain_inner::{DomainCore, DomainInner, RegistrationMode};
-use crate::driver;
+use crate::domain_inner::{DomainCore, DomainInner, DomainSetup, RegistrationMode};
+use crate::driver::DriverKind;
 use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
@@ -29,6 +29,7 @@ use crate::flush::flush;
 use crate::mr::{Allocated, MemoryRegion};
 use crate::open_domains;
 use crate::registered::RegisteredBuffer;
+use crate::resource_domain::ResourceDomainBuilder;
 use crate::thread_model::{self, Pinned, Shared, ThreadModel};
 use crate::try_wait::TryWait;
 
@@ -56,17 +57,6 @@ pub struct DomainBuilder<'a, M: ThreadModel = Shared> {
     context: u64,
     driver: DriverKind,
     model: PhantomData<M>,
-}
-
-/// What makes progress in a domain under manual progress.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum DriverKind {
-    /// A task of the runtime.
-    Task,
-    /// A task of the `LocalSet` of this thread.
-    LocalTask,
-    /// An event loop of the program.
-    EventLoop,
 }
 
 impl<'a> DomainBuilder<'a> {
@@ -298,23 +288,14 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
     /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
     /// [`SocketIo::IoUring`] was requested and the kernel refuses it.
     pub fn open(self) -> Result<Domain<M>> {
-        Ok(Domain {
-            inner: self.open_as(Class::Domain)?,
-            model: PhantomData,
-        })
+        self.open_as(Class::Domain).map(Domain::from_inner)
     }
 
     /// Opens the domain as an object of this class: `Class::Domain`, or `Class::PassiveEndpoint`
     /// for the domain in which a passive endpoint makes progress.
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check_info(self.info)?;
-        let has_thread = self.info.domain.data_progress == Progress::Auto;
-        if has_thread && self.driver == DriverKind::EventLoop {
-            return Err(Error::Invalid {
-                what: "driven_by_event_loop",
-                why: "a domain with automatic progress is driven by its own thread".into(),
-            });
-        }
+        self.driver.check_info(self.info)?;
         thread_model::check_info(self.config.thread_mode, self.info)?;
         let provider = self.fabric.inner.transport;
         let attr = &self.info.domain;
@@ -327,12 +308,7 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         let node = ObjectNode::with_limits(class, parent, limits);
         let name = format!("{}-{}", provider.name(), node.id());
         let engine = reactor::DomainHandle::open(provider, self.info, &self.config, &name)?;
-        match self.driver {
-            DriverKind::EventLoop => engine.enter_event_loop(),
-            DriverKind::Task | DriverKind::LocalTask if has_thread => {}
-            DriverKind::Task => driver::spawn(&engine, self.config.thread_mode)?,
-            DriverKind::LocalTask => driver::spawn_local(&engine)?,
-        }
+        self.driver.start(&engine, self.info, &self.config)?;
         node.attach_to_parent()?;
         if class == Class::Domain {
             open_domains::add(node.id(), self.info.clone());
@@ -344,7 +320,11 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
             info: self.info.clone(),
             context: self.context,
         };
-        Ok(Arc::new(DomainInner::new(state)))
+        let setup = DomainSetup {
+            config: self.config,
+            driver: self.driver,
+        };
+        Ok(Arc::new(DomainInner::new(state, setup, None)))
     }
 }
 
@@ -367,6 +347,21 @@ impl DomainBuilder<'_, Pinned> {
 }
 
 impl<M: ThreadModel> Domain<M> {
+    pub(crate) fn from_inner(inner: Arc<DomainInner>) -> Self {
+        Self {
+            inner,
+            model: PhantomData,
+        }
+    }
+
+    /// Returns a builder for a resource domain: a part of this domain with a lock, a driver and
+    /// progress of its own (`ibv_exp_create_res_domain`). See
+    /// [`resource_domain`](crate::resource_domain).
+    #[doc(alias = "ibv_exp_create_res_domain")]
+    pub fn resource_domain(&self) -> ResourceDomainBuilder<'_, M> {
+        ResourceDomainBuilder::new(&self.inner)
+    }
+
     /// Returns a builder for an endpoint (`fi_endpoint`).
     ///
     /// # Errors
@@ -399,7 +394,9 @@ impl<M: ThreadModel> Domain<M> {
     fn check_child(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
         self.inner.fabric.check_info(info)?;
-        info::check_child(&self.inner.info, info)
+        // A resource domain has a thread model of its own, and opens what its domain opens.
+        let of = self.inner.parent().map_or(&self.inner.info, |of| &of.info);
+        info::check_child(of, info)
     }
 
     /// Opens a completion queue for up to `capacity` completions (`fi_cq_open`).
@@ -614,7 +611,8 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.node.id()
     }
 
-    /// Returns the class of the object, [`Class::Domain`] (`fid_type`).
+    /// Returns the class of the object, [`Class::Domain`] or [`Class::ResourceDomain`]
+    /// (`fid_type`).
     #[must_use]
     #[doc(alias = "fclass")]
     pub fn class(&self) -> Class {
@@ -665,9 +663,10 @@ impl<M: ThreadModel> Domain<M> {
 
 impl<M: ThreadModel> Scope for Domain<M> {
     fn restrict(&self, hints: Hints) -> Hints {
-        let domain = &self.inner.info.domain;
-        let hints = self.inner.fabric.restrict(hints);
-        hints.domain_name(&domain.name).domain(self.id())
+        let inner = self.inner.parent().unwrap_or(&self.inner);
+        let hints = inner.fabric.restrict(hints);
+        let name = &inner.info.domain.name;
+        hints.domain_name(name).domain(inner.node.id())
     }
 }
 

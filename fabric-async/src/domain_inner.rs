@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric_core::info::Info;
-use fabric_core::transport::OpKey;
+use fabric_core::transport::{DomainConfig, OpKey};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result, Scheme};
 use fabric_reactor::{self as reactor, DomainEq, EqState};
 
 use crate::av::ToAddress;
+use crate::driver::DriverKind;
 use crate::endpoint::set_once;
 use crate::eq::EventQueueInner;
 use crate::fabric::Fabric;
@@ -20,6 +21,16 @@ pub(crate) struct DomainInner {
     state: Arc<DomainCore>,
     /// The default event queue of the domain and its endpoints.
     eq: Mutex<Option<EqBinding>>,
+    setup: DomainSetup,
+    /// The domain of a resource domain.
+    parent: Option<Arc<DomainInner>>,
+}
+
+/// The options with which a domain was opened: the defaults of its resource domains.
+#[derive(Clone, Debug)]
+pub(crate) struct DomainSetup {
+    pub(crate) config: DomainConfig,
+    pub(crate) driver: DriverKind,
 }
 
 /// The event queue that a domain is bound to, which cannot be closed before the domain.
@@ -50,11 +61,26 @@ pub(crate) struct DomainCore {
 }
 
 impl DomainInner {
-    pub(crate) fn new(state: DomainCore) -> Self {
+    pub(crate) fn new(
+        state: DomainCore,
+        setup: DomainSetup,
+        parent: Option<Arc<DomainInner>>,
+    ) -> Self {
         Self {
             state: Arc::new(state),
             eq: Mutex::new(None),
+            setup,
+            parent,
         }
+    }
+
+    pub(crate) fn setup(&self) -> &DomainSetup {
+        &self.setup
+    }
+
+    /// Returns the domain of a resource domain.
+    pub(crate) fn parent(&self) -> Option<&Arc<DomainInner>> {
+        self.parent.as_ref()
     }
 
     /// Returns the state that operations refer to.
@@ -83,6 +109,18 @@ impl DomainInner {
             object_id: self.node.id(),
             context: self.context,
         });
+        Ok(())
+    }
+
+    /// Binds the event queue of the domain of this resource domain, if it is bound.
+    pub(crate) fn inherit_eq(self: &Arc<Self>, from: &DomainInner) -> Result<()> {
+        let (queue, registration) = match &*from.lock_eq() {
+            None => return Ok(()),
+            Some(bound) => (bound.queue.clone(), bound.registration),
+        };
+        let guard = DependencyGuard::new(&queue.node, Class::ResourceDomain)?;
+        self.bind_eq(&queue, registration, guard)?;
+        queue.attach_domain(self);
         Ok(())
     }
 

@@ -4,7 +4,8 @@
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
-use fabric_core::transport::ThreadMode;
+use fabric_core::info::{Info, Progress};
+use fabric_core::transport::{DomainConfig, ThreadMode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{DomainHandle, WaitFd};
 use tokio::io::Interest;
@@ -12,6 +13,50 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::io_driver;
+
+/// What makes progress in a domain under manual progress.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum DriverKind {
+    /// A task of the runtime.
+    Task,
+    /// A task of the `LocalSet` of this thread.
+    LocalTask,
+    /// An event loop of the program.
+    EventLoop,
+}
+
+impl DriverKind {
+    /// Checks that this kind can drive a domain that is opened from `info`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an event loop and automatic progress.
+    pub(crate) fn check_info(self, info: &Info) -> Result<()> {
+        if self == Self::EventLoop && info.domain.data_progress == Progress::Auto {
+            return Err(Error::Invalid {
+                what: "driven_by_event_loop",
+                why: "a domain with automatic progress is driven by its own thread".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Starts to drive a domain that was opened from `info` and `config`. A domain with automatic
+    /// progress has its own thread already.
+    pub(crate) fn start(
+        self,
+        engine: &DomainHandle,
+        info: &Info,
+        config: &DomainConfig,
+    ) -> Result<()> {
+        match self {
+            Self::EventLoop => engine.enter_event_loop(),
+            _ if info.domain.data_progress == Progress::Auto => {}
+            Self::Task => spawn(engine, config.thread_mode)?,
+            Self::LocalTask => spawn_local(engine)?,
+        }
+        Ok(())
+    }
+}
 
 /// The wait descriptor of a domain, as [`AsyncFd`] takes descriptors.
 struct WaitFdSource(WaitFd);
@@ -26,7 +71,7 @@ impl AsRawFd for WaitFdSource {
 ///
 /// A domain that one thread owns needs a runtime of one thread: a multi-thread runtime moves tasks
 /// between its threads.
-pub(crate) fn spawn(domain: &DomainHandle, mode: ThreadMode) -> Result<()> {
+fn spawn(domain: &DomainHandle, mode: ThreadMode) -> Result<()> {
     let runtime = current_runtime()?;
     if mode == ThreadMode::Pinned && runtime.runtime_flavor() == RuntimeFlavor::MultiThread {
         return Err(Error::Runtime(
@@ -39,7 +84,7 @@ pub(crate) fn spawn(domain: &DomainHandle, mode: ThreadMode) -> Result<()> {
 }
 
 /// Spawns the driver task of a domain on the `LocalSet` or `LocalRuntime` of this thread.
-pub(crate) fn spawn_local(domain: &DomainHandle) -> Result<()> {
+fn spawn_local(domain: &DomainHandle) -> Result<()> {
     current_runtime()?;
     tokio::task::spawn_local(task(domain)?);
     Ok(())

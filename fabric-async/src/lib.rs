@@ -132,6 +132,7 @@ pub mod ops;
 mod passive;
 mod registered;
 mod resolve;
+pub mod resource_domain;
 pub mod stats;
 pub mod thread_model;
 mod try_wait;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 ///
 /// An inserted address gets the lowest free index, and a removed address frees its index. The
 /// generation in a handle distinguishes the peers that had the same index.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[doc(alias = "fi_av_open")]
 pub struct AddressTable {
     av_id: NonZeroU16,
@@ -24,7 +24,7 @@ pub struct AddressTable {
 }
 
 /// A position of the table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct AvEntry {
     /// The generation of the handle that the position has or gets next.
     generation: u16,

@@ -37,11 +37,13 @@ pub enum Class {
     /// A passive endpoint.
     #[doc(alias = "fid_pep")]
     PassiveEndpoint,
+    /// A resource domain.
+    ResourceDomain,
 }
 
 impl Class {
     /// Every class, in the order of declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Fabric,
         Self::Domain,
         Self::Endpoint,
@@ -52,6 +54,7 @@ impl Class {
         Self::Counter,
         Self::SharedReceive,
         Self::PassiveEndpoint,
+        Self::ResourceDomain,
     ];
 }
 
@@ -69,6 +72,7 @@ impl Class {
             Self::Counter => "counters",
             Self::SharedReceive => "shared receive contexts",
             Self::PassiveEndpoint => "passive endpoints",
+            Self::ResourceDomain => "resource domains",
         }
     }
 }
@@ -126,9 +130,35 @@ impl fmt::Display for Children {
     }
 }
 
-/// The highest numbers of children that an object may have, by class.
+/// The highest numbers of children that an object and its
+/// [parts](ObjectNode::part) may have together, by class.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildLimits([usize; Class::ALL.len()]);
+
+/// The limits of an object, and the number of children of the object and its parts.
+#[derive(Debug)]
+struct LimitedChildren {
+    limits: ChildLimits,
+    counts: [AtomicU32; Class::ALL.len()],
+}
+
+impl LimitedChildren {
+    /// Counts a child.
+    fn add(&self, class: Class) -> Result<()> {
+        let before = self.counts[class as usize].fetch_add(1, Ordering::SeqCst);
+        self.limits.check(class, before as usize + 1)
+    }
+
+    fn remove(&self, class: Class) {
+        self.counts[class as usize].fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Checks that there may be another child.
+    fn check_room(&self, class: Class) -> Result<()> {
+        let count = self.counts[class as usize].load(Ordering::SeqCst);
+        self.limits.check(class, count as usize + 1)
+    }
+}
 
 impl ChildLimits {
     /// Any number of children of each class.
@@ -161,8 +191,8 @@ pub struct ObjectNode {
     /// The number of children and users of each class, at the index of the class in
     /// [`Class::ALL`].
     children: [AtomicU32; Class::ALL.len()],
-    /// The highest permitted number of children of each class.
-    limits: ChildLimits,
+    /// `None` for any number of children.
+    limited: Option<Arc<LimitedChildren>>,
     /// Whether the parent counts this object.
     attached: AtomicBool,
     closed: AtomicBool,
@@ -175,7 +205,7 @@ impl ObjectNode {
     /// [`ObjectNode::attach_to_parent`].
     #[must_use]
     pub fn new(class: Class, parent: Option<Arc<ObjectNode>>) -> Arc<Self> {
-        Self::with_limits(class, parent, ChildLimits::NONE)
+        Self::open(class, parent, None)
     }
 
     /// As [`new`](Self::new), for an object with limits of its children.
@@ -185,12 +215,32 @@ impl ObjectNode {
         parent: Option<Arc<ObjectNode>>,
         limits: ChildLimits,
     ) -> Arc<Self> {
+        let counts = Default::default();
+        Self::open(
+            class,
+            parent,
+            Some(Arc::new(LimitedChildren { limits, counts })),
+        )
+    }
+
+    /// As [`new`](Self::new), for a part of `whole`, its parent: the limits of `whole` apply to
+    /// the children of both together.
+    #[must_use]
+    pub fn part(class: Class, whole: &Arc<ObjectNode>) -> Arc<Self> {
+        Self::open(class, Some(whole.clone()), whole.limited.clone())
+    }
+
+    fn open(
+        class: Class,
+        parent: Option<Arc<ObjectNode>>,
+        limited: Option<Arc<LimitedChildren>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             class,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             parent,
             children: Default::default(),
-            limits,
+            limited,
             attached: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
@@ -207,10 +257,11 @@ impl ObjectNode {
         if let Some(parent) = &self.parent
             && !self.attached.swap(true, Ordering::AcqRel)
         {
-            let before = parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
+            parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
+            let limited = parent.limited.as_ref();
+            let has_room = limited.map_or(Ok(()), |limited| limited.add(self.class));
             // SYNC: pairs with `close`: either `close` sees the count, or this load sees `closed`.
-            let checked = parent.check_open();
-            let checked = checked.and(parent.limits.check(self.class, before as usize + 1));
+            let checked = parent.check_open().and(has_room);
             if checked.is_err() {
                 self.detach_from_parent();
             }
@@ -226,8 +277,8 @@ impl ObjectNode {
     /// As [`attach_to_parent`](Self::attach_to_parent).
     pub fn check_room(&self, class: Class) -> Result<()> {
         self.check_open()?;
-        let count = self.children[class as usize].load(Ordering::SeqCst);
-        self.limits.check(class, count as usize + 1)
+        let limited = self.limited.as_ref();
+        limited.map_or(Ok(()), |limited| limited.check_room(class))
     }
 
     /// Closes the object and detaches it from its parent. A closed object accepts no children.
@@ -255,6 +306,9 @@ impl ObjectNode {
             && self.attached.swap(false, Ordering::AcqRel)
         {
             parent.children[self.class as usize].fetch_sub(1, Ordering::SeqCst);
+            if let Some(limited) = &parent.limited {
+                limited.remove(self.class);
+            }
         }
     }
 
@@ -356,6 +410,28 @@ mod tests {
         assert_eq!(domain.children().of(Class::Counter), 1);
         domain.check_room(Class::Counter).unwrap();
         assert!(child(Class::Counter).is_ok());
+    }
+
+    #[test]
+    fn limits_apply_to_an_object_and_its_parts_together() {
+        let limits = ChildLimits::NONE.with(Class::Endpoint, 2);
+        let domain = ObjectNode::with_limits(Class::Domain, None, limits);
+        let part = ObjectNode::part(Class::ResourceDomain, &domain);
+        part.attach_to_parent().unwrap();
+        let child = |parent: &Arc<ObjectNode>| {
+            let node = ObjectNode::new(Class::Endpoint, Some(parent.clone()));
+            node.attach_to_parent().map(|()| node)
+        };
+        let (first, _second) = (child(&domain).unwrap(), child(&part).unwrap());
+        assert!(child(&domain).is_err() && child(&part).is_err());
+        assert!(part.check_room(Class::Endpoint).is_err());
+        first.close().unwrap();
+        let third = child(&part).unwrap();
+        assert_eq!(part.children().of(Class::Endpoint), 2);
+        let children = domain.children();
+        assert_eq!(children.to_string(), "1 resource domain");
+        third.close().unwrap();
+        assert!(child(&domain).is_ok());
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub use transport::shm::fuzz;
 
 pub use engine::{
     AvId, Bindings, CompletedOp, CompletionTarget, CounterBindings, CounterId, CqId, CreditMode,
-    DomainEq, DomainHandle, DomainWaker, EngineTransport, EqState, MAX_BATCH_BYTES,
+    DomainEq, DomainHandle, DomainUpdates, DomainWaker, EngineTransport, EqState, MAX_BATCH_BYTES,
     MAX_BATCH_POSTS, MultiRecvItem, MultiRecvTarget, OpResult, PostBatch, PostResult,
     ReservedEvent, TaskDriver, WaitFd, WaitObject, check_atomic,
 };

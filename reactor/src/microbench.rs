@@ -24,7 +24,7 @@ pub fn all() -> Vec<Microbench> {
 /// Returns a microbenchmark that posts an operation, completes it and takes the result as its
 /// future does.
 fn op_slots(recv: bool) -> Work {
-    let mut domain = DomainState::new();
+    let mut domain = DomainState::default();
     let mut spare = vec![0u8; 8];
     Box::new(move || {
         let buf = std::mem::take(&mut spare).into_any();

@@ -9,12 +9,12 @@ use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::transport::EpId;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result};
-use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
+use fabric_reactor::{Bindings, CounterBindings, CqId};
 
 use super::shared_rx::check_shared_rx_info;
 use super::{Endpoint, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
-use crate::close::dependency_on;
+use crate::close::{dependency_on, is_child_of};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
@@ -134,9 +134,15 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// [`Error::Invalid`] when a vector is bound already; [`Error::NotSupported`] for a connected
     /// endpoint; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
-    pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
+    pub fn bind_av<N: ThreadModel>(mut self, av: &AddressVector<N>) -> Result<Self> {
         check_av_allowed(&self.info)?;
-        self.add_dependency(&av.inner.node)?;
+        // A resource domain also uses the vectors of its domain.
+        let domain = &self.domain.inner;
+        let owner = domain.parent().map(|parent| &parent.node);
+        let owner = owner.filter(|node| is_child_of(&av.inner.node, node));
+        let owner = owner.unwrap_or(&domain.node).clone();
+        let guard = dependency_on(&av.inner.node, &owner, self.class)?;
+        self.dependencies.push(guard);
         set_once("address vector", &mut self.av, av.inner.clone())?;
         Ok(self)
     }
@@ -268,7 +274,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         if self
             .shared_rx
             .as_ref()
-            .is_some_and(|shared| shared.av.id != av.id)
+            .is_some_and(|shared| !Arc::ptr_eq(&shared.av, &av))
         {
             let why = "it is not the address vector of the shared receive context".into();
             return Err(Error::Invalid {
@@ -276,7 +282,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 why,
             });
         }
-        let (node, bound) = self.endpoint_bindings(av.id)?;
+        let (node, bound) = self.endpoint_bindings(&av)?;
         let engine = &self.domain.inner.engine;
         let (id, name) = engine.open_endpoint(&self.info, self.address.as_ref(), bound)?;
         let tx_caps = self.info.caps;
@@ -290,7 +296,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     /// Returns the [`bindings`](Self::bindings) of an endpoint.
-    pub(super) fn endpoint_bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
+    pub(super) fn endpoint_bindings(&self, av: &AvInner) -> Result<(Arc<ObjectNode>, Bindings)> {
         if self.shared_rx.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
             return Err(Error::Unbound(Class::SharedReceive));
         }
@@ -300,7 +306,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     /// Returns the object tree node of the endpoint or shared receive context, and its bindings for
     /// the engine.
-    pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
+    pub(super) fn bindings(&self, av: &AvInner) -> Result<(Arc<ObjectNode>, Bindings)> {
         check_size("receive size", self.info.rx.size)?;
         let domain = &self.domain.inner;
         domain.node.check_room(Class::Endpoint)?;
@@ -308,7 +314,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let bound = Bindings {
             object_id: node.id(),
             context: self.context,
-            av,
+            av: av.id_in(domain)?,
             tx_cq: self.tx_cq,
             rx_cq: self.rx_cq,
             counters: self.counters,

@@ -294,7 +294,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         check_msg_type(&self.info)?;
         let domain = self.domain.inner.clone();
         let (av, fi_addr) = AvInner::with_peer(&domain, peer);
-        let (node, bound) = self.endpoint_bindings(av.id)?;
+        let (node, bound) = self.endpoint_bindings(&av)?;
         let params = ConnectParams {
             fi_addr,
             peer,

@@ -246,7 +246,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     /// [`Error::Invalid`] when a vector is bound already; [`Error::NotSupported`] for connected
     /// endpoints; [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
-    pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
+    pub fn bind_av<N: ThreadModel>(mut self, av: &AddressVector<N>) -> Result<Self> {
         self.builder = self.builder.bind_av(av)?;
         Ok(self)
     }
@@ -292,7 +292,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             None => return Err(Error::Unbound(Class::AddressVector)),
         };
         check_shared_rx_info(&builder.info)?;
-        let (node, bound) = builder.bindings(av.id)?;
+        let (node, bound) = builder.bindings(&av)?;
         let id = builder.domain.inner.engine.open_shared_rx(bound);
         let ep = builder.into_endpoint(node, id, None, av, Caps::empty())?;
         Ok(SharedRxContext { ep })

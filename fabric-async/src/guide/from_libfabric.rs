@@ -153,8 +153,8 @@
 //! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, `FI_*` environment variables but `FI_PROVIDER`, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
-//! | domain | `fi_set_ops`; resource domains | no call |
-//! | thread models | `FI_THREAD_COMPLETION` without locks; `FI_THREAD_DOMAIN` for handles that move between threads | served as `FI_THREAD_SAFE` |
+//! | domain | `fi_set_ops` | no call |
+//! | thread models | `FI_THREAD_COMPLETION` and `FI_THREAD_DOMAIN` without locks, for handles that move between threads | served as `FI_THREAD_SAFE`; a [resource domain](crate::resource_domain) for each completion group |
 //! | endpoint types | [`EpType::Msg`] and passive endpoints over `udp` and `sim`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |
 //! | | `fi_ep_alias`, `fi_getopt` and `fi_setopt`, `fi_control`, a backlog, taking over a passive endpoint's address (`info.handle`) | no call |

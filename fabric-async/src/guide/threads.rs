@@ -1,7 +1,7 @@
 //! Thread models: which threads use a domain, and which locks it has.
 //!
-//! After this chapter you can choose a thread model, and write a program with one domain for each
-//! core.
+//! After this chapter you can choose a thread model, write a program with one domain for each core,
+//! and use a domain from several threads at the same time.
 //!
 //! | | [`Shared`], the default | [`Pinned`] |
 //! |---|---|---|
@@ -77,6 +77,36 @@
 //! ```
 //!
 //! The example `thread_per_core` passes messages around all cores of the machine.
+//!
+//! # Resource domains
+//!
+//! A [resource domain](crate::resource_domain) is a part of a domain with a lock, a driver and,
+//! over `tcp`, an io_uring instance of its own. Take one for each thread that uses its own
+//! endpoints and queues (`FI_THREAD_COMPLETION`), when the threads share a domain: its address
+//! vectors, its memory regions, its limits and its event queue. Either thread model is possible,
+//! for each resource domain.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::thread_model::Pinned;
+//! use fabric_async::{Access, CqBind, Fabric, Hints, discover};
+//! let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+//! let domain = Fabric::open(&info)?.domain(&info)?;
+//! let (av, region) = (domain.address_vector()?, domain.alloc(64, Access::REMOTE_WRITE)?);
+//! let of_this_thread = domain.resource_domain().thread_model::<Pinned>().open()?;
+//! let cq = of_this_thread.completion_queue(16)?;
+//! let ep = of_this_thread.endpoint(&info)?;
+//! let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?.enable()?;
+//! // Another thread may insert peers for this endpoint, which accesses regions of the domain.
+//! let me = av.insert(ep.name())?;
+//! ep.write(me, region.remote().slice(0..5), "hello").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! Two threads that pass batches of 8 bytes over `shm`, each to itself, move 1.4 to 1.8 times as
+//! many messages with a resource domain each as in one domain; over `tcp` 10 times as many, because
+//! in one domain each thread also handles the other's sockets. The example `resource_domains` runs
+//! this.
 //!
 //! # The thread of a `Pinned` domain
 //!

@@ -32,7 +32,6 @@ pub(super) fn execute_native(
     let Some(iov) = iovs.first().filter(|_| responses.is_same_implementation) else {
         return Err(ACCESS_VIOLATION);
     };
-    let region = |key| ctx.region(key).filter(|_| responses.is_target);
     let fetches = atomic.call != AtomicCall::Base;
     let kind = if fetches {
         OpKind::FetchAtomic
@@ -63,7 +62,9 @@ pub(super) fn execute_native(
             "atomic operation with the wrong acknowledgement flag",
         ));
     }
-    let (region, offset) = match AccessError::check(region(remote.key), kind, &remote, remote.len) {
+    let region = ctx.region(remote.key).filter(|_| responses.is_target);
+    let checked = AccessError::check(region.as_ref(), kind, &remote, remote.len);
+    let (region, offset) = match checked {
         Ok(found) => found,
         Err(error) => {
             let nack = RmaNack {
@@ -217,7 +218,7 @@ fn check_segments(
 ) -> Result<Vec<AtomicSegment>, AccessError> {
     let check = |remote: &RmaIov| {
         let region = ctx.region(remote.key).filter(|_| responses.is_target);
-        let (region, offset) = AccessError::check(region, kind, remote, remote.len)?;
+        let (region, offset) = AccessError::check(region.as_ref(), kind, remote, remote.len)?;
         Ok(AtomicSegment {
             memory: region.memory.clone(),
             offset,

@@ -203,9 +203,9 @@ impl ResponseQueue {
                 iov_index: index as u8,
                 error,
             };
+            let region = ctx.region(remote.key);
             let (region, offset) =
-                AccessError::check(ctx.region(remote.key), kind, &remote, remote.len)
-                    .map_err(nack)?;
+                AccessError::check(region.as_ref(), kind, &remote, remote.len).map_err(nack)?;
             segments.push(CheckedSegment {
                 memory: region.memory.clone(),
                 offset,

@@ -62,7 +62,7 @@ pub trait EngineContext: RxEngine + Sized {
     fn loans_lost(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
 
     /// Returns the region with this key in the domain.
-    fn region(&self, key: u64) -> Option<&Region>;
+    fn region(&self, key: u64) -> Option<Region>;
 
     /// Reports an access of a peer, through this endpoint, to the region with this key. The
     /// transport reports accesses with CQ data, all accesses to a region with

@@ -278,8 +278,8 @@ impl EngineContext for TcpTestContext {
         self.buf(op).payload()
     }
     fn event(&mut self, _: EpId, _: EventKind) {}
-    fn region(&self, key: u64) -> Option<&Region> {
-        self.services.regions.as_ref()?.get(key)
+    fn region(&self, key: u64) -> Option<Region> {
+        self.services.regions.as_ref()?.get(key).cloned()
     }
     fn access_changes(&self) -> u64 {
         0

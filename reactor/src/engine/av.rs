@@ -10,6 +10,7 @@
 //! endpoint and none is in a completed receive that was not taken. So the source of a received
 //! message never dangles, even if the peer is gone.
 
+use fabric_core::av::AddressTable;
 use fabric_core::transport::EpId;
 use fabric_core::{Address, FiAddr, Result};
 
@@ -23,7 +24,7 @@ const INSERTS_PER_LOCK: usize = 64;
 
 impl EngineState {
     /// Inserts an address for the program, and announces its handle.
-    fn insert_address(&mut self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
+    pub(crate) fn insert_address(&mut self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
         let (addr, is_new) = self.domain.avs.insert(av, address)?;
         self.publish_addr(av, addr);
         Ok((addr, is_new))
@@ -106,40 +107,51 @@ impl DomainHandle {
         self.engine().lock().domain.avs.open(auto_insert)
     }
 
+    /// Opens a copy of a vector, with the same handles. The caller applies each later change of the
+    /// vector to the copy, in the same order; then the copy assigns the same handles.
+    #[must_use]
+    pub fn open_av_copy(&self, table: AddressTable) -> AvId {
+        self.engine().lock().domain.avs.open_copy(table)
+    }
+
+    /// Returns the addresses of a vector with their handles, for [`open_av_copy`] in another
+    /// engine.
+    ///
+    /// [`open_av_copy`]: Self::open_av_copy
+    ///
+    /// # Errors
+    /// [`Error::Closed`](fabric_core::Error::Closed);
+    /// [`Error::Invalid`](fabric_core::Error::Invalid) when connections insert peers into the
+    /// vector.
+    pub fn copy_av(&self, av: AvId) -> Result<AddressTable> {
+        self.engine().lock().domain.avs.copy(av)
+    }
+
     /// Closes an address vector.
     pub fn close_av(&self, id: AvId) {
         self.engine().lock().domain.avs.close(id);
     }
 
-    /// Inserts an address (`fi_av_insert`). Returns its handle, and whether the address is new to
-    /// the vector. A call takes the same time whatever the number of addresses in the vector.
-    ///
-    /// # Errors
-    /// [`Error::Closed`](fabric_core::Error::Closed).
-    pub fn insert_address(&self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
-        self.with_engine(|state| state.insert_address(av, address))
-    }
-
-    /// Inserts the addresses, and returns the handle of each, in their order (`fi_av_insert` with
-    /// `FI_SYNC_ERR`). The error of an entry stays, and an address that cannot be inserted becomes
-    /// an error.
+    /// Inserts the addresses, and returns for each, in their order, its handle and whether it is
+    /// new to the vector (`fi_av_insert` with `FI_SYNC_ERR`). The error of an entry stays, and an
+    /// address that cannot be inserted becomes an error. An insertion takes the same time whatever
+    /// the number of addresses in the vector.
     #[must_use]
     pub fn insert_addresses(
         &self,
         av: AvId,
-        addresses: Vec<Result<Address>>,
-    ) -> Vec<Result<FiAddr>> {
-        let mut handles = Vec::with_capacity(addresses.len());
-        let mut addresses = addresses.into_iter();
-        while addresses.len() > 0 {
+        addresses: &[Result<Address>],
+    ) -> Vec<Result<(FiAddr, bool)>> {
+        let mut inserted = Vec::with_capacity(addresses.len());
+        for chunk in addresses.chunks(INSERTS_PER_LOCK) {
             self.with_engine(|state| {
-                for address in addresses.by_ref().take(INSERTS_PER_LOCK) {
-                    let inserted = address.and_then(|address| state.insert_address(av, &address));
-                    handles.push(inserted.map(|(addr, _)| addr));
-                }
+                inserted.extend(chunk.iter().map(|address| {
+                    let address = address.as_ref().map_err(Clone::clone)?;
+                    state.insert_address(av, address)
+                }));
             });
         }
-        handles
+        inserted
     }
 
     /// Removes an address (`fi_av_remove`).

@@ -16,6 +16,8 @@ use fabric_core::transport::{DomainConfig, LoanAllocator, OpKey, WaitPolicy};
 use super::driver::{self, DomainWaker, TaskDriver};
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
+use super::state::regions::SharedRegions;
+use super::updates::{DomainEngines, DomainUpdates};
 use crate::sys::EpollSet;
 use crate::sys::thread_lock::Owner;
 
@@ -62,6 +64,9 @@ pub struct DomainHandle {
     engine: Arc<Engine>,
     pool: Arc<BufferPool>,
     loan_allocator: Option<Arc<dyn LoanAllocator>>,
+    regions: SharedRegions,
+    /// All engines of the domain: this one, and those of resource domains.
+    engines: Arc<DomainEngines>,
 }
 
 impl DomainHandle {
@@ -75,6 +80,32 @@ impl DomainHandle {
         config: &DomainConfig,
         name: &str,
     ) -> Result<Self> {
+        let shared = (SharedRegions::default(), Arc::default());
+        Self::open_engine(transport, info, config, name, shared)
+    }
+
+    /// Opens a resource domain of this domain: another engine, which shares its memory regions.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_resource_domain(
+        &self,
+        transport: &EngineTransport,
+        info: &Info,
+        config: &DomainConfig,
+        name: &str,
+    ) -> Result<Self> {
+        let shared = (self.regions.clone(), self.engines.clone());
+        Self::open_engine(transport, info, config, name, shared)
+    }
+
+    fn open_engine(
+        transport: &EngineTransport,
+        info: &Info,
+        config: &DomainConfig,
+        name: &str,
+        (regions, engines): (SharedRegions, Arc<DomainEngines>),
+    ) -> Result<Self> {
         let set = Arc::new(EpollSet::new()?);
         config.socket_options.check()?;
         let domain = transport.open_domain(info, set.clone(), config)?;
@@ -86,6 +117,7 @@ impl DomainHandle {
             config.wait_policy,
             progress,
             owner,
+            regions.clone(),
         ));
         let (pool, loan_allocator) = {
             let mut locked = engine.lock();
@@ -103,15 +135,28 @@ impl DomainHandle {
         if progress == Progress::Auto {
             driver::spawn_thread(&engine, format!("fab-{name}"))?;
         }
+        engines.add(DomainUpdates::new(&engine));
         Ok(Self {
             engine,
             pool,
             loan_allocator,
+            regions,
+            engines,
         })
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// Returns the memory regions of the domain.
+    pub(crate) fn regions(&self) -> &SharedRegions {
+        &self.regions
+    }
+
+    /// Returns all engines of the domain.
+    pub(crate) fn engines(&self) -> &DomainEngines {
+        &self.engines
     }
 
     /// Calls `act` under the lock, then runs the follow-ups of what it changed.
@@ -228,6 +273,12 @@ impl DomainHandle {
     #[must_use]
     pub fn waker(&self) -> DomainWaker {
         DomainWaker::new(&self.engine)
+    }
+
+    /// Returns a way to update this engine from any thread.
+    #[must_use]
+    pub fn updates(&self) -> DomainUpdates {
+        DomainUpdates::new(&self.engine)
     }
 
     /// Returns a driver by which a task can drive this domain without keeping it open.

@@ -251,7 +251,7 @@ impl Drop for Engine {
 }
 
 /// Wakes the driver of a domain, from threads that may not make progress in the domain.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DomainWaker {
     owner: Owner,
     wait_set: Weak<EpollSet>,

@@ -10,6 +10,7 @@
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
 //! | `multi_recv`, `claim`, `onesided` | multi-receives; probes and claims; RMA and atomics |
 //! | `endpoints`, `av`, `regions`, `loans`, `multicast`, `cm`, `completions` | the calls of the objects |
+//! | `updates` | the engines of a domain and its resource domains; what they share |
 //! | `event_loop`, `wait_fd` | event loops of the program; wait descriptors |
 //! | `wait_policy` | how long to spin before sleeping |
 
@@ -37,6 +38,7 @@ mod regions;
 mod rx_queues;
 mod shared_rx;
 pub(crate) mod state;
+mod updates;
 mod wait_fd;
 pub(crate) mod wait_policy;
 
@@ -50,4 +52,5 @@ pub use state::bindings::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use state::eq::{DomainEq, EqState, ReservedEvent};
 pub use state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use state::ops::{CompletionTarget, CreditMode, OpResult, PostResult};
+pub use updates::DomainUpdates;
 pub use wait_fd::WaitFd;

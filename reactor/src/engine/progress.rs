@@ -48,6 +48,8 @@ use fabric_core::transport::{
 use super::endpoint_table::EndpointTable;
 use super::state::domain_state::DomainState;
 use super::state::pending_work::FollowUp;
+use super::state::regions::SharedRegions;
+use super::updates::UpdateQueue;
 use super::wait_policy::PollSpinner;
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
@@ -134,6 +136,8 @@ pub(crate) struct Engine {
     /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
     /// the domain.
     pub(crate) driver_ended_elsewhere: Arc<AtomicBool>,
+    /// Updates that other threads have queued for the owner.
+    pub(crate) updates: Arc<UpdateQueue>,
     state: DomainLock<EngineState>,
 }
 
@@ -144,12 +148,13 @@ impl Engine {
         policy: WaitPolicy,
         progress_mode: Progress,
         owner: Owner,
+        regions: SharedRegions,
     ) -> Self {
         let state = EngineState {
             endpoints: EndpointTable::new(&*transport),
             fork_guard: ForkGuard::current_process(),
             transport,
-            domain: DomainState::new(),
+            domain: DomainState::new(regions),
             driver: DriverStatus::NotRunning,
             armed: false,
             spinner: PollSpinner::new(policy),
@@ -165,15 +170,20 @@ impl Engine {
             app_polls: AtomicU64::new(0),
             owner,
             driver_ended_elsewhere: Arc::default(),
+            updates: Arc::default(),
             state: DomainLock::new(owner, state),
         }
     }
 
     pub(crate) fn lock(&self) -> EngineGuard<'_> {
-        EngineGuard {
+        let mut locked = EngineGuard {
             engine: self,
             state: Some(self.state.lock()),
+        };
+        if self.updates.has_updates() {
+            locked.apply_updates();
         }
+        locked
     }
 
     pub(crate) fn try_lock(&self) -> Option<EngineGuard<'_>> {
@@ -366,7 +376,11 @@ impl Drop for EngineGuard<'_> {
     }
 }
 
-impl EngineGuard<'_> {
+impl<'a> EngineGuard<'a> {
+    pub(crate) fn engine(&self) -> &'a Engine {
+        self.engine
+    }
+
     /// Releases the lock for a moment and runs the deferred actions.
     pub(crate) fn yield_lock(&mut self) {
         self.unlock_and_run_deferred();

@@ -25,13 +25,12 @@ impl DomainHandle {
         key: Option<u64>,
         by_address: bool,
     ) -> Result<u64> {
-        let locked = &mut *self.engine().lock();
-        let regions = &mut locked.domain.regions;
+        let mut regions = self.regions().lock();
         regions.insert(memory, access, key, by_address)
     }
 
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
-    /// on.
+    /// on, if they come through an endpoint of this engine.
     ///
     /// # Errors
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when a counter for the same access is bound
@@ -43,12 +42,19 @@ impl DomainHandle {
 
     /// Closes a region (`fi_close`): its key is no longer valid for peers.
     pub fn close_region(&self, key: u64) {
-        let mut locked = self.engine().lock();
-        if locked.domain.regions.remove(key) {
-            // A response to a peer, or an access, may wait for the region.
-            locked.domain.access_changes.on_region_changed();
-            self.engine().wait_set.wake();
+        let engine = self.engine();
+        let removed = self.regions().lock().remove(key);
+        if removed.is_none() {
+            return;
         }
+        {
+            let domain = &mut engine.lock().domain;
+            domain.regions.unbind_counters(key);
+            // A response to a peer, or an access, may wait for the region.
+            domain.access_changes.on_region_changed();
+        }
+        engine.wait_set.wake();
+        self.engines().region_changed(engine);
     }
 
     /// Resumes remote operations that waited because the region was locked by its owner.
@@ -56,5 +62,6 @@ impl DomainHandle {
         let engine = self.engine();
         engine.lock().domain.access_changes.on_region_changed();
         engine.progress();
+        self.engines().region_changed(engine);
     }
 }

@@ -18,6 +18,7 @@ use crate::engine::progress::Engine;
 use crate::engine::state::bindings::{AvId, Bindings};
 use crate::engine::state::domain_state::DomainState;
 use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
+use crate::engine::state::regions::SharedRegions;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
 use crate::sys::thread_lock::Owner;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
@@ -55,7 +56,14 @@ impl MockConnection {
         };
         let connection = Arc::new(connection);
         let owner = Owner::new(ThreadMode::Shared);
-        let engine = Engine::new(Box::new(MockDomain), wait_set, policy, progress, owner);
+        let engine = Engine::new(
+            Box::new(MockDomain),
+            wait_set,
+            policy,
+            progress,
+            owner,
+            SharedRegions::default(),
+        );
         let mut locked = engine.lock();
         let bindings = Bindings::for_tests(AvId(0));
         let id = locked.insert_endpoint(bindings).expect("no shared context");

@@ -48,8 +48,12 @@ impl AutoInsertedPeer {
 
 impl Av {
     pub(crate) fn new(auto_insert: bool) -> Self {
+        Self::from_table(AddressTable::new(), auto_insert)
+    }
+
+    fn from_table(table: AddressTable, auto_insert: bool) -> Self {
         Self {
-            table: AddressTable::new(),
+            table,
             auto_insert,
             auto_inserted: HashMap::new(),
             by_incarnation: HashMap::new(),
@@ -172,6 +176,29 @@ impl AddressVectors {
     /// Opens a vector. With `auto_insert`, peers that connect are inserted.
     pub(crate) fn open(&mut self, auto_insert: bool) -> AvId {
         AvId(self.vectors.insert(Av::new(auto_insert)))
+    }
+
+    /// Opens a copy of a vector of another engine.
+    pub(crate) fn open_copy(&mut self, table: AddressTable) -> AvId {
+        AvId(self.vectors.insert(Av::from_table(table, false)))
+    }
+
+    /// Returns a copy of the addresses and handles of a vector.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Invalid`] for a vector with auto-inserted peers, whose handles
+    /// come and go with the connections of one engine.
+    pub(crate) fn copy(&self, av: AvId) -> Result<AddressTable> {
+        let vector = self.get(av)?;
+        if vector.auto_insert {
+            return Err(Error::Invalid {
+                what: "address vector",
+                why: "it inserts peers that connect to endpoints of one domain or resource \
+                      domain; open one in this resource domain"
+                    .into(),
+            });
+        }
+        Ok(vector.table.clone())
     }
 
     pub(crate) fn close(&mut self, av: AvId) {

@@ -29,7 +29,7 @@ use super::loans::LoanWaiters;
 use super::multi_recv::MultiRecvs;
 use super::ops::{OpResult, OpState, OpTable};
 use super::pending_work::{FollowUp, PendingWork};
-use super::regions::Regions;
+use super::regions::{Regions, SharedRegions};
 
 /// The state of a domain, apart from the endpoints of its transport and their receive queues.
 #[derive(Debug)]
@@ -51,8 +51,14 @@ pub struct DomainState {
     pub(crate) loan_waiters: LoanWaiters,
 }
 
+impl Default for DomainState {
+    fn default() -> Self {
+        Self::new(SharedRegions::default())
+    }
+}
+
 impl DomainState {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(regions: SharedRegions) -> Self {
         Self {
             ops: OpTable::default(),
             endpoints: Endpoints::new(),
@@ -60,7 +66,7 @@ impl DomainState {
             counters: Counters::new(),
             eqs: EventQueues::default(),
             avs: AddressVectors::new(),
-            regions: Regions::new(),
+            regions: Regions::new(regions),
             pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),

@@ -110,7 +110,7 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn region(&self, key: u64) -> Option<&Region> {
+    fn region(&self, key: u64) -> Option<Region> {
         self.regions.get(key)
     }
 

@@ -35,7 +35,7 @@ pub(crate) mod loans;
 pub(crate) mod multi_recv;
 pub(crate) mod ops;
 pub(crate) mod pending_work;
-mod regions;
+pub(crate) mod regions;
 mod reporting;
 mod rx_engine;
 mod sender_names;

@@ -1,48 +1,48 @@
 //! The memory regions of a domain that peers can access.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fabric_core::flags::Access;
-use fabric_core::mr::{Region, RegionMemory, RegionTable};
+use fabric_core::mr::{Region, RegionTable};
 use fabric_core::transport::RemoteAccess;
 use fabric_core::{Error, Result};
 
 use super::bindings::{CounterBindings, CounterId};
 
-/// The memory regions of a domain, with the counters of remote accesses to single regions.
-#[derive(Debug)]
+/// The memory regions of a domain, which its engines share.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedRegions(Arc<Mutex<RegionTable>>);
+
+impl SharedRegions {
+    /// Locks the table. Only locks of memory are taken under this one.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, RegionTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory regions of a domain as an engine sees them, with the counters of remote accesses
+/// through the engine's endpoints.
+#[derive(Debug, Default)]
 pub(crate) struct Regions {
-    table: RegionTable,
+    shared: SharedRegions,
     /// By region key.
     counters: HashMap<u64, CounterBindings>,
 }
 
 impl Regions {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(shared: SharedRegions) -> Self {
         Self {
-            table: RegionTable::new(),
+            shared,
             counters: HashMap::new(),
         }
     }
 
-    /// Registers memory under the requested key or a generated one. Returns the key.
-    pub(crate) fn insert(
-        &mut self,
-        memory: Arc<dyn RegionMemory>,
-        access: Access,
-        key: Option<u64>,
-        by_address: bool,
-    ) -> Result<u64> {
-        self.table.insert(memory, access, key, by_address)
-    }
-
-    pub(crate) fn get(&self, key: u64) -> Option<&Region> {
-        self.table.get(key)
+    pub(crate) fn get(&self, key: u64) -> Option<Region> {
+        self.shared.lock().get(key).cloned()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.table.len()
+        self.shared.lock().len()
     }
 
     /// Binds the counters of remote accesses in `counters` to a region. `None` keeps the present
@@ -59,10 +59,12 @@ impl Regions {
                 why: "a counter for the same access is already bound".into(),
             });
         }
-        self.table.enable_rma_events(key).ok_or(Error::Key {
+        let unknown = Error::Key {
             key,
             why: "is unknown",
-        })?;
+        };
+        let mut table = self.shared.lock();
+        table.enable_rma_events(key).map(drop).ok_or(unknown)?;
         let bound = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),
@@ -77,9 +79,8 @@ impl Regions {
         self.counters.get(&key)?.for_remote_access(access)
     }
 
-    /// Removes a region. Returns false if the key is unknown.
-    pub(crate) fn remove(&mut self, key: u64) -> bool {
+    /// Removes the counters of a region that was closed.
+    pub(crate) fn unbind_counters(&mut self, key: u64) {
         self.counters.remove(&key);
-        self.table.remove(key).is_some()
     }
 }

@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn receive_that_a_copy_does_not_complete_stays_posted() {
-        let mut domain = DomainState::new();
+        let mut domain = DomainState::default();
         let av = domain.avs.open(false);
         let ep = domain.endpoints.insert(Bindings {
             max_msg_size: 64,

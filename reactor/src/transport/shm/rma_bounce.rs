@@ -148,14 +148,15 @@ impl RmaRequest {
         ctx: &EndpointContext<'_, impl EngineContext>,
     ) -> bool {
         let RmaIov { key, len, .. } = self.remote;
-        let (region, at) =
-            match AccessError::check(ctx.region(key), self.kind, &self.remote, self.remaining) {
-                Ok(region) => region,
-                Err(error) => {
-                    self.write_response(bounce_buffer, error.to_words());
-                    return true;
-                }
-            };
+        let region = ctx.region(key);
+        let checked = AccessError::check(region.as_ref(), self.kind, &self.remote, self.remaining);
+        let (region, at) = match checked {
+            Ok(found) => found,
+            Err(error) => {
+                self.write_response(bounce_buffer, error.to_words());
+                return true;
+            }
+        };
         if !region.memory.begin_access() {
             return false;
         }

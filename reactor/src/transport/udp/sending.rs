@@ -189,8 +189,10 @@ mod tests {
 
     impl UdpFixture {
         fn new() -> Self {
-            let (mut domain_state, wait_set) =
-                (DomainState::new(), Arc::new(RecordingWaitSet::default()));
+            let (mut domain_state, wait_set) = (
+                DomainState::default(),
+                Arc::new(RecordingWaitSet::default()),
+            );
             let info: Info = UdpTransport.offers().swap_remove(0);
             let av = domain_state.avs.open(false);
             let ep = domain_state.endpoints.insert(Bindings {

@@ -65,7 +65,7 @@ fn spec(tag: u64) -> RecvSpec {
 impl Fixture {
     fn new() -> Self {
         let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut domain = DomainState::new();
+        let mut domain = DomainState::default();
         let info = TcpTransport.offers().swap_remove(0);
         let av = domain.avs.open(false);
         let ep = domain.endpoints.insert(Bindings {

@@ -1,0 +1,201 @@
+//! Resource domains: parts of a domain that two threads can use at the same time.
+//!
+//! A domain has one lock, one driver, and for `tcp` one io_uring instance: threads that use its
+//! objects wait for each other. A *resource domain* is a part of a domain with a lock, a driver, a
+//! progress thread (under automatic progress) and sockets' io_uring of its own. Endpoints,
+//! completion queues, counters and shared receive contexts are opened in it, by the same calls as in
+//! a domain. It is the completion group of `FI_THREAD_COMPLETION`, and the resource domain of the
+//! verbs (`ibv_exp_create_res_domain`).
+//!
+//! [`Domain::resource_domain`] returns the builder. What it opens is a [`Domain`] of class
+//! [`ResourceDomain`](crate::Class::ResourceDomain), which is a child of its domain: the domain
+//! cannot be closed before it. It differs from a domain in this:
+//!
+//! * The address vectors and memory regions of its domain are also its own: its endpoints bind the
+//!   vectors, and peers access the regions through its endpoints.
+//! * The limits of its domain (`ep_cnt`, `cq_cnt`, `cntr_cnt`, `mr_cnt`) apply to the domain and all
+//!   its resource domains together.
+//! * It has the event queue to which its domain is bound when it is opened, unless it is bound to
+//!   another one.
+//! * It has no resource domains.
+//!
+//! An endpoint binds queues, counters and shared receive contexts of its own resource domain; others
+//! are refused with [`Error::WrongParent`]. So is an address vector of another resource domain. A
+//! vector that inserts peers which connect
+//! ([`auto_insert_address_vector`](Domain::auto_insert_address_vector)) belongs to the domain or
+//! resource domain in which it was opened alone.
+//!
+//! In a resource domain that another thread owns (model
+//! [`Pinned`]), the removal of an address and the close of a region
+//! take effect when its thread next makes a call. A counter of a region counts accesses through
+//! endpoints of the domain or resource domain in which the region was opened.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::thread_model::Pinned;
+//! use fabric_async::{CqBind, Fabric, Hints, discover};
+//! let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
+//! let domain = Fabric::open(&info)?.domain(&info)?;
+//! let av = domain.address_vector()?;
+//!
+//! // A queue and an endpoint that this thread alone uses.
+//! let part = domain.resource_domain().thread_model::<Pinned>().open()?;
+//! let cq = part.completion_queue(64)?;
+//! let ep = part.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+//! let ep = ep.bind_av(&av)?.enable()?;
+//! let me = av.insert(ep.name())?;
+//! let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
+//! sent?;
+//! assert_eq!(&got?[..], b"hello");
+//! assert_eq!(domain.children().to_string(), "1 address vector, 1 resource domain");
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use fabric_core::info::{Info, Threading};
+use fabric_core::transport::{ThreadMode, WaitPolicy};
+use fabric_core::tree::{Class, ObjectNode};
+use fabric_core::{Error, Result};
+
+use crate::domain::Domain;
+use crate::domain_inner::{DomainCore, DomainInner, DomainSetup};
+use crate::driver::DriverKind;
+use crate::thread_model::{self, Pinned, Shared, ThreadModel};
+
+/// A builder of a resource domain, with optional attributes. The defaults are those of the domain.
+#[must_use = "nothing is opened before `open`"]
+pub struct ResourceDomainBuilder<'a, M: ThreadModel = Shared> {
+    domain: &'a Arc<DomainInner>,
+    info: Info,
+    setup: DomainSetup,
+    context: u64,
+    model: PhantomData<M>,
+}
+
+impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
+    pub(crate) fn new(domain: &'a Arc<DomainInner>) -> Self {
+        Self {
+            domain,
+            info: domain.info.clone(),
+            setup: domain.setup().clone(),
+            context: domain.context,
+            model: PhantomData,
+        }
+    }
+
+    /// Sets the thread model (`IBV_EXP_RES_DOMAIN_THREAD_MODEL`). The resource domain of a domain of
+    /// model [`Pinned`] is `Pinned`, too.
+    ///
+    /// The threading level of the domain's info does not matter: a resource domain of model `Pinned`
+    /// has [`Threading::Domain`] itself.
+    #[doc(alias = "IBV_EXP_RES_DOMAIN_THREAD_MODEL")]
+    pub fn thread_model<N: ThreadModel>(self) -> ResourceDomainBuilder<'a, N> {
+        let (mut info, mut setup) = (self.info, self.setup);
+        setup.config.thread_mode = thread_model::mode::<N>();
+        info.domain.threading = match setup.config.thread_mode {
+            ThreadMode::Shared => self.domain.info.domain.threading,
+            ThreadMode::Pinned => Threading::Domain,
+        };
+        ResourceDomainBuilder {
+            domain: self.domain,
+            info,
+            setup,
+            context: self.context,
+            model: PhantomData,
+        }
+    }
+
+    /// Sets the wait policy.
+    pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
+        self.setup.config.wait_policy = policy;
+        self
+    }
+
+    /// Sets the context value of the resource domain's events.
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Opens the resource domain (`ibv_exp_create_res_domain`).
+    ///
+    /// It makes progress as its domain does: with a task of the current Tokio runtime, with a
+    /// thread of its own under automatic progress, or in an event loop of the program.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the domain is closed; [`Error::Invalid`] in a resource domain, for the
+    /// model `Shared` in a domain of model `Pinned`, and for `Pinned` with automatic progress;
+    /// [`Error::Runtime`] and [`Error::Os`], as
+    /// [`DomainBuilder::open`](crate::DomainBuilder::open).
+    #[doc(alias = "ibv_exp_create_res_domain")]
+    pub fn open(self) -> Result<Domain<M>> {
+        let (domain, info) = (self.domain, self.info);
+        let DomainSetup { config, driver } = &self.setup;
+        domain.node.check_open()?;
+        let refuse = |why: &str| {
+            let why = why.into();
+            Err(Error::Invalid {
+                what: "resource domain",
+                why,
+            })
+        };
+        if domain.parent().is_some() {
+            return refuse("a resource domain has none; open it in the domain");
+        }
+        if domain.setup().config.thread_mode == ThreadMode::Pinned
+            && config.thread_mode != ThreadMode::Pinned
+        {
+            return refuse("the domain has model Pinned, so its resource domains have it, too");
+        }
+        thread_model::check_info(config.thread_mode, &info)?;
+        let provider = domain.fabric.inner.transport;
+        let node = ObjectNode::part(Class::ResourceDomain, &domain.node);
+        let name = format!("{}-{}", provider.name(), node.id());
+        let engine = domain
+            .engine
+            .open_resource_domain(provider, &info, config, &name)?;
+        driver.start(&engine, &info, config)?;
+        node.attach_to_parent()?;
+        let state = DomainCore {
+            node,
+            engine,
+            fabric: domain.fabric.clone(),
+            info,
+            context: self.context,
+        };
+        let inner = DomainInner::new(state, self.setup, Some(domain.clone()));
+        let inner = Arc::new(inner);
+        inner.inherit_eq(domain)?;
+        Ok(Domain::from_inner(inner))
+    }
+}
+
+impl ResourceDomainBuilder<'_, Pinned> {
+    /// Opens the resource domain, as [`open`](ResourceDomainBuilder::open), with a driver that is a
+    /// task of the [`LocalSet`](tokio::task::LocalSet) or
+    /// [`LocalRuntime`](tokio::runtime::LocalRuntime) in which this call runs.
+    ///
+    /// # Errors
+    /// As [`open`](ResourceDomainBuilder::open).
+    ///
+    /// # Panics
+    /// Outside of a `LocalSet` and `LocalRuntime`.
+    pub fn open_local(mut self) -> Result<Domain<Pinned>> {
+        if self.setup.driver == DriverKind::Task {
+            self.setup.driver = DriverKind::LocalTask;
+        }
+        self.open()
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for ResourceDomainBuilder<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResourceDomainBuilder")
+            .field("domain", &self.domain.node.id())
+            .field("setup", &self.setup)
+            .finish_non_exhaustive()
+    }
+}

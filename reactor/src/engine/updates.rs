@@ -1,0 +1,178 @@
+//! Updates of the other engines of a domain: the domain and each of its resource domains has an
+//! engine.
+//!
+//! All engines of a domain look up memory regions in one table. Each engine has its own copy of an
+//! address vector, so that a post reads the vector under the lock of its engine alone.
+//!
+//! A change reaches the other engines by an [`Update`]. An engine that any thread may lock applies
+//! an update at once. For an engine that another thread owns, the update is queued and the driver
+//! is woken; the engine applies the update when its thread locks it next.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use fabric_core::transport::WaitSet;
+use fabric_core::{Address, FiAddr};
+
+use super::driver::DomainWaker;
+use super::progress::{Engine, EngineGuard};
+use super::state::bindings::AvId;
+
+/// A change that another engine of the domain applies.
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// Insert this address, which gets this handle, into the copy of a vector.
+    InsertAddress(AvId, FiAddr, Address),
+    /// Remove a handle from the copy of a vector.
+    RemoveAddress(AvId, FiAddr),
+    /// Close the copy of a vector.
+    CloseAv(AvId),
+    /// A region was closed or unlocked, for which accesses may wait.
+    RegionChanged,
+}
+
+/// The updates that an engine has not applied.
+#[derive(Debug, Default)]
+pub(crate) struct UpdateQueue {
+    updates: Mutex<VecDeque<Update>>,
+    /// Whether there are updates. Written under the lock of `updates`.
+    has_updates: AtomicBool,
+}
+
+impl UpdateQueue {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Update>> {
+        self.updates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, update: Update) {
+        let mut updates = self.lock();
+        updates.push_back(update);
+        self.has_updates.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether there are updates. An update that was pushed before something that this
+    /// thread has synchronized with is seen.
+    #[inline]
+    pub(crate) fn has_updates(&self) -> bool {
+        self.has_updates.load(Ordering::Relaxed)
+    }
+
+    fn take(&self) -> VecDeque<Update> {
+        let mut updates = self.lock();
+        self.has_updates.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *updates)
+    }
+}
+
+/// Updates an engine from any thread, and does not keep it open.
+#[derive(Clone, Debug)]
+pub struct DomainUpdates {
+    engine: Weak<Engine>,
+    queue: Arc<UpdateQueue>,
+    waker: DomainWaker,
+}
+
+impl DomainUpdates {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Self {
+        Self {
+            engine: Arc::downgrade(engine),
+            queue: engine.updates.clone(),
+            waker: DomainWaker::new(engine),
+        }
+    }
+
+    /// Returns whether the engine is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.engine.strong_count() > 0
+    }
+
+    /// Inserts an address, which has this handle in the vector, into a copy of the vector.
+    pub fn insert_address(&self, av: AvId, addr: FiAddr, address: &Address) {
+        self.update(Update::InsertAddress(av, addr, address.clone()));
+    }
+
+    /// Removes a handle from a copy of a vector.
+    pub fn remove_address(&self, av: AvId, addr: FiAddr) {
+        self.update(Update::RemoveAddress(av, addr));
+    }
+
+    /// Closes a copy of a vector.
+    pub fn close_av(&self, av: AvId) {
+        self.update(Update::CloseAv(av));
+    }
+
+    /// Applies an update, or queues it for the thread that owns the engine.
+    fn update(&self, update: Update) {
+        if !self.waker.admits_current_thread() {
+            self.queue.push(update);
+            return self.waker.wake();
+        }
+        if let Some(engine) = self.engine.upgrade() {
+            let mut locked = engine.lock();
+            locked.apply(update);
+            locked.finish();
+        }
+    }
+}
+
+impl EngineGuard<'_> {
+    /// Applies the updates that other threads have queued.
+    #[cold]
+    pub(crate) fn apply_updates(&mut self) {
+        for update in self.engine().updates.take() {
+            self.apply(update);
+        }
+        self.finish();
+    }
+
+    fn apply(&mut self, update: Update) {
+        match update {
+            Update::InsertAddress(av, addr, address) => {
+                let inserted = self.insert_address(av, &address);
+                debug_assert!(
+                    inserted.is_err() || inserted.is_ok_and(|(inserted, _)| inserted == addr),
+                    "the copies of a vector assign the same handles"
+                );
+            }
+            Update::RemoveAddress(av, addr) => {
+                // A copy that was closed has no handles.
+                let _ = self.remove_address(av, addr);
+            }
+            Update::CloseAv(av) => self.domain.avs.close(av),
+            Update::RegionChanged => {
+                self.domain.access_changes.on_region_changed();
+                self.engine().wait_set.wake();
+            }
+        }
+    }
+}
+
+/// The engines of a domain and its resource domains.
+#[derive(Debug, Default)]
+pub(crate) struct DomainEngines(Mutex<Vec<DomainUpdates>>);
+
+impl DomainEngines {
+    /// Adds an engine.
+    pub(crate) fn add(&self, engine: DomainUpdates) {
+        let mut engines = self.lock();
+        engines.retain(DomainUpdates::is_open);
+        engines.push(engine);
+    }
+
+    /// Tells the engines but `own` that a region was closed or unlocked. The caller holds no
+    /// engine's lock. An engine that the calling thread may lock makes no access to a closed region
+    /// after this call.
+    pub(crate) fn region_changed(&self, own: &Arc<Engine>) {
+        let is_other = |engine: &&DomainUpdates| engine.engine.as_ptr() != Arc::as_ptr(own);
+        let others: Vec<_> = self.lock().iter().filter(is_other).cloned().collect();
+        for engine in others {
+            engine.update(Update::RegionChanged);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<DomainUpdates>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
