@@ -2,10 +2,10 @@
 //!
 //!     cargo run --release --example resource_domains
 //!
-//! Each thread sends messages from its endpoint to the same endpoint, and takes the completions from
-//! its queue. First both endpoints are in the domain, which has one lock. Then each thread opens a
-//! resource domain for its objects, so that the threads do not wait for each other. The address
-//! vector of the domain serves all of them.
+//! Each thread sends messages from its endpoint to the same endpoint, and takes the completions
+//! from its queue. First both endpoints are in the domain, which has one lock. Then each thread
+//! opens a resource domain for its objects, so that the threads do not wait for each other. The
+//! address vector of the domain serves all of them.
 
 use std::sync::{Arc, Barrier};
 use std::thread;

@@ -10,7 +10,9 @@ use crate::compare::{CompareConfig, compare, select_peers};
 use crate::goals::{self, run_goals};
 use crate::info::{EpTypeArg, build_hints, format_offers};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
-use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode};
+use crate::options::{
+    Api, Bench, BenchOp, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
+};
 use crate::output::{Output, print};
 use crate::peer_process::{PeerProcess, exit_on_stdin_eof, serve};
 use crate::peers::{
@@ -128,7 +130,7 @@ struct FloorArgs {
 }
 
 /// Options that the connecting side sends to the listening one.
-const CONFLICTS_WITH_LISTEN: [&str; 21] = [
+const CONFLICTS_WITH_LISTEN: [&str; 22] = [
     "provider",
     "op",
     "size",
@@ -137,6 +139,7 @@ const CONFLICTS_WITH_LISTEN: [&str; 21] = [
     "progress",
     "runtime",
     "threading",
+    "msg_model",
     "threads",
     "peers",
     "endpoints",
@@ -183,6 +186,9 @@ struct MeasureArgs {
     /// The thread model: which threads may use a domain
     #[arg(long, value_enum, default_value = "shared")]
     threading: ThreadModelKind,
+    /// The message model: whether latency or bandwidth matters more
+    #[arg(long, value_enum, default_value = "default")]
+    msg_model: MessageModelKind,
     /// Measuring threads, each with a domain of its own
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
@@ -596,6 +602,7 @@ impl MeasureArgs {
             progress: self.progress,
             runtime: self.runtime,
             threading: self.threading,
+            msg_model: self.msg_model,
             window,
             peers: self.peers,
             endpoints: self.endpoints,

@@ -1,6 +1,7 @@
 //! Options of a measurement, by their names on the command line and in results.
 
 use clap::ValueEnum;
+use fabric_async::resource_domain::MessageModel;
 use fabric_async::{Caps, Progress, WaitPolicy};
 use serde::{Deserialize, Serialize};
 
@@ -137,6 +138,32 @@ pub enum ThreadModelKind {
     Shared,
     /// The thread that opens a domain owns it.
     Pinned,
+}
+
+/// The message model of the domains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum MessageModelKind {
+    /// Messages that are sent together share a doorbell or a system call.
+    #[default]
+    Default,
+    /// Each message leaves at once.
+    LowLatency,
+    /// Messages leave together, with the next pass.
+    HighBandwidth,
+    /// As low-latency, with a reserved core.
+    ForceLowLatency,
+}
+
+impl MessageModelKind {
+    pub(crate) fn model(self) -> MessageModel {
+        match self {
+            Self::Default => MessageModel::Default,
+            Self::LowLatency => MessageModel::LowLatency,
+            Self::HighBandwidth => MessageModel::HighBandwidth,
+            Self::ForceLowLatency => MessageModel::ForceLowLatency,
+        }
+    }
 }
 
 /// The Tokio runtime of each measuring thread.

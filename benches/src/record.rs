@@ -32,6 +32,9 @@ pub struct Record {
     /// The thread model; `shared` in files that lack this key.
     #[serde(default = "shared")]
     pub threading: String,
+    /// The message model; `default` in files that lack this key.
+    #[serde(default = "default_model")]
+    pub msg_model: String,
     /// Messages in flight: one for latencies; 0 for streams without a window, or whose program does
     /// not report it.
     pub window: usize,
@@ -96,6 +99,11 @@ fn one() -> usize {
 /// The thread model of files that do not state it.
 fn shared() -> String {
     "shared".into()
+}
+
+/// The message model of files that do not state it.
+fn default_model() -> String {
+    "default".into()
 }
 
 impl Record {

@@ -108,11 +108,16 @@ pub fn heading(record: &Record) -> String {
         threads,
         endpoints,
         threading,
+        msg_model,
         ..
     } = record;
     let threading = match threading.as_str() {
         "shared" | "" => String::new(),
         model => format!(", threading {model}"),
+    };
+    let msg_model = match msg_model.as_str() {
+        "default" | "" => String::new(),
+        model => format!(", message model {model}"),
     };
     let endpoints = match (endpoints, record.fan_in) {
         (1, _) => String::new(),
@@ -126,7 +131,7 @@ pub fn heading(record: &Record) -> String {
     };
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
-         {runtime}{threading}, peers {peers}, threads {threads}{endpoints}{domains}"
+         {runtime}{threading}{msg_model}, peers {peers}, threads {threads}{endpoints}{domains}"
     )
 }
 

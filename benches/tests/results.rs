@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys of the JSON stream, in their order, which must not change.
-const RECORD_KEYS: [&str; 30] = [
+const RECORD_KEYS: [&str; 31] = [
     "bench",
     "provider",
     "op",
@@ -14,6 +14,7 @@ const RECORD_KEYS: [&str; 30] = [
     "progress",
     "runtime",
     "threading",
+    "msg_model",
     "window",
     "peers",
     "threads",
@@ -48,6 +49,7 @@ fn latency_record() -> Record {
         progress: "manual".into(),
         runtime: "current".into(),
         threading: "shared".into(),
+        msg_model: "default".into(),
         window: 1,
         peers: 1,
         threads: 1,
@@ -111,6 +113,7 @@ fn records_without_newer_keys_are_read() {
         "\"timer_ns\":20.0,",
         "\"idle_bytes\":9000.0,",
         "\"threading\":\"shared\",",
+        "\"msg_model\":\"default\",",
         "\"threads\":1,",
         "\"endpoints\":1,",
         "\"fan_in\":false,",

@@ -10,7 +10,7 @@ use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
 use fabric_core::info::{self, Hints, Info, Scope};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{DomainConfig, SocketIo, ThreadMode, WaitPolicy};
+use fabric_core::transport::{DomainConfig, MessageModel, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
@@ -232,6 +232,23 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         }
     }
 
+    /// Sets whether latency or bandwidth matters more; [`MessageModel::Default`] by default.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::resource_domain::MessageModel;
+    /// use fabric_async::{Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("tcp"))?.swap_remove(0);
+    /// let fabric = Fabric::open(&info)?;
+    /// let builder = fabric.domain_builder(&info).message_model(MessageModel::HighBandwidth);
+    /// # drop(builder.open()?); Ok(()) }
+    /// ```
+    #[doc(alias = "ibv_exp_msg_model")]
+    pub fn message_model(mut self, model: MessageModel) -> Self {
+        self.config.message_model = model;
+        self
+    }
+
     /// Opens the domain without a driver: an event loop of the program drives the domain. Such a
     /// domain needs manual progress, and no Tokio runtime.
     ///
@@ -286,7 +303,8 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
     /// [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is manual and
     /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
     /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
-    /// [`SocketIo::IoUring`] was requested and the kernel refuses it.
+    /// [`SocketIo::IoUring`] was requested and the kernel refuses it; [`Error::NotReserved`] with
+    /// [`MessageModel::ForceLowLatency`].
     pub fn open(self) -> Result<Domain<M>> {
         self.open_as(Class::Domain).map(Domain::from_inner)
     }

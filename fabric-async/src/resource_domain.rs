@@ -3,9 +3,9 @@
 //! A domain has one lock, one driver, and for `tcp` one io_uring instance: threads that use its
 //! objects wait for each other. A *resource domain* is a part of a domain with a lock, a driver, a
 //! progress thread (under automatic progress) and sockets' io_uring of its own. Endpoints,
-//! completion queues, counters and shared receive contexts are opened in it, by the same calls as in
-//! a domain. It is the completion group of `FI_THREAD_COMPLETION`, and the resource domain of the
-//! verbs (`ibv_exp_create_res_domain`).
+//! completion queues, counters and shared receive contexts are opened in it, by the same calls as
+//! in a domain. It is the completion group of `FI_THREAD_COMPLETION`, and the resource domain of
+//! the verbs (`ibv_exp_create_res_domain`).
 //!
 //! [`Domain::resource_domain`] returns the builder. What it opens is a [`Domain`] of class
 //! [`ResourceDomain`](crate::Class::ResourceDomain), which is a child of its domain: the domain
@@ -13,17 +13,20 @@
 //!
 //! * The address vectors and memory regions of its domain are also its own: its endpoints bind the
 //!   vectors, and peers access the regions through its endpoints.
-//! * The limits of its domain (`ep_cnt`, `cq_cnt`, `cntr_cnt`, `mr_cnt`) apply to the domain and all
-//!   its resource domains together.
+//! * The limits of its domain (`ep_cnt`, `cq_cnt`, `cntr_cnt`, `mr_cnt`) apply to the domain and
+//!   all its resource domains together.
 //! * It has the event queue to which its domain is bound when it is opened, unless it is bound to
 //!   another one.
 //! * It has no resource domains.
 //!
-//! An endpoint binds queues, counters and shared receive contexts of its own resource domain; others
-//! are refused with [`Error::WrongParent`]. So is an address vector of another resource domain. A
-//! vector that inserts peers which connect
+//! An endpoint binds queues, counters and shared receive contexts of its own resource domain;
+//! others are refused with [`Error::WrongParent`]. So is an address vector of another resource
+//! domain. A vector that inserts peers which connect
 //! ([`auto_insert_address_vector`](Domain::auto_insert_address_vector)) belongs to the domain or
 //! resource domain in which it was opened alone.
+//!
+//! A resource domain may have another [thread model](crate::guide::threads), [`MessageModel`] and
+//! wait policy than its domain.
 //!
 //! In a resource domain that another thread owns (model
 //! [`Pinned`]), the removal of an address and the close of a region
@@ -56,6 +59,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use fabric_core::info::{Info, Threading};
+pub use fabric_core::transport::MessageModel;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
@@ -86,11 +90,11 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
         }
     }
 
-    /// Sets the thread model (`IBV_EXP_RES_DOMAIN_THREAD_MODEL`). The resource domain of a domain of
-    /// model [`Pinned`] is `Pinned`, too.
+    /// Sets the thread model (`IBV_EXP_RES_DOMAIN_THREAD_MODEL`). The resource domain of a domain
+    /// of model [`Pinned`] is `Pinned`, too.
     ///
-    /// The threading level of the domain's info does not matter: a resource domain of model `Pinned`
-    /// has [`Threading::Domain`] itself.
+    /// The threading level of the domain's info does not matter: a resource domain of model
+    /// `Pinned` has [`Threading::Domain`] itself.
     #[doc(alias = "IBV_EXP_RES_DOMAIN_THREAD_MODEL")]
     pub fn thread_model<N: ThreadModel>(self) -> ResourceDomainBuilder<'a, N> {
         let (mut info, mut setup) = (self.info, self.setup);
@@ -106,6 +110,13 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
             context: self.context,
             model: PhantomData,
         }
+    }
+
+    /// Sets what the resource domain is optimized for (`IBV_EXP_RES_DOMAIN_MSG_MODEL`).
+    #[doc(alias = "IBV_EXP_RES_DOMAIN_MSG_MODEL")]
+    pub fn message_model(mut self, model: MessageModel) -> Self {
+        self.setup.config.message_model = model;
+        self
     }
 
     /// Sets the wait policy.
@@ -126,10 +137,11 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
     /// thread of its own under automatic progress, or in an event loop of the program.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the domain is closed; [`Error::Invalid`] in a resource domain, for the
-    /// model `Shared` in a domain of model `Pinned`, and for `Pinned` with automatic progress;
+    /// [`Error::Closed`] when the domain is closed; [`Error::Invalid`] in a resource domain, for
+    /// the model `Shared` in a domain of model `Pinned`, and for `Pinned` with automatic progress;
     /// [`Error::Runtime`] and [`Error::Os`], as
-    /// [`DomainBuilder::open`](crate::DomainBuilder::open).
+    /// [`DomainBuilder::open`](crate::DomainBuilder::open); [`Error::NotReserved`] with
+    /// [`MessageModel::ForceLowLatency`].
     #[doc(alias = "ibv_exp_create_res_domain")]
     pub fn open(self) -> Result<Domain<M>> {
         let (domain, info) = (self.domain, self.info);

@@ -2,12 +2,14 @@
 
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use fabric_async::info::Threading;
+use fabric_async::resource_domain::MessageModel;
 use fabric_async::thread_model::{Pinned, Shared, ThreadModel};
 use fabric_async::{
     Access, AddressVector, Class, CqBind, Domain, Endpoint, Error, EventKind, Fabric, FiAddr,
-    Hints, Info, Progress, discover,
+    Hints, Info, Progress, SocketIo, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -104,15 +106,22 @@ fn remove_from_another_thread<M: ThreadModel>() {
                 let part = domain.resource_domain().thread_model::<M>().open().unwrap();
                 let ep = endpoint(&part, &info, &av);
                 let receive = ep.recv_into(vec![0; 8]).from(peer).start().unwrap();
-                ready.send(()).unwrap();
-                let failed = receive.await.unwrap_err();
-                assert_eq!(failed.error, Error::StaleAddress(peer));
+                let waits = async {
+                    // The address is removed while this thread sleeps.
+                    while part.stats().waiting_tasks == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                    ready.send(()).unwrap();
+                };
+                let (failed, ()) = tokio::join!(receive, waits);
+                assert_eq!(failed.unwrap_err().error, Error::StaleAddress(peer));
                 let refused = ep.send(peer, "x").await.unwrap_err();
                 assert_eq!(refused.error, Error::StaleAddress(peer));
             });
         })
     };
     is_ready.recv().unwrap();
+    thread::sleep(Duration::from_millis(20));
     av.remove(peer).unwrap();
     waiting.join().unwrap();
 }
@@ -304,4 +313,109 @@ async fn resource_domain_has_its_own_progress_thread() {
         .await
         .unwrap();
     assert!(part.stats().passes > 0);
+}
+
+/// The number of three messages that have left before the next pass.
+async fn sent_before_a_pass(provider: &str, model: MessageModel) -> u64 {
+    let (info, domain) = open(Hints::new().provider(provider));
+    let builder = domain.resource_domain().message_model(model);
+    let part = builder.open().unwrap();
+    let av = domain.address_vector().unwrap();
+    let cq = part.completion_queue(16).unwrap();
+    let sender = part.endpoint(&info).unwrap();
+    let sender = sender
+        .bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)
+        .unwrap();
+    let sender = sender.bind_av(&av).unwrap().enable().unwrap();
+    let receiver = Endpoint::bind(format!("{provider}://")).await.unwrap();
+    let to_receiver = av.insert(receiver.name()).unwrap();
+    sender.send(to_receiver, "connects").await.unwrap();
+    receiver.recv().await.unwrap();
+    part.progress();
+    let before = sender.stats().sent.count;
+    for _ in 0..3 {
+        sender.send(to_receiver, "message").post().unwrap();
+    }
+    let sent = sender.stats().sent.count - before;
+    // This task does not poll the sender: its driver sends what has not left.
+    for _ in 0..3 {
+        assert_eq!(&receiver.recv().await.unwrap()[..], b"message");
+    }
+    sent
+}
+
+#[tokio::test]
+async fn message_model_decides_when_messages_leave() {
+    for (provider, model, expected) in [
+        ("shm", MessageModel::Default, 3),
+        ("shm", MessageModel::LowLatency, 3),
+        ("shm", MessageModel::HighBandwidth, 3),
+        ("tcp", MessageModel::Default, 1),
+        ("tcp", MessageModel::LowLatency, 3),
+        ("tcp", MessageModel::HighBandwidth, 0),
+        ("udp", MessageModel::Default, 3),
+        ("udp", MessageModel::LowLatency, 3),
+        ("udp", MessageModel::HighBandwidth, 0),
+    ] {
+        let sent = sent_before_a_pass(provider, model).await;
+        assert_eq!(sent, expected, "{provider} {model:?}");
+    }
+}
+
+/// Messages of one call leave together in the default model only.
+#[tokio::test]
+async fn low_latency_sends_each_message_of_a_batch_at_once() {
+    for model in [MessageModel::Default, MessageModel::LowLatency] {
+        let options = Endpoint::options().message_model(model);
+        let ep = options.bind("shm://").await.unwrap();
+        let me = ep.add_peer(ep.name()).await.unwrap();
+        let messages: Vec<[u8; 4]> = (0..100u32).map(u32::to_le_bytes).collect();
+        let sends = messages.iter().map(|message| ep.send(me, *message));
+        assert_eq!(ep.post_all(sends).unwrap(), 100);
+        for message in messages {
+            assert_eq!(ep.recv().await.unwrap()[..], message);
+        }
+    }
+}
+
+/// One test, because the reserved cores are those of the process.
+#[tokio::test]
+async fn force_low_latency_reserves_a_core_or_is_refused() {
+    let model = MessageModel::ForceLowLatency;
+    let (info, domain) = open(Hints::new().provider("shm"));
+    let refused = |opened: Result<Domain, Error>, why: &str| {
+        let error = opened.unwrap_err();
+        assert!(matches!(error, Error::NotReserved(_)), "{error}");
+        assert_eq!(error.errno(), 28, "FI_ENOSPC");
+        assert!(error.to_string().contains(why), "{error}");
+    };
+    let force = || domain.resource_domain().message_model(model);
+    let cores = thread::available_parallelism().unwrap().get();
+    let mut reserved: Vec<_> = (0..cores).map(|_| force().open().unwrap()).collect();
+    refused(force().open(), "cores");
+    // A resource domain that is closed gives its core back.
+    reserved.pop().unwrap().close().unwrap();
+    let parks = force().wait_policy(fabric_async::WaitPolicy::Park);
+    refused(parks.open(), "Park");
+    let tcp = info_of(&Hints::new().provider("tcp"));
+    let fabric = Fabric::open(&tcp).unwrap();
+    let builder = fabric.domain_builder(&tcp).message_model(model);
+    refused(builder.socket_io(SocketIo::Epoll).open(), "Epoll");
+    let spins = force().open().unwrap();
+    assert!(format!("{spins:?}").contains("wait: Spin"), "{spins:?}");
+    drop(reserved);
+    // The core of the refused domains is free again.
+    let on_tcp = fabric
+        .domain_builder(&tcp)
+        .message_model(model)
+        .open()
+        .unwrap();
+    for (domain, info) in [(spins, info), (on_tcp, tcp)] {
+        let av = domain.address_vector().unwrap();
+        let ep = endpoint(&domain, &info, &av);
+        let me = av.insert(ep.name()).unwrap();
+        let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
+        sent.unwrap();
+        assert_eq!(&got.unwrap()[..], b"hello");
+    }
 }

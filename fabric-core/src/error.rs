@@ -385,6 +385,11 @@ pub enum Error {
         /// The name of the extension.
         extension: &'static str,
     },
+    /// The cores or kernel resources for
+    /// [`MessageModel::ForceLowLatency`](crate::transport::MessageModel::ForceLowLatency) cannot be
+    /// reserved. `FI_ENOSPC`.
+    #[error("cannot reserve what ForceLowLatency needs (FI_ENOSPC): {0}")]
+    NotReserved(String),
     /// The async runtime lacks a driver that the fabric needs. `FI_ENOSYS`.
     #[error("unsuitable async runtime: {0}")]
     Runtime(&'static str),

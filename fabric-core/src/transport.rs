@@ -33,7 +33,7 @@ mod wait;
 pub use crate::mr::RmaIov;
 pub use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
 pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, PlainRun, PlainSink, RxEngine};
-pub use config::{DomainConfig, ThreadMode, WaitPolicy};
+pub use config::{DomainConfig, MessageModel, ThreadMode, WaitPolicy};
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
 };

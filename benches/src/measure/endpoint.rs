@@ -77,6 +77,7 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
 
 fn open_domain(plan: &Plan, fabric: &Fabric, info: &Info) -> Result<Domain> {
     let mut domain = fabric.domain_builder(info).wait_policy(plan.wait.policy());
+    domain = domain.message_model(plan.msg_model.model());
     if let Some(len) = plan.single_copy_threshold {
         domain = domain.single_copy_threshold(len);
     }

@@ -5,7 +5,8 @@ use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
 
 use crate::options::{
-    Api, Bench, BenchOp, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode, name,
+    Api, Bench, BenchOp, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
+    name,
 };
 use crate::record::Record;
 use crate::size::Size;
@@ -31,6 +32,9 @@ pub struct Plan {
     /// The thread model.
     #[serde(default)]
     pub threading: ThreadModelKind,
+    /// The message model.
+    #[serde(default)]
+    pub msg_model: MessageModelKind,
     /// Messages in flight in streams.
     pub window: usize,
     /// Endpoints of the responder, for each endpoint of the initiator.
@@ -339,6 +343,7 @@ impl Plan {
             progress: name(self.progress),
             runtime: name(self.runtime),
             threading: name(self.threading),
+            msg_model: name(self.msg_model),
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
                 // Nothing is in flight: the bytes are copied at once.

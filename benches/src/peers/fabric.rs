@@ -2,7 +2,7 @@
 
 use super::{BenchCase, MeasuredLibrary};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
-use crate::options::{Api, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode};
+use crate::options::{Api, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode};
 use crate::peer_process::PeerProcess;
 use crate::record::Record;
 use crate::stop::Stop;
@@ -37,6 +37,7 @@ impl FabricLibrary {
             progress: ProgressMode::Manual,
             runtime: RuntimeKind::Current,
             threading: ThreadModelKind::Shared,
+            msg_model: MessageModelKind::Default,
             window: DEFAULT_WINDOW,
             single_copy_threshold: None,
             idle: 0,

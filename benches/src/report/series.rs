@@ -25,7 +25,7 @@ pub(super) struct Series {
 }
 
 /// Number of attributes of a result.
-const ATTRIBUTES: usize = 12;
+const ATTRIBUTES: usize = 13;
 
 /// Returns the attributes in which results of one provider may differ.
 fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
@@ -37,6 +37,7 @@ fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
         ("progress ", record.progress.clone()),
         ("runtime ", record.runtime.clone()),
         ("threading ", record.threading.clone()),
+        ("message model ", record.msg_model.clone()),
         (
             "window ",
             if record.window == 0 {

@@ -58,8 +58,9 @@ impl<M: ThreadModel> Endpoint<M> {
             if chunk.is_empty() {
                 return (accepted, Ok(()));
             }
-            tx_op.more = chunk.len() > 1;
-            let mut posts = self.inner.domain.engine.batch(self.inner.id);
+            let engine = &self.inner.domain.engine;
+            tx_op.more = chunk.len() > 1 && engine.defers_in_batches();
+            let mut posts = engine.batch(self.inner.id);
             let sent = if tx_op.more {
                 posts.try_inject_plain(peer, &chunk)
             } else {

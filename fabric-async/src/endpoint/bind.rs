@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Info, Progress, Protocol, Threading};
-use fabric_core::transport::{DomainConfig, SocketIo, ThreadMode, WaitPolicy};
+use fabric_core::transport::{DomainConfig, MessageModel, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
 use super::{Endpoint, EndpointBuilder, OwnedQueues};
@@ -109,6 +109,13 @@ impl<M: ThreadModel> BindOptions<M> {
     /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.config.wait_policy = policy;
+        self
+    }
+
+    /// Sets whether latency or bandwidth matters more, as
+    /// [`DomainBuilder::message_model`](crate::DomainBuilder::message_model).
+    pub fn message_model(mut self, model: MessageModel) -> Self {
+        self.config.message_model = model;
         self
     }
 

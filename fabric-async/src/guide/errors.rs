@@ -64,6 +64,7 @@
 //! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongParent` |
 //! | `Unsupported` | `NotSupported`, `NoMatch`, `Runtime` |
 //! | `NotFound` | `UnknownProvider` |
+//! | `StorageFull` | `NotReserved` |
 //! | `Other` | `CounterError` |
 //! | that of the error number | `Os` |
 //!
@@ -148,6 +149,7 @@
 //! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |
 //! | [`UnknownProvider`](Error::UnknownProvider) | `FI_ENODEV` | 19 | no provider of that name |
 //! | [`Invalid`](Error::Invalid), [`BadAddress`](Error::BadAddress), [`WrongScheme`](Error::WrongScheme) | `FI_EINVAL` | 22 | an argument is out of range or malformed |
+//! | [`NotReserved`](Error::NotReserved) | `FI_ENOSPC` | 28 | cores or io_uring for `ForceLowLatency` |
 //! | [`Runtime`](Error::Runtime) | `FI_ENOSYS` | 38 | manual progress without a Tokio runtime with I/O |
 //! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; the error has the mismatches of each provider |
 //! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |

@@ -198,7 +198,7 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
         let mut posts = ep.domain.engine.batch(ep.id);
         let mut posted = 0;
-        let more = chunk.len() > 1;
+        let more = chunk.len() > 1 && ep.domain.engine.defers_in_batches();
         // With selective completion not every message is reported.
         if more && !B::IS_LOAN && !ep.selective_tx {
             posted = batch::send_plain_together(&mut posts, chunk, |op| {

@@ -10,6 +10,7 @@ pub(crate) mod fi_errno {
     pub(crate) const EACCES: i32 = 13;
     pub(crate) const EBUSY: i32 = 16;
     pub(crate) const ENODEV: i32 = 19;
+    pub(crate) const ENOSPC: i32 = 28;
     pub(crate) const EINVAL: i32 = 22;
     pub(crate) const ENOSYS: i32 = 38;
     pub(crate) const ENODATA: i32 = 61;
@@ -83,6 +84,7 @@ impl Error {
             Self::Key { .. } => fi_errno::ENOKEY,
             Self::WrongParent { .. } => fi_errno::EDOMAIN,
             Self::NotSupported(_) => fi_errno::EOPNOTSUPP,
+            Self::NotReserved(_) => fi_errno::ENOSPC,
             Self::Runtime(_) | Self::NoExtension { .. } => fi_errno::ENOSYS,
             Self::Os { errno, .. } => *errno,
         }

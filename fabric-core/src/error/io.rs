@@ -77,6 +77,7 @@ impl Error {
             | Self::NotSupported(_)
             | Self::NoExtension { .. }
             | Self::Runtime(_) => ErrorKind::Unsupported,
+            Self::NotReserved(_) => ErrorKind::StorageFull,
             Self::CounterError { .. } => ErrorKind::Other,
             Self::Os { errno, .. } => io::Error::from_raw_os_error(*errno).kind(),
         }

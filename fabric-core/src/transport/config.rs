@@ -24,6 +24,52 @@ pub struct DomainConfig {
     pub progress_timeout: Option<Option<Duration>>,
     /// Which threads use the domain.
     pub thread_mode: ThreadMode,
+    /// Whether latency or bandwidth matters more.
+    pub message_model: MessageModel,
+}
+
+/// What a domain or resource domain is optimized for (`enum ibv_exp_msg_model`).
+///
+/// | | [`Default`](Self::Default) | [`LowLatency`](Self::LowLatency) | [`HighBandwidth`](Self::HighBandwidth) | [`ForceLowLatency`](Self::ForceLowLatency) |
+/// |---|---|---|---|---|
+/// | messages of `post_all`, `inject_all` | one doorbell, or one write, for up to 32 | each at once | as default | each at once |
+/// | messages sent one by one, over `tcp` | the first at once, others with the next pass | each at once | all with the next pass | each at once |
+/// | the same over `udp` | each at once | each at once | all with the next pass | each at once |
+/// | connections over `shm` that every pass polls | 8, and those in use | 64, and those in use | as default | all |
+/// | longest spinning of a driver before it sleeps | 100 microseconds | 1 millisecond | 20 microseconds | 1 millisecond |
+/// | a task's poll spins | as long as that succeeds | always | as default | always |
+/// | sockets over `tcp` | as configured | as configured | as configured | io_uring |
+/// | reserved | nothing | nothing | nothing | a core |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[doc(alias = "ibv_exp_msg_model")]
+pub enum MessageModel {
+    /// A message that is sent alone leaves at once; messages that are sent together share a
+    /// doorbell or a system call.
+    #[default]
+    #[doc(alias = "IBV_EXP_MSG_DEFAULT")]
+    Default,
+    /// Each message leaves at once, and threads spin longer.
+    #[doc(alias = "IBV_EXP_MSG_LOW_LATENCY")]
+    LowLatency,
+    /// Messages leave together. A message that is posted or started leaves with the next pass: when
+    /// a task polls an operation or a queue of the domain, or the driver runs.
+    #[doc(alias = "IBV_EXP_MSG_HIGH_BW")]
+    HighBandwidth,
+    /// As `LowLatency`, with a reserved core: waiting tasks spin (policy
+    /// [`WaitPolicy::Spin`]). Opening fails with
+    /// [`Error::NotReserved`](crate::Error::NotReserved) when the process has reserved all cores of
+    /// the machine, the wait policy is [`WaitPolicy::Park`], or, over `tcp`, sockets are configured
+    /// for epoll or the kernel refuses an io_uring instance.
+    #[doc(alias = "IBV_EXP_MSG_FORCE_LOW_LATENCY")]
+    ForceLowLatency,
+}
+
+impl MessageModel {
+    /// Returns whether each message leaves at once.
+    #[must_use]
+    pub fn sends_at_once(self) -> bool {
+        matches!(self, Self::LowLatency | Self::ForceLowLatency)
+    }
 }
 
 /// Which threads use a domain (`enum fi_threading`).

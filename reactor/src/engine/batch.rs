@@ -56,8 +56,8 @@ impl DomainHandle {
 }
 
 impl PostBatch<'_> {
-    /// Posts a send or a write that reports to the transmit queue. `tx_op.more` must be set unless
-    /// this is the only post.
+    /// Posts a send or a write that reports to the transmit queue. With `tx_op.more` the doorbell
+    /// is left to the end of the batch.
     ///
     /// # Errors
     /// As [`DomainHandle::send`], with the buffer.
@@ -217,7 +217,7 @@ impl PostBatch<'_> {
             .map(drop)
     }
 
-    /// Sends a copy of borrowed bytes. `tx_op.more` must be set unless this is the only post.
+    /// Sends a copy of borrowed bytes, as [`send`](Self::send).
     ///
     /// # Errors
     /// As [`DomainHandle::inject`].

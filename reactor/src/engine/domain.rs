@@ -11,13 +11,14 @@ use fabric_core::buf::{BufferPool, IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{DomainConfig, LoanAllocator, OpKey, WaitPolicy};
+use fabric_core::transport::{DomainConfig, LoanAllocator, MessageModel, OpKey, WaitPolicy};
 
 use super::driver::{self, DomainWaker, TaskDriver};
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
 use super::state::regions::SharedRegions;
 use super::updates::{DomainEngines, DomainUpdates};
+use super::wait_policy::ReservedCore;
 use crate::sys::EpollSet;
 use crate::sys::thread_lock::Owner;
 
@@ -106,6 +107,12 @@ impl DomainHandle {
         name: &str,
         (regions, engines): (SharedRegions, Arc<DomainEngines>),
     ) -> Result<Self> {
+        let model = config.message_model;
+        let (mut policy, mut reserved_core) = (config.wait_policy, None);
+        if model == MessageModel::ForceLowLatency {
+            reserved_core = Some(ReservedCore::reserve(policy)?);
+            policy = WaitPolicy::Spin;
+        }
         let set = Arc::new(EpollSet::new()?);
         config.socket_options.check()?;
         let domain = transport.open_domain(info, set.clone(), config)?;
@@ -114,7 +121,8 @@ impl DomainHandle {
         let engine = Arc::new(Engine::new(
             domain,
             set,
-            config.wait_policy,
+            (policy, model),
+            reserved_core,
             progress,
             owner,
             regions.clone(),
@@ -178,6 +186,13 @@ impl DomainHandle {
     #[must_use]
     pub fn wait_policy(&self) -> WaitPolicy {
         self.engine.policy
+    }
+
+    /// Returns whether posts of a batch share a doorbell or a system call.
+    #[inline]
+    #[must_use]
+    pub fn defers_in_batches(&self) -> bool {
+        !self.engine.message_model.sends_at_once()
     }
 
     /// Makes one pass without waiting, and returns whether anything moved. For passive targets of

@@ -13,7 +13,7 @@ use std::{fmt, io};
 
 use fabric_core::event::EventKind;
 use fabric_core::info::Progress;
-use fabric_core::transport::{WaitPolicy, WaitSet};
+use fabric_core::transport::{MessageModel, WaitPolicy, WaitSet};
 use fabric_core::{Error, Result};
 
 use super::progress::{DriverStatus, Engine};
@@ -53,9 +53,9 @@ pub(crate) struct DriverState {
 }
 
 impl DriverState {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(model: MessageModel) -> Self {
         Self {
-            spin_budget: SpinBudget::new(),
+            spin_budget: SpinBudget::new(model),
             app_polls_seen: 0,
             steps: 0,
         }
@@ -127,7 +127,8 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
     let _exit_guard = engine
         .upgrade()
         .map(|engine| DriverExitGuard::new(&engine, "thread"));
-    let mut state = DriverState::new();
+    let model = engine.upgrade().map(|engine| engine.message_model);
+    let mut state = DriverState::new(model.unwrap_or_default());
     loop {
         let Some(engine) = engine.upgrade() else {
             return;
@@ -204,7 +205,7 @@ impl TaskDriver {
             wait_set: engine.wait_set.clone(),
             engine: Arc::downgrade(engine),
             exit_guard: DriverExitGuard::new(engine, "task"),
-            state: DriverState::new(),
+            state: DriverState::new(engine.message_model),
         }
     }
 

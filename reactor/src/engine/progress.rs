@@ -42,7 +42,7 @@ use std::task::{Poll, Waker};
 use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
 use fabric_core::transport::{
-    EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
+    EpId, MessageModel, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
 };
 
 use super::endpoint_table::EndpointTable;
@@ -50,7 +50,7 @@ use super::state::domain_state::DomainState;
 use super::state::pending_work::FollowUp;
 use super::state::regions::SharedRegions;
 use super::updates::UpdateQueue;
-use super::wait_policy::PollSpinner;
+use super::wait_policy::{PollSpinner, ReservedCore};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::thread_lock::{DomainGuard, DomainLock, Owner};
@@ -126,6 +126,9 @@ pub(crate) struct EngineState {
 /// The engine of one domain.
 pub(crate) struct Engine {
     pub(crate) policy: WaitPolicy,
+    pub(crate) message_model: MessageModel,
+    /// The core that the domain has reserved.
+    _reserved_core: Option<ReservedCore>,
     pub(crate) progress_mode: Progress,
     pub(crate) wait_set: Arc<EpollSet>,
     /// The number of polls by the application. The driver thread in standby checks whether it
@@ -145,7 +148,8 @@ impl Engine {
     pub(crate) fn new(
         transport: Box<EngineTransportDomain>,
         wait_set: Arc<EpollSet>,
-        policy: WaitPolicy,
+        (policy, message_model): (WaitPolicy, MessageModel),
+        reserved_core: Option<ReservedCore>,
         progress_mode: Progress,
         owner: Owner,
         regions: SharedRegions,
@@ -157,7 +161,7 @@ impl Engine {
             domain: DomainState::new(regions),
             driver: DriverStatus::NotRunning,
             armed: false,
-            spinner: PollSpinner::new(policy),
+            spinner: PollSpinner::new(policy, message_model),
             passes: 0,
             moved_connections: 0,
             posts: 0,
@@ -165,6 +169,8 @@ impl Engine {
         };
         Self {
             policy,
+            message_model,
+            _reserved_core: reserved_core,
             progress_mode,
             wait_set,
             app_polls: AtomicU64::new(0),
@@ -176,21 +182,24 @@ impl Engine {
     }
 
     pub(crate) fn lock(&self) -> EngineGuard<'_> {
+        self.enter(self.state.lock())
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<EngineGuard<'_>> {
+        self.state.try_lock().map(|state| self.enter(state))
+    }
+
+    /// Applies the updates from other threads before the caller uses the state.
+    #[inline]
+    fn enter<'a>(&'a self, state: DomainGuard<'a, EngineState>) -> EngineGuard<'a> {
         let mut locked = EngineGuard {
             engine: self,
-            state: Some(self.state.lock()),
+            state: Some(state),
         };
         if self.updates.has_updates() {
             locked.apply_updates();
         }
         locked
-    }
-
-    pub(crate) fn try_lock(&self) -> Option<EngineGuard<'_>> {
-        self.state.try_lock().map(|state| EngineGuard {
-            engine: self,
-            state: Some(state),
-        })
     }
 
     /// Drives the domain until `ready` returns a value, for a few microseconds at most; then

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric_core::transport::WaitPolicy;
+use fabric_core::transport::{MessageModel, WaitPolicy};
+use fabric_core::{Error, Result};
 
 /// Maximum passes within one poll of a future. A poll must not hold up the executor: this is a few
 /// microseconds, also in debug builds, where a pass takes ten times as long.
@@ -32,13 +33,15 @@ const PROBE_INTERVAL: u32 = 16;
 pub(crate) struct PollSpinner {
     consecutive_misses: u32,
     policy: WaitPolicy,
+    /// Whether polls spin also after spinning did not succeed.
+    spins_always: bool,
     /// Polls whose spinning succeeded, and polls whose spinning failed.
     hits: u64,
     total_misses: u64,
 }
 
 impl PollSpinner {
-    pub(crate) fn new(policy: WaitPolicy) -> Self {
+    pub(crate) fn new(policy: WaitPolicy, model: MessageModel) -> Self {
         let policy = if core_count() < 2 {
             WaitPolicy::Park
         } else {
@@ -47,6 +50,7 @@ impl PollSpinner {
         Self {
             consecutive_misses: 0,
             policy,
+            spins_always: model.sends_at_once(),
             hits: 0,
             total_misses: 0,
         }
@@ -61,7 +65,8 @@ impl PollSpinner {
             WaitPolicy::Park => 0,
             WaitPolicy::Spin => MAX_POLL_SPINS,
             WaitPolicy::Adaptive
-                if self.consecutive_misses < MISS_LIMIT
+                if self.spins_always
+                    || self.consecutive_misses < MISS_LIMIT
                     || self.consecutive_misses.is_multiple_of(PROBE_INTERVAL) =>
             {
                 MAX_POLL_SPINS
@@ -92,11 +97,55 @@ impl PollSpinner {
 
 /// Longest and shortest time a driver spins without progress before it sleeps. Loom models have no
 /// time.
-const MAX_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
+const fn max_spin(model: MessageModel) -> Duration {
+    Duration::from_micros(match model {
+        _ if cfg!(loom) => 0,
+        MessageModel::Default => 100,
+        MessageModel::LowLatency | MessageModel::ForceLowLatency => 1_000,
+        MessageModel::HighBandwidth => 20,
+    })
+}
 const MIN_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 
 /// The number of drivers of this process that are spinning.
 static SPINNING_DRIVERS: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of cores that domains of this process have reserved.
+static RESERVED_CORES: AtomicUsize = AtomicUsize::new(0);
+
+/// A core that is reserved for a domain of message model `ForceLowLatency`, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ReservedCore(());
+
+impl ReservedCore {
+    /// Reserves a core for a domain that waits by this policy.
+    ///
+    /// # Errors
+    /// [`Error::NotReserved`] when all cores are reserved, or the policy is park.
+    pub(crate) fn reserve(policy: WaitPolicy) -> Result<Self> {
+        if policy == WaitPolicy::Park {
+            return Err(Error::NotReserved(
+                "it spins, and the wait policy is Park".into(),
+            ));
+        }
+        let cores = core_count();
+        let reserved = RESERVED_CORES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+            (count < cores).then_some(count + 1)
+        });
+        match reserved {
+            Ok(_) => Ok(Self(())),
+            Err(count) => Err(Error::NotReserved(format!(
+                "{count} domains spin, and this process has {cores} cores"
+            ))),
+        }
+    }
+}
+
+impl Drop for ReservedCore {
+    fn drop(&mut self) {
+        RESERVED_CORES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 fn core_count() -> usize {
     if cfg!(loom) {
@@ -111,15 +160,18 @@ fn core_count() -> usize {
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
     limit: Duration,
+    max: Duration,
     /// When the driver began to spin without progress, and whether it made progress since it woke.
     spinning_since: Option<Instant>,
     found_work: bool,
 }
 
 impl SpinBudget {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(model: MessageModel) -> Self {
+        let max = max_spin(model);
         Self {
-            limit: MAX_SPIN,
+            limit: max,
+            max,
             spinning_since: None,
             found_work: false,
         }
@@ -145,7 +197,7 @@ impl SpinBudget {
             return true;
         }
         self.limit = if self.found_work {
-            (self.limit * 2).min(MAX_SPIN)
+            (self.limit * 2).min(self.max)
         } else {
             (self.limit / 2).max(MIN_SPIN)
         };
@@ -174,7 +226,7 @@ mod tests {
 
     #[test]
     fn tasks_that_share_the_spin_time_try_full_spinning_again() {
-        let mut spinner = PollSpinner::new(WaitPolicy::Adaptive);
+        let mut spinner = PollSpinner::new(WaitPolicy::Adaptive, MessageModel::Default);
         // Also on a machine with one core.
         spinner.policy = WaitPolicy::Adaptive;
         for waiting in [1, 3, 8] {
@@ -189,5 +241,26 @@ mod tests {
             let tries = limits.iter().filter(|limit| **limit == full).count();
             assert!((4..=8).contains(&tries), "{tries} of {limits:?}");
         }
+    }
+
+    #[test]
+    fn low_latency_spins_after_misses() {
+        let mut spinner = PollSpinner::new(WaitPolicy::Adaptive, MessageModel::LowLatency);
+        spinner.policy = WaitPolicy::Adaptive;
+        (0..2 * MISS_LIMIT).for_each(|_| spinner.record_miss(1));
+        assert_eq!(spinner.spin_limit(1), MAX_POLL_SPINS);
+    }
+
+    #[test]
+    fn no_more_cores_are_reserved_than_there_are() {
+        let cores: Vec<_> = (0..core_count())
+            .map(|_| ReservedCore::reserve(WaitPolicy::Spin).unwrap())
+            .collect();
+        let full = ReservedCore::reserve(WaitPolicy::Spin).unwrap_err();
+        assert!(full.to_string().contains("cores"), "{full}");
+        drop(cores);
+        drop(ReservedCore::reserve(WaitPolicy::Adaptive).unwrap());
+        let parks = ReservedCore::reserve(WaitPolicy::Park).unwrap_err();
+        assert!(parks.to_string().contains("Park"), "{parks}");
     }
 }

@@ -7,7 +7,8 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::transport::{
-    EndpointContext, EpId, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp, WaitToken,
+    EndpointContext, EpId, MessageModel, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp,
+    WaitToken,
 };
 use fabric_core::{Address, Result};
 
@@ -59,7 +60,8 @@ impl MockConnection {
         let engine = Engine::new(
             Box::new(MockDomain),
             wait_set,
-            policy,
+            (policy, MessageModel::Default),
+            None,
             progress,
             owner,
             SharedRegions::default(),

@@ -25,8 +25,8 @@ use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::transport::{
-    DomainConfig, EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain,
-    TransportEndpoint, WaitSet,
+    DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
+    TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result};
 
@@ -96,6 +96,7 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             wait_set: self.wait_set.clone(),
             socket_config: SocketConfig::default(),
             uring: None,
+            message_model: MessageModel::Default,
         };
         let endpoint = TcpEndpoint::open_rdm(ctx.ep(), (info, at), resources)?;
         let name = endpoint.name().clone();

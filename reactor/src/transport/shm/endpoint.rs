@@ -63,6 +63,8 @@ pub(crate) struct ShmConfig<'a> {
     pub(crate) tx_settings: TxSettings,
     pub(crate) wait_set: Arc<dyn WaitSet>,
     pub(crate) socket_options: SocketOptions,
+    /// How many connections every pass polls even if they are idle.
+    pub(crate) always_active: usize,
 }
 
 /// The type of an endpoint, with the state that only this type has.
@@ -87,6 +89,8 @@ pub(crate) struct ShmEndpoint {
     wait_set: Arc<dyn WaitSet>,
     /// The connections from peers and the pending handshakes, by `rx_index`.
     rx_connections: RxConnections,
+    /// How many connections every pass polls even if they are idle.
+    always_active: usize,
     /// Which connections count towards a limit.
     rx_limits: RxLimits,
     /// Incoming connections that have ended in this pass.
@@ -132,6 +136,7 @@ impl ShmEndpoint {
             tx_settings,
             wait_set,
             socket_options,
+            always_active,
         } = config;
         let (id, caps) = (ctx.ep(), info.caps);
         Self {
@@ -151,6 +156,7 @@ impl ShmEndpoint {
             wait_set,
             has_rx_change_effects: ctx.shares_rx(),
             rx_connections: RxConnections::default(),
+            always_active,
             rx_limits: RxLimits::new(&socket_options),
             ended_rx: Vec::new(),
             has_held_rx: false,

@@ -64,7 +64,8 @@ use fabric_core::info::{Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
     ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
-    LoanAllocator, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    LoanAllocator, MessageModel, OpenDomain, Transport, TransportDomain, TransportEndpoint,
+    WaitSet,
 };
 use fabric_core::{Address, Result, SocketOptions};
 
@@ -76,7 +77,7 @@ use loans::LoanPool;
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
 use passive::ShmPassiveEndpoint;
-use rx_table::ALWAYS_ACTIVE;
+use rx_table::{ALWAYS_ACTIVE, LOW_LATENCY_ALWAYS_ACTIVE};
 use shared_memory::SharedMemory;
 use socket::with_free_name;
 use tx_settings::TxSettings;
@@ -143,6 +144,11 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
                 .single_copy_threshold
                 .map(cma::SingleCopyPolicy::from_len),
             socket_options: config.socket_options.clone(),
+            always_active: match config.message_model {
+                MessageModel::ForceLowLatency => usize::MAX,
+                MessageModel::LowLatency => LOW_LATENCY_ALWAYS_ACTIVE,
+                MessageModel::Default | MessageModel::HighBandwidth => ALWAYS_ACTIVE,
+            },
         }))
     }
 }
@@ -158,6 +164,8 @@ struct ShmDomain {
     single_copy: Option<cma::SingleCopyPolicy>,
     /// Of these, the limits of incoming connections apply.
     socket_options: SocketOptions,
+    /// How many connections of an endpoint, and endpoints, every pass polls even if they are idle.
+    always_active: usize,
 }
 
 impl ShmDomain {
@@ -176,6 +184,7 @@ impl ShmDomain {
             },
             wait_set: self.wait_set.clone(),
             socket_options: self.socket_options.clone(),
+            always_active: self.always_active,
         }
     }
 }
@@ -200,7 +209,7 @@ impl<E: EngineContext> TransportDomain<E> for ShmDomain {
     }
 
     fn always_active(&self) -> usize {
-        ALWAYS_ACTIVE
+        self.always_active
     }
 
     /// Idle endpoints are polled in turn: a thread that spins polls their sockets only now and

@@ -31,6 +31,8 @@ use crate::transport::peer_keys::PeerKeys;
 
 /// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
+/// The same in message model `LowLatency`.
+pub(crate) const LOW_LATENCY_ALWAYS_ACTIVE: usize = 64;
 /// Passes without a message after which a connection becomes idle, if a pass polls up to
 /// [`ALWAYS_ACTIVE`] connections. A pass over more connections takes longer, so fewer passes
 /// are enough.

@@ -28,7 +28,7 @@ use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps, PendingRequests, ResponseQueue,
 };
 use fabric_core::transport::{
-    EndpointContext, EngineContext, Incarnation, Interest, TxOp, WaitSet,
+    EndpointContext, EngineContext, Incarnation, Interest, MessageModel, TxOp, WaitSet,
 };
 use fabric_core::{Error, FiAddr, Result};
 
@@ -101,6 +101,7 @@ impl TcpConnection {
         (negotiated, byte_order): (Negotiated, ByteOrder),
         unconsumed: Vec<u8>,
         uring: Option<SharedUring>,
+        model: MessageModel,
     ) -> Self {
         let (mut reader, mut writer) = (FrameReader::new(byte_order), FrameWriter::new(byte_order));
         let mut responses = ResponseQueue::default();
@@ -134,7 +135,7 @@ impl TcpConnection {
             responses,
             unwritten: UnwrittenOps::default(),
             rx: RxState::new(unconsumed),
-            tx: TxState::new(),
+            tx: TxState::new(model),
             stall: StallState::default(),
             probe_deadline: None,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),

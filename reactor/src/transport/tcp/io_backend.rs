@@ -83,6 +83,24 @@ impl IoBackend {
         Self::open_with_default(wait_set, progress, io, || SOCKET_IO.get())
     }
 
+    /// Opens the io_uring instance of a domain that must have one.
+    ///
+    /// # Errors
+    /// [`Error::NotReserved`] for sockets that are configured for epoll, and if the kernel refuses
+    /// the instance.
+    pub(super) fn open_reserved(
+        wait_set: Arc<dyn WaitSet>,
+        progress: Progress,
+        io: SocketIo,
+    ) -> Result<Self> {
+        if io == SocketIo::Epoll {
+            let why = "it spins on io_uring, and socket_io is Epoll".into();
+            return Err(Error::NotReserved(why));
+        }
+        Self::open(wait_set, progress, SocketIo::IoUring)
+            .map_err(|error| Error::NotReserved(format!("it spins on io_uring: {error}")))
+    }
+
     fn open_with_default(
         wait_set: Arc<dyn WaitSet>,
         progress: Progress,
@@ -207,6 +225,25 @@ mod tests {
                 });
                 assert_eq!(outcome, expected, "{io:?} {env:?}");
             }
+        }
+    }
+
+    #[test]
+    fn model_that_needs_io_uring_is_refused_without_it() {
+        let open = |io| {
+            let set = Arc::new(EpollSet::new().expect("an epoll set"));
+            let backend = IoBackend::open_reserved(set, Progress::Manual, io);
+            backend.map(|backend| backend.name())
+        };
+        assert_eq!(open(SocketIo::Auto), Ok("io_uring"));
+        let of_the_kernel = with_uring_forbidden(libc::EPERM, || open(SocketIo::Auto));
+        for (refused, why) in [
+            (of_the_kernel, "io_uring_setup"),
+            (open(SocketIo::Epoll), "Epoll"),
+        ] {
+            let error = refused.expect_err("the backend has no io_uring instance");
+            assert_eq!(error.errno(), libc::ENOSPC);
+            assert!(error.to_string().contains(why), "{error}");
         }
     }
 }

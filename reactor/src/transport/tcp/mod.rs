@@ -42,7 +42,7 @@ use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
     ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
-    OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    MessageModel, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
@@ -107,12 +107,18 @@ impl<E: EngineContext> OpenDomain<E> for TcpTransport {
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         let progress = info.domain.data_progress;
-        let io_backend = IoBackend::open(wait_set.clone(), progress, config.socket_io)?;
+        let io_backend = match config.message_model {
+            MessageModel::ForceLowLatency => {
+                IoBackend::open_reserved(wait_set.clone(), progress, config.socket_io)?
+            }
+            _ => IoBackend::open(wait_set.clone(), progress, config.socket_io)?,
+        };
         congestion::validate(&config.socket_options)?;
         Ok(Box::new(TcpDomain {
             wait_set,
             io_backend,
             options: config.socket_options.clone(),
+            message_model: config.message_model,
         }))
     }
 }
@@ -157,6 +163,7 @@ struct TcpDomain {
     wait_set: Arc<dyn WaitSet>,
     io_backend: IoBackend,
     options: SocketOptions,
+    message_model: MessageModel,
 }
 
 impl TcpDomain {
@@ -167,6 +174,7 @@ impl TcpDomain {
             wait_set: self.wait_set.clone(),
             socket_config: SocketConfig::from_info(&self.options, info)?,
             uring: None,
+            message_model: self.message_model,
         })
     }
 }

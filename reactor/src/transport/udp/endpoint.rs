@@ -61,6 +61,8 @@ pub(super) struct UdpEndpoint {
     dropped: u64,
     pub(super) destinations: DestinationTable,
     pub(super) send_batch: SendBatch,
+    /// Whether messages that are sent one by one leave with the next pass.
+    batches_messages: bool,
     pub(super) tx_queue: VecDeque<QueuedDatagram>,
     /// Whether the last send found no room in the socket, which is watched for room since.
     pub(super) write_blocked: bool,
@@ -104,10 +106,16 @@ impl UdpEndpoint {
             dropped: 0,
             destinations: DestinationTable::default(),
             send_batch: SendBatch::default(),
+            batches_messages: false,
             tx_queue: VecDeque::new(),
             write_blocked: false,
             idle_passes: 0,
         })
+    }
+
+    /// Has messages that are sent one by one leave with the next pass.
+    pub(super) fn batch_messages(&mut self) {
+        self.batches_messages = true;
     }
 
     /// Returns the endpoint's address (`fi_getname`).
@@ -186,7 +194,7 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
             return Ok(TrySend::Done);
         }
         self.idle_passes = 0;
-        if tx_op.more && self.tx_queue.is_empty() {
+        if (tx_op.more || self.batches_messages) && self.tx_queue.is_empty() {
             if self.send_batch.is_full() {
                 self.flush_batch(ctx);
             }
@@ -194,6 +202,9 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
                 return Ok(TrySend::WouldBlock);
             }
             self.send_batch.push(to, payload);
+            if !tx_op.more {
+                ctx.request_rearm();
+            }
             return Ok(TrySend::Batched);
         }
         if !self.tx_queue.is_empty() || !self.flush_batch(ctx) {

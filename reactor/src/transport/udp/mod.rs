@@ -32,8 +32,8 @@ use std::sync::Arc;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::transport::{
-    DomainConfig, EndpointContext, EngineContext, OpenDomain, Transport, TransportDomain,
-    TransportEndpoint, WaitSet,
+    DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
+    TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 
@@ -77,6 +77,7 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
         Ok(Box::new(UdpDomain {
             wait_set,
             options: config.socket_options.clone(),
+            message_model: config.message_model,
         }))
     }
 }
@@ -85,6 +86,7 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
 struct UdpDomain {
     wait_set: Arc<dyn WaitSet>,
     options: SocketOptions,
+    message_model: MessageModel,
 }
 
 impl<E: EngineContext> TransportDomain<E> for UdpDomain {
@@ -101,7 +103,10 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
             at.check_scheme(Scheme::Udp)?;
         }
         let config = SocketConfig::from_info(&self.options, info)?;
-        let endpoint = UdpEndpoint::open(ctx.ep(), info, (at, config), self.wait_set.clone())?;
+        let mut endpoint = UdpEndpoint::open(ctx.ep(), info, (at, config), self.wait_set.clone())?;
+        if self.message_model == MessageModel::HighBandwidth {
+            endpoint.batch_messages();
+        }
         ctx.set_drops_declined();
         let name = endpoint.name().clone();
         Ok((Box::new(endpoint), name))

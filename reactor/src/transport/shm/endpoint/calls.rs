@@ -17,7 +17,6 @@ use super::super::connection_table::ConnectionGuard;
 use super::super::control::ControlMessage;
 use super::super::record::ALIGN_PAYLOAD_FROM;
 use super::super::rx_connection::RxConnection;
-use super::super::rx_table::ALWAYS_ACTIVE;
 use super::super::token::ShmToken;
 use super::super::tx_connection::{self, PushOutcome, TxConnection};
 use super::disconnect::end_tx_connection;
@@ -249,7 +248,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         // them.
         moved += u32::from(pass.has_copies && self.progress_copies(ctx));
         let active_count = self.rx_connections.active_count().max(active_endpoints);
-        if active_count > ALWAYS_ACTIVE {
+        if active_count > self.always_active {
             moved += u32::from(self.rx_connections.demote_idle(active_count));
         }
         if !self.tx_queued.is_empty() {

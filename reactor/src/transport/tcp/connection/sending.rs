@@ -47,7 +47,7 @@ impl TcpConnection {
             return Ok(TrySend::WouldBlock);
         }
         if !self.tx.is_batching() && !tx_op.more {
-            self.tx.set_batching(true);
+            self.tx.on_sent();
             if self.write_and_complete(ctx) {
                 return Ok(TrySend::Done);
             }
@@ -148,7 +148,7 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedTxOp>,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
     ) -> bool {
-        self.tx.set_batching(false);
+        self.tx.begin_pass();
         match self.tx.phase() {
             TxPhase::Open => {}
             TxPhase::Aborting => return self.write_pending(),

@@ -1,6 +1,8 @@
 //! The state of the send side of a connection: what may still be sent, room in the socket, and
 //! the share of responses.
 
+use fabric_core::transport::MessageModel;
+
 use super::limits::SCHEDULING_QUANTUM;
 
 /// The send side of a connection.
@@ -9,10 +11,22 @@ pub(super) struct TxState {
     phase: TxPhase,
     /// Whether the socket had no room at the last write.
     is_blocked: bool,
-    /// Whether something was sent since the last pass: later messages are batched.
-    is_batching: bool,
+    batching: Batching,
+    /// Whether something was sent since the last pass.
+    has_sent: bool,
     /// Bytes of responses that were sent since bytes of a queued operation were last sent.
     response_bytes: usize,
+}
+
+/// When messages are written that the program sends one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Batching {
+    /// Each at once.
+    Off,
+    /// The first after a pass at once, the others with the next pass.
+    AfterFirst,
+    /// All with the next pass.
+    Always,
 }
 
 /// What may still be sent on a connection.
@@ -28,11 +42,17 @@ pub(super) enum TxPhase {
 }
 
 impl TxState {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(model: MessageModel) -> Self {
+        let batching = match model {
+            MessageModel::LowLatency | MessageModel::ForceLowLatency => Batching::Off,
+            MessageModel::Default => Batching::AfterFirst,
+            MessageModel::HighBandwidth => Batching::Always,
+        };
         Self {
+            batching,
             phase: TxPhase::Open,
             is_blocked: false,
-            is_batching: false,
+            has_sent: false,
             response_bytes: 0,
         }
     }
@@ -69,13 +89,23 @@ impl TxState {
         std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked
     }
 
+    /// Returns whether messages are batched until the next pass.
     pub(super) fn is_batching(&self) -> bool {
-        self.is_batching
+        match self.batching {
+            Batching::Off => false,
+            Batching::AfterFirst => self.has_sent,
+            Batching::Always => true,
+        }
     }
 
-    /// Sets whether messages are batched until the next pass.
-    pub(super) fn set_batching(&mut self, is_batching: bool) {
-        self.is_batching = is_batching;
+    /// Notes that a message was sent.
+    pub(super) fn on_sent(&mut self) {
+        self.has_sent = true;
+    }
+
+    /// Notes that a pass begins.
+    pub(super) fn begin_pass(&mut self) {
+        self.has_sent = false;
     }
 
     /// Notes that bytes of a queued operation were sent: responses have their quantum again.

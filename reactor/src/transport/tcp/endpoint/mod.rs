@@ -44,7 +44,9 @@ use std::time::Duration;
 use fabric_core::flags::Caps;
 use fabric_core::info::{Info, Protocol};
 use fabric_core::tcp::{VendorExtension, WireProtocol};
-use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
+use fabric_core::transport::{
+    EndpointContext, EngineContext, EpId, MessageModel, WaitSet, WaitToken,
+};
 use fabric_core::{Address, Result};
 
 use super::connection::TcpConnection;
@@ -119,6 +121,7 @@ pub(crate) struct EndpointResources {
     pub(crate) socket_config: SocketConfig,
     /// The io_uring instance, if that is the backend.
     pub(crate) uring: Option<EndpointUring>,
+    pub(crate) message_model: MessageModel,
 }
 
 /// An endpoint over TCP.
@@ -144,6 +147,7 @@ pub(crate) struct TcpEndpoint {
     timer: DeadlineTimer,
     /// The io_uring instance, if that is the backend.
     uring: Option<EndpointUring>,
+    message_model: MessageModel,
     /// Whether peers may access memory of the domain.
     is_rma_target: bool,
     /// Whether the endpoint wants an event for each access (`FI_RMA_EVENT`).
@@ -201,6 +205,7 @@ impl TcpEndpoint {
             wait_set,
             socket_config,
             uring,
+            message_model,
         }: EndpointResources,
     ) -> Self {
         let max_handshakes = kind.max_handshakes();
@@ -223,6 +228,7 @@ impl TcpEndpoint {
             protocol: WireProtocol::Native,
             timer: DeadlineTimer::default(),
             uring,
+            message_model,
             is_rma_target: false,
             rma_events: false,
             vendor_extension: VendorExtension::from_caps(Caps::empty()),
