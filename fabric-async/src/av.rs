@@ -171,7 +171,7 @@ impl AvInner {
         let inserted = self.domain.engine.insert_addresses(self.id, &addresses);
         for copy in &*copies {
             for (address, inserted) in addresses.iter().zip(&inserted) {
-                if let (Ok(address), Ok((addr, _))) = (address, inserted) {
+                if let (Ok(address), Ok((addr, true))) = (address, inserted) {
                     copy.updates.insert_address(copy.id, *addr, address);
                 }
             }

@@ -17,6 +17,8 @@
 //!   all its resource domains together.
 //! * It has the event queue to which its domain is bound when it is opened, unless it is bound to
 //!   another one.
+//! * It has memory for loans of its own: its endpoints lend what its
+//!   [`loan`](Domain::loan) returned, and copy loans of the domain.
 //! * It has no resource domains.
 //!
 //! An endpoint binds queues, counters and shared receive contexts of its own resource domain;
