@@ -137,6 +137,8 @@ pub enum ThreadModelKind {
     Shared,
     /// The thread that opens a domain owns it.
     Pinned,
+    /// One thread at a time uses a domain.
+    Serial,
 }
 
 /// The Tokio runtime of each measuring thread.

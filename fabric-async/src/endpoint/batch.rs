@@ -59,7 +59,10 @@ impl<M: ThreadModel> Endpoint<M> {
                 return (accepted, Ok(()));
             }
             tx_op.more = chunk.len() > 1;
-            let mut posts = self.inner.domain.engine.batch(self.inner.id);
+            let mut posts = match self.inner.domain.engine.batch(self.inner.id) {
+                Ok(posts) => posts,
+                Err(error) => return (accepted, Err(error)),
+            };
             let sent = if tx_op.more {
                 posts.try_inject_plain(peer, &chunk)
             } else {

@@ -102,6 +102,7 @@ fn position(error: &Error) -> usize {
         Error::AddressNotLocal(_) => 36,
         Error::NoExtension { .. } => 37,
         Error::SourceNotInserted { .. } => 38,
+        Error::ConcurrentUse => 39,
     }
 }
 
@@ -415,6 +416,10 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             vec!["udp", "tcp_info", "FI_ENOSYS"],
         ),
         (
+            Error::ConcurrentUse,
+            vec!["another thread", "FI_EBUSY", "Serial"],
+        ),
+        (
             Error::Runtime("no Tokio runtime is running on this thread"),
             vec!["Tokio"],
         ),
@@ -432,7 +437,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
 
 #[test]
 fn every_error_text_is_one_short_line_with_its_values() {
-    let mut seen = [false; 39];
+    let mut seen = [false; 40];
     for (error, values) in examples() {
         seen[position(&error)] = true;
         let text = error.to_string();
@@ -445,7 +450,7 @@ fn every_error_text_is_one_short_line_with_its_values() {
             assert!(text.contains(value), "{value:?} is missing in {text:?}");
         }
     }
-    assert_eq!(seen, [true; 39], "a variant has no example");
+    assert_eq!(seen, [true; 40], "a variant has no example");
 }
 
 #[test]

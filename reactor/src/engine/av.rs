@@ -101,9 +101,11 @@ impl EngineState {
 impl DomainHandle {
     /// Opens an address vector (`fi_av_open`). With `auto_insert`, a peer that connects gets a
     /// handle, which is removed after the peer has disconnected.
-    #[must_use]
-    pub fn open_av(&self, auto_insert: bool) -> AvId {
-        self.engine().lock().domain.avs.open(auto_insert)
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
+    pub fn open_av(&self, auto_insert: bool) -> Result<AvId> {
+        Ok(self.lock_or_refuse()?.domain.avs.open(auto_insert))
     }
 
     /// Closes an address vector.
@@ -117,7 +119,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::Closed`](fabric_core::Error::Closed).
     pub fn insert_address(&self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
-        self.with_engine(|state| state.insert_address(av, address))
+        self.try_with_engine(|state| state.insert_address(av, address))
     }
 
     /// Inserts the addresses, and returns the handle of each, in their order (`fi_av_insert` with
@@ -147,7 +149,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        self.with_engine(|state| state.remove_address(av, addr))
+        self.try_with_engine(|state| state.remove_address(av, addr))
     }
 
     /// Returns the address behind a handle (`fi_av_lookup`).
@@ -155,7 +157,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        let locked = self.engine().lock();
+        let locked = self.lock_or_refuse()?;
         locked.domain.avs.get(av)?.table().get(addr).cloned()
     }
 
